@@ -1,8 +1,8 @@
-"""How the time of a loss grows with the size of a batch: a power of it, with its interval.
+"""Fit how the time of a loss grows with the size of a batch: a power of the size, with its interval.
 
-The logarithm of a batch's median time is a straight line over that of its size, by least squares over all batches of
-all rounds.  The interval of the line is Student's t over rounds, which are the clusters (see common.analysis.ratios).
-It holds for each size, not for all of them together.
+The fit is the least squares line through the logarithms of the batches' median times over those of their sizes, over
+all batches of all rounds.  Its interval is Student's t over rounds, which are the clusters (see
+common.analysis.ratios).  It holds for each size, not for all sizes together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST = 700.0  # whose exponential is a float
 
 
 class At(NamedTuple):
-    """The line at a size.  ms, and the ends of its 95% interval."""
+    """Hold the line at one size: the time in ms, and the ends of its 95% interval."""
 
     size: float
     ms: float

@@ -1,7 +1,7 @@
-"""What a measured change means: a verdict in one word and its reason in one sentence.  Numbers in, text out.
+"""Judge a measured change: a verdict in one word and its reason in one sentence.  Takes numbers, returns text.
 
-Time is "faster", "slower", "same", "unclear", "other torch" or "beside load", memory "less", "more", "same" or
-"unclear", errors "better", "worse", "same", "wrong" or "unclear".
+Verdicts on time: "faster", "slower", "same", "unclear", "other torch" or "beside load"; on memory: "less", "more",
+"same" or "unclear"; on errors: "better", "worse", "same", "wrong" or "unclear".
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ Judgement = Tuple[str, str]
 
 
 class Margins(NamedTuple):
-    """tolerance: the change that does not matter, 0.02 for 2%; same: a whole interval within it is "same", at least the
-    tolerance; confidence: of each interval."""
+    """Hold how large a change must be to count.
+
+    Attributes:
+        tolerance: the largest change that does not matter, 0.02 for 2%.
+        same: an interval wholly within this is "same"; at least the tolerance.
+        confidence: of each interval, 0.95 for 95%.
+    """
 
     tolerance: float
     same: float
@@ -44,9 +49,9 @@ class Margins(NamedTuple):
 
 
 def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
-    """Return why a difference is not to be believed whatever its interval; "" without doubt.
+    """Return why a difference cannot be believed, whatever its interval is; "" where it can.
 
-    busy: share of the samples of the baseline and of the new side that ran beside other load.
+    busy: the shares of the samples of the baseline and of the new side that ran beside other load.
     """
     fewest = min(len(ratio.baseline), len(ratio.new))
     if fewest < MINIMUM_ROUNDS:
@@ -73,7 +78,7 @@ def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
 def detectable(
     ratio: Ratio, paired: bool, tolerance: float, confidence: float, busy: Sequence[float]
 ) -> Optional[float]:
-    """Return the slowdown that would have shown (see ratios.detectable); None where none would."""
+    """Return the slowdown that would have been detected (see ratios.detectable); None where none would."""
     if min(len(ratio.baseline), len(ratio.new)) < MINIMUM_ROUNDS or (not paired and max(busy) > BUSY_LIMIT):
         return None
     return ratios.detectable(ratio, tolerance, confidence)
@@ -84,17 +89,18 @@ def load(busy: Sequence[float]) -> str:
 
 
 def _drift(rounds: Sequence[float]) -> float:
-    """Return how far the mean of the logarithms moves from the first half of a run to its last."""
+    """Return by how much the mean logarithm of a run's times differs between its first half and its last."""
     half = len(rounds) // 2
     logarithms = [math.log(time) for time in rounds]
     return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
 
 
 def time(ratio: Ratio, paired: bool, margins: Margins, doubt: str, busy: Sequence[float] = (0.0, 0.0)) -> Judgement:
-    """Return "faster" or "slower" where the whole interval is beyond the tolerance and there is no doubt, "same" where
-    all of it is within ``margins.same``, else "unclear", with the reason.
+    """Return the verdict on a ratio of times, and its reason.
 
-    busy: as for ``time_doubt``, which decides whether it is a doubt; it is named in any case.
+    "faster" or "slower": the whole interval is beyond the tolerance, and nothing raises a doubt.  "same": the whole
+    interval is within ``margins.same``.  Else "unclear".  busy: as for ``time_doubt``, which decides whether it raises
+    a doubt; the reason names it in any case.
     """
     verdict, reason = _verdict(ratio, paired, margins, doubt, busy)
     if paired and max(busy) > BUSY_LIMIT and load(busy) not in reason:
@@ -126,18 +132,18 @@ def _verdict(ratio: Ratio, paired: bool, margins: Margins, doubt: str, busy: Seq
 
 
 def _span(low: float, high: float) -> str:
-    """Return an interval in percent, or in times the baseline where that would be thousands of percent."""
+    """Return an interval in percent, or in times the baseline where the percentages would have four digits or more."""
     return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
 
 
 def percent(fraction: float, digits: int = 3) -> str:
-    """Return "12.3%", in `digits` digits, or in all digits of a larger number."""
+    """Return a share as "12.3%", rounded to `digits` digits; a larger number keeps all digits before the point."""
     value = 100 * fraction
     return f"{value:.0f}%" if abs(value) >= 10**digits else f"{value:.{digits}g}%"
 
 
 def _advice(ratio: Ratio, paired: bool, margins: Margins) -> str:
-    """Return how many rounds would tell, if the ratio and its spread stayed what they are."""
+    """Return how many rounds would give a clear verdict if the ratio and its spread stayed as they are."""
     rounds = min(len(ratio.baseline), len(ratio.new))
     spread = (ratio.error or 0.0) * math.sqrt(rounds)
     change = abs(math.log(ratio.ratio))

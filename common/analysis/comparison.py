@@ -1,9 +1,9 @@
-"""Pairs of runs -> what changed between them, as plain data: time, memory and errors, each with a verdict and a reason.
+"""Compare pairs of runs: time, memory and errors, each with a verdict and its reason, as plain data.
 
-Time is judged over rounds: paired where both sides' rounds ran beside each other, else as two independent groups.
-All intervals of one comparison hold together with 95% (Bonferroni), so that a comparison of many rows cries wolf no
-oftener than one of a single row.  The rounds of two separate runs cannot tell a change of the machine between them.
-The tolerance, the drift within each run and the load recorded beside each sample guard against that.
+Time is judged over rounds: paired where the rounds of both sides ran beside each other, else as two independent
+groups.  All intervals of one comparison hold together with 95% (Bonferroni), so that a comparison of many rows raises
+no more false alarms than one of a single row.  The rounds of two separate runs cannot show whether the machine changed
+between them.  The tolerance, the drift within each run and the load recorded beside each sample guard against that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.records.schema import Record
 
 @dataclass
 class Side:
-    """One of the two runs of a comparison.  measured: is there anything of it to compare?"""
+    """Describe one of the two runs of a comparison.  measured: whether it has anything to compare."""
 
     file: str
     name: str
@@ -43,10 +43,18 @@ class Side:
 
 @dataclass
 class TimeChange:
-    """ratio: new / baseline, with its interval (low, high), None where there is none; doubt: why a difference is not to
-    be believed, else ""; detectable: the slowdown (0.12 for 12%) that these samples would have shown four times in
-    five; baseline_ms, new_ms: the mean of the medians of the batches that both have; busy: share of the samples that
-    ran beside other load; lost: the new side was to be timed, ended well, and has no times, unlike the baseline."""
+    """Hold what changed in the times of one scope.
+
+    Attributes:
+        doubt: why a difference cannot be believed; "" where it can.
+        paired: the rounds of both sides ran beside each other.
+        ratio, low, high: new / baseline, and its interval; None where there is none.
+        baseline_ms, new_ms: the mean of the medians of the batches that both have.
+        detectable: the slowdown (0.12 for 12%) that these samples would detect four times in five.
+        batches: how many both sides have.
+        baseline_busy, new_busy: the share of the samples that ran beside other load.
+        lost: the new side was to be timed and ended well, but has no times, and the baseline has.
+    """
 
     verdict: str
     reason: str
@@ -68,7 +76,10 @@ class TimeChange:
 
 @dataclass
 class MemoryChange:
-    """The highest peak over the batches that both sides have, in MB (2**20 bytes).  counter: of which count."""
+    """Hold the highest peak of each side over the batches that both have, in MB (2**20 bytes).
+
+    counter: which count of memory the peaks are of (see row.COUNTERS).
+    """
 
     verdict: str
     reason: str
@@ -81,7 +92,7 @@ class MemoryChange:
 
 @dataclass
 class ErrorChange:
-    """Relative errors against the float64 oracle; None where they were not measured."""
+    """Hold the relative errors of both sides against the float64 oracle; None where they were not measured."""
 
     ratio: ClassVar[None] = None
     verdict: str
@@ -96,7 +107,12 @@ class ErrorChange:
 
 @dataclass
 class Change:
-    """Hold what changed between the two runs of a pair.  time, memory: by scope; changed: of the code and around it."""
+    """Hold what changed between the two runs of a pair.
+
+    Attributes:
+        time, memory: by scope.
+        changed: differences in the code and its environment, as "torch 2.10.0 -> 2.11.0".
+    """
 
     name: str
     baseline: Side
@@ -121,10 +137,13 @@ def compare(
     tolerance: float = TOLERANCE,
     same: Optional[float] = None,
 ) -> List[Change]:
-    """Return one for each pair.
+    """Return the change of each pair.
 
-    tolerance: the change that does not matter, 0.02 for 2%.  same: times whose whole interval is within it are the
-    same; None for the tolerance.
+    Args:
+        pairs: of runs that measured the same.
+        scopes: whose times and memory are compared.
+        tolerance: the largest change that does not matter, 0.02 for 2%.
+        same: times whose whole interval is within this are the same; None for the tolerance.
     """
     rounds = {(pair, scope): _both(pair, scope) for pair in pairs for scope in scopes}
     judged = sum(all(both) for both in rounds.values())
@@ -134,8 +153,10 @@ def compare(
 
 
 def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
-    """Return how many rounds would show a slowdown of `change` (0.1 for 10%) in each step time, or in each loss time
-    where no step was timed; None where the rounds are too few to tell."""
+    """Return how many rounds would show a slowdown of `change` (0.1 for 10%) in each step time.
+
+    Looks at the times of the loss where no step was timed.  None where the rounds are too few to estimate that.
+    """
     for scope in SCOPES:
         times = [(row.time[scope], row.tolerance) for row in rows if scope in row.time]
         known = [(time.new_rounds, time.detectable, limit) for time, limit in times if time.detectable is not None]
@@ -145,8 +166,11 @@ def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
 
 
 def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
-    """Return why a change is to be refused: each row whose time grew by more than `allowed` (0.02 for 2%) for sure, and
-    each that could be measured at the baseline but not any more; see ``gone`` too."""
+    """Return why a change must be refused, one sentence for each row with a regression.
+
+    These are the rows whose time surely grew by more than `allowed` (0.02 for 2%), and those that could be measured at
+    the baseline but not on the new side; see ``gone`` too.
+    """
     reasons = []
     for row in rows:
         if row.new.status != "ok" and row.baseline.status == "ok":
@@ -160,7 +184,7 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
 
 
 def gone(sides: Sides) -> List[str]:
-    """Return the same for what was measured at the baseline and is not on the new side at all."""
+    """Return a sentence for each row that the baseline has and the new side lacks altogether."""
     runs = [run for run in sides.gone if run.failure is None]
     compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
     whole = list(dict.fromkeys(run.name for run in runs if run.name not in compared))
@@ -228,7 +252,8 @@ def _side(run: Row) -> Side:
 
 
 def _without_load(pair: Pair, scope: str, before: Rounds, after: Rounds) -> Tuple[Rounds, Rounds, bool]:
-    """Return both sides without rounds beside other load where enough others stay, and whether such rounds stay."""
+    """Return (baseline, new, whether rounds beside other load remain), without such rounds where enough others are
+    left."""
     # a round of a cluster is named with its device: "3 on node-1"
     loaded = [
         {name.partition(" ")[0] for name in run.loaded_rounds.get(scope, ())} for run in (pair.baseline, pair.new)
@@ -285,7 +310,7 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margin
 
 
 def _of_two_torches(pair: Pair) -> str:
-    """Return why two losses cannot be judged: each ran under a torch of its own; "" where they can."""
+    """Return why two losses cannot be judged, as each ran under a torch of its own; "" where they can."""
     baseline, other = pair.baseline, pair.new
     if baseline.loss == other.loss or baseline.torch == other.torch:
         return ""
@@ -295,7 +320,7 @@ def _of_two_torches(pair: Pair) -> str:
 
 
 def _under_one_torch(pair: Pair) -> str:
-    """Return what to run instead: a loss that runs under both torches, beside the one that is not in the main
+    """Return which losses to run instead: one that runs under both torches, beside the one outside the main
     environment."""
     for row in (pair.new, pair.baseline):
         known = BY_NAME.get(row.loss)
@@ -343,7 +368,7 @@ def _busy(run: Row, scope: str) -> float:
 
 
 def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
-    """Compare the highest peaks over the batches, which decide what fits."""
+    """Compare the highest peaks over the batches, since these decide what fits."""
     sides = [run.peaks_mb.get(scope, {}) for run in (pair.baseline, pair.new)]
     for counter in PEAKS:
         before, after = (side.get(counter, {}) for side in sides)
@@ -371,7 +396,7 @@ def _errors(pair: Pair) -> ErrorChange:
 
 
 def _changed(baseline: Side, new: Side, one_loss: bool) -> List[str]:
-    """Return what is recorded of the code and its environment and differs, as "torch 2.10.0 -> 2.11.0"."""
+    """Return the recorded differences in the code and its environment, as "torch 2.10.0 -> 2.11.0"."""
     labels = {"git_revision": "revision", "torch": "torch", "implementation_version": "version", "python": "Python"}
     if not one_loss:
         labels = {"torch": "torch"}

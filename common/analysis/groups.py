@@ -20,8 +20,12 @@ LONGEST_LABEL = 40  # characters
 
 @dataclass
 class Group:
-    """Rows of one configuration, exact ones first, then by step time.  heading: what they have in common; search: of
-    --find-largest, by throughput."""
+    """Hold the rows of one configuration, exact ones first, then by step time.
+
+    Attributes:
+        heading: what the rows have in common.
+        search: the rows are of --find-largest, and ordered by throughput.
+    """
 
     heading: str
     rows: List[Row]
@@ -35,8 +39,10 @@ def collect(rows: Sequence[Row]) -> List[Group]:
 
 
 def apart(entries: Sequence[Row]) -> List[Tuple[str, str, List[Row]]]:
-    """Return (end of the key, end of the title, entries) of each plot: one of the exact losses and one of the others,
-    which have other stages and take far less time and memory; one where there is only one of the two."""
+    """Return (end of the key, end of the title, rows) of each plot: one of the exact losses, one of the others.
+
+    The others have other stages and take far less time and memory.  One plot where all rows are of one sort.
+    """
     exact, others = ([entry for entry in entries if entry.is_exact is is_exact] for is_exact in (True, False))
     if exact and others:
         return [("", ", exact losses", exact), ("-others", ", losses of other kinds", others)]
@@ -64,10 +70,10 @@ def give_looks(rows: Sequence[Row]) -> None:
 
 
 def look_of_each(kind_of: Mapping[str, Optional[str]], first: Collection[str] = ()) -> Dict[str, Look]:
-    """Return the look of each implementation: the colour of its family; the form of its kind, or the next one where
-    another of that colour has it already.
+    """Return the look of each implementation: the colour of its family, and the form of its kind.
 
-    kind_of: name -> kind; first: those that get their form before others.
+    Where another implementation of that colour has that form already, it gets the next free form.  kind_of: name ->
+    kind; first: names that get their form before the others.
     """
     order = {implementation.name: index for index, implementation in enumerate(with_variants())}
 
@@ -88,7 +94,7 @@ FORMS = {"exact": 0, "pruned": 1, "additive": 2}
 
 
 def _color(name: str, taken: Set[int]) -> int:
-    """Return the number of the colour of a loss: that of its family, or for one of no family the first that is free."""
+    """Return the number of a loss's colour: that of its family, or the first free one for a loss without a family."""
     implementation = BY_NAME.get(name.partition("@")[0].partition(":")[0])
     if implementation and implementation.package in FAMILIES:
         return FAMILIES[implementation.package]
@@ -100,7 +106,8 @@ def short_label(label: str) -> str:
 
 
 def pareto(points: Sequence[Tuple[float, float]]) -> List[int]:
-    """Return the indices of the points for which no other is lower in both, by the first coordinate."""
+    """Return the indices of the points that no other point undercuts in both coordinates, ordered by the first
+    coordinate."""
     order = sorted(range(len(points)), key=lambda index: points[index])
     front: List[int] = []
     for index in order:
@@ -116,8 +123,10 @@ OWN = [key for key, setting in settings.SETTINGS.items() if not setting.parts_ta
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
     """Return the rows of one configuration together, the fastest step first.
 
-    Each is compared with the fastest of its kind (see ranking.py), but for those of --find-largest, which were timed on
-    batches of their own.  What only concerns one implementation, or which scopes were timed, parts no rows."""
+    Each is compared with the fastest of its kind (see ranking.py), except rows of --find-largest, which were timed on
+    batches of their own.  Rows stay together if they differ only in an implementation's own options or in the scopes
+    that were timed.
+    """
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
     result = grouped(ordered, lambda group, row: _fit(group[0], row))
     for group in result:
@@ -141,8 +150,8 @@ def kind_rank(row: Row) -> int:
 
 
 def rank(row: Row) -> Tuple[Any, ...]:
-    """Return what rows are ordered by: the kind, since an approximation that is faster is not the faster loss; then the
-    step time, or the throughput of --find-largest."""
+    """Return the sort key of a row: its kind, since an approximation that is faster is not the faster loss, then its
+    step time, or its throughput for --find-largest."""
     if row.largest:
         speed = row.utterances_per_second
         return kind_rank(row), math.inf if speed is None else -speed, row.name
@@ -155,7 +164,7 @@ def rank(row: Row) -> Tuple[Any, ...]:
 
 
 def known_configuration(group: Sequence[Row]) -> Configuration:
-    """Return what is known of the configuration of rows that agree in it."""
+    """Return the known settings on which all rows agree."""
     known: Configuration = {}
     for row in group:
         known.update({key: value for key, value in row.configuration.items() if value is not None})
@@ -182,13 +191,13 @@ def heading(group: Sequence[Row]) -> str:
 
 
 def _variables(group: Sequence[Row]) -> List[str]:
-    """Return the variables of the environment that tune a run and are not the suite's own."""
+    """Return the environment variables that tune a run, without the suite's own."""
     given = {f"{key}={without_folders(value)}" for row in group for key, value in row.environment.variables.items()}
     return sorted(given - {f"{key}={value}" for key, value in settings.VARIABLES.items()})
 
 
 def _search_heading(group: Sequence[Row]) -> str:
-    """Return what the rows of a search have in common besides; "" for other rows."""
+    """Return what the rows of a search have in common beside the configuration; "" for other rows."""
     searches = [row.largest for row in group if row.largest]
     if not searches:
         return ""

@@ -12,8 +12,10 @@ Item = TypeVar("Item")
 
 
 def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[str]:
-    """Return the keys that both know and that have other values: a run whose package was missing knows no hash of the
-    shape file, and differs in nothing by that."""
+    """Return the keys that both have and whose values differ.
+
+    A run whose package was missing knows no hash of the shape file, and that alone does not set it apart.
+    """
     return [
         key for key, value in first.items() if value is not None and other.get(key) is not None and other[key] != value
     ]
@@ -25,8 +27,8 @@ def same_configuration(first: Configuration, other: Configuration) -> bool:
 
 
 def conditions(row: Row) -> Dict[str, object]:
-    """Return everything that must agree with a run that the row is compared with, by how a message names it: settings,
-    shape file, batches, device and machine."""
+    """Return all that must agree between two runs that are compared, by the name that messages use: settings, shape
+    file, batches, device and machine."""
     known, machine = row.configuration, row.header.machine
     shapes = known["shape_file_sha256"]
     return {
@@ -39,7 +41,7 @@ def conditions(row: Row) -> Dict[str, object]:
 
 
 def _batches(batches: Sequence[Batch]) -> Optional[str]:
-    """Return words that are the same for the same batches only; None where they are not known."""
+    """Return a text that two runs share only if their batches are the same; None where these are not known."""
     if not batches:
         return None
     useful, padded = sum(batch.useful_cells for batch in batches), sum(batch.padded_cells for batch in batches)
@@ -53,7 +55,7 @@ def differences(first: Row, other: Row) -> List[str]:
 
 
 def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
-    """Return the items in groups: each in the first group that it fits, else in a new one."""
+    """Return the items in groups: each item joins the first group that it fits, or begins a new one."""
     groups: List[List[Item]] = []
     for item in items:
         group = next((group for group in groups if fits(group, item)), None)
@@ -65,12 +67,13 @@ def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> 
 
 
 def newest_first(rows: Sequence[Row]) -> List[Row]:
-    """Return the rows by the start of their runs; of several that began at once the last comes first."""
+    """Return the rows by the start of their runs, the newest first; of runs that began at once the last in the list
+    comes first."""
     return sorted(reversed(rows), key=lambda row: row.started or "", reverse=True)
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
-    """Return the newest of each set of rows that are the `same`, in the order given; its `earlier_runs` counts the
+    """Return the newest row of each set that is the `same`, in the order given; its `earlier_runs` counts the
     others."""
     groups = grouped(newest_first(rows), lambda group, row: same(group[0], row))
     for newest, *earlier in groups:

@@ -1,8 +1,8 @@
-"""Log folders -> what was measured: the newest run of each implementation and configuration, searches, sweeps.
+"""Read log folders: the newest run of each implementation and configuration, searches and sweeps.
 
-Nothing here raises for what is in a folder: a folder that cannot be read is a row with status "error", a sweep says its
-reason.  Timing numbers come from the samples of timing jobs that ended well, warm-up left out, flagged samples kept and
-counted; ``step_ms`` is wall time on every device (CUDA synchronised at both ends).
+The content of a folder raises nothing: a folder that cannot be read becomes a row with status "error", a sweep holds
+its reason.  Times come from the samples of timing jobs that ended well, without warm-up; flagged samples are kept and
+counted.  ``step_ms`` is wall time on every device (CUDA synchronised at both ends).
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from common.traces.windows import Window, profiled, read_windows
 
 @dataclass
 class Log:
-    """rows: of runs and of traces without records; searches: of --find-largest."""
+    """Hold what log folders have.
+
+    Attributes:
+        rows: of runs, and of traces without records.
+        searches: of --find-largest.
+        sweeps: of --sweep.
+    """
 
     rows: List[Row]
     searches: List[Row]
@@ -54,8 +60,8 @@ class Log:
         return collect([*self.rows, *self.searches])
 
     def newest(self) -> Log:
-        """Return the log with the newest run of each implementation and configuration, whose "earlier_runs" counts the
-        others."""
+        """Return the log with only the newest run of each implementation and configuration; "earlier_runs" of each
+        counts the others."""
         rows, searches = (newest_of_each(rows, _same_run) for rows in (self.rows, self.searches))
         return Log(rows, searches, sweep.newest(self.sweeps))
 
@@ -73,7 +79,7 @@ def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
 
 
 def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
-    """Return what `read` gives.  Raises UserError where that is nothing, and no run of a model is there either."""
+    """Return what `read` returns.  Raises UserError where that is nothing and there is no run of a model either."""
     log = read(paths, all_runs)
     folders = [Path(path) for path in paths] or [Path("log")]
     if not log and not any(tool.holds(path) for tool in slices.registered() for path in folders):
@@ -122,8 +128,7 @@ def _unreadable(folder: Path, reason: str) -> Row:
 
 
 def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
-    """Return a row for each worker that left traces and no records, with the numbers of its traces; each rank has its
-    own."""
+    """Return a row of profiled numbers for each worker that left traces without records; each rank has its own."""
     by_worker: Dict[Tuple[str, Optional[int]], List[Window]] = {}
     for path, window in read_windows(files):
         rank = window.rank if isinstance(window, TraceSummary) else None

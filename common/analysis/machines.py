@@ -1,4 +1,4 @@
-"""One configuration on several machines."""
+"""Find configurations that were measured on several machines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ MACHINE = ("device", "device_name", "cores", "threads")
 
 
 class Machine(NamedTuple):
-    """A group of the report as one of several machines.  letter: "A"; name: what it is; number: of the group; fastest:
-    of the exact losses, by its step."""
+    """Describe a group of the report as one of several machines.
+
+    Attributes:
+        letter: "A", "B", ...
+        name: of the machine.
+        number: of the group in the report.
+        rows: of the group.
+        fastest: the exact loss with the fastest step; None where none was timed.
+    """
 
     letter: str
     name: str
@@ -30,12 +37,12 @@ class Machine(NamedTuple):
         return f"Machine {self.letter}: {self.name}"
 
     def row(self, name: str) -> Optional[Row]:
-        """Return the row of an implementation, the fastest where it was measured in several ways (two prune ranges,
-        say)."""
+        """Return the row of an implementation; of several (two prune ranges, say) the fastest.  None where it has
+        none."""
         return next((row for row in self.rows if row.name == name), None)
 
     def over_fastest(self, row: Optional[Row]) -> Optional[float]:
-        """Return its step time over that of the fastest, as measured."""
+        """Return a row's step time over that of the fastest, as measured; None where they cannot be compared."""
         if row is None or self.fastest is None or not row.is_comparable:
             return None
         if row is self.fastest:
@@ -62,13 +69,13 @@ def _machine(called: str, index: int, rows: List[Row]) -> Machine:
 
 
 def letter(at: int) -> str:
-    """Return A, B, ..., Z, A2, ... for 0, 1, ..."""
+    """Return A, B, ..., Z, A2, ... for 0, 1, ..., 25, 26, ..."""
     turn, index = divmod(at, len(ascii_uppercase))
     return ascii_uppercase[index] + (str(turn + 1) if turn else "")
 
 
 def _name(rows: Sequence[Row]) -> str:
-    """Return "AMD EPYC, 2 threads of 4 cores"."""
+    """Return the name of the rows' machine, such as "AMD EPYC, 2 threads of 4 cores"."""
     known = known_configuration(rows)
     name = plain(known.get("device_name") or known.get("device") or "unknown")
     if known.get("device") != "cpu":
@@ -80,7 +87,7 @@ def _name(rows: Sequence[Row]) -> str:
 
 
 def shared_configuration(row: Row) -> Configuration:
-    """Return the configuration of a row without what is of the machine."""
+    """Return the configuration of a row without the machine's part."""
     return {key: value for key, value in row.configuration.items() if key not in MACHINE}
 
 

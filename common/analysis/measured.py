@@ -1,4 +1,4 @@
-"""One row from the records of one run: status, timing, memory, correctness, batches, configuration, notes."""
+"""Make a row from the records of one run: status, timing, memory, correctness, batches, configuration, notes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
 
 
 def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bool = True) -> Row:
-    """Return the row of a run, of which `records` begin with the header.  traces: read them too."""
+    """Return the row of a run.  records: the header first; traces: whether to read the run's traces too."""
     header = records[0]
     assert isinstance(header, Header)
     jobs = store.latest_jobs(records)
@@ -154,7 +154,8 @@ def _configuration(header: Header, environment: Environment) -> Configuration:
 
 
 def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numbers: Profiled) -> Tuple[str, str]:
-    """Return the worst status of the jobs with its reason; if all are ok, another mistake of the run."""
+    """Return (status, reason): the worst status of the jobs, or, where all are ok, the mistake that the run shows
+    otherwise."""
     status, reason = _of_jobs(jobs, header.settings)
     if status == "ok" and correctness and correctness.ok is False:
         return "error", f"loss or gradient is further from the oracle than {correctness.tolerance}"
@@ -164,7 +165,7 @@ def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numb
 
 
 def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
-    """Return the worst status of the jobs; "interrupted" also if planned jobs are missing."""
+    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing."""
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
     first_round = settings.get("rounds", 1)
@@ -239,7 +240,7 @@ def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
 
 
 def _gaps_in_words(line: Correctness) -> str:
-    """Say how far off an approximate loss is; results from before peaky logits know one gap, on random ones."""
+    """Say how far off an approximate loss is; results from before peaky logits have one gap, on random logits."""
     gaps = _gaps(line)
     if not gaps and line.approximation_gap is None:
         return ""
@@ -260,7 +261,7 @@ def _gaps_in_words(line: Correctness) -> str:
 
 
 def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
-    """Return the numbers of the run's traces.  A broken trace costs these, never the others."""
+    """Return the numbers of the run's traces.  A trace that is broken costs these numbers alone."""
     files = [perhaps_packed(folder / Path(name).name) for name in line.files] if line else trace_files(folder)
     # The record is only written when the loop has run all its steps.
     return profiled(read_windows(files), to_the_end=line is not None)
@@ -278,7 +279,7 @@ def _about_traces(numbers: Profiled, line: Optional[Trace]) -> List[str]:
 def _inflation(
     numbers: Profiled, line: Optional[Trace], environment: Optional[Environment], samples: Sequence[schema.Sample]
 ) -> Optional[float]:
-    """Return mean profiled step / mean unprofiled step, over the steps of the windows and the same batches."""
+    """Return the mean profiled step over the mean unprofiled step of the same batches."""
     if line is None or line.schedule is None or environment is None or not environment.batches or numbers.error:
         return None
     by_batch = gathered((sample.batch, sample.total_wall_ns / 1e3) for sample in samples if sample.scope == "step")

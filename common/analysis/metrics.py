@@ -1,8 +1,9 @@
-"""What a number is, and the one list of those of a row, with the words for them.
+"""List the numbers of a row, each with its title, unit and words.
 
 Tables, the report, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that none of the lists below
-names is at the end of the tables of --details where a row knows it.  CSV and JSON have it under its key, TensorBoard as
-metrics/KEY, and every sweep has a plot of it.  The screen, the page and the README show what their lists name alone.
+names stands at the end of the tables of --details, for rows that have it; CSV and JSON have it under its key,
+TensorBoard as metrics/KEY, and every sweep has a plot of it.  The screen, the page and the README show only what their
+lists name.
 """
 
 from __future__ import annotations
@@ -24,10 +25,19 @@ def _unknown(row: Any) -> Optional[float]:
 
 
 class Metric(NamedTuple):
-    """title: of its column, "" where it has none; on_page: of its column in the report where that is another; value:
-    what it is sorted by, None where it is not known; words: None for the value as a number; unit; better: "lower" or
-    "higher"; numeric: aligned to the right; profiled: from the trace; tag: of TensorBoard's scalar; scale: of the
-    column's number to the value: 1e3 for milliseconds of seconds."""
+    """Describe a number of a row.
+
+    Attributes:
+        title: of its column; "" for no column.
+        value: returns the number that is sorted by; None where it is not known.
+        words: returns the text of a cell; None for the number itself.
+        better: "lower" or "higher"; "" where neither is.
+        on_page: the title in the report, where it differs.
+        numeric: the column is aligned to the right.
+        profiled: the number is from a trace.
+        tag: of TensorBoard's scalar.
+        scale: shown number / value, 1e3 for milliseconds of a value in seconds.
+    """
 
     key: str
     title: str
@@ -62,24 +72,24 @@ def metric(
     value: Optional[Callable[[Any], Optional[float]]] = None,
     **fields: Any,
 ) -> Metric:
-    """Return the metric of the field `key`, or of `value`.  shown: puts its value in words; fields: others of
+    """Return the metric of the row's field `key`, or of `value`.  shown: returns the text of a value; fields: others of
     Metric."""
     read = value or attrgetter(key)
     return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
 
 def values(metrics: Sequence[Metric], row: Any) -> Record:
-    """Return key -> value, as CSV and JSON have them."""
+    """Return the metrics' values by key, as CSV and JSON hold them."""
     return {each.key: each.value(row) for each in metrics}
 
 
 def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
-    """Return title -> cell of the metrics that have a title."""
+    """Return the metrics' cells by title, of those that have one."""
     return {each.title: each.cell(row) for each in metrics if each.title}
 
 
 def _part(key: str, part: str) -> Callable[[Row], Optional[float]]:
-    """Return a function that gives a part of a row's field that is a summary of times."""
+    """Return a function that returns one part of a row's summary of times."""
     return lambda row: getattr(getattr(row, key), part, None)
 
 
@@ -88,24 +98,24 @@ MARKED_ERROR = 1e-4
 
 
 def _measured_error(row: Row) -> Optional[float]:
-    """Return the error of the gradients at the measured size, or on small batches where the row has no other."""
+    """Return the error of the gradients at the measured size; on small batches where the row has no other."""
     return row.measured_errors[1]
 
 
 def _measured_error_said(row: Row) -> str:
-    """Return the error in words: "1.3e-03 !" above the limit of small batches."""
+    """Return that error in words: "1.3e-03 !" where it is above the limit of small batches."""
     value = _measured_error(row)
     mark = " !" if value is not None and value > MARKED_ERROR else ""
     return error(value) + mark
 
 
 def _searched(key: str) -> Callable[[Row], Optional[float]]:
-    """Return a function that gives a field of a search; None of other rows."""
+    """Return a function that returns one field of a search, and None for other rows."""
     return lambda row: getattr(row.largest, key, None)
 
 
 def _rate_words(row: Row, key: str) -> str:
-    """Return "12.31", and of --find-largest "12.31 [11.9-12.8]", the interval over rounds."""
+    """Return a rate as "12.31", or with its interval over rounds as "12.31 [11.9-12.8]" for --find-largest."""
     interval = getattr(row.largest, f"{key}_interval", None)
     return number(getattr(row, key)) + (f" [{'-'.join(number(end, 3) for end in interval)}]" if interval else "")
 
@@ -119,8 +129,8 @@ def _process(row: Row) -> Optional[float]:
 
 
 def _percent(scope: str) -> Callable[[Row], Optional[float]]:
-    """Return a function that gives the percent of the limit without padding, which no layout can do without; None where
-    it is above 100: that limit is wrong."""
+    """Return a function that returns how many percent of a row's time the limit without padding is, which no layout can
+    undercut; None above 100, where the limit itself is wrong."""
 
     def value(row: Row) -> Optional[float]:
         percent = row.limit_percent.get(scope, {}).get("packed")
@@ -136,13 +146,13 @@ def _percent_words(row: Row, scope: str) -> str:
 
 
 def _half(low: float, high: float, middle: float) -> Optional[float]:
-    """Return half of what is between two ends, in percent of the middle; None where that is 0."""
+    """Return half of the distance between two ends, in percent of the middle; None for a middle of 0."""
     return 50 * (high - low) / middle if middle else None
 
 
 def of_batches(row: Row, scope: str) -> Optional[float]:
-    """Return half of what is between the 20th and the 80th percentile of the batches' medians, in percent of their
-    mean; None where fewer than two batches were measured."""
+    """Return half of the distance between the 20th and the 80th percentile of the batches' medians, in percent of their
+    mean; None for fewer than two batches."""
     batches = gathered(
         (batch, ms) for medians in row.round_medians_ms.get(scope, {}).values() for batch, ms in medians.items()
     )
@@ -154,7 +164,8 @@ def of_batches(row: Row, scope: str) -> Optional[float]:
 
 
 def of_repeats(row: Row, scope: str) -> Optional[float]:
-    """Return the same of samples over the median of their own batch: noise; None where no batch was measured twice."""
+    """Return half of the same distance for samples over the median of their own batch, which is noise; None where no
+    batch was measured twice."""
     times = row.ms(scope)
     if times is None or times.p20 is None or times.p80 is None:
         return None
@@ -167,13 +178,13 @@ def _half_said(row: Row, scope: str) -> str:
 
 
 def _spread(row: Row, scope: str) -> str:
-    """Return "574.1 +-1.2% 40"."""
+    """Return the median, its spread and the number of samples, as "574.1 +-1.2% 40"."""
     times = row.ms(scope)
     return f"{number(times.median)} {_half_said(row, scope)} {times.n}" if times else "-"
 
 
 def _over_fastest(row: Row) -> str:
-    """Return "1.98x slower" than the fastest of its kind, which itself has "1.00"."""
+    """Return "1.98x slower" for a row beside the fastest of its kind, and "1.00" for the fastest."""
     standing = row.against_fastest
     if standing is None or standing.times is None:
         return "-"
@@ -191,12 +202,12 @@ def _verdict(row: Row) -> str:
 
 
 def _same_torch(row: Row) -> str:
-    """Return "1.60-2.11", or "1.60" where both assumptions come to the same."""
+    """Return "1.60-2.11", the range over both assumptions, or "1.60" where they agree."""
     return "-".join(dict.fromkeys(number(ratio, 3) for ratio in row.same_torch)) or "-"
 
 
 def _loss_ratio(row: Row) -> str:
-    """Return "1.04 0.91-1.18": how many times the fastest's loss alone it takes, as measured, with its interval."""
+    """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
     words, interval = number(_loss_over_fastest(row), 3), _interval_words(row.loss_against_fastest)
     return words if interval == "-" else f"{words} {interval}"
 
@@ -221,7 +232,7 @@ def _gap(row: Row) -> Optional[float]:
 
 
 def _status(row: Row) -> str:
-    """Return the status, or what its numbers suffer from: "busy" where rounds ran beside other load."""
+    """Return the status, or what impairs the numbers: "busy" where rounds ran beside other load."""
     if row.status != "ok":
         return row.status
     if any(row.loaded_rounds.values()):
@@ -241,7 +252,8 @@ def amount(size: Optional[float]) -> str:
 
 
 def largest(row: Row) -> str:
-    """Return "24", ">=24" if the search did not end, or "none" if not even the smallest fits."""
+    """Return the largest size as "24", ">=24" where the search did not end, or "none" where not even the smallest
+    fits."""
     search = row.largest
     if search is None or search.size is None:
         return "none" if search and search.too_large is not None else "-"
@@ -406,8 +418,11 @@ def others() -> List[Metric]:
 
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
-    """Return the columns of a table of COLUMNS; those of WHERE_KNOWN, and the others of an OPEN table, where a row has
-    them; the status on the page, where it is not "ok" of every row."""
+    """Return the columns of a table of COLUMNS for these rows.
+
+    Columns of WHERE_KNOWN, and further ones of an OPEN table, are left out where no row has a value.  The page has the
+    status only where it is not "ok" for every row.
+    """
     listed = [METRICS[key] for key in COLUMNS[table]]
 
     all_ok = table.startswith("page") and all(_status(row) == "ok" for row in rows)
@@ -422,12 +437,12 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
 
 
 def exported(row: Row) -> Record:
-    """Return what CSV and JSON have of a row."""
+    """Return a row's fields for CSV and JSON."""
     return {**row.as_json(), **values(others(), row)}
 
 
 def scalars(row: Row) -> Dict[str, float]:
-    """Return what TensorBoard has of a row, by tag."""
+    """Return a row's scalars for TensorBoard, by tag."""
     tagged = {each.tag: each for each in METRICS.values() if each.tag}
     tagged.update({f"metrics/{each.key}": each for each in others() if not each.tag})
     values_of = {tag: metric.value(row) for tag, metric in tagged.items()}

@@ -1,7 +1,6 @@
-"""Which runs are compared with which: two sides read from disk, paired by implementation and settings.
+"""Pair the runs of two sides on disk by implementation and settings, for comparison.py.
 
-A pair is only made of runs that measured the same thing on the same kind of machine; what differs otherwise is named
-in the error.  Leaves out what the pairs say (comparison).
+Pairs only runs that measured the same thing on the same kind of machine; an error names what differs otherwise.
 """
 
 from __future__ import annotations
@@ -45,15 +44,21 @@ class Pair:
 
 @dataclass(frozen=True)
 class Sides:
-    """Hold what two measurements have in common, and what they have not: runs of the baseline that the new side has
-    none for (gone), runs of the new side alone (added)."""
+    """Hold the runs of two measurements.
+
+    Attributes:
+        pairs: runs that both sides have.
+        gone: runs of the baseline that the new side lacks.
+        added: runs that only the new side has.
+    """
 
     pairs: List[Pair]
     gone: Sequence[Row] = ()
     added: Sequence[Row] = ()
 
     def label(self, run: Row) -> str:
-        """Return the name of the implementation, or of the run's folder if a pair has another run of it."""
+        """Return the name of a run's implementation, or that of its folder where a pair has another run of the
+        implementation."""
         compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
         return run.folder.name if compared else run.name
 
@@ -78,7 +83,7 @@ def read_runs(path: Path) -> List[Row]:
 
 
 def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
-    """Return the records of each file; warn of a file that cannot be read if others can.
+    """Return the records of each file; warn about a file that cannot be read as long as others can.
 
     Raises UserError where none can be read.
     """
@@ -100,10 +105,10 @@ def _newest_of_each(runs: Sequence[Row]) -> List[Row]:
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
-    """Return the pairs of two paths, only those of the implementations `names` if some are given.
+    """Return the runs of two paths in pairs.  only: names of the implementations to pair; none for all.
 
-    One run on each side is a pair whatever the names.  Raises UserError where nothing is on both sides, and where an
-    implementation is but was measured otherwise.
+    A single run on each side is a pair whatever the names.  Raises UserError where nothing is on both sides, and where
+    an implementation is on both but was measured with other settings.
     """
     before, after = (_newest_of_each(read_runs(path)) for path in (baseline, new))
     if len(before) == len(after) == 1 and not only:
@@ -131,9 +136,10 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
 
 
 def within(log: Path, baseline: str, new: str) -> List[Pair]:
-    """Return the pair of two implementations in a log folder: of the newest run that has both, else the newest of each.
+    """Return the pair of two implementations in a log folder: of the newest run that has both, else the newest run of
+    each.
 
-    Raises UserError when one is not there or they were measured otherwise.
+    Raises UserError where one is missing or they were measured with other settings.
     """
     runs = read_runs(log)
     sides = [[run for run in runs if run.name == name] for name in (baseline, new)]

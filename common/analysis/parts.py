@@ -1,4 +1,4 @@
-"""What a row is made of beside plain numbers."""
+"""Define the parts of a row that are more than a number."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 
 class Sample(NamedTuple):
-    """Hold a timed sample, no warm-up.  at_s: seconds of timed work of this implementation at its end, warm-up
-    included; foreign_cpu: share of the CPUs that others took; flagged: it ran beside other load; beside_load: beside so
-    much that its time cannot be compared."""
+    """Hold a timed sample; warm-up has none.
+
+    Attributes:
+        at_s: seconds of timed work of this implementation up to its end, warm-up included.
+        foreign_cpu: the share of the CPUs that other processes took.
+        flagged: it ran beside other load.
+        beside_load: beside so much load that its time cannot be compared.
+    """
 
     scope: str
     round: str
@@ -23,22 +28,22 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Largest:
-    """Hold what --find-largest came to.
+    """Hold the result of --find-largest.
 
     Attributes:
-        of: "batch-size" or "max-frames", as `size` counts.
+        of: "batch-size" or "max-frames", the unit of `size`.
         scope: "step" or "loss", which had to fit.
         size: the largest that fits; None where none does, or it is not known.
         too_large: the smallest that does not fit.
-        at_least: the search did not end, so that `size` may not be the largest.
+        at_least: the search did not end, so a larger size may fit.
         limited_by: "memory", "time", "error", "all" (there are no more utterances), "cap" (--largest-cap) or None.
-        limit_bytes, limit_kind, limit_source: the limit of memory, how it was set, and where it is from.
+        limit_bytes, limit_kind, limit_source: the memory limit, how it is enforced, and where it is from.
         probes: how many sizes were tried.
-        peak_mb: what the step took at `size`.
+        peak_mb: of the step at `size`.
         N, T_max, U_max, frames, padded_cells, useful_cells: the heaviest batch of that size.
-        utterances_per_second, frames_per_second: the median over rounds, at `size`; *_interval: its 95% interval.
+        utterances_per_second, frames_per_second: the median over rounds at `size`; *_interval: its 95% interval.
         utterances_per_second_rounds: the rate of each round.
-        timed_over: {utterances, frames} of all batches that were timed; None where none was.
+        timed_over: {utterances, frames} of all timed batches; None where none was timed.
     """
 
     of: str

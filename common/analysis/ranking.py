@@ -1,13 +1,13 @@
-"""Rows of one configuration against the fastest of their kind: a ratio of times, its interval and a verdict.
+"""Rank rows of one configuration against the fastest of their kind: a ratio of times, its interval and a verdict.
 
-Kinds are ranked apart: an approximation that is faster is not the faster loss.  Only rows that are ok are compared, and
-interrupted ones by the rounds that they ended.  Ratios are over the batches that both rows have (see
-common.analysis.ratios).  The intervals of a kind hold together for all pairs of its rows: the fastest is chosen by the
-same times, so any pair could have been the one that is shown.
+Kinds are ranked apart: an approximation that is faster is not the faster loss.  Only rows with status ok are compared,
+and interrupted ones over their complete rounds.  Ratios are over the batches that both rows have (see
+common.analysis.ratios).  The intervals of a kind hold together for all pairs of its rows, since any row could have come
+out as the fastest.
 
-Verdicts are between rows of one torch version.  The ratio of a row of another torch is that of both torches too, so it
-has no verdict.  Where one loss was measured under both torches (the control: fast_rnnt and fast_rnnt@k2), two
-assumptions say what the row would take under the fastest's torch.  Nothing that was measured tells which of them holds.
+Verdicts are between rows of one torch version: the ratio to a row of another torch is also the ratio of the torches.
+Where one loss was measured under both (the control: fast_rnnt and fast_rnnt@k2), two assumptions give the row's ratio
+under the fastest's torch; no measurement shows which of the two holds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ Times = Dict[str, Dict[str, float]]  # round -> batch -> median ms
 
 
 def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = None) -> List[Standing]:
-    """Return the rows that can be compared and have times of the scope: the fastest first, then the others by their
-    ratio as measured.  The first is `beside_load` where other load may have changed which of them is the fastest.
-    confidence: of each interval; None: such that those of all pairs hold together."""
+    """Return the standings of the rows that can be compared: the fastest first, then the others by their ratio.
+
+    The first is `beside_load` where other load may have changed which row is the fastest.  confidence: of each
+    interval; None: such that the intervals of all pairs hold together.
+    """
     timed = [row for row in rows if row.is_comparable and row.round_medians_ms.get(scope)]
     if not timed:
         return []
@@ -47,8 +49,7 @@ def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = Non
 
 
 def of_one_torch(rows: Sequence[Row]) -> List[Row]:
-    """Return the rows under the version of torch that most losses have in their own environment; the newest of
-    several."""
+    """Return the rows under the torch version that most losses have in their own environment, the newest of equals."""
     torches = [row.torch for row in rows if row.loss == row.name] or [row.torch for row in rows]
 
     def weight(torch: str) -> Tuple[int, List[int]]:
@@ -59,8 +60,8 @@ def of_one_torch(rows: Sequence[Row]) -> List[Row]:
 
 
 def over(baseline: Row, row: Row, scope: str) -> Optional[Ratio]:
-    """Return how many times the time of `baseline` a row takes, as measured, over the batches that both have; None
-    where there are none, or where they are beside other load."""
+    """Return a row's time over that of `baseline`, as measured, over the batches that both have; None where there are
+    none, or where they ran beside other load."""
     (before, after), beside_load = _comparable([baseline, row], scope)
     return None if beside_load else _ratio(before, after, baseline, row, statistics.CONFIDENCE)[0]
 
@@ -86,11 +87,11 @@ def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confiden
 
 
 def _surplus_kept(combined: Callable[..., Optional[Ratio]]) -> Optional[Ratio]:
-    """Return (row - there + here) / baseline, None where that is not positive.
+    """Return (row - there + here) / baseline; None where that is not positive.
 
-    combined: see ``_standing``.  The sum is of the three ratios, each that of all batches: the noise of single samples
-    would bias a difference in each batch.  Its logarithm is linearized for the interval: d log(sum) is the sum of
-    share x d log(ratio).
+    combined: see ``_standing``.  The sum is of three ratios, each over all batches: in a difference for each batch the
+    noise of single samples would bias it.  Its logarithm is linearised for the interval: d log(sum) is the sum of share
+    x d log(ratio).
     """
     parts = [combined(*powers) for powers in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]
     terms = [sign * part.ratio for sign, part in zip((1, 1, -1), parts) if part]
@@ -100,14 +101,15 @@ def _surplus_kept(combined: Callable[..., Optional[Ratio]]) -> Optional[Ratio]:
 
 
 def _comparable(rows: Sequence[Row], scope: str) -> Tuple[List[Times], bool]:
-    """Return the times of rows, without rounds beside other load where enough others are left, and whether none are."""
+    """Return (times of the rows, whether other load remains), without rounds beside other load where enough others are
+    left."""
     loaded = {name for row in rows for name in row.loaded_rounds.get(scope, ())}
     sides, beside_load = ratios.without_load([_times(row, scope) for row in rows], loaded)
     return [dict(side) for side in sides], beside_load
 
 
 def _control(baseline: Row, row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[Row, Row]]:
-    """Return (a loss of the row's kind under the baseline's torch, the same one under the row's), all of one run."""
+    """Return two rows of one loss from one run: the first under the baseline's torch, the second under the row's."""
     fitting = [
         each
         for each in rows
@@ -168,8 +170,10 @@ def rank_times(group: Sequence[Row]) -> None:
 
 
 def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
-    """Return the standings whose ratio surely changes along the rounds of the run, with the drift.  The
-    intervals hold together for all rows that were compared."""
+    """Return (standing, drift) of the rows whose ratio surely changes along the rounds of the run.
+
+    The intervals hold together for all rows that were compared.
+    """
     standings = [row.against_fastest for row in rows if row.against_fastest]
     compared = [standing for standing in standings if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))

@@ -1,16 +1,14 @@
-"""How many times the time of one loss another takes: a ratio with its interval, from samples by round and batch.
+"""Estimate the ratio of two losses' times, with its interval, from samples by round and batch.
 
 A round is a fresh process of each loss.  There are two designs:
 
-- Each round has batches of its own, drawn at random from the shape file (--batches random or spread).  Then rounds are
-  independent draws of everything that varies (processes, batches, noise), and the ratio is that of all batches of the
-  file.  Padding explains most of how two losses differ between batches: the logarithm of their ratio changes linearly
-  with x = -log(useful cells / padded cells).  So the estimate is a regression on x, read at the mean of x over all
-  batches of the file, which is known exactly.  The interval is Student's t over rounds, with the cluster-robust
-  variance of the regression, rounds being the clusters (Liang and Zeger 1986; Cameron and Miller 2015).
-  benchmarks/interval_coverage.py tests how often it holds the truth; docs/method.md has the table.
-- All rounds have the same batches (--batches first or longest, and results older than the first design).  Then the
-  ratio is that of these batches in this run, and the interval is over rounds.
+- Each round has batches of its own, drawn at random from the shape file (--batches random or spread).  The ratio is
+  that over all batches of the file.  Padding explains most of how two losses differ between batches, so the estimate is
+  a regression of log(ratio) on x = -log(useful cells / padded cells), read at the mean of x over the file, which is
+  known exactly.  The interval is Student's t over rounds, with rounds as clusters (Liang and Zeger 1986; Cameron and
+  Miller 2015).  docs/method.md tells how often it holds the truth.
+- All rounds have the same batches (--batches first or longest, and older results).  The ratio is that of these batches
+  in this run, and the interval is over rounds.
 """
 
 from __future__ import annotations
@@ -30,27 +28,31 @@ FEWEST_BATCHES = 10
 
 
 class Padding(NamedTuple):
-    """x = -log(useful cells / padded cells): of each measured batch, and its mean over all batches of the file."""
+    """Hold the padding x = -log(useful cells / padded cells) of each measured batch, and its mean over all batches of
+    the file."""
 
     of_batch: Mapping[Any, float]
     mean: float
 
 
 class Pair(NamedTuple):
-    """One batch in one round.  x: its padding; y: log(new time / baseline time)."""
+    """Hold one batch in one round.  x: its padding; y: log(new time / baseline time)."""
 
     x: float
     y: float
 
 
 class Ratio(NamedTuple):
-    """Hold how many times the baseline's time the new side takes: below 1 is faster.
+    """Hold the new side's time over the baseline's; below 1 is faster.
 
-    low, high: the interval, None where the rounds are too few for one.  batches: how many were on both sides.
-    baseline, new: each round's time, the geometric mean over batches of its medians, in the unit of the samples.
-    error: standard error of the ratio's logarithm, with `freedom` degrees, None like the interval.  of_file: the ratio
-    is that of all batches of the shape file, not of the measured ones alone.  least, most: range of the ratio over the
-    measured batches.
+    Attributes:
+        low, high: the interval; None where the rounds are too few for one.
+        batches: how many both sides have.
+        baseline, new: the time of each round, the geometric mean over batches of its medians, in the unit of the
+            samples.
+        error: the standard error of the ratio's logarithm, with `freedom` degrees of freedom; None like the interval.
+        of_file: the ratio is that over all batches of the shape file, not over the measured ones alone.
+        least, most: the range of the ratio over the measured batches.
     """
 
     ratio: float
@@ -69,10 +71,10 @@ class Ratio(NamedTuple):
 def ratio(
     baseline: Rounds, new: Rounds, together: bool, confidence: float = 0.95, padding: Optional[Padding] = None
 ) -> Tuple[Optional[Ratio], bool]:
-    """Return (ratio of new to baseline, whether their rounds are paired), by the design of the two sides.
+    """Return (ratio of new to baseline, whether their rounds are paired); the ratio is None where no batch is on both
+    sides.
 
-    together: both were measured in one run, round by round.  padding: of the batches, where it is known.  None where no
-    batch was measured on both sides.
+    together: both were measured in one run, round by round.  padding: of the batches, where it is known.
     """
     if own_batches(baseline) or own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together
@@ -103,18 +105,18 @@ def without_load(
 
 
 def own_batches(rounds: Rounds) -> bool:
-    """Return whether each round has batches of its own: no batch is in all of them, though some may share one of
-    few."""
+    """Return whether rounds have batches of their own: no batch is in all rounds, though a short file may repeat
+    some."""
     return len(rounds) > 1 and not set.intersection(*map(set, rounds.values()))
 
 
 def own_batches_ratio(
     baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Optional[Padding] = None
 ) -> Optional[Ratio]:
-    """Return new / baseline of rounds that have batches of their own, the same on both sides.
+    """Return new / baseline over rounds that have batches of their own, the same on both sides.
 
-    Over the batches that both sides have.  With enough rounds and batches, and their padding, it is the ratio over all
-    batches of the file; else that of these batches, with an interval over rounds.
+    With enough rounds and batches and known padding it is the ratio over all batches of the file; else that of the
+    batches that both sides have, with an interval over rounds.
     """
     both = {name: [batch for batch in baseline[name] if batch in new[name]] for name in baseline if name in new}
     both = {name: batches for name, batches in both.items() if batches}
@@ -146,16 +148,16 @@ def own_batches_ratio(
 
 
 def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
-    """Return (mean, its standard error); None for one round."""
+    """Return (mean, standard error of the mean); the error is None for one round."""
     return mean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 
 def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, Optional[float]]:
     """Return (y at `x_mean` by least squares, its standard error with rounds as clusters).
 
-    rounds: at least two, with at least three pairs in all.  Where all x are equal there is no slope.  The line is drawn
-    towards each round, so the residuals are too small: those of a round are widened by what the line owes to it (Bell
-    and McCaffrey 2002, for the one number that is wanted).
+    rounds: at least two, with at least three pairs in all.  Where all x are equal the slope is 0.  A round pulls the
+    line towards itself, so its residuals come out too small; they are widened by its leverage (Bell and McCaffrey
+    2002).
     """
     cells = [pair for pairs in rounds for pair in pairs]
     count, x_center, y_center = len(cells), mean([pair.x for pair in cells]), mean([pair.y for pair in cells])
@@ -178,8 +180,9 @@ def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, 
 def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
     """Return new / baseline of rounds whose two processes ran one after the other, so that other load met both.
 
-    Only rounds both have and only batches that both have in every such round are used, since a mean that skips the
-    batches one of them died on flatters it.  One ratio per round, the interval over these.  None when nothing pairs.
+    Uses only rounds on both sides, and only batches that both have in every such round: a mean that skips the batches
+    where one side failed flatters that side.  One ratio for each round, the interval over these.  None where nothing
+    pairs.
     """
     rounds = [name for name in baseline if name in new]
     before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
@@ -191,9 +194,9 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Opt
 
 def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
     """Return new / baseline of two runs with independent rounds: Welch's t on the logarithms of the rounds' times.
-    Batches as in `paired_ratio`.
 
-    What changed for a whole run (another load, another clock) is in the ratio and not in the interval.
+    Batches as in `paired_ratio`.  A change that lasts for a whole run (other load, another clock) is in the ratio and
+    not in the interval.
     """
     before, after, batches = _round_times(list(baseline.values()), list(new.values()))
     if not batches:
@@ -209,8 +212,8 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
 
 
 def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
-    """Return the time of each round of both sides over the batches that all rounds share, and the number of these
-    batches."""
+    """Return (baseline, new, batches): the time of each round over the batches that all rounds share, and their
+    number."""
     if not baseline or not new:
         return [], [], 0
     batches = set.intersection(*(set(each) for each in [*baseline, *new]))
@@ -222,7 +225,7 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
 
 
 def _ratio(center: float, error: Optional[float], freedom: float, confidence: float, *of: Any) -> Ratio:
-    """Return the ratio of a logarithm and its standard error.  of: its baseline, new and batches."""
+    """Return the ratio whose logarithm and standard error are given.  of: its `baseline`, `new` and `batches`."""
     baseline, new, batches = of
     low = high = None
     if error is not None:
@@ -232,7 +235,7 @@ def _ratio(center: float, error: Optional[float], freedom: float, confidence: fl
 
 
 class Drift(NamedTuple):
-    """By what factor a ratio changes from the first round to the last, with its interval."""
+    """Hold the factor by which a ratio changes from the first round to the last, with its interval."""
 
     factor: float
     low: float
@@ -248,8 +251,11 @@ FEWEST_ROUNDS_OF_A_DRIFT = 4
 
 
 def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift]:
-    """Return the change along a line through the logarithms of `by_round`, the ratios of rounds in the order of time;
-    None for fewer than four rounds.  Student's t of the slope, rounds being independent."""
+    """Return how a ratio changes along the line through the logarithms of `by_round`; None for fewer than four rounds.
+
+    by_round: the ratio of each round, in the order of time.  The interval is Student's t of the slope, rounds being
+    independent.
+    """
     count = len(by_round)
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
@@ -269,8 +275,8 @@ def scaled(ratio: Ratio, factor: float) -> Ratio:
 
 
 def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float = 0.8) -> Optional[float]:
-    """Return the slowdown (0.12 for 12%) that would be called slower with the probability `power` at this spread; None
-    if no slowdown would."""
+    """Return the slowdown (0.12 for 12%) that would be called slower with probability `power` at this spread; None
+    where none would."""
     if ratio.error is None:
         return None
     reach = student_t(confidence, ratio.freedom) + student_t(2 * power - 1, ratio.freedom)
@@ -278,7 +284,10 @@ def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float =
 
 
 def rounds_to_detect(change: float, rounds: int, detected: float, tolerance: float) -> int:
-    """Return how many rounds would show a slowdown of `change`, where so many `rounds` show one of `found` (see
-    ``detectable``), the spread being as it is.  All are shares, 0.1 for 10%; change is above the tolerance."""
+    """Return how many rounds would show a slowdown of `change`, if the spread stays as it is.
+
+    `rounds` rounds show a slowdown of `detected` (see ``detectable``).  All are shares, 0.1 for 10%; change is above
+    the tolerance.
+    """
     reach = math.log((1 + detected) / (1 + tolerance)) / math.log((1 + change) / (1 + tolerance))
     return math.ceil(rounds * reach**2)

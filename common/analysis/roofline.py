@@ -1,28 +1,21 @@
-"""How long a loss must take at least: the bytes it must move, the operations and the exponentials it must do, over what
-the device does at best.  A row over 100% shows that this bound is wrong.
+"""Bound how long a loss must take at least: bytes to move, operations and exponentials, over the device's best rates.
 
-Given logits (scope "loss") a loss reads every logit of its cells once, for the normalisers, which decide the posterior
-of every cell.  Only cells whose posterior the gradient's sums can tell from zero are needed a second time; gradients
-are written for all: itemsize V (cells + needed + cells) bytes.  From encoder and decoder outputs (scope "step") a
-perfect kernel never stores logits, so only inputs, weights and their gradients must move; but it must multiply, 2 H V
-operations for each cell and product: forward for all cells, gradients of input and weight for the needed ones.  So the
-bound is the same for a loss that is given logits and for one with the joiner inside, which holds none: storing logits
-and making them twice are choices of the loss.  Each logit has one exponential.  V
-includes further outputs of the joiner: durations, longer blanks.
-Traffic, products and exponentials may overlap, so the bound is the longest of the three (the roofline model, Williams
-et al., 2009).
+The bound is the longest of the three, which may overlap (the roofline model, Williams et al., 2009).  A row over 100%
+of it shows that the bound is wrong.  docs/method.md tells what is counted.
 
-Rates of traffic are those of the largest measured buffer that is no larger than the logits of a mean utterance: no loss
-can work on less at a time, since no gradient is known before the lattice of its utterance is.  So logits in caches are
-held against the rate of caches.
+- Given logits (scope "loss"): every logit is read once for the normalisers, those of needed cells a second time, and
+  gradients are written for all: itemsize V (cells + needed + cells) bytes.
+- From encoder and decoder outputs (scope "step"): no logits are stored, so only inputs, weights and gradients move.
+  Each product takes 2 H V operations a cell: forward for all cells, gradients for the needed ones.  Each logit has one
+  exponential.  V includes durations and longer blanks.
+- Pruned losses have S symbols a frame and two projections (6 rows H V).  Simple and additive losses multiply am and lm
+  for every cell (2 cells V), and twice more for the needed ones.
+- Left out, so that the bound could only be higher: tanh, the lattice, targets, the gradient of a pruned loss's simple
+  loss.
 
-Needed cells are counted by the oracle on one measured batch, that with the most padded cells (`at_size`); other batches
-have the same share.  Where no record tells, they are those of one path, which are always needed.  Packed counts the
-cells of the utterances, padded those of the padded tensor.  Losses of one symbol per frame cannot meet every cell: they
-need not read the others, but write their zeros.  Pruned losses have S symbols a frame and two projections (6 rows H V);
-the simple loss of these and of additive ones multiplies am and lm for every cell (2 cells V), and for the needed ones
-twice more.  Left out, so that the bound could only be higher: tanh, the lattice, targets, the gradient of the simple
-loss of a pruned one.  Pure arithmetic; no torch.
+Needed cells, whose posterior the gradient's dtype can tell from zero, are counted by the oracle on one measured batch
+(`at_size`); other batches get the same share.  Without a record they are the cells of one path.  Packed counts the
+cells of the utterances, padded those of the padded tensor.
 """
 
 from __future__ import annotations
@@ -45,8 +38,14 @@ NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe", "prune_range"}
 
 
 class Least(NamedTuple):
-    """Hold what one sample must do at least: bytes through memory, floating point operations in matrix products,
-    exponentials; held: the fewest bytes that it works on at a time."""
+    """Hold what one sample must do at least.
+
+    Attributes:
+        bytes: through memory.
+        flops: in matrix products.
+        exps: exponentials.
+        held: the fewest bytes that it works on at a time.
+    """
 
     bytes: float
     flops: float
@@ -55,8 +54,13 @@ class Least(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """Hold what the device does at best: bytes (read + written) of the largest buffer, operations and exponentials per
-    second, None where not measured; streams: (bytes of the buffer, bytes per second), the largest buffer first."""
+    """Hold the best rates of the device per second; None where not measured.
+
+    Attributes:
+        bytes_per_second: read and written, in the largest buffer.
+        flops_per_second, exps_per_second: operations and exponentials.
+        streams: (bytes of the buffer, bytes per second), the largest buffer first.
+    """
 
     bytes_per_second: Optional[float]
     flops_per_second: Optional[float]
@@ -64,8 +68,8 @@ class Peaks(NamedTuple):
     streams: Tuple[Tuple[int, float], ...] = ()
 
     def moving(self, held: float) -> Optional[float]:
-        """Return bytes per second for work on `held` bytes: the best rate of the largest buffer that is no larger and
-        of those above it, or of all buffers."""
+        """Return bytes per second for work on `held` bytes: the best rate of all buffers at least as large as the
+        largest that is no larger than `held`; of all buffers where every one is larger."""
         best = None
         for size, rate in self.streams:
             best = max(best or 0.0, rate)
@@ -79,9 +83,16 @@ RATES = ("bytes_per_second", "flops_per_second", "exps_per_second")
 
 
 class Sizes(NamedTuple):
-    """Rows of a batch in one layout.  cells: of its lattice; met: of these, what a path can meet; pruned: what is left
-    of them per frame; rows: frames and tokens (U+1) together; needed: cells with a gradient, at most those of `met` or
-    `pruned`; N: utterances."""
+    """Hold the sizes of a batch in one layout.
+
+    Attributes:
+        cells: of its lattice.
+        met: the cells that a path can meet; in the gradient the others are 0.
+        pruned: the cells of these that pruning keeps.
+        rows: frames and tokens (U+1) together.
+        needed: the cells with a gradient, at most `met` or `pruned`.
+        N: utterances.
+    """
 
     cells: int
     met: int
@@ -103,7 +114,7 @@ def peaks(limits: Sequence[Limits]) -> Peaks:
 
 
 def ranges(limits: Sequence[Limits]) -> Dict[str, Dict[str, float]]:
-    """Return for each rate of `Peaks` that was measured several times {measurements, lowest, highest}."""
+    """Return {measurements, lowest, highest} for each rate of `Peaks` that was measured several times."""
     each = [peaks([line]) for line in limits]
     rates_of = {key: [rate for of_line in each if (rate := getattr(of_line, key)) is not None] for key in RATES}
     return {
@@ -114,13 +125,13 @@ def ranges(limits: Sequence[Limits]) -> Dict[str, Dict[str, float]]:
 
 
 def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = None) -> Optional[Sizes]:
-    """Return the sizes of a batch, None for a batch of older records, which say too little.
+    """Return the sizes of a batch; None for a batch of older records, which hold too little.
 
     Args:
-        batch: what is measured.
+        batch: the measured batch.
         layout: "packed", or another for padded tensors.
         prune_range: symbols of each frame that a pruned loss keeps.
-        share: of the cells, those whose gradient is needed; None: the cells of one path.
+        share: the share of the cells whose gradient is needed; None: the cells of one path.
     """
     if not batch.frames or batch.tokens is None or not batch.one_symbol_cells or not batch.pruned_cells:
         return None
@@ -163,8 +174,10 @@ def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Lea
 
 
 def seconds(least: Least, best: Peaks) -> Optional[float]:
-    """Return the seconds of the longest of moving, multiplying and exponentials; None if a rate that it needs was not
-    measured.  Runs that did not measure exponentials leave those out."""
+    """Return the seconds of the longest of moving, multiplying and exponentials; None where a rate is missing.
+
+    Runs that did not measure exponentials leave those out.
+    """
     moving = best.moving(least.held)
     if moving is None or (least.flops and best.flops_per_second is None):
         return None
@@ -173,8 +186,10 @@ def seconds(least: Least, best: Peaks) -> Optional[float]:
 
 
 def limit_percent(bounds: Mapping[Any, float], measured: Mapping[Any, Sequence[float]]) -> Optional[float]:
-    """Return how much of the time is the bound, in percent: the geometric mean over batches of bound / median of the
-    samples, both in seconds, so that a batch with more samples counts no more.  None unless every batch has a bound."""
+    """Return the bound in percent of the time: the geometric mean over batches of bound / median of the samples.
+
+    Both in seconds; a batch with more samples counts no more.  None unless every batch has a bound.
+    """
     if not measured or not all(batch in bounds for batch in measured):
         return None
     return 100 * statistics.geometric_mean(
@@ -184,8 +199,8 @@ def limit_percent(bounds: Mapping[Any, float], measured: Mapping[Any, Sequence[f
 
 @dataclass(frozen=True)
 class Floor:
-    """Hold what a batch must do at least, the means over the measured batches, and ms, the geometric mean of their
-    bounds; None where a rate is not known."""
+    """Hold the least work of a batch, as means over the measured batches, and the geometric mean of their bounds in ms;
+    None where a rate is not known."""
 
     bytes: float
     flops: float
@@ -195,13 +210,14 @@ class Floor:
 
 @dataclass
 class Bound:
-    """Hold what the device of a run does at best, and what share of each time that leaves no choice.
+    """Hold the best rates of a run's device, and the bounds of its times.
 
     Attributes:
         bytes_per_second, flops_per_second, exps_per_second: None where not measured.
         ranges: of each of these three that was measured several times, see ``ranges``.
-        needed_share: of the cells, those with a gradient that the dtype can tell from zero.
-        floor: scope -> layout -> the least work; percent: scope -> layout -> see ``limit_percent``.
+        needed_share: the share of the cells whose gradient the dtype can tell from zero.
+        floor: scope -> layout -> the least work.
+        percent: scope -> layout -> see ``limit_percent``.
     """
 
     bytes_per_second: Optional[float] = None
@@ -223,9 +239,9 @@ def of_layout(
     measured: Mapping[Any, Sequence[float]],
     share: Optional[float],
 ) -> Optional[Tuple[Floor, Optional[float]]]:
-    """Return the least work of the measured batches in a layout, and how much of the time that is in percent.
+    """Return (least work of the measured batches in a layout, bound in percent of the time).
 
-    None where the records say too little.
+    None where the records hold too little.
 
     Args:
         measured: batch -> seconds.
@@ -254,7 +270,9 @@ def of_run(
     at_size: Optional[AtSize] = None,
 ) -> Tuple[Bound, List[str]]:
     """Return the bound of a run by its ``limits`` records, and notes for the reader; nothing where there are none.
-    samples: those of the medians; at_size: of the correctness pass."""
+
+    samples: those behind the medians; at_size: of the correctness pass.
+    """
     if not limits:
         return Bound(), []
     best = peaks(limits)

@@ -1,4 +1,4 @@
-"""The one read model: what was measured in one run, with what tables, plots and the report show beside the numbers."""
+"""Define the row: everything measured in one run, with its label and look for tables, plots and the report."""
 
 from __future__ import annotations
 
@@ -52,8 +52,11 @@ Configuration = Dict[str, Any]
 
 @dataclass(eq=False)
 class Exported:
-    """Hold what CSV and JSON have of a run: the fields are their keys, in this order, each with its value where nothing
-    is known.  ms, us and MB (2**20 bytes) as the names say."""
+    """Hold what CSV and JSON show of a run: the fields are their keys, in this order, with their values where nothing
+    is known.
+
+    Units are in the names: ms, us and MB (2**20 bytes).
+    """
 
     name: str = ""
     log_dir: str = ""
@@ -142,10 +145,17 @@ class Exported:
 
 @dataclass(eq=False)
 class Row(Exported):
-    """One run.  label: its name, unique in its group, harmless and short; look: its colour and form in plots;
-    header, environment: its ``run`` and newest ``environment`` record, empty for traces alone; jobs: the records of
-    each job's last attempt; timed: the samples in the order taken; peaks_mb: scope -> counter -> batch -> peak; file:
-    the name of its records' file."""
+    """Hold one run.
+
+    Attributes:
+        label: its name, unique in its group, harmless and short.
+        look: its colour and form in plots.
+        header, environment: its ``run`` and newest ``environment`` record; empty for traces alone.
+        jobs: the records of each job's last attempt.
+        timed: the samples in the order taken.
+        peaks_mb: scope -> counter -> batch -> peak.
+        file: the name of its records' file.
+    """
 
     label: str = ""
     look: Look = Look()
@@ -189,7 +199,8 @@ class Row(Exported):
 
     @property
     def of_one_model(self) -> bool:
-        """Return whether it trains the model of the exact losses: additive losses and other lattices train others."""
+        """Return whether it trains the same model as the exact losses; additive losses and other lattices train
+        others."""
         return self.is_exact or self.kind == "pruned"
 
     @property
@@ -209,7 +220,7 @@ class Row(Exported):
 
     @property
     def is_comparable(self) -> bool:
-        """Return whether its times can be compared: also those of the rounds that ended before it was interrupted."""
+        """Return whether its times can be compared; those of an interrupted run can, over its complete rounds."""
         checked = self.correctness
         return self.status == "ok" or (self.status == "interrupted" and bool(checked and checked.ok))
 
@@ -220,14 +231,13 @@ class Row(Exported):
 
     @property
     def is_fastest(self) -> bool:
-        """Return whether the row is the fastest of its kind, and no other load may have made it that."""
+        """Return whether the row is the fastest of its kind, and other load cannot have made it so."""
         standing = self.against_fastest
         return bool(standing and standing.is_fastest and not standing.beside_load)
 
     @property
     def same_torch(self) -> List[float]:
-        """Return the least and the most that `over_fastest` would be under the fastest's torch; empty where no control
-        tells."""
+        """Return the range of `over_fastest` under the fastest's torch; empty where no control gives it."""
         standing = self.against_fastest
         ratios_known = [standing.through_control, standing.surplus_kept] if standing else []
         return sorted(ratio.ratio for ratio in ratios_known if ratio)
@@ -243,17 +253,17 @@ class Row(Exported):
 
     @property
     def scope(self) -> str:
-        """Return the scope whose time is shown: the step if it was measured."""
+        """Return the scope whose time is shown: "step" where it was measured, else "loss"."""
         return "step" if self.step_ms or not self.loss_ms else "loss"
 
     @property
     def times(self) -> Optional[Summary]:
-        """Return the times of that scope; None where none was timed."""
+        """Return the times of that scope; None where it was not timed."""
         return self.ms(self.scope)
 
     @property
     def peaks(self) -> Dict[str, float]:
-        """MB by batch, of the step, or of the loss where no step was measured."""
+        """Return the peak of each batch in MB, of the step, or of the loss where no step was measured."""
         of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
         return next((of_scope[counter] for counter in PEAKS if of_scope[counter]), {}) if of_scope else {}
 
@@ -292,7 +302,7 @@ class Row(Exported):
 
     @property
     def correctness(self) -> Optional[Correctness]:
-        """Return the record of the check, also of one that failed; None where there is none."""
+        """Return the record of the check, also of a failed one; None where there is none."""
         return newest(self.jobs, Correctness)
 
     @property
@@ -307,7 +317,7 @@ class Row(Exported):
 
     @property
     def is_measured(self) -> bool:
-        """Return whether the row has a number that tables show, so a line in them; the others are named below."""
+        """Return whether the row has a number that tables show; rows without one are named below the table."""
         times = (self.step_ms, self.loss_ms, self.average_step_time_us)
         sizes = (self.peak_mb, self.peak_memory_mb, self.largest and self.largest.size)
         return self.status == "ok" or any(times) or any(sizes)
@@ -316,11 +326,11 @@ class Row(Exported):
         return [sample for sample in self.timed if sample.scope == scope]
 
     def is_beside_load(self, scope: str) -> bool:
-        """Return whether its times of a scope are of rounds beside other load, too few others being left to compare."""
+        """Return whether its times of a scope are from rounds beside other load, for want of enough others."""
         return ratios.without_load([self.round_medians_ms.get(scope, {})], self.loaded_rounds.get(scope, ()))[1]
 
     def stage_medians(self, scope: str) -> Dict[str, float]:
-        """Return median milliseconds of each stage of a scope."""
+        """Return the median milliseconds of each stage of a scope."""
         stages = self.stages.get(scope) or {}
         return {plain(stage): value for stage, value in stages.items() if is_positive(value)}
 
@@ -340,14 +350,14 @@ class Standing:
 
     Attributes:
         scope: "step" or "loss", whose times are compared.
-        ratio: how many times the fastest's time the row takes, as measured; None where they have no batch or round in
-            common, and for the fastest itself.
+        ratio: the row's time over the fastest's, as measured; None for the fastest itself, and where the two have no
+            batch or round in common.
         paired: the rounds of both ran beside each other.
         other_torch: the row ran under another torch than the fastest.
-        control: the row of that torch that separates the torches; None where none was measured.
-        through_control: what the ratio would be under the fastest's torch if that torch slows all of the row as it
-            slows the control; surplus_kept: if what the row takes more than the control stays the same in milliseconds.
-        beside_load: too few rounds of both are without other load, so that the ratio is no verdict; of the fastest:
+        control: the row whose two runs set the torches apart; None where none was measured.
+        through_control: the ratio under the fastest's torch if that torch slows the row as it slows the control.
+        surplus_kept: the ratio if the row's surplus over the control stays the same in milliseconds.
+        beside_load: too few rounds of both are without other load, so the ratio gives no verdict; for the fastest:
             other load may have made it the fastest.
     """
 
@@ -368,7 +378,7 @@ class Standing:
 
     @property
     def times(self) -> Optional[float]:
-        """Return the ratio as a number, 1 for the fastest; None where it is not known."""
+        """Return the ratio, 1 for the fastest; None where it is not known."""
         return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
 
     @property
@@ -393,14 +403,14 @@ class Standing:
 
     @property
     def may_be_as_fast(self) -> bool:
-        """Return whether noise, or other load, may explain all of the difference to the fastest."""
+        """Return whether noise or other load may explain all of the difference to the fastest."""
         times = self.times or 1.0
         if self.verdict == BESIDE_LOAD:
             return times < BEYOND_LOAD
         return self.verdict != "slower" and (times < FAR or bool(self.ratio and self.ratio.low is not None))
 
     def as_json(self) -> Record:
-        """Return the standing as JSON has it, rows by their names."""
+        """Return the standing for JSON, with names in the place of rows."""
         controlled = {"through_control": self.through_control, "surplus_kept": self.surplus_kept}
         return {
             "scope": self.scope,
@@ -419,7 +429,7 @@ class Standing:
 
 
 def _ratio_as_json(ratio: Optional[Ratio]) -> Record:
-    """Return what JSON has of a ratio, None for each number where there is none."""
+    """Return a ratio's numbers for JSON; each is None where there is no ratio."""
     keys = ("ratio", "low", "high", "batches", "least", "most")
     numbers = {key: getattr(ratio, key, None) for key in keys}
     return {**numbers, "rounds": len(ratio.new) if ratio else None, "of_file": bool(ratio and ratio.of_file)}
@@ -437,7 +447,7 @@ def newest(jobs: Mapping[str, Sequence[JobLine]], kind: Type[T]) -> Optional[T]:
 
 
 def search_of(row: Row) -> Largest:
-    """Return what --find-largest came to in its row."""
+    """Return the result of --find-largest in its row."""
     assert row.largest
     return row.largest
 
@@ -447,7 +457,7 @@ def is_positive(value: Any) -> bool:
 
 
 def marked(name: str, kind: Optional[str]) -> str:
-    """Return a name with what sets its kind apart from an exact loss."""
+    """Return a name with a mark for its kind, unless the loss is exact."""
     if kind in LATTICES:
         return name if name.endswith(f":{kind}") else f"{name} ({kind})"
     mark = {"pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")

@@ -1,7 +1,7 @@
-"""The rows of --find-largest: the largest batch that fits, what it is limited by, and the throughput there.
+"""Make rows of --find-largest: the largest batch that fits, what limits it, and the throughput there.
 
-Everything follows from the jobs of the run: each probe's status says whether a size fits, the samples of the
-throughput pass how fast it is.  Nothing that could be worked out again is kept on disk.
+Everything follows from the jobs of the run: the status of each probe says whether a size fits, the samples of the
+throughput pass how fast it is.  Nothing that can be derived is kept on disk.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def is_search(header: Header) -> bool:
 
 
 def relevant(records: Sequence[Line]) -> List[Line]:
-    """Return the records that the times of the row are from: without the throughput at sizes, or over utterances, that
-    the search gave up."""
+    """Return the records behind the row's times: without throughput at sizes, or over utterances, that the search gave
+    up."""
     size, _ = bounds(answers(store.latest_jobs(records)))
     timed = [line for line in records if isinstance(line, Status) and line.pass_name == "throughput"]
     pool = next((line.pool for line in reversed(timed) if line.size == size), None)
@@ -130,8 +130,8 @@ def _status(
 def _limited_by(
     jobs: Jobs, settings: Mapping[str, Any], size: Optional[int], too_large: Optional[int], totals: Optional[Totals]
 ) -> Optional[str]:
-    """Return "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap), or None if it is not
-    known."""
+    """Return what limits the size: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap), or
+    None where it is not known."""
     if any(end.status not in (*OUTCOMES, "interrupted") for end in ends(jobs, "probe")):
         return "error"
     if too_large is not None:
@@ -145,7 +145,7 @@ def _limited_by(
 
 
 def _probe(jobs: Jobs, size: Optional[int]) -> Probe:
-    """Return the first ``probe`` record of a size: of the batch with the most padded cells."""
+    """Return the first ``probe`` record of a size, that of the batch with the most padded cells."""
     probes = (line for lines in _at(jobs, size, "probe") for line in lines if isinstance(line, Probe))
     return next(probes, Probe(job=""))
 
@@ -164,7 +164,7 @@ def peaks_mb(row: Row) -> Dict[int, float]:
 
 
 class Rates(NamedTuple):
-    """Hold how much of something passes in a second: by round, the median over rounds and its 95% interval."""
+    """Hold an amount per second: of each round, with the median over rounds and its 95% interval."""
 
     rounds: Dict[str, float]
 
@@ -178,8 +178,10 @@ class Rates(NamedTuple):
 
 
 def _throughput(timed: Sequence[Sequence[JobLine]]) -> Tuple[Rates, Rates, Optional[Dict[str, int]]]:
-    """Return the rates of utterances and of frames, and {utterances, frames} of all batches that were timed, None where
-    none was.  The rate of a round that ended well is what its batches hold over the sum of their medians."""
+    """Return (rates of utterances, rates of frames, {utterances, frames} of all timed batches or None).
+
+    The rate of a round that ended well is the content of its batches over the sum of their medians.
+    """
     rates: Dict[str, Dict[str, float]] = {"utterances": {}, "frames": {}}
     counts: Optional[Dict[str, int]] = None
     for lines in timed:

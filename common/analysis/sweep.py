@@ -1,6 +1,6 @@
-"""Sweeps on disk -> rows: one for each cell and implementation that was begun, as an ordinary run's (see measured.py).
+"""Read sweeps from disk: a row for each cell and implementation that was begun, like that of an ordinary run.
 
-``read`` never raises for what is in a file: a sweep that cannot be read says so in its `reason`.
+``read`` raises for nothing that a file holds: a sweep that cannot be read has its `reason`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAULTS_JUMP, FEW_FAULTS = 10.0, 64.0  # see _stretches; so many more or fewer ar
 
 
 class SweptRun(NamedTuple):
-    """The row of one implementation in one cell.  values: of the swept settings."""
+    """Hold the row of one implementation in one cell.  values: of the swept settings."""
 
     cell: int
     values: grid.Values
@@ -35,8 +35,13 @@ class SweptRun(NamedTuple):
 
 @dataclass
 class Sweep:
-    """runs: by cell, then as tables rank them; reason: why it could not be read, else empty; earlier: sweeps of the
-    same that it stands for."""
+    """Hold a sweep.
+
+    Attributes:
+        runs: by cell, then as tables rank them.
+        reason: why it could not be read; "" where it was.
+        earlier: how many older sweeps of the same grid and settings are left out.
+    """
 
     path: Path
     header: Optional[SweepHeader] = None
@@ -55,7 +60,7 @@ class Sweep:
 
     @property
     def absent(self) -> int:
-        """Return the (cell, implementation) pairs that were not begun."""
+        """Return the number of (cell, implementation) pairs that were not begun."""
         cells = math.prod(len(values) for values in self.grid.values())
         names = {*(self.header.names if self.header else ()), *(run.row.name for run in self.runs)}
         return cells * len(names) - len(self.runs)
@@ -66,8 +71,11 @@ class Sweep:
 
 
 class Exponent(NamedTuple):
-    """Hold how time grows: as the swept setting to the power `slope`, between its values `low` and `high`.  It is the
-    least squares line through the logarithms of `points` medians, all with the same way to take memory."""
+    """Hold how time grows with a swept setting: as its power `slope`, from its value `low` to `high`.
+
+    The power is the least squares line through the logarithms of `points` medians, between which the allocator does not
+    change how it takes memory.
+    """
 
     name: str
     key: str
@@ -120,26 +128,25 @@ def is_number(value: Any) -> bool:
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
-    """Tell whether the values of a setting have an order and distances."""
+    """Return whether a plot can place the values of a setting on an axis."""
     return all(is_number(value) for value in values)
 
 
 def along(sweep: Sweep, key: str) -> List[SweptRun]:
-    """Return the runs in which only `key` varies: every other setting has the first of its values."""
+    """Return the runs in which only `key` varies; every other setting has the first of its values."""
     others = {other: values[0] for other, values in sweep.grid.items() if other != key}
     return [run for run in sweep.runs if all(run.values[other] == value for other, value in others.items())]
 
 
 def median_ms(row: Row) -> Optional[Tuple[str, Summary]]:
-    """Return (scope, times) of a run that ended well, those of the step where it was measured; else None."""
+    """Return (scope, times) of a run that ended well, of the step where it was measured; None for other runs."""
     if row.status != "ok":
         return None
     return next(((scope, times) for scope in SCOPES if (times := row.ms(scope))), None)
 
 
 def exponents(sweep: Sweep) -> List[Exponent]:
-    """Return how the times of each implementation grow with each numeric setting, where enough of them were
-    measured."""
+    """Return how the times of each implementation grow with each numeric setting, where enough values were measured."""
     result = []
     for key, values in sweep.grid.items():
         if not is_numeric(values) or min(values) <= 0:
@@ -153,7 +160,8 @@ def exponents(sweep: Sweep) -> List[Exponent]:
 
 
 class _Point(NamedTuple):
-    """faults: pages that the system mapped within a step, the median; None where it was not recorded."""
+    """Hold a median time in ms at one value.  faults: the median of the pages mapped in a step; None where it was not
+    recorded."""
 
     value: float
     ms: float
@@ -161,7 +169,7 @@ class _Point(NamedTuple):
 
 
 def _points(sweep: Sweep, key: str) -> Dict[Tuple[str, str], List[_Point]]:
-    """Return (implementation, scope) -> its points, by the value of the setting."""
+    """Return (implementation, scope) -> its points, sorted by the setting."""
     points: Dict[Tuple[str, str], List[_Point]] = {}
     for scope in SCOPES:
         for run in sorted(along(sweep, key), key=lambda run: float(run.values[key])):
@@ -179,7 +187,8 @@ def _faults(row: Row, scope: str) -> Optional[float]:
 
 
 def _stretches(points: Sequence[_Point]) -> List[List[_Point]]:
-    """Split the runs where the allocator begins or stops mapping memory anew in each step, which takes time of its own.
+    """Split the points where the allocator begins or stops to map memory anew in each step, which takes time of its
+    own.
 
     There the page faults change FAULTS_JUMP times as much as the time.
     """
@@ -208,7 +217,7 @@ def _slope(points: Sequence[_Point]) -> float:
 
 
 def growth(sweep: Sweep, of_key: Optional[str] = None) -> List[str]:
-    """Say how time grows with each numeric setting, or `of_key`, one line for each scope."""
+    """Return lines that say how time grows with each numeric setting, or with `of_key`: one for each scope."""
     of_scope = gathered(((each.key, each.scope), each) for each in exponents(sweep) if of_key in (None, each.key))
     lines = []
     for (key, scope), of_key_and_scope in of_scope.items():
@@ -220,7 +229,7 @@ def growth(sweep: Sweep, of_key: Optional[str] = None) -> List[str]:
 
 
 def _borders(sweep: Sweep, of_key: Optional[str]) -> List[str]:
-    """Say where no exponent is given, since the allocator begins or ends to map memory anew there."""
+    """Return lines that say where there is no exponent, since the allocator begins or stops to map memory anew."""
     sentences = []
     for key in (key for key, values in sweep.grid.items() if is_numeric(values) and of_key in (None, key)):
         for (name, scope), points in _points(sweep, key).items():
@@ -236,6 +245,6 @@ def _borders(sweep: Sweep, of_key: Optional[str]) -> List[str]:
 
 
 def _where_less(exponent: Exponent, sweep: Sweep) -> str:
-    """Return the range of an exponent that is not of all values; "" of one that is."""
+    """Return the range of an exponent in words; "" where it is over all values."""
     whole = exponent.points == len(sweep.grid[exponent.key])
     return "" if whole else f" ({number(exponent.low)} to {number(exponent.high)})"

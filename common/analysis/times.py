@@ -1,4 +1,4 @@
-"""What the samples of one run come to: times, stages, rates, the medians of rounds, other load."""
+"""Summarize the samples of one run: times, stages, rates, medians of rounds, other load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ NodeOf = Mapping[str, Optional[str]]  # job -> device, of a cluster; else None
 
 
 class Times(NamedTuple):
-    """Hold the times of one scope in ms.  ms: what rows are ranked by; interval: its 95% interval over rounds; event,
-    wall: by the two clocks of CUDA."""
+    """Hold the times of one scope in ms.
+
+    Attributes:
+        ms: the times that rows are ranked by.
+        interval: the 95% interval of their median over rounds.
+        event, wall: the times by the two clocks of CUDA.
+    """
 
     ms: Optional[Summary]
     interval: Optional[List[float]]
@@ -27,7 +32,7 @@ class Times(NamedTuple):
 
 
 def times(samples: Sequence[Sample], scope: str) -> Times:
-    """Return the times of a scope, None where it was not timed."""
+    """Return the times of a scope; None where it was not timed."""
     of_scope = [sample for sample in samples if sample.scope == scope]
     triples = ((sample.round, sample.batch, sample.ranked_ns / 1e6) for sample in of_scope)
     interval = statistics.interval_of_rounds(gathered_twice(triples))
@@ -60,8 +65,8 @@ def stages(samples: Sequence[Sample], scope: str) -> Dict[str, float]:
 
 
 def rates(samples: Sequence[Sample], batches: Sequence[Batch]) -> Tuple[Optional[float], Optional[float]]:
-    """Return the utterances and the frames per second: those of the measured batches over the sum of the medians of
-    their steps; None where that is not known."""
+    """Return (utterances per second, frames per second) of the measured batches, over the sum of the medians of their
+    steps; None where that is not known."""
     seconds_of = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == "step")
     known = [batch for batch in batches if batch.index in seconds_of]
     if not known:
@@ -98,8 +103,8 @@ def stopped(ends: Sequence[schema.Stop]) -> Dict[str, Dict[str, int]]:
 def of_one_device(
     samples: Sequence[Sample], limits: Sequence[Limits], node_of: NodeOf
 ) -> Tuple[List[Sample], List[Limits]]:
-    """Return the samples and limits of the device that has the most samples: the limits of one device divide no other
-    device's times."""
+    """Return the samples and limits of the device with the most samples, since one device's limits do not apply to
+    another."""
     count = Counter(node_of.get(sample.job) for sample in samples)
     if len(count) < 2 and not any(count):
         return list(samples), list(limits)
@@ -109,8 +114,8 @@ def of_one_device(
 
 
 def _round_name(sample: Sample, node_of: NodeOf) -> str:
-    """Return the round as text, as JSON keeps keys; of several devices with the device, so that it is paired with none
-    of another."""
+    """Return the round as text, since keys of JSON are text; with its device where there are several, so that rounds of
+    two devices are never paired."""
     return " on ".join(filter(None, [str(sample.round), node_of.get(sample.job)]))
 
 
@@ -134,7 +139,7 @@ def loaded_rounds(samples: Sequence[Sample], scope: str, node_of: NodeOf) -> Lis
 
 
 def others_cpu(samples: Sequence[Sample]) -> Optional[float]:
-    """Return the share that others took of the CPUs, the mean over the time of the samples that know it."""
+    """Return the share of the CPUs that other processes took, averaged over the time of the samples that know it."""
     known = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
     total = sum(time for time, _ in known)
     return sum(time * share for time, share in known) / total if total else None

@@ -1,7 +1,7 @@
-"""What people came for, of rows of one configuration: the fastest loss, the smallest, the fastest approximation.
+"""Pick the best rows of one configuration: the fastest loss, the smallest, the fastest approximation.
 
-Times as in the tables (see ranking.py): a loss is surely the fastest when every other of its torch is "slower".  Memory
-and largest batches are measured in one process and have no interval: there a margin decides.
+Times as in the tables (see ranking.py): a loss is surely the fastest when every other under its torch is "slower".
+Memory and largest batches are measured in one process and have no interval; there a margin decides.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class Pick:
         rivals: rows whose difference from it is not certain, the nearest first.
         next: the first rival, or else the first row that is worse.
         times: the ratio of `next` to the best, in time, peak or batch size.
-        scope, next_ratio, standings: of times, which are compared, the ratio of `next` with its interval, and all rows.
-        over, memory: of an approximation, its time and its peak over those of the fastest exact row; None where they
+        scope: whose times are compared.
+        next_ratio: of times: the ratio of `next`, with its interval.
+        standings: of times: all rows.
+        over, memory: of an approximation: its time and its peak over those of the fastest exact row; None where the two
             have nothing in common.
         caveats: what to beware of in the best; None where no conformance matrix judged it.
-        withheld: the rounds of the best, or a rival's, ran beside so much other load that none is the fastest for sure:
-            then there is no `times` and no ratio.
+        withheld: rounds of the best or of a rival ran beside so much other load that none is surely the fastest;
+            `times` and the ratio are then None.
     """
 
     row: Row
@@ -61,15 +63,15 @@ class Pick:
 
     @property
     def equal(self) -> bool:
-        """Return whether the next one's time is surely the same."""
+        """Return whether the time of `next` is surely the same."""
         ratio = self.next_ratio
         return bool(ratio and statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) == "same")
 
 
 @dataclass(frozen=True)
 class LogitsPick:
-    """The exact loss for logits that are given: by the loss alone, and by the step of the losses that take logits, None
-    where it was not measured."""
+    """Hold the best exact loss of given logits: by the loss alone, and by the step of the losses that take logits (None
+    where it was not measured)."""
 
     loss: Pick
     step: Optional[Pick]
@@ -80,8 +82,8 @@ class LogitsPick:
 
     @property
     def basis(self) -> str:
-        """Return what decides: "both", or the scope in which a loss is surely the fastest that none surely beats in the
-        other; "" where it is unclear."""
+        """Return what decides: "both", or the scope in which one loss is surely the fastest that none surely beats in
+        the other; "" where it is unclear."""
         if self.step is None:
             return "loss" if self.loss.sure else ""
         if self.loss.sure and self.step.sure:
@@ -101,7 +103,7 @@ class LogitsPick:
 
 
 class Verdict(NamedTuple):
-    """None where there is none, or it was not measured."""
+    """Hold the pick for each question; None where there is no answer, or it was not measured."""
 
     fastest: Optional[Pick]
     logits: Optional[LogitsPick]
@@ -164,14 +166,16 @@ def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pic
 
 
 def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the row of --find-largest that holds the largest batch; None where none was found."""
+    """Return the row of --find-largest with the largest batch; None where none was found."""
     sizes = [(row, search_of(row).size) for row in _ok(rows, kinds)]
     return _by_size([(row, size) for row, size in sizes if size], SIZE_MARGIN, most=True)
 
 
 def trains_fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the row of --find-largest with the most utterances per second, each at its own largest size; None where
-    none was timed, or not all over the same utterances."""
+    """Return the row of --find-largest with the most utterances per second, each at its own largest size.
+
+    None where none was timed, or not all over the same utterances.
+    """
     timed = ranking.of_one_torch([row for row in _ok(rows, kinds) if row.utterances_per_second])
     over = [search_of(row).timed_over for row in timed]
     if not timed or any(each != over[0] for each in over):
@@ -187,8 +191,8 @@ def trains_fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Option
 
 
 def ranked_kinds(rows: Sequence[Row]) -> Kinds:
-    """Return the kinds of which a verdict names the fastest: the exact losses, or those of the one lattice that the
-    rows are on, where none is on the transducer's."""
+    """Return the kinds whose fastest a verdict names: the exact losses, or the losses of the rows' one lattice where
+    none is on the transducer's."""
     kinds = {row.kind for row in rows if row.is_comparable}
     lattices = kinds.intersection(LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
@@ -201,7 +205,7 @@ def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
 
 
 def _slowdown(best: Row, other: Row) -> Optional[Ratio]:
-    """Return how many times the time of an utterance the other takes.  Rounds are paired within one run only."""
+    """Return the time of an utterance of `other` over that of `best`.  Rounds are paired only within one run."""
     compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
     loaded = {name for row in (best, other) for name in row.loaded_rounds.get(search_of(row).scope, ())}
     (before, after), _ = ratios.without_load([_rounds(best), _rounds(other)], loaded)

@@ -30,7 +30,7 @@ LOGITS = {
 
 
 class Measure(NamedTuple):
-    """Hold what rows are compared by.  shown: gives a row's value in words; noun: what a ratio is of."""
+    """Hold what rows are compared by.  shown: returns a row's value in words; noun: of what a ratio is."""
 
     shown: Callable[[Row], str]
     noun: str
@@ -52,12 +52,12 @@ PACE = Measure(lambda row: f"{number(row.utterances_per_second)} utterances/s", 
 
 
 def name_of(row: Row) -> str:
-    """Return the row's label, which is unique in its group, or its name where it has none."""
+    """Return the row's label, which is unique in its group, or its name where it has no label."""
     return row.label or plain(row.name)
 
 
 def value(row: Row, measure: Measure) -> Link:
-    """Return a row's value, which leads to its records."""
+    """Return a row's value with a link to its records."""
     return Link(measure.shown(row), row.results)
 
 
@@ -97,13 +97,14 @@ NAMED = 3
 
 
 def either(names: Sequence[str]) -> str:
-    """Return "a, b or c", of more than four "a, b, c or 2 more"."""
+    """Return "a, b or c"; for more than four names "a, b, c or 2 more"."""
     shown = list(names) if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
     return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def against_next(pick: Pick, measure: Measure) -> Words:
-    """Return what the best row has, and how far the next is behind: "25.0 ms a step; next is b at 1.67x the time"."""
+    """Return the value of the best row and how far behind the next is: "25.0 ms a step; next is b at 1.67x the
+    time"."""
     best = value(pick.row, measure)
     if pick.withheld:
         return [WITHHELD]
@@ -129,14 +130,14 @@ def named(pick: Pick, measure: Measure) -> Words:
 
 
 def answer(pick: Pick, measure: Measure) -> Words:
-    """Return `named`, after "unclear: " if others may be as good."""
+    """Return `named`, with "unclear: " before it where others may be as good."""
     if pick.withheld:
         return [WITHHELD]
     return named(pick, measure) if pick.sure else ["unclear: ", *named(pick, measure)]
 
 
 def given_logits(pick: LogitsPick) -> Words:
-    """Return the exact loss for logits that are given, what the choice rests on, and what the other scope says."""
+    """Return the best exact loss of given logits, the reason for it, and what the other scope shows."""
     if pick.withheld:
         return [WITHHELD]
     by_loss = answer(pick.loss, time_of("loss"))
@@ -151,7 +152,7 @@ def given_logits(pick: LogitsPick) -> Words:
 
 
 def approximate(pick: Pick) -> Words:
-    """Return the time and the peak of an approximation over those of the fastest exact loss, and how far it is off."""
+    """Return the time and the peak of an approximation over those of the fastest exact loss, and its error."""
     if pick.withheld:
         return [WITHHELD]
     ratios = []
@@ -166,7 +167,7 @@ def approximate(pick: Pick) -> Words:
 
 
 def accuracy(row: Row) -> str:
-    """Return "off by 3% on random logits, which does not bound it in training"; empty where it was not measured."""
+    """Return "off by 3% on random logits, which does not bound it in training"; "" where it was not measured."""
     gaps = row.approximation_gaps
     if gaps:
         off = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in gaps.items()]
@@ -176,12 +177,12 @@ def accuracy(row: Row) -> str:
 
 
 def _percent(gap: float) -> str:
-    """Return a share in two digits: "3%", "0.15%"; below a thousandth of a percent that it is less."""
+    """Return a share in two digits, as "3%" or "0.15%"; "less than 0.001%" below that."""
     return f"{100 * abs(gap):.2g}%" if gap == 0 or abs(gap) >= 1e-5 else "less than 0.001%"
 
 
 def memory(row: Row, smallest: Optional[Pick]) -> Words:
-    """Return the peak of a row beside that of the row with the smallest."""
+    """Return the peak of a row beside the smallest peak of all rows."""
     if row.peak_mb is None:
         return ["not measured"]
     peak = value(row, PEAK)
@@ -207,7 +208,7 @@ def corners(pick: Pick) -> Tuple[str, str]:
 
 
 def advice(pick: Pick) -> str:
-    """Return what would make a pick by time sure, as a sentence; empty where it is sure."""
+    """Return a sentence on what would make a pick by time sure; "" where it is sure."""
     ratio = pick.next_ratio
     if pick.sure or ratio is None or ratio.low is None:
         return ""
@@ -217,13 +218,13 @@ def advice(pick: Pick) -> str:
 
 
 def left_out(rows: Sequence[Row]) -> str:
-    """Return a sentence on the rows that failed; those that cannot run on this machine are named elsewhere."""
+    """Return a sentence on the rows that failed; rows that cannot run on this machine are named elsewhere."""
     names = [f"{name_of(row)} ({row.status})" for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     return f"Left out: {', '.join(names)}." if names else ""
 
 
 def not_judged(pick: Pick) -> List[str]:
-    """Return sentences on what a pick by time could not compare."""
+    """Return sentences on rows that a pick by time could not compare."""
     sentences = []
     if len({standing.row.run_id for standing in pick.standings}) > 1:
         sentences.append("These are from different runs: measure them in one to be sure.")
@@ -243,7 +244,7 @@ def other_torch(rows: Sequence[Row]) -> List[str]:
 
 
 def over_fastest(standing: Standing) -> str:
-    """Return how a row stands against the fastest: the ratio, its batches and rounds, the interval, the verdict."""
+    """Return how a row stands against the fastest: the ratio, its batches and rounds, the interval and the verdict."""
     row, ratio = standing.row, standing.ratio
     begin = f"{row.name} {standing.scope} over {standing.fastest.name}'s"
     if ratio is None:
@@ -271,7 +272,7 @@ def _ratio(standing: Standing, ratio: Ratio) -> str:
 
 
 def _same_torch(standing: Standing, control: Row) -> str:
-    """Return what the ratio would be under the fastest's torch, by both assumptions."""
+    """Return the ratio under the fastest's torch in words, by both assumptions."""
     assumptions = (
         (standing.through_control, f"if its torch slows all of it as it slows {control.name}"),
         (standing.surplus_kept, f"if what it takes more than {control.name} stays in ms"),
@@ -285,7 +286,7 @@ def _same_torch(standing: Standing, control: Row) -> str:
 
 
 def drifting(standing: Standing, drift: Drift) -> str:
-    """Return that a row's ratio changes along the rounds, and by what factor."""
+    """Return a sentence on a row whose ratio changes along the rounds, with the factor."""
     return (
         f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {number(drift.factor, 3)} "
         f"({number(drift.low, 3)} to {number(drift.high, 3)}) from the first round to the last: what holds in this run "

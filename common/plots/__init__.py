@@ -1,1 +1,1 @@
-"""Rows of loss runs as figures; the page or PNG files draw them."""
+"""Draw rows of loss runs as figures, for the page and for PNG files."""

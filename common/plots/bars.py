@@ -34,7 +34,7 @@ GOES_ON = "A bar with an arrow goes on beyond the right edge, to the number abov
 
 
 def stages_of(rows: Sequence[Row]) -> Dict[str, int]:
-    """Return all stages in the order in which they run, each with its number: of its pattern and symbol."""
+    """Return all stages in the order in which they run, each with the number of its pattern and symbol."""
     met: Dict[str, int] = {}
     order: List[str] = []
     for row in rows:
@@ -52,7 +52,7 @@ def _medians(row: Row) -> Dict[str, float]:
 
 
 def _times(row: Row) -> Summary:
-    """Return the times of a row that was timed."""
+    """Return the times of a row that has some."""
     assert row.times
     return row.times
 
@@ -64,7 +64,7 @@ def step_times(rows: Sequence[Row]) -> List[Figure]:
 
 
 def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
-    """Draw bars of the stages, and the whole with 20th and 80th percentile."""
+    """Draw a bar for each row, made of its stages, with the 20th and 80th percentile of the whole."""
     summaries = [_times(row) for row in timed]
     shares = [_medians(row) or {"not split": each.median} for row, each in zip(timed, summaries)]
     data = []
@@ -111,13 +111,13 @@ def until(end: Optional[float], title: str = "ms") -> Plotly:
 
 
 def arrows(end: Optional[float], heights: Sequence[float], size: int = 22) -> Trace:
-    """Return arrows at the right edge, where the bars at these heights go on."""
+    """Return arrows at the right edge, at the heights of the bars that go on beyond it."""
     marker = {"symbol": "triangle-right", "size": size, "color": INK}
     return points("goes on", [(end, height) for height in heights], marker, cliponaxis=False)
 
 
 def _bars(name: str, rows: Sequence[Row], lengths: Sequence[Tuple[int, float]], number: int, unit: str) -> List[Trace]:
-    """Return bars with their entry in the legend.  lengths: (lane, value); number: of the pattern."""
+    """Return bars with their entry in the legend.  lengths: (lane, value); number: that of the pattern."""
     x, y, markers = [value for _, value in lengths], [-at for at, _ in lengths], [rows[at].look for at, _ in lengths]
     return parts(name, x, y, markers, number, f"%{{x:.4g}} {unit}", WIDTH)
 
@@ -134,7 +134,7 @@ def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:
 
 
 def profiled_times(rows: Sequence[Row]) -> List[Figure]:
-    """Return the plot of traces without records: all there is are steps with the profiler's cost in them."""
+    """Return the plot for traces without records: steps that include the profiler's cost."""
     traced = [row for row in rows if is_positive(row.average_step_time_us)]
     if not traced:
         return []
@@ -156,7 +156,7 @@ def peak_memories(rows: Sequence[Row]) -> List[Figure]:
 
 
 def peak_memory(rows: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
-    """Draw bars of the highest peak, a ring for each batch, and the highest that is allocated while each stage runs."""
+    """Draw bars of the highest peak, with a ring for each batch and the highest allocation of each stage."""
     highest = [(at, row.peak_mb or 0) for at, row in enumerate(rows)]
     peaks = [(peak, -at) for at, row in enumerate(rows) for peak in row.peaks.values()]
     ring = {"symbol": "circle-open", "size": 9, "color": INK, "line": {"width": 2}}

@@ -20,8 +20,12 @@ LINES = "Lines: a power of the size through the medians of the batches; bands: i
 
 
 class Point(NamedTuple):
-    """One loss on one batch.  ms: of the step, or of the loss where no step was timed; ratio: to the fastest's, None
-    under another torch than the fastest's."""
+    """Hold one loss on one batch.
+
+    Attributes:
+        ms: of the step, or of the loss where no step was timed.
+        ratio: to the fastest's; None under another torch than the fastest's.
+    """
 
     row: Row
     batch: Batch
@@ -30,17 +34,17 @@ class Point(NamedTuple):
 
     @property
     def useful(self) -> float:
-        """Return the percentage of the padded cells."""
+        """Return the useful cells in percent of the padded ones."""
         return 100 * self.batch.useful_cells / self.batch.padded_cells
 
     @property
     def cells(self) -> int:
-        """Return the cells of the longest T and U of the batch."""
+        """Return the number of cells of the batch's longest T and U."""
         return self.batch.T_max * (self.batch.U_max + 1)
 
     @property
     def padded(self) -> int:
-        """Return the cells of all utterances of the batch, padded."""
+        """Return the number of cells of all utterances of the batch, padded."""
         return self.batch.N * self.cells
 
 
@@ -49,7 +53,7 @@ def over_batches(rows: Sequence[Row]) -> List[Figure]:
 
 
 def _points(rows: Sequence[Row]) -> List[Point]:
-    """Return the points of the rows that are compared, over the batches that the fastest of their kind has too."""
+    """Return the points of the rows that are compared, over the batches that the fastest of their kind also has."""
     compared = []
     for row in rows:
         standing = row.against_fastest
@@ -81,8 +85,10 @@ def _figures(compared: Sequence[Point], key: str, whose: str) -> List[Figure]:
 
 
 def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Plotly, key: str, whose: str) -> Figure:
-    """Draw a line with its band for each loss, through marks for its batches; the marks alone, joined, where there are
-    too few rounds."""
+    """Draw a line with its band for each loss, through marks for its batches.
+
+    Where there are too few rounds for a line, the marks are joined instead.
+    """
     data: List[Trace] = []
     ends: List[float] = []
     known, fitted = [], False
@@ -112,7 +118,7 @@ def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Plotly
 
 
 def _in_words(title: str, known: Sequence[Tuple[Row, Sequence[Tuple[float, float]]]]) -> str:
-    """Return the least and the most of each row, in words."""
+    """Return a sentence with the least and the most of each row."""
     spans = [(row, [number(end([y for _, y in at]), 3) for end in (min, max)]) for row, at in known]
     return f"{title}: " + "; ".join(f"{row.label} {' to '.join(span)}" for row, span in spans)
 

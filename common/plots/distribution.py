@@ -1,4 +1,4 @@
-"""How the samples of each loss are distributed: one lane each, with the density of its times and a tick at their
+"""Draw how the samples of each loss are distributed: a lane each, with the density of its times and a tick at their
 median."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ STEPS = 32  # points of a density
 
 
 def of_samples(rows: Sequence[Row]) -> Optional[Figure]:
-    """Draw a density for each row with enough samples of its step, or of its loss where no step was timed; None where
-    none has enough."""
+    """Draw a density for each row with enough samples of its step, or of its loss where no step was timed; return None
+    where no row has enough."""
     timed = [(row, [sample.ms for sample in row.of_scope(row.scope)]) for row in rows]
     sampled = [(row, times) for row, times in timed if len(times) >= FEWEST and min(times) > 0]
     if not sampled:
@@ -81,8 +81,8 @@ def _lane(row: Row, times: Sequence[float], lane: int, logarithmic: bool) -> Lis
 
 
 def density(times: Sequence[float], logarithmic: bool) -> List[Tuple[float, float]]:
-    """Return (time, density) at STEPS times, by Gaussian kernels as wide as Silverman's rule says; of the logarithms
-    where the axis is logarithmic."""
+    """Return (time, density) at STEPS times, by Gaussian kernels of Silverman's width; over logarithms for a
+    logarithmic axis."""
     values = [math.log(time) for time in times] if logarithmic else list(times)
     low, high = (statistics.quantile(values, part) for part in (0.25, 0.75))
     middle = statistics.mean(values)

@@ -1,4 +1,4 @@
-"""Machines side by side."""
+"""Draw machines side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Ratios = Sequence[Optional[float]]
 
 
 def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
-    """Draw bars of the step over the fastest exact loss of the same machine; None where fewer than two have one."""
+    """Draw bars of the step over the fastest exact loss of the same machine; return None where fewer than two machines
+    have one."""
     of_one_model = {name: row for name, row in rows_by_name(family).items() if row.of_one_model}
     ratios = {name: [each.over_fastest(each.row(name)) for each in family] for name in of_one_model}
     ratios = {name: values for name, values in ratios.items() if any(values)}

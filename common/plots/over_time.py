@@ -1,4 +1,4 @@
-"""Changes with time: samples over the run, and memory within a step."""
+"""Draw changes with time: samples over the run, and memory within a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = 170  # pixels: the height of one of several small plots
 
 
 def drift(rows: Sequence[Row]) -> Optional[Figure]:
-    """Draw each sample relative to the median of its batch, in the order taken, one lane for each implementation."""
+    """Draw each sample relative to the median of its batch, in the order taken, a lane for each implementation."""
     timed = [(row, row.of_scope(row.scope)) for row in rows]
     sampled = [(row, samples) for row, samples in ((row, _repeated(samples)) for row, samples in timed) if samples]
     if not sampled:
@@ -66,7 +66,7 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
 
 
 def _repeated(samples: Sequence[Sample]) -> List[Sample]:
-    """Return the samples of batches that have several: a single one is its batch's median, whatever happened."""
+    """Return the samples of batches with several samples; a single sample always is its batch's median."""
     counts = Counter(sample.batch for sample in samples)
     return [sample for sample in samples if counts[sample.batch] > 1]
 
@@ -109,7 +109,7 @@ def _symbol(row: Row, sample: Sample, value: float) -> str:
 
 
 def _line(lane: int, begin: float, end: float) -> Plotly:
-    """Return a line along the median of a lane, or across the lane where it begins and ends at once."""
+    """Return a line along the median of a lane; one across the lane where it begins and ends at once."""
     across = FARTHEST if begin == end else 0
     ends = {"x0": begin, "x1": end, "y0": -lane - across, "y1": -lane + across}
     line = {"width": 1, "color": INK, "dash": "dash" if across else "solid"}
@@ -137,7 +137,7 @@ def _cells(row: Row, samples: Sequence[Sample], values: Sequence[float]) -> Dict
 
 
 def memory_within(rows: Sequence[Row]) -> List[Figure]:
-    """Draw what is allocated within one step, a small plot for each implementation."""
+    """Draw the allocated memory within one step, a small plot for each implementation."""
     return [_memory_within(some, key, whose) for key, whose, some in apart([row for row in rows if row.curve])]
 
 

@@ -1,8 +1,8 @@
-"""Figures as PNGs for READMEs and papers: the data and layout that the page's plotly takes, drawn by matplotlib, which
-needs no browser.  Light, 200 dots per inch.
+"""Draw figures as PNGs for READMEs and papers, from the data that the page's plotly takes: light, 200 dots per inch.
 
-It knows what the figures of this suite use: bars, stacked or grouped; markers, lines, steps, error bars and bands;
-names beside points; logarithmic axes and categories; notes; small plots beside each other.
+matplotlib draws, so no browser is needed.  Supports what this suite's figures use: bars, stacked or grouped; markers,
+lines, steps, error bars and bands; names beside points; logarithmic axes and categories; notes; small plots beside each
+other.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ NOT_DRAWN = "samples"  # of a run: a reader of a paper asks for no drift
 
 
 def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) -> List[Path]:
-    """Write a PNG for each main plot there is data for: step-time.png, ...; step-time-2.png for a second configuration;
-    likewise of searches and sweeps (sweep-vocab-size-time.png).
+    """Write a PNG for each main plot that has data: step-time.png, ...; step-time-2.png for a second configuration.
 
-    Raises UserError without matplotlib, or when the folder cannot be written.
+    Likewise for searches and sweeps (sweep-vocab-size-time.png).  Raises UserError without matplotlib, or when the
+    folder cannot be written.
     """
     return save(_named(groups, swept), folder)
 
@@ -85,7 +85,7 @@ def _named(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[st
 
 
 def draw(figure: Figure) -> Any:
-    """Return a figure of matplotlib."""
+    """Return a plot as a figure of matplotlib."""
     if figure.parts:
         return _parts(figure)
     layout = figure.layout
@@ -109,7 +109,7 @@ def draw(figure: Figure) -> Any:
 
 
 def _sheet(width: float, height: float) -> Any:
-    """Return an empty figure.  width: inches; height: pixels."""
+    """Return an empty figure of matplotlib.  width: inches; height: pixels."""
     from matplotlib.figure import Figure as Drawn
 
     drawn = Drawn(figsize=(width, height / PIXELS))
@@ -137,7 +137,7 @@ def _parts(figure: Figure) -> Any:
 
 
 def _plot(axes: Any, traces: Sequence[Trace], layout: Plotly, up: Plotly, labelled: bool = True) -> None:
-    """Draw one plot.  up: the axis of y; labelled: with the title of the axis of x."""
+    """Draw one plot.  up: the y axis; labelled: whether the x axis has its title."""
     for line in layout.get("shapes", ()):
         _background(axes, line)
     _bars(axes, [trace for trace in traces if trace["type"] == "bar"], layout)
@@ -212,7 +212,7 @@ def _points(axes: Any, trace: Trace) -> None:
 
 
 def _names(drawn: Any, axes: Any, names: Names) -> None:
-    """Write each name beside its point, or farther away with a line to it, once all else is in its place."""
+    """Write each name beside its point, or farther away with a line to it, once everything else is in place."""
     drawn.draw_without_rendering()
     frame, scale = axes.get_window_extent(), drawn.dpi * POINT / 72
     style = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8}
@@ -273,7 +273,7 @@ def _axis(axes: Any, letter: str, of: Plotly, labelled: bool = True) -> None:
 
 
 def _note(axes: Any, note: Plotly) -> None:
-    """Write the name of a lane at the left edge; what is bold on the page is not bold here."""
+    """Write the name of a lane at the left edge; text that is bold on the page is plain here."""
     name, offset = unescape(re.sub("</?b>", "", note["text"])), (0, POINT * note["yshift"])
     where = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "bottom"}
     axes.annotate(name, (0, note["y"]), offset, annotation_clip=False, **where)

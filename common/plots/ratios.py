@@ -1,4 +1,4 @@
-"""Ratios with their intervals: a dot and a whisker for each row, on a logarithmic axis with a line at 1."""
+"""Draw ratios with their intervals: a dot and a whisker for each row, on a logarithmic axis with a line at 1."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ABOVE = 8  # pixels from the middle of a lane to its name
 
 
 class Dot(NamedTuple):
-    """One lane.
+    """Hold one lane.
 
     Attributes:
         name: of the lane.
         look: its colour and form.
-        ratio: how many times the time of what it is compared with.
+        ratio: its time over that of the row it is compared with.
         low, high: the ends of the interval; None where there is none.
         verdict: in a word; "" where there is none.
-        hollow: whether the ratio is of something else besides, so that it decides nothing.
+        hollow: whether something else is in the ratio too, so that it decides nothing.
         source: the file that the number is from.
     """
 
@@ -43,7 +43,8 @@ class Dot(NamedTuple):
 
 
 def over_fastest(rows: Sequence[Row]) -> Optional[Figure]:
-    """Draw the time of each loss over that of the fastest exact one; None where fewer than two can be compared."""
+    """Draw the time of each loss over that of the fastest exact one; return None where fewer than two can be
+    compared."""
     compared = [(row.kind, row.against_fastest) for row in rows if row.against_fastest]
     kinds = verdict.ranked_kinds(rows)
     standing = next((standing for kind, standing in compared if kind in kinds), compared[0][1] if compared else None)

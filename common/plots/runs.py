@@ -1,4 +1,4 @@
-"""All plots of the runs of one configuration."""
+"""Choose the plots for runs of one configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN: Set[str] = {"ratios", "distribution", "time-memory"}
 
 
 def figures(rows: Sequence[Row]) -> List[Figure]:
-    """Return the plots there is data for, in the order of the page: the most important of each chapter first."""
+    """Return the plots that have data, in the order of the page: the most important of each chapter first."""
     chapters: Dict[str, List[Optional[Figure]]] = {
         "Speed": [
             ratios.over_fastest(rows),

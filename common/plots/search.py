@@ -1,4 +1,4 @@
-"""The largest batch against memory: a line for each loss, through the sizes that were tried."""
+"""Draw the largest batch against memory: a line for each loss, through the sizes that were tried."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ HEIGHT = 420
 
 
 def figures(rows: Sequence[Row]) -> List[Figure]:
-    """Return the plots of rows of --find-largest: one for sizes in utterances and one for those in frames, without the
-    losses that no size fitted."""
+    """Return a plot of sizes in utterances and one of sizes in frames, without losses that no size fits."""
     by_unit = gathered((search_of(row).of, row) for row in rows if peaks_mb(row))
     return [_figure(some, of) for of, some in by_unit.items()]
 

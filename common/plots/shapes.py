@@ -1,4 +1,4 @@
-"""Histograms of T, U, padding."""
+"""Draw histograms of T, U and padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_BINS = 20
 
 
 class Quantity(NamedTuple):
-    """A quantity of the shapes.  key: in the records; title, unit: of its plot; whose: what is counted."""
+    """Describe a quantity of the shapes.  key: in the records; title, unit: of its plot; whose: what is counted."""
 
     key: str
     title: str
@@ -33,7 +33,7 @@ QUANTITIES = (
 
 
 def distributions(row: Row) -> List[Figure]:
-    """Draw for each quantity a histogram of all there are, and below it, on the same bins, of what was measured."""
+    """Draw a histogram of all values of each quantity, and below it, with the same bins, one of the measured values."""
     return [_distribution(quantity, row) for quantity in QUANTITIES]
 
 
@@ -68,7 +68,7 @@ def _bars(name: str, begin: float, width: float, counts: Sequence[int], whose: s
 
 
 def _ends(histogram: Histogram) -> str:
-    """Return from where the first bin with something measured begins to where the last one ends."""
+    """Return the ends of the range of bins that have something measured."""
     filled = [at for at, count in enumerate(histogram.measured) if count]
     low, high = (histogram.begin + at * histogram.width for at in (filled[0], filled[-1] + 1))
     return f"within {_plain(low)} to {_plain(high)}"
@@ -92,7 +92,7 @@ def bins(row: Row) -> Table:
 
 
 def of_batches(row: Row) -> List[Figure]:
-    """Draw how long the longest utterances of the measured batches are, and how much of them is padding."""
+    """Draw the lengths of the longest utterances of the measured batches, and the padding of the batches."""
     table = batch_table(row)
     return [
         _histogram("shape-t", "Longest T", "frames", [batch.T_max for batch in row.batches], table),
@@ -130,6 +130,6 @@ def _histogram(key: str, title: str, unit: str, values: Sequence[float], table: 
 
 
 def _bin_width(spread: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, and 1 or more: about MOST_BINS make the spread."""
+    """Return 1, 2 or 5 times a power of ten, at least 1, such that about MOST_BINS bins cover the spread."""
     power = 10.0 ** math.floor(math.log10(max(spread / MOST_BINS, 1)))
     return next(of * power for of in (1, 2, 5, 10) if of * power * MOST_BINS >= spread)

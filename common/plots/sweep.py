@@ -1,6 +1,7 @@
-"""How time and memory change with one swept setting: curves over a numeric one, grouped bars over any other.
+"""Draw how time and memory change with one swept setting: curves over a numeric one, grouped bars over any other.
 
-Several settings: one plot for each, the others at the first of their values; the table of the section has all cells.
+With several settings there is a plot for each, at the first values of the others; the table of the section has all
+cells.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SAME = 0.03  # values that differ by less are within the width of a line
 
 
 class Point(NamedTuple):
-    """One implementation at one value of the setting.  measured: the median alone where it is no time."""
+    """Hold one implementation at one value of the setting.  measured: only its median is set where it is no time."""
 
     value: Any
     measured: Summary
@@ -50,7 +51,7 @@ Curve = Sequence[Point]  # of one implementation
 
 
 class Quantity(NamedTuple):
-    """A number that is drawn: its name, unit and caption; of: gives a row's summary, None where it is not known."""
+    """Describe a number that is drawn.  of: returns a row's summary, None where it is not known."""
 
     key: str
     title: str
@@ -65,7 +66,7 @@ def _time(row: Row) -> Optional[Summary]:
 
 
 def _number(metric: Metric) -> Callable[[Row], Optional[Summary]]:
-    """Return a function that gives the metric of a run that ended well."""
+    """Return a function that returns a metric of a run that ended well."""
 
     def of(row: Row) -> Optional[Summary]:
         value = metric.value(row) if row.status == "ok" else None
@@ -75,7 +76,7 @@ def _number(metric: Metric) -> Callable[[Row], Optional[Summary]]:
 
 
 def quantities() -> List[Quantity]:
-    """Return time, memory, and the metrics that are in no table's list."""
+    """Return time, memory, and the metrics that no table's list names."""
     time = "Median step (loss where no step was timed); whiskers: p20 to p80."
     memory = "Highest peak of a step above its baseline, from the memory pass."
     return [
@@ -144,7 +145,7 @@ def _caption(sweep: Sweep, key: str, quantity: Quantity, together: Sequence[Sequ
 
 
 def coinciding(curves: Sequence[Curve]) -> List[List[Curve]]:
-    """Group the curves of which one would hide another: at half of their values or more they are the same."""
+    """Group the curves that would hide one another: those that are the same at half of their values or more."""
     groups = grouped(curves, lambda others, curve: any(_is_same(curve, other) for other in others))
     return [same for same in groups if len(same) > 1]
 
@@ -180,7 +181,7 @@ def _spread(curve: Curve) -> Plotly:
 
 
 def _curve(curve: Curve, unit: str, widened: int) -> Trace:
-    """Return a curve.  widened: how many curves are drawn on this one."""
+    """Return a curve.  widened: how many other curves are drawn over this one."""
     curve, look = sorted(curve, key=lambda point: point.value), curve[0].row.look
     line_color = color(look) + ("80" if widened else "")  # half transparent
     line = {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(look)}

@@ -33,10 +33,13 @@ from common.present.table import Cell, Table, measured, tabulated
 
 
 class Front(NamedTuple):
-    """A Pareto front: the losses for which no other of these is both faster and smaller.
+    """Hold a Pareto front: the losses that no other is both faster and smaller than.
 
-    of: which losses; dash: of its line; among: numbers of these losses among the points; members: of those on the
-    front, by time.
+    Attributes:
+        of: the name of the losses that compete.
+        dash: of its line.
+        among: indices of these losses among the points.
+        members: indices of those on the front, by time.
     """
 
     of: str
@@ -51,13 +54,13 @@ class Front(NamedTuple):
 
 
 def known(rows: Sequence[Row]) -> Tuple[List[Row], List[Summary], List[Point]]:
-    """Return the rows whose time and memory are known, their times, and their points."""
+    """Return (rows, times, points) of the rows whose time and memory are known."""
     both = [(row, row.times, row.peak_mb) for row in rows if row.times and row.peak_mb is not None]
     return [row for row, *_ in both], [times for _, times, _ in both], [(times.median, mb) for _, times, mb in both]
 
 
 def fronts(rows: Sequence[Row], all_points: Sequence[Point]) -> List[Front]:
-    """Return the front of the exact losses, and, where there are pruned ones, of exact and pruned ones together."""
+    """Return the front of the exact losses and, where there are pruned ones, the front of both together."""
     exact = [index for index, row in enumerate(rows) if row.is_exact]
     of_one_model = [index for index, row in enumerate(rows) if row.of_one_model]
     kinds = [("exact losses", "dot", exact)] if exact else []
@@ -118,13 +121,13 @@ def _whiskers(times: Summary, point: Point) -> List[Point]:
 
 
 def _steps(corners: Sequence[Point]) -> List[Point]:
-    """Return the line as it is drawn: first across, then up or down."""
+    """Return the line in steps, each first across, then up or down."""
     between = [[left, (right[0], left[1])] for left, right in zip(corners, corners[1:])]
     return [*(corner for pair in between for corner in pair), corners[-1]]
 
 
 def _in_words(of: Sequence[Front], both: Sequence[Row]) -> str:
-    """Return sentences about who is on the fronts, and who is not ranked."""
+    """Return sentences on the losses on each front and on those that are not ranked."""
     sentences = []
     for front in of:
         line = "dotted" if front.dash == "dot" else "dashed"

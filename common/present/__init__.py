@@ -1,1 +1,1 @@
-"""Tables, figures and sections of a page. Knows no record."""
+"""Define tables, figures and sections of a page.  Knows no record."""

@@ -1,4 +1,4 @@
-"""Rows as CSV and JSON, and text made harmless.
+"""Write rows as CSV and JSON, and make text harmless.
 
 Names and reasons come from files anyone may have written: they are shown as plain text, with no control characters, no
 markup, no formulas.
@@ -20,12 +20,12 @@ NOT_IN_CSV = ("round_medians_ms", "options")
 
 
 def json_text(rows: Sequence[Values]) -> str:
-    """Return a list of objects; in ASCII, so that no control character gets through."""
+    """Return the rows as a JSON list of objects, in ASCII, so that no control character gets through."""
     return json.dumps([_finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
 
 
 def csv_text(rows: Sequence[Values]) -> str:
-    """Return one line per row, flat columns: step_ms_median, memory_step_process_mb, ..."""
+    """Return a line for each row, with flat columns: step_ms_median, memory_step_process_mb, ..."""
     flat = [_flat({key: value for key, value in row.items() if key not in NOT_IN_CSV}) for row in rows]
     names = list(dict.fromkeys(name for cells in flat for name in cells))
     stream = io.StringIO()
@@ -50,7 +50,7 @@ def _flat(value: Values, prefix: str = "") -> Values:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell as text: what a spreadsheet would take for a formula is marked, unless it is a number."""
+    """Return a cell as text; text that a spreadsheet would take for a formula is marked."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = plain(value)
@@ -66,7 +66,7 @@ def _reads_as_number(text: str) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON has not, by None."""
+    """Replace infinity and NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

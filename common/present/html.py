@@ -1,6 +1,6 @@
-"""Data -> HTML by templates, which are named by their path below common/.
+"""Render data as HTML by templates, which are named by their path below common/.
 
-Every text is escaped and shown on one line, but for code, whatever file it is from; every address is relative to the
+All text is escaped and, except code, shown on one line, whatever file it is from; every address is relative to the
 page's folder.
 """
 
@@ -34,7 +34,7 @@ def render(template: str, base: Path, **content: Any) -> str:
 
 @cache
 def environment() -> Any:
-    """Return the environment of jinja2, with the filters of the templates."""
+    """Return jinja2's environment, with the filters that the templates use."""
     try:
         import jinja2
         from markupsafe import Markup, escape
@@ -56,13 +56,13 @@ def environment() -> Any:
 
 
 def href(target: Path, base: Path) -> str:
-    """Return a relative address of `target` for a page in the folder `base`."""
+    """Return the address of `target`, relative to the page's folder `base`."""
     relative = os.path.relpath(target.resolve(), base.resolve())
     return quote(os.fsencode(relative), safe="/")
 
 
 def compact_json(value: Any) -> str:
-    """Return JSON of what is drawn, in DIGITS digits; what is not finite becomes null."""
+    """Return data for plots as JSON, numbers in DIGITS digits, infinity and NaN as null."""
     return json.dumps(_drawn(value), allow_nan=False, separators=(",", ":"))
 
 
@@ -77,19 +77,19 @@ def _drawn(value: Any) -> Any:
 
 
 def script_hash(source: str) -> str:
-    """Return the source by which a content security policy allows this one script."""
+    """Return the source expression by which a content security policy allows this one script."""
     digest = base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 @cache
 def packed(source: str) -> str:
-    """Pack text as page.js unpacks it: gzip, in base64."""
+    """Pack text for page.js to unpack: gzip, in base64."""
     return base64.b64encode(gzip.compress(source.encode("utf-8"), 9, mtime=0)).decode()
 
 
 def csv_address(table: Table) -> str:
-    """Return an address that holds the table as a CSV file."""
+    """Return a data address that holds the table as a CSV file."""
     rows = table.values() or [{column.title: None for column in table.columns}]
     encoded = base64.b64encode(csv_text(rows).encode("utf-8")).decode()
     return f"data:text/csv;charset=utf-8;base64,{encoded}"

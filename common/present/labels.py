@@ -1,7 +1,7 @@
-"""Place the names of points: beside their own point, off each other, off other points and off lines; where it is
-crowded farther away, with a line to the point.
+"""Place the names of points: beside their own point, off other names, points and lines; where it is crowded, farther
+away with a line to the point.
 
-Pixels from the lower left corner of the plot.
+Coordinates are pixels from the lower left corner of the plot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WIDTHS = (240, 280, 330, 400, 500, 620, 780, 1000, 1300)
 
 
 class Spot(NamedTuple):
-    """The middle of a name in pixels from its point; far: whether a line joins name and point."""
+    """Hold the middle of a name, in pixels from its point.  far: whether a line joins the name and its point."""
 
     across: float
     up: float
@@ -45,7 +45,7 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a plot's points.  at: (x, y, name); lines: points of each line; across, up: the axes."""
+    """Hold the names of a plot's points.  at: (x, y, name); lines: points of each line; across, up: the axes."""
 
     at: Sequence[Tuple[float, float, str]]
     lines: Sequence[Sequence[Point]]
@@ -53,7 +53,7 @@ class Names:
     up: Span
 
     def places(self, width: float, height: float) -> List[Spot]:
-        """Return where each name goes in a plot of this size."""
+        """Return the place of each name in a plot of this size in pixels."""
 
         def pixels(x: float, y: float) -> Point:
             return self.across.share(x) * width, self.up.share(y) * height
@@ -66,15 +66,21 @@ class Names:
         )
 
     def of_a_page(self, height: float) -> Dict[int, List[Spot]]:
-        """Return the places in plots of this height and of each of WIDTHS."""
+        """Return width -> places, for plots of this height and each of WIDTHS."""
         return {width: self.places(width, height) for width in WIDTHS}
 
 
 def places(
     points: Sequence[Point], sizes: Sequence[Point], plot: Point, lines: Sequence[Sequence[Point]] = ()
 ) -> List[Spot]:
-    """Return the spot of each name.  sizes: width and height of the names; plot: of the plot; lines: each goes across
-    and up only."""
+    """Return the spot of each name.
+
+    Args:
+        points: in pixels.
+        sizes: (width, height) of the names.
+        plot: (width, height) of the plot.
+        lines: points of each line, which goes across and up only.
+    """
     kept_free = [_edges(*pair) for line in lines for pair in zip(line, line[1:])]
     placed: List[Spot] = []
     taken: List[Box] = []
@@ -112,7 +118,7 @@ def places(
 
 
 def _distance(spot: Spot, size: Point) -> float:
-    """Return how many pixels a name is farther away than beside its point."""
+    """Return how many pixels farther away a name is than beside its point."""
     return max(abs(spot.across) - size[0] / 2, abs(spot.up) - size[1] / 2) - MARKER
 
 
@@ -149,7 +155,7 @@ def from_box(point: Point, of: Box) -> float:
 
 
 def _meets(begin: Point, end: Point, of: Box) -> bool:
-    """Return whether a line goes through a box."""
+    """Return whether a line crosses a box."""
     steps = [(begin[0] + at * (end[0] - begin[0]) / 12, begin[1] + at * (end[1] - begin[1]) / 12) for at in range(13)]
     return any(from_box(step, of) == 0 for step in steps)
 

@@ -1,4 +1,4 @@
-"""The ends and ticks of an axis that shows small values and ones a hundred times larger."""
+"""Choose the ends and ticks of an axis that shows small values and ones a hundred times larger."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LONG, GAP = 8.0, 4.0
 
 
 def cut(ends: Sequence[float]) -> Optional[float]:
-    """Return where to cut an axis of bars from zero: just above most of them when a few (one, or a third) are far
-    longer; None when all can be shown."""
+    """Return where to cut an axis of bars: just above most bars where a few (one, or a third) are far longer; None
+    where all can be shown."""
     ordered = sorted(ends)
     few = ordered[-1 - max(1, len(ordered) // 3) :]  # and the one before them
     below = [smaller for smaller, larger in zip(few, few[1:]) if larger > GAP * smaller]
@@ -24,21 +24,22 @@ def cut(ends: Sequence[float]) -> Optional[float]:
 
 @dataclass(frozen=True)
 class Span:
-    """The ends of an axis of points."""
+    """Hold the ends of an axis of points."""
 
     low: float
     high: float
     logarithmic: bool
 
     def share(self, value: float) -> float:
-        """Return where a value is between the ends: 0 to 1."""
+        """Return the position of a value between the ends, 0 to 1."""
         if self.logarithmic:
             return log(value / self.low) / log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     @property
     def ticks(self) -> List[float]:
-        """Return 1, 2 and 5 of each power of ten, for a logarithmic axis; 1 to 9 where these would be one or two."""
+        """Return 1, 2 and 5 times each power of ten, for a logarithmic axis; 1 to 9 times it where that gives fewer
+        than three."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
         for steps in ((1, 2, 5), range(1, 10)):
             every = [of * 10.0**power for power in powers for of in steps]
@@ -59,6 +60,6 @@ def logarithmic(values: Sequence[float]) -> Span:
 
 
 def span(values: Sequence[float]) -> Span:
-    """Return an axis that shows these positive values with some room beside them: from zero, or logarithmic where they
-    differ too much."""
+    """Return an axis for these positive values, with some room beside them: from zero, or logarithmic where they differ
+    too much."""
     return logarithmic(values) if max(values) > WIDE * min(values) else Span(0.0, 1.15 * max(values), False)

@@ -1,4 +1,4 @@
-"""A section of the page, as data."""
+"""Define a section of the page, as data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ Line = Tuple[str, Sentence]
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer to a question.
+    """Answer a question.
 
-    question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence; lines: what
-    there is to know of the answer, each with its title; code: what a user copies; bad: news that nobody wants.
+    Attributes:
+        question: short.
+        answer: a name or "unclear".
+        clear: whether it is sure.
+        reason: why, in a sentence.
+        lines: further facts, each with its title.
+        code: for the user to copy.
+        bad: whether the answer is bad news.
     """
 
     question: str
@@ -31,7 +37,7 @@ class Verdict:
 
 
 class Failure(NamedTuple):
-    """Something that did not run.  status: as in the records; name: its name; words: why."""
+    """Describe something that did not run.  status: as in the records; words: the reason."""
 
     status: str
     name: str
@@ -44,8 +50,12 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """The utterances: a sentence where there are too few batches for plots, and the numbers as tables that can be
-    opened, each with the words to open it by."""
+    """Describe the utterances.
+
+    Attributes:
+        sentence: in the place of plots, where there are too few batches for these; else "".
+        tables: (words to open it by, table) of the numbers.
+    """
 
     title: str
     sentence: str
@@ -58,12 +68,18 @@ TABLES = "present/templates/tables.html.jinja"
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
+    """Describe a section of the page; fields are None or empty where it has nothing to show.
 
-    template: shows it, as a path below common/; id: its address on the page; suffix: of the ids of its figures;
-    headline: what to use; measured: of how much of the data; beside_load: a line where samples ran beside other load;
-    content: what only its template knows; short: its title in the contents, where that is another; title_is_above: the
-    title of the page says it; the others: None or empty where there is nothing.
+    Attributes:
+        template: that shows it, as a path below common/.
+        id: its address on the page.
+        suffix: of the ids of its figures.
+        headline: which loss to use.
+        measured: how much of the data was measured.
+        beside_load: a line on samples that ran beside other load.
+        content: data for its template alone.
+        short: its title in the contents, where that differs.
+        title_is_above: its title is the title of the page.
     """
 
     template: str
@@ -109,5 +125,5 @@ class Section:
 
     @staticmethod
     def _is_part(figure: Figure) -> bool:
-        """Return whether a figure is in the contents by itself."""
+        """Return whether a figure has an entry of its own in the contents."""
         return not figure.small and not figure.chapter

@@ -1,6 +1,6 @@
-"""What a tool of its own gives to the page, the summary and the verdict, which know no tool.
+"""Define what a tool of its own gives to the page, the summary and the verdict, which know no tool.
 
-The command of a script says which tools there are (common/command.py); without one there are none.
+The command registers the tools (common/command.py); where nothing did, there are none.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""The looks of the plots: colours, symbols, patterns, and the template that all of them share.
+"""Define how plots look: colours, symbols, patterns, and the template that all of them share.
 
-An implementation has one look in every plot (`Row.look`): the colour of its family, which is the package that it comes
-from, and a form (symbol, pattern, dashes) that sets it apart within the family.  What is of no implementation, the
-stages of a step and the machines, has patterns and symbols without a colour of its own.
-
-The palette is Okabe and Ito's, which colour-blind people can tell apart, but for its yellow, which is too light for a
-line, and its grey.  Text, grid and outlines take their colours from page.css, so that they follow light, dark and
-print.
+An implementation has one look in every plot (`Row.look`): the colour of its family, which is its package, and a form
+(symbol, pattern, dashes) that sets it apart within the family.  The palette is Okabe and Ito's, which colour-blind
+people can tell apart, without its grey and its yellow, which is too light for a line.  Text, grid and outlines take
+their colours from page.css, so that they follow light, dark and print.
 """
 
 from __future__ import annotations
@@ -67,10 +64,20 @@ TEMPLATE: Plotly = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One plot.  title, caption: shown with it; summary: its numbers in words, for screen readers; data, layout: as
-    plotly takes them; table: the same numbers, None where the page has them already; small: three fit side by side;
-    names: of its points; parts: small plots, which it consists of, and then it has no data of its own; chapter: of its
-    section, "" where that has none; folded: opened by who wants it; on_paper: printed, where it is not folded."""
+    """Hold one plot.
+
+    Attributes:
+        title, caption: shown with it.
+        summary: its numbers in words, for screen readers.
+        data, layout: for plotly.
+        table: the same numbers; None where the page shows them already.
+        small: three fit side by side.
+        names: of its points.
+        parts: the small plots that it consists of; it then has no data of its own.
+        chapter: of its section, "" for none.
+        folded: shown only when opened.
+        on_paper: printed, unless it is folded.
+    """
 
     key: str
     title: str
@@ -88,17 +95,17 @@ class Figure:
 
     @property
     def height(self) -> int:
-        """Return its pixels, without the lines of the legend."""
+        """Return its height in pixels, without the lines of the legend."""
         return self.layout["height"]
 
     @property
     def drawn(self) -> Sequence[Figure]:
-        """Return itself, or its parts."""
+        """Return its parts, or itself where it has none."""
         return self.parts or [self]
 
 
 class Look(NamedTuple):
-    """Hold how an implementation is drawn: the number of its colour in PALETTE, and that of its form."""
+    """Hold how an implementation is drawn: the numbers of its colour in PALETTE and of its form."""
 
     color: int = 0
     form: int = 0
@@ -130,7 +137,7 @@ def shown(label: str) -> str:
 def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any) -> Trace:
     """Return a trace of bars.
 
-    look: plotly's marker; hover: plotly's template of what is shown of a bar that is pointed at, beside its name;
+    look: plotly's marker; hover: plotly's template of what is shown beside the name of the bar under the pointer;
     options: of the trace.
     """
     trace = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
@@ -145,8 +152,11 @@ def bar_of(look: Look) -> Plotly:
 def parts(
     name: str, x: Sequence[Any], y: Sequence[Any], each: Sequence[Look], number: int, hover: str, width: float
 ) -> List[Trace]:
-    """Return the horizontal bars of one stage or machine, each in the colour of its implementation, and their neutral
-    entry in the legend: a bar without length, above the plot.  each: the look of each bar; number: of the pattern."""
+    """Return the horizontal bars of one stage or machine, each in its implementation's colour, and their neutral entry
+    in the legend: a bar without length, above the plot.
+
+    each: the look of each bar; number: that of the pattern.
+    """
     colored = {"color": [color(look) for look in each], "pattern": pattern(number)}
     drawn = bars(name, x, y, colored, hover, orientation="h", width=width, showlegend=False)
     neutral = {"color": NEUTRAL, "pattern": pattern(number)}
@@ -156,7 +166,8 @@ def parts(
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Trace:
     """Return a trace of markers, or of lines with another `mode`.
 
-    at: (x, y) of each; hover: as for bars, with another name after <extra>, "" shows nothing; options: of the trace.
+    at: (x, y) of each point; hover: as for bars, a name after <extra> replaces the trace's, "" shows nothing; options:
+    of the trace.
     """
     x, y = zip(*at)
     known = hover if "<extra>" in hover else f"{hover}<extra>{shown(name)}</extra>"
@@ -181,7 +192,7 @@ def mark(number: int, size: int) -> Plotly:
 
 
 def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
-    """Return plotly's error bars from p20 to p80 about the median; of no length where they are not known."""
+    """Return plotly's error bars, from p20 to p80 around the median; without length where these are not known."""
     return {
         "array": [(each.p80 or each.median) - each.median for each in summaries],
         "arrayminus": [each.median - (each.p20 or each.median) for each in summaries],
@@ -189,7 +200,7 @@ def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
 
 
 def about_whiskers(summaries: Sequence[Summary]) -> str:
-    """Return the sentence of a caption about `whiskers`; empty where there are none."""
+    """Return the sentence of a caption that explains `whiskers`; "" where there are none."""
     drawn = sum(each.p20 is not None for each in summaries)
     if not drawn:
         return ""
@@ -210,16 +221,16 @@ def axis_of(title: str, span: scales.Span) -> Plotly:
 
 
 def layout(height: int, legend: Optional[int] = None, **options: Any) -> Plotly:
-    """Return plotly's layout.  height: pixels; legend: pixels of each of its words, None for no legend."""
+    """Return plotly's layout.  height: pixels; legend: pixels of each of its entries, None for no legend."""
     of_legend = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
     return {"template": TEMPLATE, "height": height, **of_legend, **options}
 
 
 def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
-    """Return the layout of lanes under each other, the first on top at y = 0, the next at -1.
+    """Return the layout of lanes below each other: the first at y = 0 on top, the next at -1.
 
-    Each is `lane` pixels high, with its name `gap` pixels above its middle at the left edge, so that long names leave
-    the whole width to the plot.
+    Each is `lane` pixels high, with its name at the left edge, `gap` pixels above its middle, so that the plot has the
+    whole width.
     """
     above = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": gap, "showarrow": False}
     notes = [{**above, "y": -number, "text": name} for number, name in enumerate(names)]

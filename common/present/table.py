@@ -1,4 +1,4 @@
-"""A table as data: columns, and cells with words, value and source.  present/text, export and html render it."""
+"""Define a table as data: columns, and cells with words, value and source.  present/text, export and html render it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Values = Dict[str, Any]
 
 
 class Link(NamedTuple):
-    """Words that lead to a file."""
+    """Hold words that lead to a file."""
 
     words: str
     target: Path
@@ -23,10 +23,13 @@ Sentence = Sequence[Union[str, Link]]
 
 
 class Cell(NamedTuple):
-    """A cell.
+    """Hold one cell.
 
-    shown: the words; value: what is sorted by and written to a CSV, `shown` where None; target: the file it is from;
-    mark: a class of page.css, which other renderers may show too.
+    Attributes:
+        shown: the words.
+        value: for sorting and CSV; None for `shown`.
+        target: the file that it is from.
+        mark: a class of page.css, which other renderers may show too.
     """
 
     shown: str
@@ -36,24 +39,24 @@ class Cell(NamedTuple):
 
 
 def measured(value: Union[int, float, None], target: Optional[Path] = None) -> Cell:
-    """Return the cell of a number, with the file that it is from."""
+    """Return the cell of a number.  target: the file that it is from."""
     return Cell(str(value) if type(value) is int else number(value), value, target)
 
 
 class Column(NamedTuple):
-    """A column of a table.  title: a printer may put its words under each other; numeric: aligned to the right."""
+    """Describe a column.  title: may be broken over several lines; numeric: aligned to the right."""
 
     title: str
     numeric: bool = True
     centered: bool = False
 
     def value(self, cell: Cell) -> Value:
-        """Return the value that `cell` is sorted by and written to a CSV as; None for a number that is not known."""
+        """Return the value of `cell` for sorting and CSV; None for a number that is not known."""
         return cell.shown if cell.value is None and not self.numeric else cell.value
 
 
 class Table(NamedTuple):
-    """A table.  name: of the CSV file, without its ending; title: printed above, or read out by a screen reader."""
+    """Hold a table.  name: of the CSV file, without its ending; title: printed above, or read by a screen reader."""
 
     name: str
     title: str
@@ -61,12 +64,12 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell]]
 
     def values(self) -> List[Values]:
-        """Return each row as title of the column -> value."""
+        """Return each row as {title of the column: value}."""
         return [{column.title: column.value(cell) for cell, column in zip(row, self.columns)} for row in self.rows]
 
 
 def tabulated(name: str, title: str, rows: Sequence[Dict[str, Cell]]) -> Table:
-    """Make a table of rows that are title of the column -> cell; a column with a number in any cell is numeric."""
+    """Make a table of rows as {title of the column: cell}; a column with a number in any cell is numeric."""
     numeric = {
         head: any(isinstance(row[head].value, (int, float)) for row in rows) for head in (rows[0] if rows else ())
     }

@@ -1,4 +1,4 @@
-"""A table, and the lines below it, as text for the terminal or as Markdown."""
+"""Show a table, and the lines below it, as text for the terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ BOLD = ("wrong", "dead")
 
 
 def block(table: Table, format: str) -> str:
-    """Return the table below its title, as text of the "table" or "markdown" format."""
+    """Return the table with its title above it, in the "table" or "markdown" format."""
     if format == "markdown":
         return f"**{escaped(table.title)}**\n\n{markdown(table)}"
     return f"{plain(table.title)}\n{aligned(table)}"
 
 
 def listed(lines: Sequence[str], format: str) -> str:
-    """Return one line each."""
+    """Return the lines as text, in Markdown as a list."""
     return "\n".join(f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines)
 
 
 def spaced(blocks: Iterable[Sequence[str]]) -> str:
-    """Join blocks of lines with an empty line between them, without the empty ones; the last line with a newline."""
+    """Join the blocks that are not empty with an empty line between them; the last line ends with a newline."""
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
 def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[str, str]] = None) -> str:
-    """Return columns of equal width, the words of a heading under each other where its cells are shorter.
+    """Return the table in columns of equal width; a long heading is broken over several lines.
 
     longest: characters of a cell; colors: mark of a cell -> ANSI code.
     """
@@ -68,7 +68,7 @@ def markdown(table: Table) -> str:
 
 
 def markdown_of(columns: Sequence[Union[Column, str]], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table.  columns: a title alone is a column of text; rows: their cells, in Markdown."""
+    """Return a Markdown table.  columns: a plain title is a column of text; rows: cells in Markdown."""
     known = [Column(column, numeric=False) if isinstance(column, str) else column for column in columns]
     titles = [column.title for column in known]
     rules = [":-:" if column.centered else "---:" if column.numeric else "---" for column in known]

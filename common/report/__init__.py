@@ -1,1 +1,1 @@
-"""The HTML page, the summaries for TensorBoard, a trace in Perfetto. No torch."""
+"""Make the HTML page, the summaries for TensorBoard, and a trace in Perfetto.  No torch."""

@@ -1,4 +1,4 @@
-"""A comparison as a page of its own: what changed, the ratios with their intervals, every number and its reason."""
+"""Make the page of a comparison: what changed, the ratios with their intervals, every number and its reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(rows: Sequence[Change], remarks: Sequence[str], output: Path) -> Path:
 
 
 def page(rows: Sequence[Change], remarks: Sequence[str], base: Path, library: Optional[str] = None) -> str:
-    """Return the page as text.  base: the folder that it will be in; library: JavaScript in the place of plotly.js."""
+    """Return the page as text.  base: the folder that it will be in; library: JavaScript in place of plotly.js."""
     shown = [row for row in rows if tables.is_measured(row)] or rows
     figure = _figure(shown)
     section = Section(
@@ -78,7 +78,7 @@ def _in_words(time: TimeChange) -> str:
 
 
 def _cards(rows: Sequence[Change]) -> List[Verdict]:
-    """Return a card for each verdict but "same", with the reason for each of its lines."""
+    """Return a card for each verdict except "same", with the reason for each of its lines."""
     lines = [(row.name, line) for row in rows for line in tables.lines_of(row)]
     of_verdict = gathered((line.verdict, (name, line)) for name, line in lines)
     cards = []

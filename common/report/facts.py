@@ -1,4 +1,4 @@
-"""The tables of the report: results of all implementations, what they were measured on, where the time goes."""
+"""Make tables of the report that hold no result: versions, machine and load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.tables import remarks
 
 
 def load(entries: Sequence[Row]) -> Optional[Table]:
-    """Return a table of how busy other processes kept the machine while each was timed."""
+    """Return a table of the other processes' load while each row was timed."""
     rows = []
     for entry in entries:
         shares = [100 * sample.foreign_cpu for sample in entry.timed if sample.foreign_cpu is not None]
@@ -32,7 +32,7 @@ def load(entries: Sequence[Row]) -> Optional[Table]:
 
 
 def versions(entries: Sequence[Row]) -> Table:
-    """Return a table of what each row ran under; of the rows that ran, where any did."""
+    """Return a table of the versions that each row ran under, of the rows that ran where any did."""
     columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
     rows = []
     for entry in [entry for entry in entries if entry.is_measured] or entries:
@@ -47,7 +47,7 @@ def versions(entries: Sequence[Row]) -> Table:
 
 
 def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
-    """(term, description) of what the entries were measured on; several values where they differ."""
+    """Return (term, description) of the machine and conditions of the rows; several values where they differ."""
     facts: Dict[str, List[str]] = {}
     named = {plain(entry.device) for entry in entries if entry.device_name}
     for entry in entries:

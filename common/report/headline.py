@@ -1,5 +1,7 @@
-"""What people came for: the answer as a title, and a card for each case with its code: the loss to use, the one that
-takes logits, the one to use if an approximation will do."""
+"""Answer the page's first question: the best loss as a title, and a card with its code for each case.
+
+The cases: any loss, a loss that takes logits, and an approximation.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,7 @@ def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Verdict:
 
 
 def _gains(pick: Pick) -> bool:
-    """Return whether an approximation takes less time or memory than what is exact; also where there is nothing
-    exact."""
+    """Return whether an approximation takes less time or memory than the best exact loss; true where there is none."""
     known = [pick.over and pick.over.ratio, pick.memory]
     return not any(known) or any(value < 1 for value in known if value)
 
@@ -98,7 +99,7 @@ def _memory(row: Row, smallest: Optional[Pick]) -> Sentence:
 
 
 def _against(pick: Pick, exact: Optional[Pick]) -> List[Line]:
-    """Return lines on the time and the memory of an approximation beside those of the fastest exact loss."""
+    """Return lines on an approximation's time and memory beside those of the fastest exact loss."""
     if exact is None:
         return [("Speed", _speed(pick)), ("Memory", _memory(pick.row, None))]
     name = wording.name_of(exact.row)

@@ -1,4 +1,4 @@
-"""Machines side by side: configurations that differ in nothing but the machine, in one table and one plot.
+"""Show machines side by side: configurations that differ only in the machine, in one table and one plot.
 
 Times of different machines are not compared.  Within each machine, every time is divided by that of the fastest exact
 loss there; these ratios are shown side by side.
@@ -21,7 +21,7 @@ TITLE = "Machines side by side"
 
 
 def section(family: Sequence[Machine], number: int) -> Section:
-    """Return the section of one configuration on several machines.  number: of the section among those of its kind."""
+    """Return the section of one configuration on several machines.  number: its number among such sections."""
     figure, name = relative_times(family), f"machines-{number}"
     return Section(
         "report/templates/machines.html.jinja",
@@ -36,7 +36,7 @@ def section(family: Sequence[Machine], number: int) -> Section:
 
 
 def numbers(family: Sequence[Machine]) -> Table:
-    """A row for each implementation, its numbers on every machine in it."""
+    """Return a table with a row for each implementation and its numbers on every machine."""
     titles = ("step ms", "over the fastest exact", "% of limit", "peak MB")
     columns = [Column("implementation", False)]
     columns += [Column(f"{title}, {machine.letter}") for title in titles for machine in family]
@@ -48,7 +48,7 @@ def numbers(family: Sequence[Machine]) -> Table:
 
 
 def _cells(machine: Machine, row: Optional[Row]) -> List[Cell]:
-    """Return the cells of one machine; a loss that did not run there has its status in the first."""
+    """Return the cells of one machine; the first holds the status of a loss that did not run there."""
     if row is None:
         return [Cell("-")] * 4
     ms, percent = row.median_ms("step"), metrics.METRICS["step_limit"].value(row)

@@ -1,7 +1,7 @@
-"""Groups to one HTML page that needs nothing but itself: no network, and no script but its own two.
+"""Make one self-contained HTML page from groups of rows: no network, and only its own two scripts.
 
-A content security policy allows these two scripts by their hash and no address, so that nothing in a name can run.
-Without scripts the page is still whole: every plot has its numbers as a table.
+A content security policy allows these two scripts by their hash, and no address, so that nothing in a name can run.
+Without scripts the page is still complete: every plot has its numbers as a table.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
 def page(
     groups: Sequence[Group], base: Path, library: Optional[str] = None, swept: Sequence[Sweep] = (), paths: Paths = ()
 ) -> str:
-    """Return the page as text.  base: the folder it will be in, which its links start from; library: JavaScript in the
-    place of plotly.js; paths: the logs it is of, in which a conformance matrix may be too.  UserError without
-    jinja2."""
+    """Return the page as text.  Raises UserError without jinja2.
+
+    Args:
+        groups: rows by configuration.
+        base: the folder that the page will be in, from which its links start.
+        library: JavaScript in place of plotly.js.
+        swept: sweeps to show.
+        paths: the logs that are shown, in which a conformance matrix may be too.
+    """
     families = families_of(groups)
     titles = {**_titles(groups), **{machine.number: machine.title for family in families for machine in family}}
     answer = headline.title(groups[0].rows) if _is_one(groups, swept) else ""
@@ -54,7 +60,7 @@ def page(
 
 
 def _is_one(groups: Sequence[Group], swept: Sequence[Sweep]) -> bool:
-    """Return whether the page is of one configuration, whose answer is its title."""
+    """Return whether the page shows a single configuration, whose answer then is its title."""
     return len(groups) == 1 and not groups[0].search and not swept
 
 
@@ -67,7 +73,8 @@ def assembled(
     reading: bool = False,
     overline: str = OVERLINE,
 ) -> str:
-    """Return the page of these sections.  reading: with how to read the tables of losses; overline: above the title."""
+    """Return the page of these sections.  reading: whether to explain how tables of losses are read; overline: above
+    the title."""
     library = _source(LIBRARY) if library is None else library
     script = _source(HERE / "page.js")
     policy = (
@@ -113,7 +120,7 @@ class Entry(NamedTuple):
 
 
 def contents(sections: Sequence[Section]) -> List[Entry]:
-    """Return the entries of the contents: of a section whose title is above the page its parts, beside the others."""
+    """Return the entries of the contents; a section whose title is above the page has its parts in place of itself."""
     entries: List[Entry] = []
     for section in sections:
         if section.title_is_above:
@@ -138,8 +145,8 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
 
 
 def _counts(rows: Sequence[Row]) -> List[str]:
-    """Return ["11 losses measured", "1 failed", "6 not available here"].  A loss that ran under a second torch too
-    (NAME@k2) is one."""
+    """Return ["11 losses measured", "1 failed", "6 not available here"]; a loss under a second torch (NAME@k2) counts
+    once."""
     measured: Set[str] = set()
     failed: Set[str] = set()
     absent: Set[str] = set()
@@ -154,7 +161,7 @@ def _counts(rows: Sequence[Row]) -> List[str]:
 
 
 def _titles(groups: Sequence[Group]) -> Dict[int, str]:
-    """Return the title of each section; sections of a kind are counted where there are several."""
+    """Return the title of each section, numbered where several are of one kind."""
     kinds, titles = [group.search for group in groups], {}
     for index, kind in enumerate(kinds):
         alone, one_of = ("Largest batch", "Largest batch") if kind else ("Verdict", "Configuration")
@@ -164,8 +171,8 @@ def _titles(groups: Sequence[Group]) -> Dict[int, str]:
 
 
 def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
-    """Return the section of a configuration; of --find-largest without shapes.  folders: where a conformance matrix may
-    be."""
+    """Return the section of a configuration, without shapes for --find-largest.  folders: where a conformance matrix
+    may be."""
     rows, known = group.rows, facts.machine(group.rows)
     measured = [row for row in rows if row.is_measured]
     failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]

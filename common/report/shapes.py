@@ -1,7 +1,8 @@
-"""How long the utterances are and how much of their batches is padding: all of the run's kind, and the measured ones.
+"""Show how long the utterances are and how much of their batches is padding, for all of the run's kind and for the
+measured ones.
 
-The distributions are recorded with the run (see common.data.distribution), not read from the shape file, which need not
-be here.  Runs from before that have their measured batches alone: histograms of ten and more, else a sentence.
+The distributions are recorded with the run (see common.data.distribution), since the shape file need not be here.
+Older runs have their measured batches alone: histograms of ten or more, else a sentence.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FEWEST = 10  # batches: a histogram of fewer shows less than their table
 
 
 def shapes(rows: Sequence[Row]) -> Tuple[Optional[Shapes], List[Figure]]:
-    """Return what the page says of the shapes, and its plots; None where no batches are known."""
+    """Return the shapes in words and tables, and their plots; None where no batches are known."""
     measured = next((row for row in rows if row.batches), None)
     known = next((row for row in rows if row.distribution), None)
     if measured is None:
@@ -32,7 +33,7 @@ def shapes(rows: Sequence[Row]) -> Tuple[Optional[Shapes], List[Figure]]:
 
 
 def _sentence(row: Row) -> str:
-    """Few batches in words."""
+    """Return a sentence on batches that are too few for plots."""
     batches = row.batches
     size = " and ".join(dict.fromkeys(str(batch.N) for batch in batches))
     longest = [f"{batch.T_max} x {batch.U_max} ({padding(batch):.0f}% padding)" for batch in batches]

@@ -1,4 +1,4 @@
-"""A sweep on the page: all cells in one table, what did not run, a plot for each swept setting."""
+"""Show a sweep on the page: a table of all cells, the cells that failed, a plot for each swept setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.tables import sweep as sweep_table
 
 
 def section(sweep: Sweep, number: int) -> Section:
-    """Return the section of a sweep.  number: of the section among those of its kind."""
+    """Return the section of a sweep.  number: its number among such sections."""
     first = {row.label: row for row in reversed(sweep.rows)}  # of each implementation
     keys, name = " and ".join(grid.flag(key) for key in sweep.grid), f"sweep-{number}"
     title = f"Sweep over {keys}" if keys else "A sweep that cannot be read"

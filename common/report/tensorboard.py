@@ -1,11 +1,13 @@
-"""Ordinary TensorBoard summaries of what is in a log folder: they need no plugin and no internet.
+"""Write the content of a log folder as ordinary TensorBoard summaries, which need no plugin and no internet.
 
-``python -m common.cli.tensorboard LOGDIR``, run by the viewer environment before `make tensorboard` starts the server.
-Each run folder gets one event file: every timed sample at the step of its number, the numbers of its row at step 0.
-It has the profiled numbers by window at steps 1, 2, ..., its line of the HParams table, and the PNGs in the folder.
-The log folder itself gets the results as text, the columns of the HParams table, its PNGs, and those of the report,
-drawn by the main environment.  The file's name ends in a fingerprint of what it was made from: nothing is written again
-until that changes.  No torch."""
+``python -m common.cli.tensorboard LOGDIR`` runs in the viewer environment before `make tensorboard` starts the server.
+
+- Each run folder gets one event file: every timed sample at the step of its number, the numbers of its row at step 0,
+  the profiled numbers by window at steps 1, 2, ..., its line of the HParams table, and the PNGs in the folder.
+- The log folder gets the results as text, the columns of the HParams table, its PNGs and those of the report.
+
+The name of an event file ends in a fingerprint of its sources: it is written again only when these change.  No torch.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ COMPARED = ("step_median", "loss_median", "utterances_per_second", "peak_mb", "l
 
 
 def of_row(row: Row, prefix: str = "") -> List[Value]:
-    """The scalars of a row; `prefix` tells the rows of one folder apart."""
+    """Return the scalars of a row.  prefix: tells the rows of one folder apart."""
     values = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
     for scope in SCOPES:
         values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
@@ -67,12 +69,12 @@ def settings(row: Row) -> Dict[str, Union[str, int]]:
 
 
 def session(row: Row, name: str, wall_time: float) -> Value:
-    """The line of a run in the HParams table."""
+    """Return the line of a run in the HParams table."""
     return 0, hparams.hparams_pb(settings(row), trial_id=name, start_time_secs=wall_time).value[0]
 
 
 def experiment(rows: Sequence[Row]) -> Value:
-    """The columns of the HParams table."""
+    """Return the columns of the HParams table."""
     known = [settings(row) for row in rows]
     values = {key: sorted({each[key] for each in known if key in each}) for key in SETTINGS}
     columns = [hparams.HParam(key, hparams.Discrete(of_key)) for key, of_key in values.items() if of_key]
@@ -82,7 +84,7 @@ def experiment(rows: Sequence[Row]) -> Value:
 
 
 def text(log: logs.Log) -> str:
-    """The results in Markdown, in as many columns as TensorBoard shows without breaking a word."""
+    """Return the results in Markdown, in as many columns as TensorBoard shows without breaking a word."""
     tables = [results.table("text tab", heading(group), group) for group in groups(log.rows)]
     blocks = [block(table, "markdown") for table in tables]
     blocks += [search.render(log.searches, "markdown")] if log.searches else []
@@ -90,7 +92,8 @@ def text(log: logs.Log) -> str:
 
 
 def drawn(log_dir: Path, main: Optional[Path]) -> List[Value]:
-    """The report's pictures, by report.py --png under `main`; without it, or when it fails, a line says why not."""
+    """Return the report's pictures, which report.py --png draws under the Python `main`; none, and a warning, where
+    that fails."""
     if main is None:
         print(f"{log_dir}: no pictures of the report: {environments.reason('main')}", file=sys.stderr)
         return []
@@ -118,19 +121,19 @@ def pictures(folder: Path, prefix: str = "") -> List[Value]:
 
 
 def fingerprint(paths: Sequence[Path], *extra: Any) -> str:
-    """Return a hash of names, sizes and times of change, since the contents may be gigabytes, and of `extra`."""
+    """Return a hash of the files' names, sizes and times of change, since they may be gigabytes, and of `extra`."""
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(paths)]
     return hashlib.sha256(repr((VERSION, states, *extra)).encode()).hexdigest()[:16]
 
 
 def sources(folder: Path) -> List[Path]:
-    """The files in a folder that its event file is made from."""
+    """Return the files in a folder from which its event file is made."""
     suffixes = (schema.FILE_NAME, ".pt.trace.json", ".pt.trace.json.gz", ".png")
     return [path for path in folder.iterdir() if path.name.endswith(suffixes) and path.is_file()]
 
 
 def is_written(folder: Path, mark: str) -> bool:
-    """Return whether the event file with this mark is there; others of ours are removed."""
+    """Return whether the event file with this mark exists; remove older event files of ours."""
     ours = list(folder.glob(f"events.out.tfevents.*{MARK}*"))
     others = [path for path in ours if not path.name.endswith(mark)]
     for path in others:
@@ -139,7 +142,7 @@ def is_written(folder: Path, mark: str) -> bool:
 
 
 def write(folder: Path, values: Sequence[Value], mark: str, wall_time: float) -> None:
-    """The event file of a folder, whole or not at all."""
+    """Write the event file of a folder, whole or not at all."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".events-") as scratch:
         writer = EventFileWriter(scratch, filename_suffix=mark)
         for step, value in values:
@@ -151,7 +154,8 @@ def write(folder: Path, values: Sequence[Value], mark: str, wall_time: float) ->
 
 
 def write_run(folder: Path) -> bool:
-    """The event file of a run folder; False where it is up to date.  Raises UserError where nothing can be read."""
+    """Write the event file of a run folder; return False where it is up to date.  Raises UserError where nothing can be
+    read."""
     files = sources(folder)
     mark = MARK + fingerprint(files)
     if is_written(folder, mark):
@@ -169,7 +173,7 @@ def write_run(folder: Path) -> bool:
 
 
 def write_top(log_dir: Path, folders: Sequence[Path]) -> None:
-    """The table of all runs and the pictures of the log folder itself; not where that is a run folder too."""
+    """Write the table of all runs and the pictures into the log folder itself, unless that is a run folder too."""
     if log_dir in folders:
         return
     files = [path for folder in [log_dir, *folders] for path in sources(folder)]

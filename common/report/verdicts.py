@@ -1,4 +1,4 @@
-"""One sentence per question: which loss is fastest, which needs least memory, and whether that is sure.
+"""Answer one question in one sentence: which loss is fastest, which needs least memory, and whether that is sure.
 
 Times are compared pair by pair over the same batches and rounds (see common.analysis.ranking).  A loss is called the
 fastest only when the 95% interval over rounds (fresh processes) of the ratio to every other candidate under its torch
@@ -20,7 +20,7 @@ TRAINS_FASTEST = "Trains fastest with its largest batch, exact losses"
 
 
 def verdicts(rows: Sequence[Row]) -> List[Verdict]:
-    """Return the answers for rows of one configuration, without those to questions that were not measured."""
+    """Return the answers for rows of one configuration, without questions that were not measured."""
     exact = [row for row in rows if row.is_exact]
     of_one_model = [row for row in rows if row.of_one_model]
     answers = [
@@ -35,7 +35,7 @@ def verdicts(rows: Sequence[Row]) -> List[Verdict]:
 
 
 def of_search(rows: Sequence[Row]) -> List[Verdict]:
-    """Return the answers for rows of --find-largest, of the exact losses alone."""
+    """Return the answers for rows of --find-largest, among the exact losses alone."""
     exact = [row for row in rows if row.is_exact]
     size = _answer("Largest batch, exact losses", verdict.largest(exact), wording.SIZE, [wording.left_out(exact)])
     return [answer for answer in (size, trains_fastest(exact)) if answer is not None]
@@ -49,7 +49,7 @@ def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]
 
 
 def given_logits(question: str, rows: Sequence[Row]) -> Optional[Verdict]:
-    """Return the answer by the loss alone and by the step of the losses that take logits, with what it rests on."""
+    """Return the answer by the loss alone and by the step of the losses that take logits, with its reason."""
     pick = verdict.given_logits(rows)
     if pick is None or pick.step is None:
         return fastest(question, rows, "loss")

@@ -1,7 +1,7 @@
-"""The report on disk: `report.py` and the end of every benchmark run both come here.
+"""Write the report to disk, for `report.py` and for the end of every benchmark run.
 
-Where the running Python lacks jinja2 or matplotlib, the main environment's Python makes the report.  Where that is not
-there either, the error is one line with a hint.
+Where the running Python lacks jinja2 or matplotlib, the main environment's Python makes the report.  Where that is
+missing too, the error is one line with a hint.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
 
 
 def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
-    """Write ``log_dir/report.html`` and say so on stderr.  log: all that is in `log_dir`, where that was read already.
-    A failure is one warning there and not fatal."""
+    """Write ``log_dir/report.html`` and say so on stderr.  log: the content of `log_dir`, where it was read already.
+
+    A failure is one warning on stderr and not fatal.
+    """
     path = log_dir / FILE_NAME
     try:
         main = interpreters.other("main") if interpreters.lacks("jinja2") else None
@@ -55,7 +57,7 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
 
 
 def run(python: Path, log_dir: Path, *flags: str) -> Tuple[int, str, str]:
-    """report.py under another Python: its exit code, what it printed, and the last line of its errors."""
+    """Run report.py under another Python; return (exit code, what it printed, the last line of its errors)."""
     command = [str(python), str(ROOT / "report.py"), *flags, "--", str(log_dir)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no output"]

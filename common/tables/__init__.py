@@ -1,1 +1,1 @@
-"""Rows of loss runs as text: terminal, Markdown, CSV, JSON."""
+"""Show rows of loss runs as text: terminal, Markdown, CSV, JSON."""

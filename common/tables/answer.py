@@ -1,4 +1,4 @@
-"""Rows of runs -> what one came for, on a screen: a table by kind, what did not run, correctness, the verdict.
+"""Show rows on a screen, the answer first: a table by kind, what did not run, correctness, the verdict.
 
 Stages, options, limits, errors at size and notes are in results.py's tables (--details).
 """
@@ -64,16 +64,20 @@ MOST_FAILURES = 5
 def render(
     rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
 ) -> str:
-    """The rows as lines of at most `width` characters, the last with a newline.  colors: COLORS for a terminal that
-    shows them; folders: where a conformance matrix may be, besides docs/."""
+    """Return the rows as lines of at most `width` characters, the last with a newline.
+
+    colors: COLORS for a terminal that shows them; folders: where a conformance matrix may be, besides docs/.
+    """
     return spaced(block for group in groups(rows) for block in _of_group(group, width, colors, folders))
 
 
 def so_far(
     rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
 ) -> str:
-    """Return the table and the verdict of a run that is not at its end, as lines of at most `width` characters: a row
-    that has measured counts as one that ended well."""
+    """Return the table and the verdict of an unfinished run, as lines of at most `width` characters.
+
+    A row that has measured something counts as one that ended well.
+    """
     rows = [replace(row, status="ok", reason="") if row.is_comparable else row for row in rows]
     return spaced(
         block
@@ -101,13 +105,13 @@ def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
 
 
 def by_kind(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """The lines of the table `of` metrics.COLUMNS; empty without rows."""
+    """Return the lines of the table `of` metrics.COLUMNS; empty without rows."""
     rows = sorted(rows, key=kind_rank)
     return titled(fitted(of, rows, width, colors), rows) if rows else []
 
 
 def titled(table: str, rows: Sequence[Row]) -> List[str]:
-    """The lines of a table of these rows, those of each kind below its title."""
+    """Return the lines of a table of these rows, with the title of each kind above its rows."""
     lines, body = table.splitlines()[: -len(rows)], table.splitlines()[-len(rows) :]
     for kind, of_kind in gathered(zip((KINDS.get(row.kind or "") for row in rows), body)).items():
         lines += [*([f"{kind}:"] if kind else []), *of_kind]
@@ -115,8 +119,7 @@ def titled(table: str, rows: Sequence[Row]) -> List[str]:
 
 
 def fitted(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> str:
-    """The table with as many columns as there is room for, the most important first; those in which no row has
-    anything are left out."""
+    """Return the table with as many columns as there is room for, the most important first, without empty columns."""
     every = [metric for metric in metrics.columns(of, rows) if _tells(metric, rows)]
     order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
     shown: List[Metric] = []
@@ -150,7 +153,7 @@ def _cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
 
 
 def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None) -> List[str]:
-    """Lines of at most `width` characters, from the second on indented; "..." where there would be more than `most`."""
+    """Return lines of at most `width` characters, all but the first indented; "..." ends the last of `most`."""
     lines = wrap(plain(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: width - 4].rstrip()} ..."]
@@ -158,8 +161,7 @@ def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None)
 
 
 def torches(rows: Sequence[Row], width: int) -> List[str]:
-    """Return lines on the verdict "other torch", with what the ratios would be under one torch; empty without such
-    rows."""
+    """Return lines on the verdict "other torch", with the ratios under one torch; empty without such rows."""
     apart = [row for row in rows if row.against_fastest and row.against_fastest.other_torch]
     if not apart:
         return []
@@ -173,7 +175,7 @@ def torches(rows: Sequence[Row], width: int) -> List[str]:
 
 
 def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return lines on what could have run and did not come to its end, and why."""
+    """Return lines on the rows that could run here and failed, with the reasons."""
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     lines: List[str] = []
     for row in failed[:MOST_FAILURES]:
@@ -185,7 +187,7 @@ def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List
 
 
 def absent(rows: Sequence[Row], width: int) -> List[str]:
-    """Return lines on what cannot run here, and how to get it."""
+    """Return lines on the rows that cannot run here, and how to get them."""
     names_by_way = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
     if not names_by_way:
         return []
@@ -194,7 +196,7 @@ def absent(rows: Sequence[Row], width: int) -> List[str]:
 
 
 def _obtained(row: Row) -> str:
-    """Return what a row that cannot run needs, in a few words."""
+    """Return in a few words what a row that cannot run needs."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
     implementation = obtaining.implementation_of(row.name)
     if row.status == "unsupported":
@@ -208,7 +210,7 @@ def _obtained(row: Row) -> str:
 
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
-    """Return lines on the rows that were compared with the oracle and are right; the others are failures."""
+    """Return lines on the rows that agree with the oracle; the other judged rows are failures."""
     right = [row for row in rows if row.loss_error is not None and row.grad_error is not None and row.status == "ok"]
     if not right:
         return []
@@ -227,7 +229,7 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
 
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return the lines on samples that ran beside other load and on ratios that drift; empty where there are none."""
+    """Return lines on samples beside other load and on ratios that drift; empty where there are none."""
     lines = filter(None, [remarks.beside_load(rows), *remarks.drifts(rows)])
     return [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
 
@@ -236,8 +238,7 @@ def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str
 
 
 def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, str], first: str = "") -> List[str]:
-    """Return VERDICT, the line `first` and a line for each question, its answers under each other; empty without
-    answers."""
+    """Return VERDICT, the line `first`, and a line for each question with aligned answers; empty without answers."""
     room = max(map(len, answers), default=0) + 4
     lines = [painted(line, "title", colors) for line in wrapped(first, width, "  ")] if first else []
     for question, answer in answers.items():

@@ -1,4 +1,4 @@
-"""Rows of a comparison (see analysis/comparison.py) -> text: a table for the terminal, Markdown for a pull request, or
+"""Show a comparison (see analysis/comparison.py) as text: a table for the terminal, Markdown for a pull request, or
 JSON."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 class Line(NamedTuple):
-    """One line of the table; what, verdict, reason: of its sentence below."""
+    """Hold one line of the table.  what, verdict, reason: of the sentence below the table."""
 
     what: str
     verdict: str
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table") -> str:
-    """The comparison as text that ends with a newline.  remarks: lines below it; not in the JSON."""
+    """Return the comparison as text that ends with a newline.  remarks: lines below it, which JSON leaves out."""
     if format == "json":
         return json_text([row.as_json() for row in rows])
     if format not in FORMATS:
@@ -59,8 +59,8 @@ def screen(
     width: int = answer.WIDTH,
     colors: Mapping[str, str] = answer.NO_COLORS,
 ) -> str:
-    """Return what the comparison comes to, as lines of at most `width` characters, the last with a newline: all times,
-    what else is not the same, and the verdict."""
+    """Return the outcome as lines of at most `width` characters, the last with a newline: all times, whatever else
+    changed, and the verdict."""
     shown = [row for row in rows if is_measured(row)] or rows
     lines = [(row.name, line) for row in shown for line in lines_of(row)]
     lines = [(name, line) for name, line in lines if line.what.endswith(" time") or line.verdict != "same"]
@@ -88,9 +88,10 @@ MARKS = {
 
 
 def answers_of(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[str, str]:
-    """Return question -> answer: how many times changed, the rows of each verdict, and why some have none.
+    """Return question -> answer: how many times changed, the rows of each verdict, and why some rows have none.
 
-    lines: (name of the row, line) of those that are asked about."""
+    lines: (name of the row, line) to count.
+    """
     answers = {"times": next(_power(rows), "none to compare").partition("times: ")[2] or "none to compare"}
     names_by_verdict = gathered((line.verdict, f"{name} {line.what.replace(' time', '')}") for name, line in lines)
     for verdict in MARKS:
@@ -116,7 +117,7 @@ def is_measured(row: Change) -> bool:
 
 
 def on_one_side(sides: Sides) -> List[str]:
-    """Remarks on the runs that were compared with nothing."""
+    """Return remarks on the runs that the other side lacks."""
     return [
         f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only"
         for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added))
@@ -148,7 +149,7 @@ def origins(rows: Sequence[Change]) -> List[str]:
 
 
 def lines_of(row: Change) -> List[Line]:
-    """Without what neither side measured, such as the scope `loss` of a loss that has none."""
+    """Return the lines of a row, without what neither side measured, such as scope `loss` of a loss that has none."""
     lines = []
     for scope, time in row.time.items():
         if not time.baseline_rounds and not time.new_rounds:
@@ -174,7 +175,7 @@ def _line(what: str, change: Any, cells: Sequence[str]) -> Line:
 
 
 def explained(name: str, lines: Sequence[Line]) -> Iterator[str]:
-    """One for each line of the table, but those that need no explanation are one together."""
+    """Return a sentence for each line of the table; lines that need no explanation share one."""
     plainly_same = []
     for line in lines:
         if line.verdict == "same" and not line.what.endswith("time"):
@@ -186,8 +187,8 @@ def explained(name: str, lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _power(rows: Sequence[Change]) -> Iterator[str]:
-    """Yield how many times changed, and what slowdown could have been detected; first the latter where nothing is sure
-    and a change of NOISY would not have been."""
+    """Yield how many times changed, and which slowdown was detectable; the latter first where nothing is sure and a
+    change of NOISY would have gone undetected."""
     times = [time for row in rows for time in row.time.values() if time.ratio is not None]
     times = [time for time in times if time.verdict not in WITHHELD]
     if not times:
@@ -217,7 +218,7 @@ def _sides(change: Any, metric: Metric) -> List[str]:
 
 
 def all_notes(rows: Sequence[Change]) -> List[str]:
-    """Each note once, with the rows it is about."""
+    """Return each note once, with the rows that have it."""
     names_by_note = gathered((note, row.name) for row in rows for note in _notes_of(row))
     return [f"{', '.join(names)}: {note}" for note, names in names_by_note.items()]
 

@@ -1,4 +1,4 @@
-"""The lines below the tables of rows: reasons, intervals, errors at size, limits, stages, options."""
+"""Write the lines below the tables of rows: reasons, intervals, errors at size, limits, stages, options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = List[str]
 
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
-    """Blocks of lines of the "table" or "markdown" format."""
+    """Return blocks of lines in the "table" or "markdown" format."""
     parts = (_reasons, _load, _ratios, _repeats, _clocks, _stopped, _at_size, _limits, _stages, _options, _notes)
     return [listed(lines, format) for part in parts if (lines := part(rows))]
 
@@ -54,7 +54,7 @@ def beside_load(rows: Sequence[Row]) -> str:
 
 
 def _ratios(rows: Sequence[Row]) -> Lines:
-    """The intervals behind the column "over the fastest"."""
+    """Return the intervals behind the column "over the fastest"."""
     compared = [row.against_fastest for row in rows if row.against_fastest]
     alone = [row.loss_against_fastest for row in rows if row.loss_against_fastest]
     alone = [standing for standing in alone if standing not in compared]
@@ -80,14 +80,14 @@ def drifts(rows: Sequence[Row]) -> Lines:
 
 
 def _repeats(rows: Sequence[Row]) -> Lines:
-    """Return the noise of the samples of one batch, where the column "+-" is how the batches differ."""
+    """Return the noise of samples of one batch, since the column "+-" shows how batches differ."""
     halves = [(row.name, scope, metrics.of_repeats(row, scope)) for row in rows for scope in ("step", "loss")]
     spreads = [f"{name} {scope} +-{number(half, 2)}%" for name, scope, half in halves if half is not None]
     return [f"repeats of one batch, half of 20th to 80th percentile: {', '.join(spreads)}"] if spreads else []
 
 
 def _stopped(rows: Sequence[Row]) -> Lines:
-    """Say where time ran out before the wanted spread was reached."""
+    """Return a line on rows whose time ran out before the wanted spread was reached."""
     cut = [
         f"{row.name} {scope} in {whys['time cap']} of {count(sum(whys.values()), 'round')}"
         for row in rows
@@ -100,7 +100,7 @@ def _stopped(rows: Sequence[Row]) -> Lines:
 
 
 def _clocks(rows: Sequence[Row]) -> Lines:
-    """The other clock of each scope, on CUDA: see schema.Sample.ranked_ns."""
+    """Return the other clock of each scope, on CUDA: see schema.Sample.ranked_ns."""
     both = [(row.name, row.step_event_ms, row.loss_wall_ms) for row in rows if row.step_event_ms or row.loss_wall_ms]
     medians = [(name, [times.median if times else None for times in each]) for name, *each in both]
     words = [f"{name} {' / '.join(map(number, each))}" for name, each in medians]
@@ -108,7 +108,7 @@ def _clocks(rows: Sequence[Row]) -> Lines:
 
 
 def _at_size(rows: Sequence[Row]) -> Lines:
-    """The errors on a measured batch, a line for each size."""
+    """Return the errors on a measured batch, a line for each size."""
     judged = [(row.name, row.at_size) for row in rows if row.at_size]
     errors = gathered(
         (f"{size.N} x {size.T_max} x {size.U_max}", f"{name} {error(size.loss_error)} / {error(size.grad_error)}")
@@ -119,7 +119,8 @@ def _at_size(rows: Sequence[Row]) -> Lines:
 
 
 def _limits(rows: Sequence[Row]) -> Lines:
-    """The peaks behind the column "% of limit", and what it would be if the padding were work to do."""
+    """Return the device's best rates behind the column "% of limit", and that column if padding had to be computed
+    too."""
     of_peaks: Dict[str, List[str]] = {}
     for row in rows:
         padded = [row.limit_percent.get(scope, {}).get("padded") for scope in ("step", "loss")]
@@ -141,7 +142,7 @@ RATES = (
 
 
 def rate_text(row: Row, key: str, unit: str) -> str:
-    """ "40.1 GB/s (31.2 to 40.1 in 10 measurements)"."""
+    """Return a rate with its range: "40.1 GB/s (31.2 to 40.1 in 10 measurements)"."""
     rate = getattr(row, key)
     words, of = f"{number(rate and rate / 1e9, 3)} {unit}", row.limit_ranges.get(key)
     if not of:
@@ -155,8 +156,8 @@ def _options(rows: Sequence[Row]) -> Lines:
 
 
 def options_text(options: Mapping[str, Option]) -> str:
-    """Return "blank=0 [default -1], reduction=sum [default mean], clamp=-1": the default where it is known to be
-    another."""
+    """Return "blank=0 [default -1], reduction=sum [default mean], clamp=-1", with defaults that are known and
+    differ."""
     parts = []
     for name, option in options.items():
         is_other = option.default not in ("-", option.ours)
@@ -165,7 +166,7 @@ def options_text(options: Mapping[str, Option]) -> str:
 
 
 def _stages(rows: Sequence[Row]) -> Lines:
-    """Say where the time goes: the stages of the timing pass, or, where only traces are there, their labelled spans."""
+    """Return where the time goes: the stages of the timing pass, or labelled spans where there are only traces."""
     lines = []
     for row in rows:
         stages = {scope: (parts, "ms") for scope, parts in row.stages.items() if parts}
@@ -178,7 +179,7 @@ def _stages(rows: Sequence[Row]) -> Lines:
 
 
 def _notes(rows: Sequence[Row]) -> Lines:
-    """Each note once, with the rows it is about."""
+    """Return each note once, with the rows that have it."""
     names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
     inflated = [f"{row.name} {number(row.profiler_inflation, 3)}x" for row in rows if row.profiler_inflation]

@@ -1,4 +1,4 @@
-"""Rows of runs -> text: a table of each configuration, and remarks below them.  CSV and JSON: see export.py."""
+"""Show rows as text: a table for each configuration, with remarks below.  CSV and JSON: see present/export.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
 def render(rows: Sequence[Row], format: str = "table") -> str:
-    """The rows as text that ends with a newline.  ValueError for a format not in FORMATS."""
+    """Return the rows as text that ends with a newline.  Raises ValueError for a format not in FORMATS."""
     if format not in FORMATS:
         raise ValueError(f"not a format: {format}")
     grouped = [(heading(group), group) for group in groups(rows)]
@@ -32,7 +32,7 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
 
 
 def tidy(rows: Sequence[Row]) -> List[Record]:
-    """Return the rows with ten columns, the same for every run; then the values that a sweep varied, and the size that
+    """Return the rows with ten columns, the same for every run, then the settings that a sweep varied and the size that
     a search found, where there are any.
 
     Times in ms: medians, and the 95% interval of the step's; the peak of a step in MB (2**20 bytes).
@@ -51,7 +51,7 @@ def _tidy(row: Row) -> Record:
 
 
 def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Table:
-    """The table `of` metrics.COLUMNS."""
+    """Return the table `of` metrics.COLUMNS."""
     shown = metrics.columns(of, rows)
     return Table(name, title, columns(shown, of), [cells(row, shown) for row in rows])
 
@@ -62,7 +62,7 @@ def columns(shown: Sequence[Metric], of: str) -> List[Column]:
 
 
 def cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
-    """Each number with the file it is from."""
+    """Return the cells of a row, each number with the file that it is from."""
     return [_cell(row, metric) for metric in shown]
 
 

@@ -1,4 +1,4 @@
-"""The rows of --find-largest -> text: tables of their own, by kind and throughput."""
+"""Show rows of --find-largest as text: tables of their own, by kind and throughput."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from common.tables.results import table
 
 
 def render(rows: Sequence[Row], format: str) -> str:
-    """The rows as text of the "table" or "markdown" format, that ends with a newline."""
+    """Return the rows as text in the "table" or "markdown" format, ending with a newline."""
     blocks = [block(table("search", heading(group), group), format) for group in groups(rows)]
     return "\n\n".join([*blocks, *remarks.remarks(rows, format)]) + "\n"

@@ -1,4 +1,5 @@
-"""Sweeps as text: a table each, sorted by cell, the swept settings in front.  CSV and JSON: see present/export.py."""
+"""Show sweeps as text: a table each, sorted by cell, the swept settings in front.  CSV and JSON: see
+present/export.py."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MOST_CELLS = 3  # that a failure names one by one
 
 
 def render(sweeps: Sequence[Sweep], format: str) -> str:
-    """The sweeps as text of the "table" or "markdown" format, that ends with a newline."""
+    """Return the sweeps as text in the "table" or "markdown" format, ending with a newline."""
     blocks: List[str] = []
     for sweep in sweeps:
         if sweep.rows:
@@ -36,7 +37,7 @@ def render(sweeps: Sequence[Sweep], format: str) -> str:
 
 
 def table(of: str, title: str, sweep: Sweep) -> Table:
-    """The table `of` metrics.COLUMNS, behind the values of the swept settings."""
+    """Return the table `of` metrics.COLUMNS, with the swept settings in front."""
     shown = [metric for metric in metrics.columns(of, sweep.rows) if _is_told(metric, of, sweep)]
     lead = [Column(grid.flag(key), is_numeric(values)) for key, values in sweep.grid.items()]
     cells = []
@@ -47,14 +48,14 @@ def table(of: str, title: str, sweep: Sweep) -> Table:
 
 
 def _is_told(metric: metrics.Metric, of: str, sweep: Sweep) -> bool:
-    """Return whether a column tells something in the terminal: whether rows differ in it."""
+    """Return whether a column says something on the terminal, where its rows differ."""
     if of == "sweep" and metric.key == "useful":  # one value is in the heading
         return len({row.useful_fraction for row in sweep.rows} - {None}) > 1
     return of != "sweep" or metric.key != "gap" or any(row.approximation_gap is not None for row in sweep.rows)
 
 
 def heading(sweep: Sweep) -> str:
-    """One line: the grid, and what all cells have in common."""
+    """Return one line: the grid, and what all cells have in common."""
     axes = " x ".join(f"{grid.flag(key)} {', '.join(map(worded, values))}" for key, values in sweep.grid.items())
     varied = dict.fromkeys(sweep.grid)
     shown = [replace(row, configuration={**row.configuration, **varied}) for row in sweep.rows]
@@ -62,21 +63,21 @@ def heading(sweep: Sweep) -> str:
 
 
 def failures(sweep: Sweep) -> List[str]:
-    """Each reason once, with the cells that it is of."""
+    """Return each reason once, with the cells that failed for it."""
     if sweep.reason:
         return [f"{sweep.name}: {sweep.reason}"]
     return [f"{name}{at}: {status}: {reason}" for name, at, status, reason in failed(sweep)]
 
 
 def failed(sweep: Sweep) -> List[Tuple[str, str, str, str]]:
-    """(implementation, cells in words, status, reason) of each reason."""
+    """Return (implementation, cells in words, status, reason) of each reason."""
     runs = [run for run in sweep.runs if run.row.reason]
     cells = gathered(((run.row.name, run.row.status, run.row.reason), run.values) for run in runs)
     return [(name, where(sweep, values), status, reason) for (name, status, reason), values in cells.items()]
 
 
 def where(sweep: Sweep, cells: Sequence[grid.Values]) -> str:
-    """The cells in words, as few as tell them: " at dtype float16"; nothing for all cells."""
+    """Return the cells in as few words as name them, such as " at dtype float16"; "" for all cells."""
     among = {
         key: [value for value in every if any(cell[key] == value for cell in cells)]
         for key, every in sweep.grid.items()
@@ -89,7 +90,7 @@ def where(sweep: Sweep, cells: Sequence[grid.Values]) -> str:
 
 
 def notes(sweep: Sweep) -> List[str]:
-    """Return what a reader of the numbers must know."""
+    """Return lines that a reader of the numbers needs: load, gaps, missing cells, older sweeps."""
     lines = []
     for name in dict.fromkeys(row.name for row in sweep.rows):
         mine = [row for row in sweep.rows if row.name == name]
@@ -111,8 +112,10 @@ def notes(sweep: Sweep) -> List[str]:
 
 
 def screen(sweeps: Sequence[Sweep], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
-    """The sweeps as lines of at most `width` characters, the last with a newline: time and peak of each implementation,
-    a column for each cell."""
+    """Return the sweeps as lines of at most `width` characters, the last with a newline.
+
+    Time and peak of each implementation, with a column for each cell.
+    """
     return spaced(block for sweep in sweeps for block in _on_screen(sweep, width, colors))
 
 
@@ -133,7 +136,7 @@ def _on_screen(sweep: Sweep, width: int, colors: Mapping[str, str]) -> List[List
 
 
 def _pivot(sweep: Sweep, title: str, metric: metrics.Metric, width: int, colors: Mapping[str, str]) -> List[str]:
-    """A row for each implementation; as many tables below each other as the cells need."""
+    """Return a row for each implementation and a column for each cell, in as many tables as the width needs."""
     every: Dict[str, Dict[int, Row]] = {}
     for run in sorted(sweep.runs, key=lambda run: (groups.kind_rank(run.row), run.cell)):
         every.setdefault(run.row.name, {})[run.cell] = run.row
@@ -160,7 +163,7 @@ def _head(values: Mapping[str, Any]) -> str:
 
 
 def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:
-    """The number, in color where it is the fastest's; the status where it failed."""
+    """Return the number, in color for the fastest; the status where the row failed."""
     if row is None or row.status != "ok":
         return Cell("-" if row is None else row.status)
     best = metric.key != "peak_mb" and row.is_fastest
@@ -168,7 +171,7 @@ def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:
 
 
 def _verdict(sweep: Sweep) -> Dict[str, str]:
-    """Return which exact loss is the fastest, and which the smallest, with the cells where it is."""
+    """Return the fastest and the smallest exact loss, each with the cells where it is that."""
     cells = {cell: [run for run in sweep.runs if run.cell == cell] for cell in sorted({run.cell for run in sweep.runs})}
     answers: Dict[str, Dict[str, List[grid.Values]]] = {"fastest exact": {}, "smallest exact": {}}
     for runs in cells.values():
