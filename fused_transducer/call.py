@@ -49,7 +49,7 @@ class Call:
 
     @property
     def drop_below(self) -> int:
-        """Return the limit below which a hash of 32 bits drops an activation; 0 without dropout."""
+        """Return the limit below which a 32-bit hash drops an activation; 0 without dropout."""
         return 0 if self.seed is None else min(round(self.dropout * 2**32), 2**32 - 1)
 
     @property
@@ -88,7 +88,7 @@ class Call:
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which inputs of `dtype` are computed."""
+    """Return the dtype in which inputs of `dtype` are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

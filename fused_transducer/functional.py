@@ -110,7 +110,7 @@ def transducer_loss(
         (float64): the gradient of a cell's logits has an L1 norm of at most 2 (1 + fastemit_lambda) times its
         posterior, with tdt twice that.
         return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the blank and the label
-        of each cell, and with durations (N, T, U+1, 2 + durations), each of those too; 0 in the padding.  Not
+        of each cell.  With durations (N, T, U+1, 2 + durations), each of those too.  0 in the padding; not
         differentiable.
 
     A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises ValueError, with the

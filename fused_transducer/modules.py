@@ -82,7 +82,8 @@ class TransducerLoss(nn.Module):
         U_lengths: Tensor,
         utterance_weights: Optional[Tensor] = None,
     ):
-        """Return what `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim)."""
+        """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1,
+        decoder_dim)."""
         options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
             self.encoder_proj(encoder_out),

@@ -65,7 +65,7 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
 def _saved(
     call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised (losses, dropped, arcs, kept)."""
+    """Return uninitialised (losses, dropped, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     losses, dropped = new((call.N,), dtype=torch.float64), new((call.N,), dtype=torch.float64)
     arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)
@@ -99,8 +99,11 @@ def losses(
     sigma: float = 0.0,
     skip: float = 0.0,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(N,) losses and (N,) shares of the posterior that backward drops, float64; for backward (with `gradient`) `arcs`
-    with room for `cells`, and the logits of `kept_cells` cells."""
+    """Return (losses (N,), dropped (N,), arcs, kept).
+
+    dropped: the shares of the posterior that backward drops, float64 like the losses.  For backward (with `gradient`):
+    arcs with room for `cells`, and the logits of `kept_cells` cells.
+    """
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
@@ -143,8 +146,10 @@ def log_probabilities(call: Call, backend: str) -> Tensor:
 
 
 def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
-    """Zeros of the wanted gradients, in the dtype of sums; of the others, nothing.  wanted: of encoder_out,
-    decoder_out, weight and bias."""
+    """Return zeros of the wanted gradients, in the dtype of sums, and empty tensors of the others.
+
+    wanted: whether those of encoder_out, decoder_out, weight and bias are wanted.
+    """
     shapes = ((call.N, call.T, call.H), (call.N, call.U1, call.H), (call.V, call.H), (call.V,))
     dtype = accumulated(call.encoder_out.dtype)
     return [call.encoder_out.new_zeros(shape if want else (0,), dtype=dtype) for shape, want in zip(shapes, wanted)]

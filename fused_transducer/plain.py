@@ -65,7 +65,7 @@ FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Return a hash of 32 bits of integers of 32 bits, in int64."""
+    """Return a 32-bit hash of 32-bit integers, held in int64."""
     x = (x ^ (x >> 16)) * FACTORS[0] & BITS
     x = (x ^ (x >> 15)) * FACTORS[1] & BITS
     return x ^ (x >> 15)

@@ -3,10 +3,10 @@
 A round is a fresh process of each loss.  There are two designs:
 
 - Each round has batches of its own, drawn at random from the shape file (--batches random or spread).  The ratio is
-  that over all batches of the file.  Padding explains most of how two losses differ between batches, so the estimate is
-  a regression of log(ratio) on x = -log(useful cells / padded cells), read at the mean of x over the file, which is
-  known exactly.  The interval is Student's t over rounds, with rounds as clusters (Liang and Zeger 1986; Cameron and
-  Miller 2015).  docs/method.md tells how often it holds the truth.
+  that over all batches of the file.  Padding explains most of how two losses differ between batches.  So the estimate
+  is a regression of log(ratio) on x = -log(useful cells / padded cells), at the mean of x over the file, which is known
+  exactly.  The interval is Student's t over rounds, with rounds as clusters (Liang and Zeger 1986; Cameron and Miller
+  2015).  docs/method.md tells how often it holds the truth.
 - All rounds have the same batches (--batches first or longest, and older results).  The ratio is that of these batches
   in this run, and the interval is over rounds.
 """

@@ -1,7 +1,7 @@
 """Make the page's section about conformance: findings, the matrix, and the answers of each implementation.
 
-It shows the newest matrix that conformance.py has left beside the page, in the log folders or in log/, else the one
-that is committed with the suite, with a remark.  A file that cannot be read costs one line.
+It shows the newest matrix that conformance.py left beside the page, in the log folders or in log/.  Without one it
+shows the matrix that is committed with the suite, and says so.  A file that cannot be read costs one line.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Values = Dict[str, Any]
 
 
 class Axis(NamedTuple):
-    """A setting, by its key in Settings, and the values it is given."""
+    """Hold a setting, by its key in Settings, and the values that it is given."""
 
     key: str
     values: Tuple[Any, ...]
@@ -59,7 +59,7 @@ def cells(axes: Sequence[Axis]) -> List[Values]:
 
 
 def words(cell: Mapping[str, Any]) -> str:
-    """Return "vocab-size 500, dtype float32"."""
+    """Return a cell in words, such as "vocab-size 500, dtype float32"."""
     return ", ".join(f"{flag(str(key))} {worded(value)}" for key, value in cell.items())
 
 
@@ -74,7 +74,7 @@ def check(axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
 
 
 def check_passes(passes: Sequence[str]) -> None:
-    """Raise UserError for a pass that a sweep has no place for."""
+    """Raise UserError for a pass that a sweep cannot run."""
     if "trace" in passes:
         raise UserError(
             f"--passes trace: a sweep has {', '.join(PASSES)} and keeps no traces; run the cell alone to have its trace"

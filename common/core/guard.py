@@ -38,8 +38,10 @@ def say(line: str) -> None:
 
 
 def require(package: str) -> None:
-    """Go on in the main environment where the running Python lacks `package`; where that cannot be, end the command
-    with one line on stderr and EXIT_USAGE."""
+    """Restart the command in the main environment where the running Python lacks `package`.
+
+    Where that is impossible, end it with one line on stderr and EXIT_USAGE.
+    """
     if importlib.util.find_spec(package) is None:
         safe_streams()
         _go_on_in_main()
@@ -183,7 +185,7 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
 
 
 def finished(code: int) -> int:
-    """Flush stdout and return `code`; what cannot go out any more is dropped, or Python would say so when it ends."""
+    """Flush stdout and return `code`; drop what cannot be written, since Python would complain about it at its end."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,9 +1,8 @@
-"""Benchmark scripts as files: the adapter that one holds, and the row of one that the table does not know.
+"""Load benchmark scripts as files: the adapter in one, and the row of one that the table does not know.
 
-A copy of benchmark_mine.py, wherever it lies, is an implementation of its own: its workers load that very file, and its
-row has the copy's name, beside those of the table.  A command learns about a script from a process that imports it
-(`python -m common.core.scripts FILE`), so a file that ends, hangs or changes its process costs its own row alone.  No
-torch here.
+A copy of benchmark_mine.py, wherever it is, is an implementation of its own: its workers load that very file, and its
+row has the copy's name.  A command learns about a script from a process that imports it (`python -m common.core.scripts
+FILE`).  So a file that ends, hangs or changes its process costs its own row alone.  No torch here.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from typing import Any, Dict, Optional
 
 from common.core.files import read_bytes
 
+#: What the JSON file beside a shape file says, or one entry of it.
+Provenance = Dict[str, Any]
 FACTORS = (1, 2, 4, 6, 8)
 #: Seconds between feature frames, where nothing else is said.
 FRAME_SHIFT = 0.01
@@ -19,7 +21,7 @@ def path_of(shape_file: Path) -> Path:
     return Path(shape_file).with_suffix(".json")
 
 
-def part(shape_file: Path, name: str) -> Dict[str, Any]:
+def part(shape_file: Path, name: str) -> Provenance:
     """Return the entry `name` of the file beside a shape file; {} where there is none to be read."""
     try:
         value = json.loads(read_bytes(path_of(shape_file)).decode("utf-8"))[name]

@@ -13,7 +13,7 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Optional, Tuple
+from typing import Any, BinaryIO, Optional, Tuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from common.core.errors import UserError
 from common.core.files import another, open_file, read_bytes, write_whole
 from common.core.paths import not_a_file
 from common.data import provenance
-from common.data.provenance import FACTORS
+from common.data.provenance import FACTORS, Provenance
 
 MAKE_ONE = "make one with generate_shape_info.py"
 LARGEST = np.iinfo(np.int32).max
@@ -47,7 +47,7 @@ def load(path: Path) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype=np.int32)
 
 
-def save(path: Path, rows: np.ndarray, described: Dict[str, Any], *beside: Tuple[Path, bytes]) -> None:
+def save(path: Path, rows: np.ndarray, described: Provenance, *beside: Tuple[Path, bytes]) -> None:
     """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `described`, the provenance, to ``<stem>.json``,
     with ``shape_file`` before it: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of more
     files.  Where one cannot be written, all stay as they were: UserError."""

@@ -20,7 +20,7 @@ _APPLY = _apply.__code__ if _apply is not None and hasattr(_apply, "__code__") e
 
 
 class Applied(NamedTuple):
-    """One call of a custom function, `frame` its outermost frame."""
+    """Hold one call of a custom function.  frame: its outermost frame."""
 
     frame: Any
     name: str
@@ -28,20 +28,20 @@ class Applied(NamedTuple):
 
 
 class Functions:
-    """Holds the custom functions that are running, kept up to date as each one begins."""
+    """Hold the custom functions that are running, kept up to date as each one begins."""
 
     def __init__(self) -> None:
         self._running: List[Any] = []
 
     def begun(self) -> List[Applied]:
-        """Return the functions that run now and did not at the last call.  Called by every operator."""
+        """Return the functions that began to run since the last call.  Called by every operator."""
         running = list(_applied(sys._getframe(1)))
         new = [applied for applied in running if not any(applied.frame is frame for frame in self._running)]
         self._running = [applied.frame for applied in running]
         return new
 
     def forget(self) -> None:
-        """Let go of the frames, and with them of what the functions hold."""
+        """Release the frames, and with them all that the functions hold."""
         self._running = []
 
 
@@ -67,6 +67,6 @@ def _call(function: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _parameters(function: Any) -> List[str]:
-    """Return the names of what `forward` takes, without the context."""
+    """Return the names of the parameters of `forward`, without the context."""
     names = list(inspect.signature(function.forward).parameters)
     return names if function.setup_context is not torch.autograd.Function.setup_context else names[1:]

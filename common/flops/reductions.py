@@ -78,7 +78,7 @@ def _distances_by_product(call: Call) -> Count:
 
 
 def _along(call: Call) -> int:
-    """Groups of an operation along one dimension."""
+    """Return the number of groups of an operation along one dimension."""
     tensor = call["self"]
     return tensor.numel() // max(tensor.shape[call["dim"]], 1) if tensor.dim() else 1
 
@@ -128,7 +128,7 @@ add(
 
 
 def _bagged(call: Call) -> Tuple[int, int]:
-    """Return (values that are looked up, those of all bags)."""
+    """Return (number of values that are looked up, number of values of all bags)."""
     bags = call["grad"] if call["grad"] is not None else call.out[0]
     return call["indices"].numel() * bags.shape[-1], bags.numel()
 

@@ -15,7 +15,7 @@ import torch
 
 
 class Count(NamedTuple):
-    """Multiply-accumulates and floating-point operations of one call."""
+    """Hold the multiply-accumulates and floating-point operations of one call."""
 
     macs: int = 0
     flops: int = 0
@@ -27,9 +27,9 @@ def products(macs: int, others: int = 0) -> Count:
 
 
 class Call:
-    """One call of an operator.
+    """Hold one call of an operator.
 
-    `call["weight"]` is the argument that the operator's schema calls so, given or default (None where the schema has
+    `call["weight"]` is the argument of that name in the operator's schema, given or default (None where the schema has
     no such argument); `out` is what the call returned.
     """
 
@@ -46,7 +46,8 @@ class Call:
 
 
 class FunctionCall:
-    """One call of a custom autograd function: `call["x"]` is the argument that its `forward` calls so, else None."""
+    """Hold one call of a custom autograd function: `call["x"]` is the argument of that name of its `forward`, else
+    None."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any]):
         self.name, self.arguments = name, arguments
@@ -73,8 +74,14 @@ def as_count(counted: Counted) -> Count:
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table: `operators` share the function `count` of a Call (None where nothing is to be counted);
-    `macs`, `flops`: what it counts, in words; `reason`: why."""
+    """Hold one row of the table.
+
+    Attributes:
+        operators: that share the rule.
+        count: returns the count of a Call; None where there is nothing to count.
+        macs, flops: the count in words.
+        reason: for the count.
+    """
 
     operators: Tuple[str, ...]
     count: Optional[Callable[[Any], Counted]]
@@ -104,7 +111,7 @@ def add(operators: str, count: Optional[Callable[[Any], Counted]], *, flops: str
 
 
 def rule(operators: str, *, flops: str, macs: str = "", reason: str) -> Callable[[Any], Any]:
-    """Decorator: the function counts these operators, see `add`."""
+    """Return a decorator by which a function counts these operators, see `add`."""
 
     def decorate(count: Callable[[Call], Counted]) -> Callable[[Call], Counted]:
         add(operators, count, flops=flops, macs=macs, reason=reason)
@@ -116,10 +123,10 @@ def rule(operators: str, *, flops: str, macs: str = "", reason: str) -> Callable
 def general(
     operators: str, count: Callable[[Call], Counted], *, flops: str, reason: str
 ) -> Callable[[_Applies], _Applies]:
-    """Decorator: `count` counts the operators without a rule of their own for which the function returns true.
+    """Return a decorator for a function that says which operators without a rule of their own `count` counts.
 
-    It takes an OpOverload that has a schema, and its name without the underscore of a form that works in place;
-    `operators` says in words which these are.
+    It takes an OpOverload that has a schema, and its name without the underscore of an in-place form.  `operators` says
+    in words which these are.
     """
 
     def decorate(applies: _Applies) -> _Applies:
@@ -167,7 +174,7 @@ def _general(operator: Any, name: str) -> Optional[Rule]:
 
 
 def name_of(operator: Any) -> str:
-    """Return "aten::addmm" of aten.addmm.default."""
+    """Return the name of an operator: "aten::addmm" of aten.addmm.default."""
     schema = getattr(operator, "_schema", None)
     return schema.name if schema is not None else f"higher_order::{operator.name()}"
 
@@ -188,7 +195,8 @@ def is_sparse(tensor: torch.Tensor) -> bool:
 
 
 def size(tensor: Any) -> int:
-    """Return the elements of a tensor, of a sparse one those it stores, or of a list of tensors; 0 for None."""
+    """Return the number of elements of a tensor (those that a sparse one stores), or of a list of tensors; 0 for
+    None."""
     if isinstance(tensor, torch.Tensor):
         if tensor.layout is torch.sparse_coo:
             return tensor._values().numel()
@@ -197,7 +205,8 @@ def size(tensor: Any) -> int:
 
 
 def elements(tensor: Any, complex_factor: int = 2) -> int:
-    """Count floating-point elements, of complex numbers times `complex_factor`; integers and booleans are none."""
+    """Return the number of floating-point elements, complex ones times `complex_factor`; integers and booleans count
+    0."""
     if isinstance(tensor, (list, tuple)):
         return sum(elements(each, complex_factor) for each in tensor)
     if not isinstance(tensor, torch.Tensor):
@@ -208,10 +217,10 @@ def elements(tensor: Any, complex_factor: int = 2) -> int:
 
 
 def per_output(factor: int) -> Callable[[Call], int]:
-    """Count `factor` FLOPs for each element of what is returned."""
+    """Return a rule of `factor` FLOPs for each element that is returned."""
     return lambda call: factor * elements(call.out)
 
 
 def per_input(factor: int, name: str = "self") -> Callable[[Call], int]:
-    """Count `factor` FLOPs for each element of the argument `name`."""
+    """Return a rule of `factor` FLOPs for each element of the argument `name`."""
     return lambda call: factor * elements(call[name])

@@ -41,11 +41,15 @@ Files = Mapping[str, Tuple[str, bytes]]
 
 @dataclass(frozen=True)
 class Description:
-    """Describes a device.
+    """Describe a device.
 
-    machine: see machine.describe, with the name of the GPU; device: as --device; reasons: why an implementation has no
-    Python there, "" where it has one; controls: those of interpreters.controls; memory: bytes in all and available;
-    torch: version numbers, by implementation.
+    Attributes:
+        machine: see machine.describe, with the name of the GPU.
+        device: as --device.
+        reasons: by implementation, why it has no Python there; "" where it has one.
+        controls: those of interpreters.controls.
+        memory: bytes in all and available.
+        torch: version numbers, by implementation.
     """
 
     machine: Record
@@ -58,7 +62,8 @@ class Description:
 
 @dataclass(frozen=True)
 class Answer:
-    """Holds what a job left: its records, and files in `folder` on the node, by name with their sizes in bytes."""
+    """Hold the result of a job: its records, and its files in `folder` on the node, by name with their sizes in
+    bytes."""
 
     records: List[Record]
     interrupted: bool
@@ -67,8 +72,12 @@ class Answer:
 
 
 class Node:
-    """stopped: set from another thread, ends the job that runs, and none begins after it; scratch: files of the last
-    job."""
+    """Run jobs on a device of this node.
+
+    Attributes:
+        stopped: set from another thread; the job that runs ends, and no other begins.
+        scratch: the files of the last job.
+    """
 
     def __init__(self) -> None:
         self.executor = Local()
@@ -85,7 +94,8 @@ class Node:
         needed: Sequence[str],
         files: Files,
     ) -> Description:
-        """Set the node up, and return what its device is.  Raises UserError where it can have no part in the run.
+        """Set the node up and return the description of its device.  Raises UserError where it cannot take part in the
+        run.
 
         Args:
             expected: suite() of the driver.
@@ -184,7 +194,7 @@ class Node:
         return self.executor.execute(job, choice.python, folder, settings, timeout, self._note)
 
     def _note(self, _progress: str) -> None:
-        """End the job that runs, as Ctrl-C does on one machine, where it is to stop."""
+        """End the running job where it must stop, as Ctrl-C does on one machine."""
         if self.stopped:
             raise KeyboardInterrupt
 
@@ -205,7 +215,7 @@ def _know_losses(paths: Mapping[str, str]) -> None:
 
 
 def _stored(files: Files) -> Dict[str, str]:
-    """Write the files that came to disk, unless they are there; returns the path of each, by the text that names it."""
+    """Write the files that came to disk, unless they are there; return the path of each, by the text that names it."""
     paths = {}
     for text, (name, content) in files.items():
         path = ROOT / ".build" / "carried" / hashlib.sha256(content).hexdigest()[:32] / name
@@ -217,7 +227,7 @@ def _stored(files: Files) -> Dict[str, str]:
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """Return text, as JSON has it too, with other names in the place of paths of this machine."""
+    """Return text, also JSON, with this machine's paths replaced by other names."""
     for path, name in names.items():
         text = text.replace(json.dumps(path)[1:-1], json.dumps(name)[1:-1])
     return text

@@ -35,7 +35,7 @@ class Redrawn:
         self.lines: List[str] = []
 
     def draw(self, text: str) -> None:
-        """Draw a text in the place of the last one; of one that is longer than the screen the end."""
+        """Replace the last text by this one; of a text longer than the screen only the end is drawn."""
         self._erase()
         most = max(os.get_terminal_size(self.stream.fileno()).lines - 2, 1)
         lines = text.rstrip("\n").split("\n")
@@ -70,6 +70,6 @@ class Redrawn:
         self.stream.flush()
 
     def _height(self, lines: List[str]) -> int:
-        """Return the lines of the screen that these take: one wider than the screen takes several."""
+        """Return how many lines of the screen these lines take; one wider than the screen takes several."""
         width = os.get_terminal_size(self.stream.fileno()).columns or 80
         return sum(max(-(-len(COLORS.sub("", line)) // width), 1) for line in lines)

@@ -43,8 +43,14 @@ RoundsOf = Callable[[Path, Path], int]
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of the benchmarks.  given: all of them; others: without those that choose implementations; names: the
-    implementations that are chosen; rounds, most_rounds: the fewest and the most; the rest as in Settings."""
+    """Hold the flags of the benchmarks; others as in Settings.
+
+    Attributes:
+        given: all flags.
+        others: all but those that choose implementations.
+        names: the implementations that are chosen.
+        rounds, most_rounds: the fewest and the most rounds.
+    """
 
     given: Tuple[str, ...]
     others: Tuple[str, ...]
@@ -58,8 +64,11 @@ class Flags:
 def measure(
     baseline: str, new: str, flags: Flags, rounds_of: RoundsOf, log_dir: Optional[Path] = None
 ) -> Tuple[Path, Path]:
-    """Measure both revisions and return the two log folders.  rounds_of: asked after the last round for how many there
-    should be.  Raises UserError for a revision that does not exist or cannot be measured here."""
+    """Measure both revisions and return the two log folders.
+
+    rounds_of: called after the last round; returns how many rounds there should be.  Raises UserError for a revision
+    that does not exist or cannot be measured here.
+    """
     names = baseline, new
     revisions = [_commit(name) for name in names]
     with locked(BUILD / "revisions.lock", lambda: say("another comparison of revisions is running; waiting for it")):
@@ -95,7 +104,7 @@ def _commit(name: str) -> str:
 
 
 def _results_folders(log_dir: Optional[Path], names: Sequence[str]) -> Tuple[Path, Path]:
-    """DIR/baseline and DIR/new, new and empty."""
+    """Make the empty folders DIR/baseline and DIR/new, and return them.  Raises UserError where one exists."""
     if log_dir is None:
         safe = ["".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names]
         log_dir = BUILD / "compare" / f"{safe[0]}--{safe[1]}-{uuid.uuid4().hex[:6]}"
@@ -150,15 +159,15 @@ def _copy_files(folder: Path) -> None:
 
 
 def _own_scripts(tree: Path, names: Sequence[str]) -> Dict[str, Path]:
-    """Return the files of those of `names` that are not in the table of implementations (see common.core.scripts), by
-    name; of one that lies in this checkout, the work tree's copy."""
+    """Return the files of the `names` that are not in the table of implementations (see common.core.scripts), by name;
+    for a file in this checkout, the work tree's copy."""
     script_of = {name: find(name).script for name in names}
     paths = {name: Path(script).resolve() for name, script in script_of.items() if script.endswith(scripts.ENDING)}
     return {name: tree / path.relative_to(ROOT) if ROOT in path.parents else path for name, path in paths.items()}
 
 
 def _flags_of(tree: Path, flags: Flags) -> List[str]:
-    """Return the user's flags as a work tree takes them: those that name a file name its copy."""
+    """Return the user's flags for a work tree: a flag that names a file names the work tree's copy."""
     script_of = _own_scripts(tree, flags.names)
     if not script_of:
         return list(flags.given)
@@ -246,15 +255,17 @@ def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int
 
 
 def _environment(scratch: Path) -> Dict[str, str]:
-    """Return the environment of a work tree's benchmarks: its own repository, which ignores the links in it, since git
-    would take them for uncommitted changes."""
+    """Return the environment of a work tree's benchmarks, with a repository of its own that ignores the links in it.
+
+    Git would take them for uncommitted changes.
+    """
     ignored = scratch / "ignored"
     ignored.write_text("".join(f"/{name}\n" for name in _SHARED))
     return git.with_setting(git.environment(), "core.excludesFile", str(ignored))
 
 
 def _change(log: Path, passes: Sequence[str], rounds: int, run_id: str) -> None:
-    """Say in the runs in `log` that they have these passes and so many timing rounds: what is missing is resumed."""
+    """Set the passes and the number of timing rounds of the runs in `log`, so that the missing ones are resumed."""
     for path in log.glob(f"*/{schema.FILE_NAME}"):
         head = store.first(path)
         if head:
@@ -263,7 +274,7 @@ def _change(log: Path, passes: Sequence[str], rounds: int, run_id: str) -> None:
 
 
 def _finish(kept: Sequence[Path], passes: Sequence[str], rounds: int, run_id: str) -> None:
-    """Make one run with two sides of what was measured; a folder without results goes."""
+    """Turn the measurements into one run with two sides; remove a folder without results."""
     for log in kept:
         _change(log, passes, rounds, run_id)
     for folder in [*kept, kept[0].parent]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple, Union
 
 from common.core.implementations import find
 from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
 from common.core.text import clipped
+
+if TYPE_CHECKING:
+    from common.records.schema import Record
 
 #: What a job can measure, and the module whose ``run(job)`` yields its records; `job` is as Job.to_json makes it.
 SUBJECTS = {
@@ -57,7 +60,7 @@ class Job:
         """Return the environment variables that its process needs."""
         return VARIABLES.get(self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {})
 
-    def status(self, status: str, reason: str, wall_ns: int = 0) -> Dict[str, Any]:
+    def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
         """Return the ``status`` record."""
         sizes = {key: value for key, value in (("size", self.size), ("pool", self.pool)) if value}
         names = {"record": "status", "job": self.name, "pass": self.pass_name, "round": self.round}
@@ -91,7 +94,7 @@ class Task:
         peak."""
         return {}
 
-    def status(self, status: str, reason: str, wall_ns: int = 0) -> Dict[str, Any]:
+    def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
         """Return the ``status`` record."""
         names = {"record": "status", "job": self.name, "pass": self.subject}
         return {**names, "status": status, "reason": reason, "wall_ns": wall_ns}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Dict, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 from unittest.mock import patch
 
 from common.losses.adapter import Adapter
@@ -44,14 +44,14 @@ class NemoPackage(Adapter):
         """Return the reduction as the class calls it; both mean that over the batch."""
         return "mean_batch" if self.by_loops and self.reduction == "mean" else self.reduction
 
-    def numba_options(self, options: Dict[str, Any]) -> Dict[str, Any]:
+    def numba_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return options that the numba classes alone have."""
         return {} if self.by_loops else options
 
     def call(self, tensors, prepared):
         return self.answer(self.options(), tensors["logits"], prepared)
 
-    def answer(self, options: Dict[str, Any], logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
+    def answer(self, options: Mapping[str, Any], logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
         """Call the class with these options, in the simulator or on a GPU, and return its loss."""
         with ExitStack() as stack:
             if self.simulated:

@@ -1,21 +1,19 @@
 """Make inputs and weights whose posteriors are sharp along one alignment, even sharper than a trained model's.
 
-With uniform inputs all paths have similar probabilities.  A trained model knows where each token ends: almost all of
-the probability is on one path, which matters for denormals, pruning and sparse kernels.
+With uniform inputs all paths have similar probabilities.  A trained model puts almost all of the probability on one
+path, which matters for denormals, pruning and sparse kernels.
 
-Every symbol k has a code c(k) of D signs.  The decoder output before target y is a c(y).  The encoder output at a frame
-is a times the sum of the codes of the targets that the alignment emits there.  Both have a little noise.  The joiner's
-weights of symbol k are s c(k) / D; the blank has no weights but a bias.  So the logit of a label is s tanh(2 a) where
-both outputs contain its code, s tanh(a) where one does, and about 0 where none does; the blank's is in between,
-s (tanh(2 a) + tanh(a)) / 2.  Where the alignment emits a target, its logit is above the blank's by `margin` nats; where
-it does not, the blank's logit is above the next target's by as much.  Other symbols are far below.
+Every symbol k has a code c(k) of D signs.  The decoder output before target y is a c(y); the encoder output at a frame
+is a times the sum of the codes of the targets emitted there; both have a little noise.  The joiner's weights of symbol
+k are s c(k) / D; the blank has a bias alone.  So a label's logit is s tanh(2 a) where both outputs contain its code, s
+tanh(a) where one does, else about 0.  The blank's is s (tanh(2 a) + tanh(a)) / 2.  Label and blank thus differ by
+`margin` nats, in favour of the label where the alignment emits a target.
 
-A target that is equal to the one before is emitted together with it, earlier than in the alignment: still one path.
-Where U is larger than T frames emit several targets; with more than two or three per frame the margin gets smaller,
-since tanh clips their sum.
+A target equal to the one before is emitted together with it: still one path.  With more than two or three targets a
+frame the margin gets smaller, since tanh clips their sum.
 
 Exact arithmetic on guaranteed streams, as in common.losses.inputs: the same bits under every torch and numpy.  Leaves
-out other effects of training: wrong and uncertain frames, and targets with different probabilities.
+out wrong and uncertain frames, and targets of different probabilities.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Give inputs and weights of a small model in training: real logits, at its first steps, in the middle and at the end.
 
-examples/train.py trained it, with 100 spoken syllables as symbols, in icefall's manner; benchmarks/trained_weights.py
-wrote what the joiner sees of it into weights/, a file for each stage: encoder outputs of utterances that it was not
-trained on, their symbols and the frame at which the trained model emits each, decoder outputs by the last symbol, the
-joiner's output layer, and the projections of the simple loss.
+examples/train.py trained the model; benchmarks/trained_weights.py wrote weights/, a file for each stage.  A file holds,
+for utterances that the model was not trained on, what the joiner takes of it: encoder outputs, symbols and the frame at
+which each is emitted, decoder outputs by the last symbol, the output layer, and the projections of the simple loss.
 
-An utterance of T frames and U targets is a passage of these utterances, one after another, with U symbols.  Of its
-frames, those that emit no symbol are repeated or left out evenly until there are T; where T is smaller than the number
-of those that emit one, these are left out too.  Of its H dimensions there are as many copies as D has room for, their
-weights divided by the number of copies, so that the logits are the same.  Symbols beyond the trained ones are copies
-that are 10 nats less likely: they cost time, and hardly change a posterior.  Leaves out batches that the model was
-trained on, dropout, and what a language would tell: the syllables are random.
+- An utterance of T frames and U targets is a passage of these utterances with U symbols.  Frames that emit nothing are
+  repeated or left out evenly until there are T; for a smaller T, emitting frames are left out too.
+- The H dimensions are copied as often as D has room for, with weights divided by the number of copies: same logits.
+- Symbols beyond the trained ones are copies that are 10 nats less likely: they cost time, and hardly change a
+  posterior.
+
+Leaves out dropout and the effects of a language: the syllables are random.
 """
 
 from __future__ import annotations

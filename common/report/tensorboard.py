@@ -2,8 +2,9 @@
 
 ``python -m common.cli.tensorboard LOGDIR`` runs in the viewer environment before `make tensorboard` starts the server.
 
-- Each run folder gets one event file: every timed sample at the step of its number, the numbers of its row at step 0,
-  the profiled numbers by window at steps 1, 2, ..., its line of the HParams table, and the PNGs in the folder.
+- Each run folder gets one event file.  It has every timed sample at the step of its number, the numbers of its row at
+  step 0, and the profiled numbers by window at steps 1, 2, ...  It also has its line of the HParams table and the PNGs
+  in the folder.
 - The log folder gets the results as text, the columns of the HParams table, its PNGs and those of the report.
 
 The name of an event file ends in a fingerprint of its sources: it is written again only when these change.  No torch.

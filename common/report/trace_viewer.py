@@ -57,10 +57,9 @@ def implementation(folder: Path) -> str:
 def choose(name: str, log_dir: Path, window: int) -> Path:
     """Return the trace of the run that `name` names.
 
-    `name` is a folder as seen from `log_dir`, else the newest folder of that name, else the newest run of the
-    implementation of that name, or of the only implementation whose folders begin with it.  Raises UserError, which
-    lists what exists, where nothing or more than one implementation matches, the run has no trace, or it has no such
-    window.
+    `name` is a folder as seen from `log_dir`, else the newest folder of that name.  Else it names an implementation, or
+    begins the folders of a single one, whose newest run is taken.  Raises UserError, which lists what exists, where
+    nothing or more than one implementation matches, the run has no trace, or it has no such window.
     """
     problem = not_a_folder(log_dir)
     if problem:

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import List
 
 import torch
 from torch.utils import cpp_extension
@@ -34,13 +34,17 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
     define = [source.cuda_define] if on_cuda and source.cuda_define else []
     sources = _files(sdist, source.sources)
     sources = sources + _files(sdist, source.cuda_sources) if on_cuda else [_as_cpp(path) for path in sources]
-    flags: Dict[str, Any] = {"extra_cflags": [*source.flags, *define]}
-    if on_cuda:
-        flags["extra_cuda_cflags"] = [*source.nvcc_flags, *define]
-    flags["extra_include_paths"] = [str(sdist), *([source.headers] if source.headers else [])]
-    if on_cuda:
-        flags["extra_ldflags"] = _runtime_library(objects)
-    cpp_extension.load(compiled.name, sources, **flags, build_directory=str(objects), with_cuda=on_cuda, verbose=True)
+    cpp_extension.load(
+        compiled.name,
+        sources,
+        extra_cflags=[*source.flags, *define],
+        extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
+        extra_include_paths=[str(sdist), *([source.headers] if source.headers else [])],
+        extra_ldflags=_runtime_library(objects) if on_cuda else None,
+        build_directory=str(objects),
+        with_cuda=on_cuda,
+        verbose=True,
+    )
     (objects / f"{compiled.name}.so").rename(compiled.with_name(f"{compiled.name}.so"))
     shutil.rmtree(objects)
 

@@ -25,14 +25,14 @@ from common.system.processes import output
 
 @dataclass(frozen=True)
 class Choice:
-    """The interpreter, or None and the reason why there is none."""
+    """Hold an interpreter, or None and the reason why there is none."""
 
     python: Optional[Path]
     reason: str = ""
 
 
 def _here(implementation: Implementation) -> bool:
-    """Return whether the running Python can have it: torch, and the package itself or the means to build it."""
+    """Return whether the running Python can run it: has torch, and the package itself or the means to build it."""
     return not lacks("torch") and (implementation.built or not lacks(implementation.package))
 
 
@@ -87,7 +87,7 @@ def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
 
 @functools.cache
 def torch_version(python: Path) -> Tuple[int, ...]:
-    """Return (2, 11, 0); () where there is none."""
+    """Return the version of torch as (2, 11, 0); () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
     answer = output([str(python), "-c", code], timeout=120)
     return version_numbers(answer)
@@ -111,7 +111,7 @@ def lacks(*packages: str) -> bool:
 
 
 def continue_in(environment: str) -> None:
-    """Go on with this very command under the environment's Python; nothing where there is none or it is this one."""
+    """Restart this command under the environment's Python; do nothing where there is none or it is the running one."""
     managed = other(environment)
     if managed is not None:
         sys.stdout.flush()
@@ -120,8 +120,11 @@ def continue_in(environment: str) -> None:
 
 
 def with_torch(*packages: str) -> Path:
-    """Return the Python of a command that needs torch: this one, after going on in that of `make setup` where this one
-    lacks torch or one of `packages`. Raises UserError."""
+    """Return the running Python, for a command that needs torch.
+
+    Where it lacks torch or one of `packages`, first restart the command in the main environment.  Raises UserError
+    where there is no torch then.
+    """
     if lacks("torch", *packages):
         continue_in("main")
     if lacks("torch"):
@@ -131,7 +134,7 @@ def with_torch(*packages: str) -> Path:
 
 
 class Sight(NamedTuple):
-    """Holds what the torch of one Python sees.  torch: its version; reason: why there is no CUDA device."""
+    """Hold what the torch of one Python sees.  torch: its version; reason: why there is no CUDA device."""
 
     devices: int
     torch: str

@@ -30,8 +30,8 @@ def implementation_of(name: str) -> Optional[Implementation]:
 
 
 def effort(name: str) -> int:
-    """Return 0 where `make setup` brings its package, 1: an environment on request does; 2: a user installs it by
-    hand."""
+    """Return 0 where `make setup` brings its package, 1 where an environment on request does, 2 where a user must
+    install it."""
     implementation = implementation_of(name)
     if implementation is None:
         return 2
@@ -50,7 +50,7 @@ def _locked(path: Path) -> FrozenSet[str]:
 
 
 def source(name: str) -> str:
-    """Return where its package comes from, in a few words; the adapter's hint where set-up does not bring it."""
+    """Return in a few words where its package is from; the adapter's hint where set-up does not bring it."""
     implementation = implementation_of(name)
     if implementation is None:
         return "not an implementation of this suite"
@@ -60,7 +60,7 @@ def source(name: str) -> str:
 
 
 def command(name: str) -> str:
-    """Return a line for a shell that runs SHOWN with the package of `name`; "" where this suite has no such
+    """Return a shell line that runs SHOWN with the package of `name`; "" where this suite has no such
     implementation."""
     implementation = implementation_of(name)
     if implementation is None:

@@ -1,6 +1,6 @@
-"""Read how much memory is free and how much this process holds, and recognise errors of a lack of it.
+"""Read how much memory is free and how much this process holds, and recognise out-of-memory errors.
 
-All sizes are bytes.  Without /proc nothing is known.
+All sizes are in bytes, and None without /proc.
 """
 
 from __future__ import annotations

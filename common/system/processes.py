@@ -75,7 +75,7 @@ def _children() -> Set[int]:
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
-    """Hand a record from a child to its parent at once; exit with EXIT_UNWRITTEN if it cannot be written."""
+    """Write a record from a child to its parent at once; exit with EXIT_UNWRITTEN if that fails."""
     line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
     try:
         stream.write(line)

@@ -51,7 +51,7 @@ def write(path: Path, wave: torch.Tensor, sample_rate: int) -> None:
 
 
 def samples_of(seconds: float, sample_rate: int) -> int:
-    """Return the samples of so many seconds, at least one."""
+    """Return the number of samples in so many seconds, at least one."""
     return max(round(seconds * sample_rate), 1)
 
 

@@ -1,8 +1,8 @@
 """Make a folder of results/ from a log folder, to be sent as a pull request; --check says what is wrong with one.
 
-The folder holds the raw records and the packed traces, without paths of the machine, and is named after the day and
-the device.  It is refused, a line for each reason, where it is not complete (interrupted rows, no revision, no
-machine), not of one machine, measured beside other load, or where two exact losses do not agree on a batch.
+The folder holds the raw records and the packed traces, without paths of the machine, and is named after the day and the
+device.  A run is refused, with a line for each reason, if it is incomplete (interrupted rows, no revision, no machine),
+of several machines or measured beside other load, and if two exact losses disagree on one of its batches.
 """
 
 from __future__ import annotations

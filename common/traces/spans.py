@@ -1,7 +1,7 @@
 """Read the memory of labelled spans from a trace: the bytes allocated at the start, at most, and at the end of each.
 
-The numbers are "Total Allocated" of the [memory] events of the fullest GPU, or of the CPU if no GPU allocated, above
-what was allocated when the step of the span began.  Holds all memory events of the file, so it is meant for few steps.
+The numbers are "Total Allocated" of [memory] events, above the level at which the step of the span began: those of the
+fullest GPU, or of the CPU if no GPU allocated.  Holds all memory events of the file, so it is meant for few steps.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import numpy as np
 
 from common.core.errors import UserError
 from common.data import batching, shapes
-from common.data.provenance import path_of, versions
+from common.data.provenance import Provenance, path_of, versions
 from common.data.sources import bpe, corpora, manifests, published
 from common.data.sources.shards import cut, in_order
 from common.data.sources.tabulate import Kept, Work, read_shard, why_none
@@ -82,7 +82,7 @@ class Source:
     kind: str
     files: List[Path]
     open: Callable[[], Tuple[Optional[manifests.Reader], Iterator[Tuple[int, Any]]]]
-    described: Dict[str, Any] = field(default_factory=dict)
+    described: Provenance = field(default_factory=dict)
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Generated:
 
     rows: np.ndarray
     features: Optional[np.ndarray]
-    provenance: Dict[str, Any]
+    provenance: Provenance
     beside: List[Tuple[Path, bytes]] = field(default_factory=list)
 
 

@@ -1,16 +1,15 @@
 """Judge loss and gradients of a measured batch, at the run's own N, T, U and V, against the float64 oracle.
 
-The correctness pass judges small batches cell by cell.  This finds errors that only a large batch shows: an index that
-overflows, a block that is left out, sums that lose their digits.  The oracle computes log-probabilities, and later the
-gradient, of some frames at a time, so it needs no second tensor of the size of the logits.  A pruned loss is judged on
-the cells in its own ranges.
+Finds errors that only a large batch shows: an index that overflows, a block that is left out, sums that lose their
+digits.  The oracle computes some frames at a time, so it needs no second tensor of the size of the logits.  A pruned
+loss is judged on the cells in its own ranges.
 
-Both scopes: the gradient of what the loss is given, and the step's gradients of outputs and weights; of a pruned loss
-that is trained with a simple loss only those of the joiner's weights, which the simple loss has no part in.
+Both scopes: the gradient of the loss's inputs, and the step's gradients of outputs and weights; of a pruned loss
+trained with a simple loss only those of the joiner's weights, in which the simple loss has no part.
 
-An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So differences are not
-only compared with the largest magnitude: they are also summed over each frame, each u and each symbol, and over each
-row of other tensors, and compared with what belongs there.  And the gradient of a cell sums to 0 over V.
+An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So differences are also
+summed over each frame, each u and each symbol, and over each row of other tensors, and compared with what belongs
+there.  And the gradient of a cell sums to 0 over V.
 """
 
 from __future__ import annotations

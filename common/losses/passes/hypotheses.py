@@ -17,7 +17,7 @@ LOSS_PLACES, GRADIENT_PLACES = 1, 4
 
 
 class Lattice(NamedTuple):
-    """The input of a loss: padded logits (N, T, U+1, V) float64, targets (N, U), and (T, U) of each utterance."""
+    """Hold the input of a loss: padded logits (N, T, U+1, V) float64, targets (N, U), and (T, U) of each utterance."""
 
     logits: torch.Tensor
     targets: torch.Tensor
@@ -31,7 +31,7 @@ class Lattice(NamedTuple):
 
 
 def mistakes(lattice: Lattice) -> Dict[str, float]:
-    """Return the loss of each mistake that this batch can show, by its words."""
+    """Return {mistake in words: loss} of each mistake that this batch can show."""
     shapes, blank = lattice.shapes, lattice.blank
     _, T, U1, V = lattice.logits.shape
     losses: Dict[str, float] = {}

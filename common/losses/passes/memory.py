@@ -1,14 +1,16 @@
-"""Measure the memory of one step above what was in use before it, in a process of its own: the memory pass.
+"""Measure the memory of one step above the level before it, in a process of its own: the memory pass.
 
 It measures the batches that take most: that with the most padded cells and that with the most useful cells.  The loss
 alone is measured on the first of these only if the step is measured too.
 
-Before the step the process holds its inputs and, in scope "loss", the given logits.  CUDA: torch's allocated and
-reserved peaks, and what is taken of the device as a whole.  CPU: the process's resident peak (VmHWM), without the
-profiler, and, in a second run with the profiler's memory events, the peak of torch's own allocations.  A loss that
-loops over its cells in Python has one scope, the step, one batch, that with the most padded cells, and no second run:
-the profiler would take a megabyte and more for each cell.  The runner starts this process with MALLOC_MMAP_THRESHOLD_
-fixed: without it glibc keeps freed memory, and VmHWM still shows the batches before.
+Before the step the process holds its inputs and, in scope "loss", the given logits.
+
+- CUDA: torch's allocated and reserved peaks, and the memory taken of the device as a whole.
+- CPU: the process's resident peak (VmHWM), without the profiler, and, in a second run with the profiler's memory
+  events, the peak of torch's own allocations.  The runner fixes MALLOC_MMAP_THRESHOLD_, since glibc would otherwise
+  keep freed memory, and VmHWM show the batches before.
+- A loss that loops over its cells in Python has one scope, the step, one batch, and no second run: the profiler would
+  take a megabyte and more for each cell.
 """
 
 from __future__ import annotations

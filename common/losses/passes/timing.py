@@ -1,13 +1,14 @@
 """Time forward and forward+backward of both scopes, without a profiler, in a process for each round: the timing pass.
 
-Leaves are made anew for every sample, untimed; on a CPU their numbers too.  On CUDA the inputs of each batch are on the
-device before the first sample: were they made on the host in between, the device would idle and lower its clocks.  CPU:
-perf_counter_ns at both ends, and a warm-up on the batches that take most memory: after a smaller one, the first larger
-batch would pay for new pages, and take up to twice its time.  With --allocator reuse the heap then gets as much again,
-in one piece: smaller steps split what was free, and the next large one would pay once more.  CUDA: events and wall
-time, the device synchronised at both ends, and a warm-up on each batch: its kernels, its sizes in the allocator.  Every
-sample is kept, warm-up samples too (marked), with the load of other processes beside it.  After the last sample the
-losses of the last timed steps are judged (afterwards.py): a loss that is wrong then has no times.
+Leaves are made anew for every sample, untimed.  Every sample is kept, warm-up samples too (marked), with the load of
+other processes beside it.  After the last sample the losses of the last timed steps are judged (afterwards.py): a loss
+that is wrong then has no times.
+
+- CPU: perf_counter_ns at both ends.  The warm-up is on the batches that take most memory: else the first larger batch
+  would pay for new pages and take up to twice its time.  With --allocator reuse the heap then gets as much again in one
+  piece, since smaller steps split what was free.
+- CUDA: events and wall time, synchronised at both ends, and a warm-up on each batch: its kernels, its sizes in the
+  allocator.  All inputs are on the device before the first sample, or it would idle in between and lower its clocks.
 """
 
 from __future__ import annotations

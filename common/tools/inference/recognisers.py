@@ -138,7 +138,7 @@ def _takes_audio(bundle: Any) -> bool:
 
 
 class _Separation(Recogniser):
-    """Separates speakers or instruments, from one channel, or two equal ones where the model wants them."""
+    """Separate speakers or instruments, from one channel, or two equal ones where the model wants them."""
 
     def __init__(self, module: nn.Module, sample_rate: int):
         super().__init__()
@@ -153,7 +153,7 @@ class _Separation(Recogniser):
 
 
 class _Transducer(Recogniser):
-    """An RNNTBundle: features of each wave, then the beam search."""
+    """Run an RNNTBundle: features of each wave, then the beam search."""
 
     def __init__(self, features: Any, search: Any, sample_rate: int, beam_width: int = 10):
         super().__init__()
@@ -262,7 +262,7 @@ def _making(source: str, missing: str) -> Iterator[None]:
 
 
 class Features(nn.Module):
-    """(N, samples) -> log mel energies (N, frames, mels), 100 frames a second."""
+    """Compute log mel energies (N, frames, mels), 100 frames a second, of waves (N, samples)."""
 
     def __init__(self, sample_rate: int = SAMPLE_RATE, mels: int = 80):
         super().__init__()
@@ -275,7 +275,8 @@ class Features(nn.Module):
 
 
 class _Conformer(nn.Module):
-    """Features -> encodings (N, T, encoding_dim), T a stride-th of the frames: a transcriber of torchaudio's RNNT."""
+    """Compute encodings (N, T, encoding_dim) of features, with T a stride-th of the frames: a transcriber of
+    torchaudio's RNNT."""
 
     def __init__(self, mels: int, stride: int, dim: int, heads: int, feed_forward: int, layers: int, encoding_dim: int):
         super().__init__()
@@ -293,7 +294,7 @@ class _Conformer(nn.Module):
 
 
 class ConformerRNNT(Recogniser):
-    """torchaudio's Conformer, prediction network and joiner with random weights, and its beam search.
+    """Run torchaudio's Conformer, prediction network and joiner with random weights, and its beam search.
 
     stride: frames in an encoding; blank_bias: added to the blank's logit, without which random weights would emit
     symbols_per_frame symbols in every frame.
@@ -341,7 +342,7 @@ class ConformerRNNT(Recogniser):
 
 
 class EmformerRNNT(Recogniser):
-    """torchaudio's Emformer transducer with random weights, which streams: segments of 0.16 s with 0.04 s of right
+    """Run torchaudio's streaming Emformer transducer with random weights: segments of 0.16 s with 0.04 s of right
     context, each through its beam search.  blank_bias: as of ConformerRNNT."""
 
     SEGMENT, CONTEXT = 16, 4  # frames
@@ -407,7 +408,7 @@ def _symbols(hypotheses: Any) -> List[int]:
 
 
 class SileroVad(Recogniser):
-    """silero-vad's detector of speech with the weights of its package: a probability for each 32 ms."""
+    """Run silero-vad's detector of speech with the weights of its package: a probability for each 32 ms."""
 
     CHUNK = 512  # samples
 

@@ -1,9 +1,9 @@
-"""Labels of modules: hooks around the forward of each labelled module, and around its backward, without editing it.
+"""Label modules by hooks around their forward and backward, without editing the model.
 
 The backward of a call begins when the gradient of an output arrives and ends when the gradients of all inputs are
 there: an identity node of autograd's graph at each end tells.  A call none of whose inputs needs a gradient ends with
-the next call that does not lie in it, or with the step.  Calls are nested as their forwards were; a forward that a
-checkpoint computes again lies in the backward.  torch 2.1 or newer.
+the next call that is not nested in it, or with the step.  Calls are nested as their forwards were; a forward that a
+checkpoint computes again belongs to the backward.  Needs torch 2.1 or newer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Span = Callable[[Place, bool], ContextManager]
 
 
 class Call(NamedTuple):
-    """One call of a labelled module."""
+    """Hold one call of a labelled module."""
 
     path: str
     chain: Tuple[str, ...]
@@ -40,9 +40,9 @@ class Call(NamedTuple):
 
 
 class Labels:
-    """Inside the context, `span(place, again)` is entered for each call and backward; again: of a checkpoint.
+    """Enter `span(place, again)` for each call and backward, inside the context.
 
-    labels: by the path of a module.
+    labels: by the path of a module; again: whether a checkpoint computes the call again.
     """
 
     def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], span: Span):
@@ -141,7 +141,7 @@ class Labels:
 
 
 class _Mark(torch.autograd.Function):
-    """Identity; tells when its backward runs."""
+    """Pass tensors through unchanged, and tell when the backward of this node runs."""
 
     @staticmethod
     def forward(ctx: Any, tell: Callable[[], None], *tensors: torch.Tensor) -> Any:
@@ -169,7 +169,7 @@ def _marked(values: Any, tell: Callable[[], None]) -> Any:
 
 
 class Spans:
-    """Times the spans of a step: calls, nanoseconds of the host, and on CUDA of the device, by position."""
+    """Time the spans of a step, by position: calls, nanoseconds of the host, and on CUDA nanoseconds of the device."""
 
     def __init__(self, clock: Clock):
         self.clock, self.host = clock, Clock(torch.device("cpu"))
@@ -195,7 +195,7 @@ class Spans:
 
 
 class Operations:
-    """Counts the operations of spans by the span that runs, each span without those that lie in it.
+    """Count the operations of each span, without those of spans nested in it.
 
     total: returns (MACs, FLOPs) of everything so far, as FlopCounter.total does.
     """
@@ -214,12 +214,12 @@ class Operations:
         self._running.pop()
 
     def counts(self) -> Dict[Place, Tuple[int, int]]:
-        """Return (MACs, FLOPs) by position; what ran in no span is at OUTSIDE."""
+        """Return (MACs, FLOPs) by position; operations outside all spans are at OUTSIDE."""
         self._assign()
         return self._counts
 
     def _assign(self) -> None:
-        """Add what was counted since the last call to the innermost span that runs."""
+        """Add the operations since the last call to the innermost span that runs."""
         position = self._running[-1] if self._running else OUTSIDE
         macs, flops = self._counts.get(position, (0, 0))
         before, self._before = self._before, self._total()

@@ -257,7 +257,7 @@ class Profiling:
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def step(self, given: Given, part: Callable[[str], ContextManager], ended: Callable[[], None]) -> None:
-        """Forward, backward, and the optimizer's step.  The gradients stay."""
+        """Run forward, backward and the optimizer's step.  The gradients stay."""
         amp = torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext()
         with amp:
             loss = self.model(*given)
