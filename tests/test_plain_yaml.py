@@ -36,6 +36,7 @@ WRONG = {
     'general: !!float ""\n': ["float"],
     "general: !!timestamp x\n": ["timestamp"],
     "a:\n  - !!int abc\n": ["line 2", "abc"],
+    'general: {a: 1, "\\ud800": 2}\n': ["line 1", "half of a character"],
     "a: 2026-13-41\n": ["line 1", "timestamp"],
     "a: 0x" + "f" * 10**4 + "\n": ["too large"],
     "a: &x [*x]\n": ["part of itself"],

@@ -70,8 +70,8 @@ def _check_keys(node: Any, where: str) -> None:
 
 
 def _check_scalars(loader: Any, root: Any, where: str) -> None:
-    """Raise UserError for a text that its tag cannot take, which PyYAML answers with errors of any kind, and for an
-    integer of more than 64 bits."""
+    """Raise UserError for a text that its tag cannot take, which PyYAML answers with errors of any kind, for an integer
+    of more than 64 bits, and for a surrogate, which no file can hold."""
     import yaml
 
     waiting, seen = [root], set()
@@ -94,3 +94,5 @@ def _check_scalars(loader: Any, root: Any, where: str) -> None:
             raise UserError(f"{where}, line {_line(node)}: {shown(node.value)} is not of the type {kind}") from error
         if isinstance(value, int) and value.bit_length() > 64:
             raise UserError(f"{where}, line {_line(node)}: {shown(node.value)} is too large a number")
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise UserError(f"{where}, line {_line(node)}: {shown(node.value)} is half of a character")
