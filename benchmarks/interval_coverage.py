@@ -26,6 +26,7 @@ from common.analysis import logs, ranking, ratios
 from common.analysis.groups import groups
 from common.analysis.row import Row
 from common.core import statistics
+from common.core.settings import SLOW_ROUNDS
 from common.data import batching, shapes
 from common.jobs import budget
 from common.present.table import Column
@@ -194,8 +195,8 @@ def stopped(run: Run, level: float) -> Run:
     usual = run.y.shape[1] * (1 + level)
     number = int((np.cumsum((1 + np.exp(run.y)).sum(axis=1)) <= 7 * usual).sum())
     if budget.is_far_behind(np.exp(run.y.mean(axis=1)).tolist()):
-        number = budget.ROUNDS_FAR_BEHIND
-    number = max(number, budget.ROUNDS_FAR_BEHIND)
+        number = SLOW_ROUNDS
+    number = max(number, SLOW_ROUNDS)
     return Run(run.x[:number], run.y[:number])
 
 

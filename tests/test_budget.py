@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
-from fixtures_runs import one_row, status, write_run
+from fixtures_runs import correctness, one_row, status, timing, write_run
 
 from common.cli import benchmark
-from common.core import flag_types
+from common.core import flag_types, settings
 from common.jobs import budget
 from common.jobs.budget import Budget
-from common.jobs.progress import Standing
+from common.jobs.executor import Executor
+from common.jobs.plan import plan
+from common.jobs.progress import Progress, Standing
+from common.jobs.session import Session
+from common.records.run import open_runs
+from common.setup import interpreters
 
 
 def standing(**rounds):
@@ -33,14 +40,14 @@ def test_three_rounds_come_in_any_case_and_others_where_there_is_room():
 def test_only_a_loss_far_behind_in_each_of_three_rounds_gets_fewer():
     times = standing(fast=[1.0, 2.0, 1.0, 1.0], slow=[3.1, 6.5, 3.2, 1.0], near=[4.0, 5.0, 2.9, 9.0])
     assert budget.ratios_by_round("near", times) == pytest.approx([4.0, 2.5, 2.9, 9.0])
-    given_up = [name for name in ("fast", "slow", "near", "unknown") if Budget(1.0).gives_up(name, 6, times)]
-    assert given_up == ["slow"] and not Budget(1.0).gives_up("slow", 5, times)
+    assert [name for name in ("fast", "slow", "near", "unknown") if budget.has_enough(name, 4, times)] == ["slow"]
+    assert not budget.has_enough("slow", 5, times)
 
 
 def test_losses_of_another_kind_are_no_rivals():
     times = standing(fast=[1.0] * 3, slow=[9.0] * 3)
     times.kind_of = {"fast": "pruned", "slow": "exact"}
-    assert not Budget(1.0).gives_up("slow", 6, times)
+    assert not budget.has_enough("slow", 3, times)
 
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), ("0.5h", 1800), ("20", 20)])
@@ -73,6 +80,48 @@ def test_a_run_ends_after_three_rounds_when_its_time_is_spent(tmp_path, tiny_sha
     assert "after 3 rounds" in done.stderr and "VERDICT" in done.stderr and "round 4/6" not in done.stderr
     row = rows_of(tmp_path)["reference"]
     assert (row["status"], row["rounds"]) == ("ok", 3) and row["memory"]
+
+
+class Timed(Executor):
+    """Its steps take 100 ms, those of fused 10."""
+
+    def __init__(self):
+        self.rounds = {}
+
+    def execute(self, job, python, folder, chosen, timeout, note):
+        if job.pass_name == "correctness":
+            return correctness()
+        self.rounds.setdefault(job.implementation, []).append(job.round)
+        lines = timing(job.name, [10 if job.implementation == "fused" else 100], [])
+        return [{**line, "round": job.round} for line in lines]
+
+
+def rounds_of(folder, names, most=8, resume=False):
+    """Measure the first `most` of eight rounds; return the rounds that each loss was timed in."""
+    chosen = settings.resolve({"rounds": 8, "slow_rounds": 4, "passes": ("timing",)}, "cpu")
+    executor, choices = Timed(), dict.fromkeys(names, interpreters.Choice(Path(sys.executable)))
+    with open_runs(names, chosen, folder, resume) as run_of, Progress(quiet=True) as progress:
+        session = Session(run_of, choices, chosen, 60, progress, executor, resumed=resume)
+        session.run([job for job in plan(names, chosen) if (job.round or 0) <= most], with_limits=False)
+    return executor.rounds
+
+
+def test_a_slow_loss_has_fewer_rounds_and_is_whole(tmp_path):
+    assert rounds_of(tmp_path, ["fused", "reference"]) == {"fused": [*range(1, 9)], "reference": [1, 2, 3, 4]}
+    rows = rows_of(tmp_path)
+    assert {name: (row["status"], row["rounds"]) for name, row in rows.items()} == {
+        "fused": ("ok", 8),
+        "reference": ("ok", 4),
+    }
+    assert "timed in 4 rounds: reference" in run("summarize.py", tmp_path, "--details").stdout
+    assert rounds_of(tmp_path, ["fused", "reference"], resume=True) == {}
+
+
+def test_a_run_that_goes_on_knows_who_was_slow(tmp_path):
+    assert rounds_of(tmp_path, ["fused", "reference"], most=3)["reference"] == [1, 2, 3]
+    joined = rounds_of(tmp_path, ["fused", "reference", "torchaudio"], resume=True)
+    assert joined == {"fused": [4, 5, 6, 7, 8], "reference": [4], "torchaudio": [4, 5, 6, 7]}
+    assert all(row["status"] == "ok" for row in rows_of(tmp_path).values())
 
 
 def test_a_budget_is_for_an_ordinary_run():

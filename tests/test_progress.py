@@ -9,6 +9,7 @@ from common.core import settings
 from common.jobs import costs
 from common.jobs.plan import plan
 from common.jobs.progress import Progress, Standing
+from common.records import schema
 
 
 def test_the_time_left_is_of_jobs_like_those_to_come():
@@ -54,18 +55,23 @@ def test_costs_of_a_run_come_with_the_suite():
     assert costs.seconds(plan(["fused"], quick), quick, True) == 0  # not known
 
 
+def samples(*job):
+    """Return the samples of a timing job."""
+    return [schema.typed(record) for record in timing(*job) if record["record"] == "sample"]
+
+
 def test_who_is_ahead_by_the_batches_that_all_have():
     standing = Standing({"slow": "exact", "fast": "exact", "few": "exact", "approx": "pruned"})
     for number in (1, 2):
-        standing.add("slow", timing(f"timing-{number}", [20, 40], [1, 2]))
-        standing.add("fast", timing(f"timing-{number}", [10, 20], [9, 9]))
-        standing.add("approx", timing(f"timing-{number}", [1, 3], [1, 1]))
-    standing.add("few", timing("timing-1", [1], [1]))
+        standing.add("slow", samples(f"timing-{number}", [20, 40], [1, 2]))
+        standing.add("fast", samples(f"timing-{number}", [10, 20], [9, 9]))
+        standing.add("approx", samples(f"timing-{number}", [1, 3], [1, 1]))
+    standing.add("few", samples("timing-1", [1], [1]))
     assert standing.words() == "exact: fast 15.00, slow 30.00 ms; pruned: approx 2.000 ms"
 
 
 @pytest.mark.parametrize("step", [[], [7]])
 def test_without_a_step_it_is_the_loss(step):
     standing = Standing({})
-    standing.add("a", timing("timing-1", step, [3]))
+    standing.add("a", samples("timing-1", step, [3]))
     assert standing.words() == f"exact: a {'7.000' if step else '3.000'} ms"

@@ -124,12 +124,11 @@ def measured(
                 session = Session(
                     run_of, python_of, resolved, arguments.timeout, progress, executor, wait=parser.wait(arguments)
                 )
+                session.resumed = arguments.resume
                 session.after_round = partial(verdict_so_far, run_of, progress, arguments)
                 if arguments.budget:
                     session.budget = Budget(arguments.budget)
                     progress.most = session.budget.left
-                if arguments.resume and session.wait:
-                    session.loaded |= {(name, number) for name, run in run_of.items() for number in run.loaded_rounds()}
                 if resolved.find_largest:
                     Searches(session).run()
                 else:

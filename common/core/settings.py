@@ -24,8 +24,8 @@ FIND_LARGEST = {"batch-size": False, "max-frames": True}
 SEARCH = "--find-largest"
 #: Each round is a process of a second or more, for each implementation.
 MOST_ROUNDS = 10_000
-#: What every loss gets with --budget, before anything ends.
-FEWEST_ROUNDS = 3
+#: What every loss gets, before anything ends; and what a loss gets that is far behind.
+FEWEST_ROUNDS, SLOW_ROUNDS = 3, 5
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
@@ -449,12 +449,22 @@ class Settings:
         presets={"cpu": 10, "quick": 1, SEARCH: 3},
         **_HOW,
     )
+    slow_rounds: Optional[int] = setting(
+        None,
+        TIMING,
+        "rounds of a loss that takes more than three times as long as the fastest of its kind in each of its first "
+        "three; its interval is wider for it",
+        type=flag_types.whole(FEWEST_ROUNDS, MOST_ROUNDS),
+        metavar="K",
+        presets={"cpu": SLOW_ROUNDS},
+        default_text="as many as the others, or 5 with --budget",
+        **_HOW,
+    )
     budget: Optional[float] = setting(
         None,
         TIMING,
         "spend so long, 90s, 5m or 1h: correctness of all, three rounds, a first verdict, then as many rounds as fit "
-        "before the memory pass. A loss that takes more than three times as long as the fastest of its kind in each of "
-        "three rounds gets five. Without --only the rows are those of the main environment, and no additive ones; "
+        "before the memory pass. Without --only the rows are those of the main environment, and no additive ones; "
         "without --passes there is no trace",
         short="spend so long, 5m say, with a first verdict after three rounds",
         type=flag_types.duration,

@@ -1,8 +1,8 @@
-"""Decides which timing jobs are still worth their time in a run with --budget.
+"""Decides which timing jobs are still worth their time.
 
 Every loss gets three rounds.  One that took more than three times as long as the fastest of its kind in each of them
-gets five; the others get as many as fit.  That the intervals of ratios still hold the truth is shown by
-benchmarks/interval_coverage.py, which calls `is_far_behind` too.
+gets --slow-rounds; with --budget the others get as many as fit.  That the intervals of ratios still hold the truth is
+shown by benchmarks/interval_coverage.py, which calls `is_far_behind` too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from common.core.settings import FEWEST_ROUNDS
 from common.core.statistics import mean
 from common.jobs.progress import Standing
 
-#: Rounds of a loss that is far behind.
-ROUNDS_FAR_BEHIND = 5
 #: Times the fastest's, in each of the first rounds.
 FAR_BEHIND = 3.0
 
@@ -40,9 +38,11 @@ class Budget:
         """Tell whether round `number` is to begin, where it and what follows the rounds take `seconds`."""
         return number <= FEWEST_ROUNDS or seconds <= self.left()
 
-    def gives_up(self, name: str, number: int, standing: Standing) -> bool:
-        """Tell whether a loss is left out of round `number`."""
-        return number > ROUNDS_FAR_BEHIND and is_far_behind(ratios_by_round(name, standing))
+
+def has_enough(name: str, rounds: int, standing: Standing) -> bool:
+    """Tell whether a loss that is far behind has been timed in so many rounds."""
+    ratios = ratios_by_round(name, standing)
+    return len(ratios) >= rounds and is_far_behind(ratios)
 
 
 def ratios_by_round(name: str, standing: Standing) -> Sequence[float]:

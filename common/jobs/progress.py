@@ -14,6 +14,7 @@ from common.core import guard
 from common.core.statistics import mean, median
 from common.core.text import number, plain
 from common.jobs.redrawn import Redrawn, can_redraw, size_of_bar
+from common.records.schema import Sample
 
 #: What a job is like, for how long it takes: the implementation and the pass.
 Like = Tuple[str, str]
@@ -172,12 +173,12 @@ class Standing:
         self.kind_of = kind_of
         self.ms: Dict[str, Dict[Any, float]] = {}  # by implementation, then round and batch
 
-    def add(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the records of a timing job."""
+    def add(self, name: str, samples: Sequence[Sample]) -> None:
+        """Take in the samples of timing jobs."""
         times_of: Dict[Tuple[str, Any], List[float]] = defaultdict(list)
-        for record in records:
-            if record.get("record") == "sample" and not record.get("warmup"):
-                times_of[record["scope"], (record["round"], record["batch"])].append(record["total_wall_ns"] / 1e6)
+        for sample in samples:
+            if not sample.warmup:
+                times_of[sample.scope, (sample.round, sample.batch)].append(sample.total_wall_ns / 1e6)
         scope = "step" if any(scope == "step" for scope, _ in times_of) else "loss"
         times = {batch: median(ms) for (of_scope, batch), ms in times_of.items() if of_scope == scope}
         self.ms.setdefault(name, {}).update(times)

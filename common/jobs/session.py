@@ -13,8 +13,8 @@ from itertools import groupby
 from threading import RLock
 from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from common.core.settings import Settings
-from common.jobs.budget import Budget
+from common.core.settings import SLOW_ROUNDS, Settings
+from common.jobs.budget import Budget, has_enough
 from common.jobs.executor import Executor, Interrupted
 from common.jobs.patience import Patience
 from common.jobs.progress import Progress, Standing
@@ -39,9 +39,11 @@ class Session:
     """run_of, python_of: the run and the Python of each implementation, or task; timeout: seconds for one job.
 
     wait: seconds to wait, in all, for a quiet machine to measure rounds again that ran beside other load; 0: none is.
-    budget: the time that the run may take; after_round: called with the number of each timing round that has ended.
-    loaded: (implementation, round) of the timing jobs that did; lock: of runs and progress, which all devices write
-    to; limited: devices whose limits are known, or could not be measured."""
+    budget: the time that the run may take; resumed: timing rounds may be on disk already; after_round: called with the
+    number of each timing round that has ended.
+    timed, loaded: (implementation, round) of the timing jobs that have samples, and of those that ran beside other
+    load; lock: of runs and progress, which all devices write to; limited: devices whose limits are known, or could not
+    be measured; standing: who is ahead."""
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, interpreters.Choice]
@@ -51,12 +53,15 @@ class Session:
     executor: Executor
     wait: float = 0.0
     budget: Optional[Budget] = None
+    resumed: bool = False
     after_round: Callable[[int], None] = lambda number: None
+    timed: Set[Tuple[str, Optional[int]]] = field(default_factory=set)
     loaded: Set[Tuple[str, Optional[int]]] = field(default_factory=set)
     warned: Set[str] = field(default_factory=set)
     lock: RLock = field(default_factory=RLock)
     limited: Set[str] = field(default_factory=set)
     once_more: OnceMore = field(default_factory=OnceMore)
+    standing: Standing = field(default_factory=lambda: Standing({}))
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its implementation
@@ -64,11 +69,14 @@ class Session:
 
         Raises Interrupted, and UserError for a mistake of the user's (a broken shape file, say).
         """
+        self.standing.kind_of = {name: run.header.kind for name, run in self.run_of.items()}
+        for name, run in self.run_of.items() if self.resumed else ():
+            for number, samples in run.timed_rounds().items():
+                self._note(name, number, samples)
         pending = self.pending(jobs)
         rounds = rounds_with_limits(pending, len(self.executor.lanes())) if with_limits else []
         limits = [("limits", "limits")] * len(rounds)
         self.progress.expect([*limits, *map(like, pending)])
-        standing = Standing({name: run.header.kind for name, run in self.run_of.items()})
 
         def serve(lane: Executor, chain: Chain) -> None:
             pass_name, number = chain[0].pass_name, chain[0].round
@@ -81,15 +89,19 @@ class Session:
             if pass_name == "timing" and number in rounds:
                 self.limits(lane, number)
             while chain:
-                if self.run_of[chain[0].implementation].failed or self._gives_up(chain[0], standing):
+                if self.run_of[chain[0].implementation].failed:
                     with self.lock:
                         self.progress.skip(like(chain[0]))
+                elif self._has_enough(chain[0]):
+                    with self.lock:
+                        self._keep(chain[0], [{**chain[0].status("ok", ""), "left_out": True}])
+                        self.progress.skip(like(chain[0]))
                 else:
-                    self.carry_out(chain[0], lane, standing)
+                    self.carry_out(chain[0], lane)
                 chain.popleft()
             with self.lock:
-                if pass_name == "timing" and standing.ms:
-                    words = f"round {number}/{self.settings.rounds}: {standing.words()}"
+                if pass_name == "timing" and self.standing.ms:
+                    words = f"round {number}/{self.settings.rounds}: {self.standing.words()}"
                     self.progress.say_round("; ".join(filter(None, [words, self.progress.left()])))
                     self.after_round(number or 0)
 
@@ -107,11 +119,10 @@ class Session:
             seconds = self.progress.seconds_of([*map(like, chain), *later])
         return self.budget.has_room(chain[0].round or 0, seconds)
 
-    def _gives_up(self, job: Job, standing: Standing) -> bool:
-        """Tell whether the loss of a timing job is so slow that it needs no further round, with --budget."""
-        if self.budget is None or job.pass_name != "timing":
-            return False
-        return self.budget.gives_up(job.implementation, job.round or 0, standing)
+    def _has_enough(self, job: Job) -> bool:
+        """Tell whether the loss of a timing job is so slow that it needs no further round."""
+        rounds = self.settings.slow_rounds or (SLOW_ROUNDS if self.budget else None)
+        return job.pass_name == "timing" and bool(rounds) and has_enough(job.implementation, rounds or 0, self.standing)
 
     def measure_again(self, rounds: Sequence[Chain]) -> None:
         """Repeat each timing round in which a row ran beside other load, as a whole.
@@ -131,12 +142,14 @@ class Session:
                     self.carry_out(chain[0], lane)
                 chain.popleft()
 
+        def key(job: Job) -> Tuple[str, Optional[int]]:
+            return job.implementation, job.round
+
         while left > 0 and not patience.is_over:
-            crowded = [
-                chain for chain in rounds if any((job.implementation, job.round) in self.loaded for job in chain)
-            ]
+            crowded = [chain for chain in rounds if any(key(job) in self.loaded for job in chain)][:left]
             again = [
-                deque(job for job in chain if not self.run_of[job.implementation].failed) for chain in crowded[:left]
+                deque(job for job in chain if key(job) in self.timed and not self.run_of[job.implementation].failed)
+                for chain in crowded
             ]
             again = [chain for chain in again if chain]
             if not again:
@@ -183,7 +196,7 @@ class Session:
         joins = following if left >= FEWEST_JOINED else 1
         return {name: joins if self.run_of[name].joined else min(rounds, default=1) for name, rounds in done.items()}
 
-    def carry_out(self, job: Runnable, lane: Executor, standing: Optional[Standing] = None) -> Status:
+    def carry_out(self, job: Runnable, lane: Executor) -> Status:
         """Run one job and keep its records; returns its status.  Raises Interrupted, UserError, and Lost where the job
         may run once more."""
         name, pass_name = like(job)
@@ -203,9 +216,9 @@ class Session:
         with self.lock:
             self._keep(job, records)
             self._warn(records)
-            self._note_load(job, records)
-            if standing and pass_name == "timing":
-                standing.add(name, records)
+            if isinstance(job, Job) and job.pass_name == "timing" and records[-1]["status"] == "ok":
+                lines = [schema.typed(record) for record in records]
+                self._note(name, job.round, [line for line in lines if isinstance(line, schema.Sample)])
             end = run.last_status
             self.progress.done(title, end.status, end.reason, like(job))
         return end
@@ -250,12 +263,11 @@ class Session:
             files.remove(self.run_of[name].folder)
         self.run_of[name].add(records)
 
-    def _note_load(self, job: Runnable, records: Sequence[Record]) -> None:
-        """Keep in mind whether a timing job that ended well ran beside other load."""
-        if isinstance(job, Job) and job.pass_name == "timing" and records[-1]["status"] == "ok":
-            samples = [schema.typed(record) for record in records if record["record"] == "sample"]
-            key = job.implementation, job.round
-            (self.loaded.add if store.loaded_scopes(samples) else self.loaded.discard)(key)
+    def _note(self, name: str, number: Optional[int], samples: Sequence[schema.Sample]) -> None:
+        """Take in the samples of a timing round, and whether it ran beside other load."""
+        self.standing.add(name, samples)
+        self.timed.add((name, number))
+        (self.loaded.add if store.loaded_scopes(samples) else self.loaded.discard)((name, number))
 
     def _warn(self, records: Sequence[Record]) -> None:
         """Print each warning of the workers once, whatever --quiet says: it is about the results."""

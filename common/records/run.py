@@ -87,12 +87,15 @@ class Run:
         end = store.status_of(lines) if lines else None
         return end is not None and end.status == "ok"
 
-    def loaded_rounds(self) -> List[int]:
-        """Return the numbers of the timing rounds on disk that ran mostly beside other load.  Raises UserError."""
-        jobs = store.latest_jobs(store.read_run(self.path)[1]).values()
-        ends = [(store.status_of(lines), lines) for lines in jobs]
-        timed = [(end.round, lines) for end, lines in ends if end and end.pass_name == "timing" and end.status == "ok"]
-        return [number for number, lines in timed if number is not None and store.loaded_scopes(lines)]
+    def timed_rounds(self) -> Dict[int, List[schema.Sample]]:
+        """Return the samples of each timing round on disk that ended well.  Raises UserError."""
+        rounds = {}
+        for lines in store.latest_jobs(store.read_run(self.path)[1]).values():
+            end = store.status_of(lines)
+            samples = [line for line in lines if isinstance(line, schema.Sample)]
+            if end and end.pass_name == "timing" and end.status == "ok" and end.round is not None and samples:
+                rounds[end.round] = samples
+        return rounds
 
     @property
     def header(self) -> Header:

@@ -558,6 +558,7 @@ class Status(JobLine, kw_only=True, frozen=True, tag="status"):
     reason: Annotated[Optional[str], of('why it did not end well, else ""')] = ""
     wall_ns: Annotated[Optional[Duration], of("of the whole job")] = None
     stderr_tail: Annotated[Optional[List[str]], of("where the job failed: the last lines of its stderr")] = None
+    left_out: Annotated[bool, of("a round that was not measured, since the loss is far behind: --slow-rounds")] = False
 
 
 class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):

@@ -15,7 +15,7 @@ Lines = List[str]
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """Return blocks of lines in the "table" or "markdown" format."""
-    parts = (_reasons, _load, _ratios, _repeats, _clocks, _stopped, _at_size, _limits, _stages, _options, _notes)
+    parts = (_reasons, _load, _ratios, _repeats, _clocks, _stopped, _slow, _at_size, _limits, _stages, _options, _notes)
     return [listed(lines, format) for part in parts if (lines := part(rows))]
 
 
@@ -97,6 +97,15 @@ def _stopped(rows: Sequence[Row]) -> Lines:
     if not cut:
         return []
     return [f"sampling ended at the time limit (--max-seconds), not at the wanted spread: {', '.join(cut)}"]
+
+
+def _slow(rows: Sequence[Row]) -> Lines:
+    """Name the rows with fewer rounds than the others, since they are far behind."""
+    rounds = [(row, row.header.settings.get("slow_rounds"), row.header.settings.get("rounds")) for row in rows]
+    names = [row.name for row, slow, planned in rounds if slow == row.rounds and row.rounds < (planned or 0)]
+    few = max((slow for _, slow, _ in rounds if slow), default=0)
+    reason = "more than three times as slow as the fastest in each of the first three (--slow-rounds)"
+    return [f"timed in {count(few, 'round')}: {', '.join(names)}: {reason}"] if names else []
 
 
 def _clocks(rows: Sequence[Row]) -> Lines:
