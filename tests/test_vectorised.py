@@ -7,7 +7,7 @@ import torch
 
 from common.losses import oracle
 from common.losses.topologies import TOPOLOGIES
-from common.losses.vectorised import transducer_loss
+from common.losses.vectorised import arc_losses, transducer_loss
 
 SHAPES = [(6, 3), (4, 0), (1, 2), (5, 4)]
 
@@ -114,6 +114,16 @@ def test_any_symbol_can_be_blank(blank):
     targets = (targets + blank) % 7
     losses = transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction="none")
     torch.testing.assert_close(losses, oracle.losses(logits, targets, SHAPES, blank))
+
+
+def test_gradients_of_given_log_probabilities_are_contiguous():
+    """NeMo's Triton kernel reads them as if they were."""
+    arcs = [(-torch.rand(2, 5, 4)).requires_grad_() for _ in range(2)]
+    strides = []
+    for arc in arcs:
+        arc.register_hook(lambda gradient: strides.append(gradient.stride()))
+    arc_losses(*arcs, torch.tensor([5, 3]), torch.tensor([3, 2])).sum().backward()
+    assert strides == [(20, 4, 1), (20, 4, 1)]
 
 
 def test_lengths_over_the_tensor_and_unknown_reductions_are_refused():

@@ -64,11 +64,12 @@ def arc_losses(
 ) -> torch.Tensor:
     """Return the losses (N,) of the log-probabilities (N, T, U+1) of blank and of the next target at each cell.
 
-    Cells outside an utterance, and the target after its last, may hold anything.
+    Cells outside an utterance, and the target after its last, may hold anything.  The gradients of both are contiguous,
+    which kernels of packages expect.
     """
     T_lengths, U_lengths = T_lengths.long(), U_lengths.long()
     outside = _outside(*blank_arc.shape[1:], T_lengths, U_lengths)
-    return _losses(REGULAR.arcs(torch.stack([blank_arc, label_arc], -1)), outside, T_lengths, U_lengths)
+    return _losses([Arc(1, 0, blank_arc), Arc(0, 1, label_arc)], outside, T_lengths, U_lengths)
 
 
 def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) -> torch.Tensor:
