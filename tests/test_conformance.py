@@ -328,9 +328,29 @@ class LosesDigits(Reference):
         return right.detach() + (1.01 if logits.size(1) > 300 else 1) * (right - right.detach())
 
 
+class WantsFrames(Reference):
+    """It refuses more targets than frames."""
+
+    def loss(self, logits, prepared):
+        assert (prepared.logit_lengths >= prepared.target_lengths).all()
+        return super().loss(logits, prepared)
+
+
+class Simulated(Reference):
+    """Its kernels have no bfloat16, but in its simulator they take any dtype."""
+
+    simulated = True
+    dtypes = ("float32", "float16")
+
+    def loss(self, logits, prepared):
+        return super().loss(logits, prepared) * (0.5 if logits.dtype == torch.bfloat16 else 1)
+
+
 @pytest.mark.parametrize(
     "kind, case, result, words",
     [
+        (Simulated, "float16", PASS, ""),
+        (Simulated, "bfloat16", NOT_APPLICABLE, "no bfloat16"),
         (FiniteWithoutPath, "impossible-target", DIFFERS, "loss 1e+30"),
         (Reference, "impossible-target", PASS, "an infinite loss, gradient all 0"),
         (OneArc, "blank-target", DIFFERS, "gradient off"),
@@ -347,6 +367,7 @@ class LosesDigits(Reference):
         (Unmet, "unmet-cells", DIFFERS, "gradient up to"),
         (Reference, "unmet-cells", NOT_APPLICABLE, "a path meets every cell"),
         (Reference, "many-targets", PASS, ""),
+        (WantsFrames, "many-targets", PASS, ""),
         (Off, "ragged", DIFFERS, "loss "),
         (Off, "one-frame", DIFFERS, "loss "),
         (GradientOff, "ragged", DIFFERS, "gradient off by 1.0e-02"),
