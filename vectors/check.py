@@ -43,10 +43,8 @@ def check(function, topology=None):
         given = [np.array(case[key]) for key in ("logits", "targets", "logit_lengths", "target_lengths")]
         before, named = [array.copy() for array in given], {key: case[key] for key in ("blank", "topology", "upstream")}
         losses, gradient = function(*given, **named, **case["options"])
-        dtype, large = (
-            str(np.asarray(losses).dtype),
-            np.max(case["losses"], where=np.isfinite(case["losses"]), initial=0),
-        )
+        dtype = str(np.asarray(losses).dtype)
+        large = np.max(case["losses"], where=np.isfinite(case["losses"]), initial=0)
         allowed = TOLERANCE.get(dtype, 1e-2)
         errors = {"loss": (error(losses, case["losses"]), allowed)}
         errors["gradient"] = (error(gradient, case["gradient"]), allowed + np.finfo(dtype).eps * large)
