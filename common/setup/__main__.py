@@ -44,11 +44,11 @@ def setup(names: List[str]) -> int:
 
 def _builds(environment: str, packages: Iterable[str]) -> List[subprocess.Popen[bytes]]:
     """Return processes that compile the packages for an environment; none where it is not there."""
-    python = environments.interpreter(environment)
-    # Two compile at once, each with half of the cores: a package has few files, of different length.
-    variables = {"MAX_JOBS": str(max(1, (os.cpu_count() or 1) // 2)), **os.environ}
+    python, names = environments.interpreter(environment), list(packages)
+    # They compile at once and share the cores: a package has few files, of different length.
+    variables = {"MAX_JOBS": str(max(1, (os.cpu_count() or 1) // max(1, len(names)))), **os.environ}
     command = [str(python), "-m", "common.setup.extensions", "build"]
-    return [subprocess.Popen([*command, package], cwd=ROOT, env=variables) for package in packages] if python else []
+    return [subprocess.Popen([*command, name], cwd=ROOT, env=variables) for name in names] if python else []
 
 
 if __name__ == "__main__":
