@@ -2,8 +2,8 @@
 
 ``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server forks a keeper for each
 command, which forks the command and says how it ends: nothing else of the suite is between a command and its end.
-The servers of jobs that a command starts are forks of the command, with its imports; a script beside another `common`
-imports that one, and its servers are ordinary processes.
+The servers of jobs that a command starts are forks of the command, with its imports, and so are the benchmarks that
+compare.py and fused_table.py start; a script beside another `common` imports that one.
 
 It is there for speed alone: importing torch takes two seconds of a processor, once for each command and once for each
 round of its jobs, and the tests run some hundred of them.
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from common.core.errors import UserError
 from common.present import html
-from common.system import forkserver, processes
+from common.system import forkserver
 from common.system.processes import Server, die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,9 +71,12 @@ SCRIPTS = {
     "pipeline_metrics.py",
     "profile_inference.py",
     "profile_model.py",
+    "rnnt-bench",
     "train.py",
     "train_table.py",
 }
+#: Those that start benchmark_all.py.
+STARTERS = {"compare.py", "fused_table.py"}
 #: Environment variables that glibc reads as a process starts -> what mallopt(3) calls them.
 MALLOPT = {
     "MALLOC_TRIM_THRESHOLD_": -1,
@@ -229,7 +232,6 @@ def main(keeper, asked):
     for standard, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(asked[name], os.O_WRONLY | os.O_APPEND), standard)
     limit(asked["limits"])
-    processes.Server = ForkedServer
     script(asked["command"], asked["cwd"], asked["environment"])
 
 
@@ -245,6 +247,10 @@ def script(command, cwd, environment):
     if folder.joinpath("common").is_dir() and not folder.samefile(ROOT):
         for name in [name for name in sys.modules if name.partition(".")[0] == "common"]:
             del sys.modules[name]
+    with suppress(ImportError):  # another `common` than the suite's
+        importlib.import_module("common.system.processes").Server = ForkedServer
+    if Path(sys.argv[0]).name in STARTERS:
+        subprocess.Popen = partial(popen, subprocess.Popen)
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:  # a fork runs nothing of atexit
@@ -309,6 +315,51 @@ class Fork:
         self.stdin.close()
         self.stdout.close()
         self.wait()
+
+
+def popen(real, command, **options):
+    """Start benchmark_all.py as a fork, anything else as `real` does, which is subprocess.Popen."""
+    of_suite = command[0] == sys.executable and Path(command[1]).name == "benchmark_all.py"
+    return Script(command, **options) if of_suite else real(command, **options)
+
+
+class Script(Fork):
+    """Offer what is needed of subprocess.Popen, of a script that is a fork of this process."""
+
+    def __init__(self, command, stdout=None, stderr=None, env=None, **_):
+        self.args, self.returncode, self.written = command, None, []
+        streams = {}
+        for standard, wanted in ((1, stdout), (2, stderr)):
+            self.written.append(tempfile.TemporaryFile("w+") if wanted == subprocess.PIPE else None)
+            if wanted == subprocess.DEVNULL:
+                wanted = open(os.devnull, "w")
+            streams[standard] = self.written[-1] or wanted
+        sys.stdout.flush()
+        self.pid = fork(measure, os.getpid(), command, dict(os.environ if env is None else env), streams)
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def communicate(self, *_, **__):
+        self.wait()
+        return tuple(self.text(stream) for stream in self.written)
+
+    def text(self, stream):
+        if stream is not None:
+            stream.seek(0)
+            return stream.read()
+
+    def __exit__(self, *_):
+        self.wait()
+
+
+def measure(parent, command, environment, streams):
+    """Be such a script."""
+    die_with_parent(parent)
+    for standard, stream in streams.items():
+        if stream is not None:
+            os.dup2(stream.fileno(), standard)
+    script(command, os.getcwd(), environment)
 
 
 def forked(parent, command, cwd, environment, streams, others):

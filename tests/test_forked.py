@@ -62,6 +62,21 @@ def test_two_at_once_each_with_the_common_beside_it(script, tmp_path):
     os.kill(int(output.split()[1]), signal.SIGKILL)  # it is there
 
 
+def test_a_benchmark_that_a_command_starts_is_a_fork_of_it(script, tmp_path):
+    """Its code and its streams are those of a process."""
+    ends = "import sys; print('torch' in sys.modules, flush=True); print(*sys.argv[1:], file=sys.stderr); sys.exit(3)"
+    script("benchmark_all.py", ends)
+    starts = (
+        "import subprocess, sys\n"
+        "line = [sys.executable, 'benchmark_all.py', '--only', 'k2']\n"
+        "done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)\n"
+        "print(done.returncode, done.stdout.strip(), done.stderr.strip(), flush=True)\n"
+        "subprocess.run(line, stdout=sys.stderr)\n"
+    )
+    done = forked.run(script("compare.py", starts), tmp_path)
+    assert done.stdout == "3 True --only k2\n" and done.stderr == "True\n--only k2\n"
+
+
 def test_another_environment_is_no_fork(monkeypatch, tmp_path):
     assert forked.run(command("conformance.py", "--help"), tmp_path).returncode == 0
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
