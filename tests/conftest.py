@@ -36,6 +36,8 @@ command.register()  # as every script does
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "run the test files in another order, and the tests of each, drawn with this seed"
     parser.addoption("--shuffle", type=int, metavar="SEED", help=text)
+    text = "repeat what is drawn by seed, simulated or garbled as often as a night allows"
+    parser.addoption("--thorough", action="store_true", help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
@@ -70,6 +72,12 @@ def process_as_it_was():
             os.environ[name] = before[name]
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture(scope="session")
+def thorough(request) -> bool:
+    """Return whether tests shall repeat what they draw by seed as often as a night allows."""
+    return request.config.option.thorough
 
 
 @pytest.fixture

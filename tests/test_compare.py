@@ -323,17 +323,18 @@ def test_files_that_are_no_results(tmp_path):
     assert row["time"]["step"]["ratio"] is None
 
 
-def test_garbled_records_are_one_line(tmp_path):
+def test_garbled_records_are_one_line(tmp_path, thorough):
     good = measured(tmp_path / "good")
     bad = measured(tmp_path / "bad")
     refused = 0
-    for _ in garbled(bad, 150):
+    times = 150 if thorough else 30
+    for _ in garbled(bad, times):
         try:
             assert comparison.compare(pairs.two_sides(good, bad).pairs)
         except UserError as error:
             refused += 1
             assert "\n" not in str(error)
-    assert 5 < refused < 100  # those without a first record
+    assert 0 < refused < times  # those without a first record
 
 
 def test_help_tells_the_exit_codes():

@@ -138,19 +138,19 @@ def test_a_job_that_the_disk_has_no_room_for_is_one_that_failed(limit, kept, tmp
     assert records[-1].get("status") in (None, "error")
 
 
-def test_records_that_cannot_be_resumed_are_one_line(tmp_path):
+def test_records_that_cannot_be_resumed_are_one_line(tmp_path, thorough):
     wanted = chosen()
     with run.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
         run_of["torchaudio"].add([*correctness(), *memory(1)])
         folder = run_of["torchaudio"].folder
-    resumed = 0
-    for _ in garbled(folder, 120):
+    resumed, times = 0, 120 if thorough else 30
+    for _ in garbled(folder, times):
         try:
             with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
                 resumed += run_of["torchaudio"].status != "" and not run_of["torchaudio"].is_done("trace")
         except UserError as error:
             assert "\n" not in str(error)
-    assert 10 < resumed < 110
+    assert 0 < resumed < times
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])
