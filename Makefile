@@ -106,8 +106,8 @@ pipeline: setup
 flops: setup
 	@$(MAIN) count_flops.py $(ARGS)
 
-# The environment_contract tests run in k2's environment too, whose torch is the oldest one supported, and in NeMo's;
-# exit code 5 is pytest's for ARGS that choose none of them.
+# The environment_contract tests run in k2's environment too, whose torch is the oldest one supported, and in NeMo's,
+# for what is measured there; exit code 5 is pytest's for ARGS that choose none of them.
 test: setup
 	@$(MAIN) -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 	@for name in k2 nemo; do \

@@ -15,6 +15,7 @@ import pytest
 from commands import pass_on_no_ignored_signals
 
 from common import command
+from common.core.implementations import Implementation, environments
 from common.system import git
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
@@ -41,6 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    if config.option.markexpr == "environment_contract":
+        chosen = [item for item in items if is_of(item, Path(sys.prefix).name)]
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen
     if config.option.shuffle is not None:
         drawn = random.Random(config.option.shuffle)
         places = {path: drawn.random() for path in dict.fromkeys(item.path for item in items)}
@@ -57,6 +62,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 def pytest_collection_finish() -> None:
     """Give commands the variables that test files set as they are imported."""
     forked.ENVIRONMENT.update(os.environ)
+
+
+def is_of(item: pytest.Item, environment: str) -> bool:
+    """Return whether a test is of an implementation that is measured in this environment, or of none."""
+    given = getattr(item, "callspec", None)
+    asked = [value for value in given.params.values() if isinstance(value, Implementation)] if given else []
+    return environment not in environments() or all(
+        value.environment == environment or value.control for value in asked
+    )
 
 
 @pytest.fixture(autouse=True)
