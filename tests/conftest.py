@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import subprocess
@@ -60,8 +61,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 
 
 def pytest_collection_finish() -> None:
-    """Give commands the variables that test files set as they are imported."""
+    """Give commands the variables that test files set as they are imported; collect no garbage among what is there."""
     forked.ENVIRONMENT.update(os.environ)
+    gc.collect()
+    gc.freeze()
 
 
 def is_of(item: pytest.Item, environment: str) -> bool:
@@ -71,6 +74,13 @@ def is_of(item: pytest.Item, environment: str) -> bool:
     return environment not in environments() or all(
         value.environment == environment or value.control for value in asked
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    """Leave the test's name out of its environment: a server of jobs waits for the next job of the same environment."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    return (yield)
 
 
 @pytest.fixture(autouse=True)

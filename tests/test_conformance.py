@@ -495,13 +495,20 @@ ADAPTER = Fatal
 """
 
 
+@pytest.fixture(scope="module")
+def folder_of_scripts(tmp_path_factory):
+    """Return a folder: workers of one environment are forks of one server."""
+    return tmp_path_factory.mktemp("scripts")
+
+
 @pytest.fixture
-def module_of(tmp_path, monkeypatch):
+def module_of(folder_of_scripts, monkeypatch):
     """Write a script with an ADAPTER that workers find; returns its implementation."""
 
-    def make(source, name="fatal_script"):
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    def make(source):
+        name = f"fatal_script_{len(list(folder_of_scripts.glob('*.py')))}"
+        (folder_of_scripts / f"{name}.py").write_text(textwrap.dedent(source))
+        monkeypatch.setenv("PYTHONPATH", str(folder_of_scripts))
         return type(IMPLEMENTATIONS["reference"])(name="fatal", script=name, environment="main", package="torch")
 
     return make
