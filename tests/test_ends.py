@@ -176,7 +176,18 @@ def test_ctrl_z_stops_the_worker_too_and_fg_lets_it_go_on(flags, tmp_path):
     assert rows_of(tmp_path / "log")["reference"]["status"] == "interrupted"
 
 
-SCRIPTS = sorted([path.name] for path in ROOT.glob("*.py") if path.name != "setup.py")
+def scripts_of_each_kind():
+    """Return the names of scripts: of those that import the same modules and end alike, the first."""
+    kinds = {}
+    for path in sorted(ROOT.glob("*.py")):
+        body = ast.parse(path.read_bytes()).body
+        modules = {name.name for line in body if isinstance(line, ast.Import) for name in line.names}
+        modules |= {line.module for line in body if isinstance(line, ast.ImportFrom)}
+        kinds.setdefault((frozenset(modules), ast.unparse(body[-1])), path.name)
+    return sorted(set(kinds.values()) - {"setup.py"})
+
+
+SCRIPTS = scripts_of_each_kind()
 
 
 def help_of(commands, *python, cwd, **variables):
@@ -198,16 +209,16 @@ def bare(tmp_path):
 
 
 def test_every_script_starts_under_a_bare_python(bare, tmp_path):
-    """Each gets the arguments that README gives it, runs where Python leaves out the folder of a script, and needs no
-    torch for --help: one that refuses to be imported stands in the way."""
+    """One of each kind, with the arguments that README gives it, runs where Python leaves out the folder of a script,
+    and needs no torch for --help: one that refuses to be imported stands in the way."""
     if environments.interpreter("main") is None:
         pytest.skip("the main environment is not there, or out of date")
     shutil.copy(ROOT / "benchmark_mine.py", tmp_path / "benchmark_flash.py")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     of_readme = [shlex.split(line) for line in re.findall(r"`\./(\w+\.py[^`\n]*)`", text)]
-    commands = [words for words in of_readme if [words[0]] in SCRIPTS]
-    assert ["conformance.py"] in commands
-    commands += [words for words in SCRIPTS if words[0] not in (others[0] for others in commands)]
+    commands = {words[0]: words for words in of_readme if (ROOT / words[0]).is_file()}
+    assert commands["conformance.py"] == ["conformance.py"]
+    commands = [*({script: [script] for script in SCRIPTS} | commands).values()]
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "torch.py").write_text("raise RuntimeError('imported for --help')")
     variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path / "modules")}
@@ -243,12 +254,12 @@ def test_a_script_starts_in_an_isolated_python(tmp_path):
 
 
 def test_without_any_environment_every_script_says_what_to_do(bare, tmp_path):
-    """One line, before anything is measured; likewise where Python leaves out the folder of a script."""
+    """One line of each kind of script, before anything is measured; likewise where Python leaves out its folder."""
     safe_path = {**os.environ, "PYTHONSAFEPATH": "1"}
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     shutil.copytree(ROOT / "common", checkout / "common", ignore=shutil.ignore_patterns("__pycache__"))
-    for (script,) in SCRIPTS:
+    for script in SCRIPTS:
         shutil.copy(ROOT / script, checkout)
         line = [bare, checkout / script, "--help"]
         done = subprocess.run(line, cwd=tmp_path, env=safe_path, capture_output=True, text=True)
