@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from common.core import settings
@@ -11,9 +13,15 @@ from common.losses.passes import timing
 ROUNDS = 3
 
 
-def measured(number, **given):
+@pytest.fixture
+def measured(tiny_shapes):
+    return partial(measured_on, str(tiny_shapes))
+
+
+def measured_on(shape_file, number, **given):
     """The samples of round `number` of the reference, warm-up left out, as (scope, batch)."""
     flags = {"preset": "quick", "rounds": ROUNDS, "batches": "random", "threads": 1, "max_seconds": 0.05}
+    flags.update(shape_file=shape_file, batch_size=2)
     job = {"script": "benchmark_reference", "variant": "", "pass": "timing", "round": number}
     ready = context.prepare(job, settings.resolve({**flags, "max_samples": 4, **given}, "cpu"))
     samples = [line for line in timing.run(ready, number) if isinstance(line, timing.Sample)]
@@ -25,7 +33,7 @@ def of_scope(samples, scope):
 
 
 @pytest.mark.parametrize("number", range(1, ROUNDS + 1))
-def test_each_round_times_the_loss_alone_after_the_step_on_one_of_its_two_batches(number):
+def test_each_round_times_the_loss_alone_after_the_step_on_one_of_its_two_batches(number, measured):
     batches, samples = measured(number)
     scopes = [scope for scope, _ in samples]
     assert scopes == sorted(scopes, reverse=True)
@@ -33,12 +41,12 @@ def test_each_round_times_the_loss_alone_after_the_step_on_one_of_its_two_batche
     assert of_scope(samples, "loss") == {batches[number % 2]}
 
 
-def test_of_many_batches_a_third_give_the_loss_alone_another_third_in_each_round():
+def test_of_many_batches_a_third_give_the_loss_alone_another_third_in_each_round(measured):
     rounds = [measured(number, num_batches=6) for number in (1, 2, 3)]
     places = [{batches.index(batch) for batch in of_scope(samples, "loss")} for batches, samples in rounds]
     assert places == [{2, 3}, {4, 5}, {0, 1}]
 
 
-def test_the_loss_alone_on_all_batches_where_no_step_is_timed():
+def test_the_loss_alone_on_all_batches_where_no_step_is_timed(measured):
     batches, samples = measured(3, scopes=("loss",))
     assert of_scope(samples, "loss") == set(batches)

@@ -58,8 +58,9 @@ def test_derivatives_of_every_topology(name):
     def loss(x):
         return transducer_loss(x, targets, T_lengths, U_lengths, reduction="none", topology=topology)
 
-    assert torch.autograd.gradcheck(loss, logits)
-    assert torch.autograd.gradgradcheck(loss, logits)
+    fast = name != "regular"
+    assert torch.autograd.gradcheck(loss, logits, fast_mode=fast)
+    assert torch.autograd.gradgradcheck(loss, logits, fast_mode=fast)
 
 
 def test_padding_may_hold_anything_and_gets_no_gradient():
@@ -94,18 +95,6 @@ def test_narrow_dtypes_are_summed_in_float32(dtype, error):
     wanted = oracle.losses(logits.detach(), rest[0], SHAPES).sum()
     assert loss.dtype == torch.float32 and logits.grad.dtype == dtype
     assert loss.item() == pytest.approx(wanted.item(), rel=error)
-
-
-def test_first_and_second_derivatives():
-    draw = torch.Generator().manual_seed(2)
-    logits = torch.randn(2, 3, 3, 4, generator=draw, dtype=torch.float64, requires_grad=True)
-    targets, T_lengths, U_lengths = torch.tensor([[1, 2], [3, 1]]), torch.tensor([3, 2]), torch.tensor([2, 1])
-
-    def loss(x):
-        return transducer_loss(x, targets, T_lengths, U_lengths, reduction="none")
-
-    assert torch.autograd.gradcheck(loss, logits)
-    assert torch.autograd.gradgradcheck(loss, logits)
 
 
 @pytest.mark.parametrize("blank", [0, 3, 6])
