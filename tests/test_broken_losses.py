@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import own_joint
 import pytest
@@ -13,7 +14,7 @@ from test_contract import adapter_of
 
 from common.core import settings
 from common.core.errors import WrongResult
-from common.core.implementations import find, with_variants
+from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.data import batching
 from common.losses import fingerprint, oracle, vectorised
 from common.losses.context import Context
@@ -365,8 +366,11 @@ def test_what_is_kept_of_held_inputs_is_found(monkeypatch):
 
 
 @pytest.mark.environment_contract
-@pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
-@pytest.mark.parametrize("logits", ["random", "peaky"])
+@pytest.mark.parametrize(
+    "implementation, logits",
+    [*product(with_variants(), ["random"]), *product(IMPLEMENTATIONS, ["peaky"])],
+    ids=lambda given: getattr(given, "name", given),
+)
 def test_the_last_timed_steps_of_every_implementation_are_right(implementation, logits):
     flags = {"vocab_size": 40, "encoder_dim": 64, "allocator": "system", "max_samples": 3, "prune_range": 3}
     adapter = adapter_of(implementation, "cpu", logits=logits, **flags)
