@@ -88,6 +88,7 @@ class Kernel(NamedTuple):
     launches: int
     sizes: Dict[str, int]  # BM, BV and BH, the rows and columns of a block
     instructions: int
+    in_loop: int  # of these, those of the innermost loop that multiplies matrices
     warps: int
 
     @property
@@ -95,6 +96,10 @@ class Kernel(NamedTuple):
         """Return the instructions of a block, each as long as the compiled code: loops over H are longer, but their
         passes wait for the products, which are counted."""
         return self.instructions * self.warps
+
+    def issued_in(self, passes: int) -> int:
+        """Return the instructions of a block whose innermost loop goes on for so many passes."""
+        return (self.instructions + (passes - 1) * self.in_loop) * self.warps
 
 
 class Compiled(NamedTuple):
@@ -112,7 +117,8 @@ def compiled(gpu: Gpu, dtype: str) -> Compiled:
     for name, taken in made["kernels"].items():
         launches = [launch for launch in made["launches"] if launch["kernel"] == name]
         blocks = max(math.prod(launch["grid"]) for launch in launches)
-        kernels[name] = Kernel(blocks, len(launches), launches[0], taken["instructions"], taken["warps"])
+        counts = (taken["instructions"], taken["in_loop"], taken["warps"])
+        kernels[name] = Kernel(blocks, len(launches), launches[0], *counts)
     return Compiled(kernels, made["multiprocessors"])
 
 
@@ -132,26 +138,49 @@ def estimates(gpu: Gpu, dtype: str) -> List[Estimate]:
             products, blocks * kernel.issued / issue, l2 / gpu.l2_bytes, memory / gpu.memory_bytes,
         )  # fmt: skip
 
+    def kept(name: str, cells: float, written: float) -> Estimate:
+        """Return the estimate of a kernel that keeps the activations of a block of cells: each block reads the inputs
+        and all of the weight, and programs take blocks in turn.  written: bytes."""
+        kernel = kernels[name]
+        blocks = cells / kernel.sizes["BM"]
+        products = 2 * cells * H * V / (rate * SUSTAINED[gpu.architecture])
+        instructions = blocks * kernel.issued_in(math.ceil(V / kernel.sizes["BV"])) / issue
+        l2 = (blocks * V + 2 * cells) * H * size
+        waves = blocks / kernel.launches / kernel.blocks
+        return Estimate(
+            name, kernel.launches, 2 * cells * H * V, written, l2, waves,
+            products, instructions, l2 / gpu.l2_bytes, written / gpu.memory_bytes,
+        )  # fmt: skip
+
     of_weight = terms - 1 if size == 4 else 1  # copies of the weight that a block reads: both halves
-    rows, columns_of_V = kernels["logit_gradients"].sizes["BM"], kernels["log_probabilities"].sizes["BV"]
-    blocks_of_V = math.ceil(V / columns_of_V)
     inputs, weight = kernels["input_gradients"].sizes, kernels["weight_gradients"].sizes
 
-    def logits_l2(cells: float) -> float:
-        """Return the bytes that the blocks of a product with the weight read, for so many cells."""
-        return cells / rows * blocks_of_V * (rows + columns_of_V * of_weight) * H * size
+    def with_tiles(name: str, cells: float, memory: float) -> List[Estimate]:
+        """Return the estimates of `activate` and of a product with the weight, for so many cells."""
+        rows, columns = kernels[name].sizes["BM"], kernels[name].sizes["BV"]
+        blocks = cells / rows * math.ceil(V / columns)
+        l2 = blocks * (rows + columns * of_weight) * H * size
+        elements = 16 * 64  # a block of `activate`
+        activate = estimate("activate", 0, cells * H * size, 0, cells * H / elements)
+        activate = activate._replace(launches=kernels[name].launches)
+        return [activate, estimate(name, 2 * cells * H * V, memory, l2, blocks)]
 
-    elements = 16 * 64  # a block of `activate`
     chain = (FRAMES + TARGETS) * DIAGONAL / gpu.hertz
     columns = math.ceil(H / inputs["BH"])
     of_layer = math.ceil(V / weight["BV"]) * math.ceil(H / weight["BH"])
+    if "arcs_of_cells" in kernels:
+        arcs = [kept("arcs_of_cells", USEFUL, USEFUL * 16)]
+    else:
+        arcs = with_tiles("log_probabilities", USEFUL, USEFUL * 16)
+    if "gradients_of_cells" in kernels:
+        of_logits = [kept("gradients_of_cells", WITH_GRADIENT, WITH_GRADIENT * (H + V) * size)]
+    else:
+        of_logits = with_tiles("logit_gradients", WITH_GRADIENT, WITH_GRADIENT * V * size)
     return [
-        estimate("activate", 0, (USEFUL + WITH_GRADIENT) * H * size, 0, (USEFUL + WITH_GRADIENT) * H / elements),
-        estimate("log_probabilities", 2 * USEFUL * H * V, USEFUL * 16, logits_l2(USEFUL), USEFUL / rows * blocks_of_V),
+        *arcs,
         Estimate("lattice", 1, 0, PADDED * 24, 0, 30 / multiprocessors, 0, chain, 0, 0),
         estimate("list_cells", 0, PADDED * (8 + 16 + 4 + 8), 0),
-        estimate("logit_gradients", 2 * WITH_GRADIENT * H * V, WITH_GRADIENT * V * size, logits_l2(WITH_GRADIENT),
-                 WITH_GRADIENT / rows * blocks_of_V),
+        *of_logits,
         estimate("input_gradients", 2 * WITH_GRADIENT * H * V, WITH_GRADIENT * H * size,
                  WITH_GRADIENT / inputs["BM"] * columns * (inputs["BM"] + inputs["BH"] * of_weight) * V * size,
                  WITH_GRADIENT / inputs["BM"] * columns),

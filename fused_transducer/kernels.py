@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 #: Numbers that differ from batch to batch: a kernel is not compiled anew for those that are 1 or multiples of 16.
-OF_A_BATCH = ("T", "U1", "cells", "tile", "rows", "blocks")
+OF_A_BATCH = ("N", "T", "U1", "cells", "tile", "rows", "blocks")
 #: Exponent of a probability of 0 in the lattice: below every sum of exponents of a path.
 IMPOSSIBLE = tl.constexpr(-(2**56))
 

@@ -33,7 +33,7 @@ from triton.runtime import driver  # noqa: E402
 from common.data import batching, shapes  # noqa: E402
 from common.present.table import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
-from fused_transducer import kernels, triton_backend  # noqa: E402
+from fused_transducer import kernels, persistent, triton_backend  # noqa: E402
 from fused_transducer.call import Call  # noqa: E402
 
 #: Multiprocessors, and bytes of shared memory that a block may have, of A100, A10, L4, H100 and B200.
@@ -41,10 +41,11 @@ GPUS = {80: (108, 163 * 1024), 86: (72, 99 * 1024), 89: (58, 99 * 1024), 90: (13
 UTTERANCES = 30
 #: The share of the cells that have a gradient under random logits.
 WITH_GRADIENT = 0.54
-KERNELS = (
-    *("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients", "input_gradients"),
-    *("weight_gradients", "add_to_encoder", "add_to_decoder"),
-)
+KERNELS = {
+    **dict.fromkeys(("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients"), kernels),
+    **dict.fromkeys(("input_gradients", "weight_gradients", "add_to_encoder", "add_to_decoder"), kernels),
+    **dict.fromkeys(("arcs_of_cells", "gradients_of_cells"), persistent),
+}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -89,9 +90,9 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
     gpu = triton_backend.Gpu(GPUS[architecture][0], divmod(architecture, 10))
     triton_backend._gpu = lambda device: gpu
     launches: List[Dict[str, Any]] = []
-    for name in KERNELS:
-        kernel = getattr(kernels, name)
-        setattr(kernels, name, Recorded(kernel.kernel if isinstance(kernel, Recorded) else kernel, launches))
+    for name, module in KERNELS.items():
+        kernel = getattr(module, name)
+        setattr(module, name, Recorded(kernel.kernel if isinstance(kernel, Recorded) else kernel, launches))
     return launches
 
 
@@ -123,7 +124,8 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, recipe
 
 def resources(compiled: Any) -> Dict[str, Any]:
     """Return what a compiled kernel takes: registers and bytes of stack of a thread, bytes of shared memory of a block,
-    its warps and instructions, and the matrix unit that its PTX uses ("" for none)."""
+    its warps and instructions, how many of these are the innermost loop that multiplies matrices, and the matrix unit
+    that its PTX uses ("" for none)."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -140,8 +142,27 @@ def resources(compiled: Any) -> Dict[str, Any]:
         "shared": compiled.metadata.shared,
         "warps": compiled.metadata.num_warps,
         "instructions": len(re.findall(r"^\s*/\*[0-9a-f]+\*/", code.stdout, re.MULTILINE)),
+        "in_loop": in_loop(code.stdout),
         "unit": unit,
     }
+
+
+def in_loop(code: str) -> int:
+    """Return the instructions of the shortest loop of disassembled code that multiplies matrices; 0 without one."""
+    labels: Dict[str, int] = {}
+    instructions: List[str] = []
+    lengths = []
+    for line in code.splitlines():
+        label = re.match(r"(\.L_x_\d+):", line)
+        if label:
+            labels[label[1]] = len(instructions)
+        elif re.match(r"\s*/\*[0-9a-f]+\*/", line):
+            instructions.append(line)
+            jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
+            body = instructions[labels[jump[1]] :] if jump and jump[1] in labels else []
+            if any("MMA" in instruction for instruction in body):
+                lengths.append(len(body))
+    return min(lengths, default=0)
 
 
 def drawn_batches(count: int) -> List[Any]:
@@ -186,18 +207,21 @@ def specialisations(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, 
 
 def table() -> str:
     """Return the table of the launches: a line for each GPU, V and dtype; of the lattice and the four kernels that
-    multiply, registers, kB of shared memory, bytes of stack, and instructions."""
+    multiply, registers, kB of shared memory, bytes of stack, and instructions.  A star: the kernel of `persistent`."""
     shown = ("log_probabilities", "lattice", "logit_gradients", "input_gradients", "weight_gradients")
+    instead = {"log_probabilities": "arcs_of_cells", "logit_gradients": "gradients_of_cells"}
     lines = []
     for architecture in GPUS:
         for V in (500, 4096):
             for dtype in ("float32", "bfloat16"):
                 command = [sys.executable, __file__, str(architecture), str(V), dtype]
                 made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-                taken = [made["kernels"][name] for name in shown]
+                names = [name if name in made["kernels"] else instead[name] for name in shown]
+                taken = [made["kernels"][name] for name in names]
                 cells = [
                     f"{kernel['registers']} / {kernel['shared'] // 1024} / {kernel['stack']} / {kernel['instructions']}"
-                    for kernel in taken
+                    + ("" if name in shown else "*")
+                    for name, kernel in zip(names, taken)
                 ]
                 first = [f"sm_{architecture}", str(V), dtype, str(len(made["launches"]))]
                 lines.append([*first, *cells, taken[0]["unit"]])

@@ -47,6 +47,38 @@ def report(name: str, **found) -> None:
 for name, one in CASES.items():
     report(name, errors=errors(one))
 
+few = [(12, 6), (4, 4), (1, 0)]
+half = {"dtype": torch.bfloat16, "scale": 0.4, **EXACT}
+for case, one in {
+    "500": problem([(14, 6), (5, 9), (1, 3), (5, 0)], H=64, V=500, blank=499, **half),
+    "4096": problem(few, H=24, V=4096, dropout=0.2, dropout_seed=9, **half),
+    "float16": problem(few, H=40, V=77, activation="silu", **{**half, "dtype": torch.float16}),
+}.items():
+    report(f"kept activations, {case}", errors=errors(one))
+
+kept = triton_backend.KEPT[8, 0]
+triton_backend.KEPT[8, 0] = triton_backend.KEPT[9, 0]
+report("kept activations, parts of H", errors=errors(problem(few, H=203, V=61, bias=False, activation="relu", **half)))
+triton_backend.KEPT[8, 0] = kept
+
+smooth = problem(few, H=24, V=77, label_smoothing=0.1, delay_penalty=0.1, fastemit_lambda=0.2, blank=3, **half)
+smooth.targets[:, 1] = 3
+(losses, made), (expected_losses, plain) = found(smooth), found(smooth, backend="torch")
+report(
+    "kept activations, smoothing",
+    errors={"loss": error(losses, expected_losses), **{name: error(made[name], plain[name]) for name in NAMES}},
+)
+widest, triton_backend.WIDEST = triton_backend.WIDEST, 0
+others = found(smooth)
+triton_backend.WIDEST = widest
+report(
+    "kept activations, left to other kernels",
+    errors={"loss": error(losses, others[0]), **{name: error(made[name], others[1][name]) for name in NAMES}},
+)
+only_bias = [tensor.detach().requires_grad_(name == "bias") for name, tensor in zip(NAMES, smooth.tensors)]
+smooth.loss(only_bias).sum().backward()
+report("kept activations, frozen", errors={"bias": error(only_bias[3].grad, made["bias"])})
+
 precision = triton_backend._precision
 triton_backend._precision = lambda gpu, dtype: "tf32x3"
 report("the weight's halves", errors=errors(CASES["odd H and V"]))

@@ -22,9 +22,11 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: it comes
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 UPSTREAM = "reductions and upstream gradients, "
+KEPT_CASES = ["500", "4096", "parts of H", "smoothing", "float16", "left to other kernels", "frozen"]
 ALLOWED = {
     **{"bfloat16": 3e-2, "dropout, gelu, bfloat16": 3e-2, "float16": 4e-3, "logits of 10,000": 1e-3},
     **{"odd H and V, bfloat16": 3e-2, "a loss of 1e-5": 1e-6},
+    **{f"kept activations, {name}": 3e-2 for name in KEPT_CASES},
     **{UPSTREAM + "bfloat16": 3e-2, UPSTREAM + "float16": 4e-3},
 }
 CASES = [
@@ -44,6 +46,7 @@ CASES = [
     "float16",
     "odd H and V",
     "odd H and V, bfloat16",
+    *(f"kept activations, {name}" for name in KEPT_CASES),
     "the weight's halves",
     "a long path",
     "a loss of 1e-5",
@@ -137,7 +140,8 @@ COMPILED = [
 ]
 #: What of PTX multiplies matrices on the tensor cores of each architecture.
 TENSOR_CORES = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
-PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
+PERSISTENT = ("arcs_of_cells", "gradients_of_cells")
+PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients", *PERSISTENT)
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +151,12 @@ def launched(once):
     return dict(zip(COMPILED, once("launched", "compiled_launches.py", *words)))
 
 
+RECIPES = (80, 500, "bfloat16", 90, 500, "float32", 90, 500, "bfloat16")
+
+
 def test_the_kernels_of_a_recipe_fit_a_gpu():
     """With another activation, dropout and label smoothing."""
-    for made in lines_of("compiled_launches.py", "recipe", 80, 500, "bfloat16", 90, 500, "float32"):
+    for made in lines_of("compiled_launches.py", "recipe", *RECIPES):
         for name, kernel in made["kernels"].items():
             assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= 200, (name, kernel)
 
@@ -164,9 +171,18 @@ def test_kernels_as_they_are_launched_fit_a_gpu(architecture, V, dtype, launched
     for launch in made["launches"]:
         if launch["kernel"] in ("logit_gradients", "input_gradients"):
             assert 0 <= launch["grid"][0] * launch["BM"] - launch["rows"] < launch["BM"], launch
-    for name in ("log_probabilities", "logit_gradients"):
-        most = max(launch["grid"][0] for launch in made["launches"] if launch["kernel"] == name)
-        assert most >= 2 * made["multiprocessors"], name
+    for name in ("log_probabilities", "logit_gradients", *PERSISTENT):
+        programs = [launch["grid"][0] for launch in made["launches"] if launch["kernel"] == name]
+        waves = 1 if name in PERSISTENT else 2
+        assert not programs or max(programs) >= waves * made["multiprocessors"], name
+
+
+@pytest.mark.parametrize("architecture, V, dtype", [case for case in COMPILED if case[2] != "float32"])
+def test_activations_of_16_bits_are_kept_where_they_fit(architecture, V, dtype, launched):
+    names = set(launched[architecture, V, dtype]["kernels"])
+    assert ("arcs_of_cells" in names) == (architecture in (80, 90))
+    assert ("gradients_of_cells" in names) == (architecture in (80, 90) and dtype == "bfloat16")
+    assert ("activate" in names) == (not names.issuperset(PERSISTENT))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
