@@ -273,30 +273,30 @@ def upstream_weights(exam: Examination) -> Outcome:
     return compare(question, total, gradient, *right_of(question, lambda losses: (losses * weights).sum()))
 
 
-#: Option of Examination.ask for the package's own answer, without the adapter's corrections.
-OWN = {"repaired": False}
-
-
 def reduction_none(exam: Examination) -> Outcome:
     """Judge reduction "none": one loss for each utterance."""
-    question = exam.ask(RAGGED, reduction="none", **OWN)
+    question = exam.ask(RAGGED, reduction="none", repaired=False)
     losses = question.forward()
     return _of_each(question, losses, question.backward(losses.sum()), lambda losses: losses)
 
 
 def reduction_sum(exam: Examination) -> Outcome:
     """Judge reduction "sum"."""
-    question = exam.ask(RAGGED, reduction="sum", **OWN)
+    question = exam.ask(RAGGED, reduction="sum", repaired=False)
     loss = question.forward()
     return _of_each(question, loss, question.backward(loss), torch.sum)
 
 
 def _of_each(question: Question, loss: torch.Tensor, gradient: torch.Tensor, reduce: Callable) -> Outcome:
     """Judge a sum, or the losses: if they are divided by T or U, the message tells so."""
+
+    def divided_by(length: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        return right_of(question, lambda losses: reduce(losses / length))
+
     outcome = compare(question, loss, gradient, *right_of(question, reduce))
     T, U = _lengths(question.batch.shapes)
     for name, length in (("frame", T), ("target", U)):
-        divided = right_of(question, lambda losses, length=length: reduce(losses / length))
+        divided = divided_by(length)
         if outcome.result == DIFFERS and compare(question, loss, None, *divided).result == PASS:
             both = compare(question, loss, gradient, *divided).result == PASS
             too = "the gradient too" if both else "not the gradient"
@@ -324,7 +324,7 @@ def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 
 def reduction_mean(exam: Examination) -> Outcome:
     """Judge reduction "mean": any of `means` is right if the gradient is of the same one; the message says which."""
-    question = exam.ask(RAGGED, reduction="mean", **OWN)
+    question = exam.ask(RAGGED, reduction="mean", repaired=False)
     loss = question.forward()
     gradient = question.backward(loss)
     mismatches = []
@@ -410,11 +410,11 @@ def unmodified(exam: Examination) -> Outcome:
     return Outcome(DIFFERS, f"overwrites {', '.join(changed)}")
 
 
-def deterministic(exam: Examination, repeats: int = 5) -> Outcome:
-    """Judge whether repeats give the same bits of loss and gradient."""
+def deterministic(exam: Examination) -> Outcome:
+    """Judge whether five repeats give the same bits of loss and gradient."""
     shapes = SMALL if exam.adapter.simulated else [(30, 12), (26, 9), (17, 10)]  # a simulator takes minutes for these
     answers = []
-    for _ in range(repeats):
+    for _ in range(5):
         question = exam.ask(shapes, V=11)
         loss = question.forward()
         answers.append((loss.detach().clone(), question.backward(loss).clone()))

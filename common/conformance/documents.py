@@ -50,9 +50,17 @@ class MatrixRow(Struct, kw_only=True, omit_defaults=True):
             node: where it was judged with --executor ray.
             large: whether it was asked for more than 2^31 elements.
         """
-        names = {"name": judged.name, "kind": judged.kind, "status": judged.status, "reason": judged.reason}
-        loaded = vars(judged.loaded)
-        return cls(**names, **loaded, simulator=judged.simulator, node=node, large=large, cells=judged.cells)
+        return cls(
+            name=judged.name,
+            kind=judged.kind,
+            status=judged.status,
+            reason=judged.reason,
+            **vars(judged.loaded),
+            simulator=judged.simulator,
+            node=node,
+            large=large,
+            cells=judged.cells,
+        )
 
     @property
     def is_judged(self) -> bool:

@@ -142,5 +142,5 @@ def simple_projections(settings: Settings, device: torch.device, dtype: torch.dt
     if source is None:
         layers = [linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2)]
     else:
-        layers = [_layer(*layer, device, dtype) for layer in source.simple_layers()]
+        layers = [_layer(weight, bias, device, dtype) for weight, bias in source.simple_layers()]
     return dict(zip(("am", "lm"), layers))

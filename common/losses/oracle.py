@@ -99,8 +99,8 @@ def of_parts(parts: torch.Tensor, topology: Topology = REGULAR) -> Tuple[float, 
         total, posteriors = lattice(arcs)
         weights = [arc.weight for arc in arcs]
         taken = [(weight, posterior) for weight, posterior in zip(weights, posteriors) if weight.requires_grad]
-        sums = sum((weight.masked_fill(posterior == 0, 0.0) * posterior).sum() for weight, posterior in taken)
-        (derivatives,) = torch.autograd.grad(sums, leaf)
+        products = [(weight.masked_fill(posterior == 0, 0.0) * posterior).sum() for weight, posterior in taken]
+        (derivatives,) = torch.autograd.grad(sum(products, leaf.new_zeros(())), leaf)
     return total, derivatives
 
 

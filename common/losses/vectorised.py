@@ -68,7 +68,8 @@ def arc_losses(
     which kernels of packages expect.
     """
     T_lengths, U_lengths = T_lengths.long(), U_lengths.long()
-    outside = _outside(*blank_arc.shape[1:], T_lengths, U_lengths)
+    _, T, U1 = blank_arc.shape
+    outside = _outside(T, U1, T_lengths, U_lengths)
     return _losses([Arc(1, 0, blank_arc), Arc(0, 1, label_arc)], outside, T_lengths, U_lengths)
 
 

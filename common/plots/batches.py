@@ -101,7 +101,7 @@ def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Plotly
         marks: Plotly = {} if fit else {"mode": "lines+markers", "line": {**line, "width": 1.5}}
         if fit:
             x, ms, low, high = zip(*fit)
-            together = {"legendgroup": row.label, "showlegend": False}
+            together: Plotly = {"legendgroup": row.label, "showlegend": False}
             data.append({**band(row.marked, x, low, high, row.look), **together})
             data.append(points(row.marked, zip(x, ms), {}, mode="lines", line=line, **together))
             marks, fitted = {"opacity": 0.75}, True

@@ -10,7 +10,7 @@ from common.analysis.row import Row
 from common.core import statistics
 from common.core.text import number
 from common.present import scales
-from common.present.style import INK, Figure, Trace, axis_of, color, lanes, layout, points, shown
+from common.present.style import INK, Figure, Plotly, Trace, axis_of, color, lanes, layout, points, shown
 from common.present.table import Cell, Table, measured, tabulated
 
 FEWEST = 20  # samples: of fewer a density shows little but its own width
@@ -66,12 +66,12 @@ def _lane(row: Row, times: Sequence[float], lane: int, logarithmic: bool) -> Lis
     edge = [(time, bottom + HIGHEST * height / highest) for time, height in curve]
     outline = [(edge[0][0], bottom), *edge, (edge[-1][0], bottom)]
     tint = color(row.look)
-    fill = {"mode": "lines", "line": {"width": 1, "color": tint}, "fill": "toself", "fillcolor": tint + "88"}
+    fill: Plotly = {"mode": "lines", "line": {"width": 1, "color": tint}, "fill": "toself", "fillcolor": tint + "88"}
     ordered = sorted(times)
     drawn = ordered[:: math.ceil(len(ordered) / MOST)]
     spots = {"symbol": "circle", "size": 4, "color": tint}
     median = statistics.median(times)
-    tick = {"mode": "lines", "line": {"width": 2, "color": INK, "dash": "solid"}}
+    tick: Plotly = {"mode": "lines", "line": {"width": 2, "color": INK, "dash": "solid"}}
     hover = f"median {number(median, 3)} ms<extra>{shown(row.marked)}</extra>"
     return [
         points(row.marked, outline, {}, showlegend=False, **fill),

@@ -48,10 +48,13 @@ def _distribution(quantity: Quantity, row: Row) -> Figure:
     beside = _bars("measured", begin, width, histogram.measured, quantity.whose, INK)
     data = [above, {**beside, "yaxis": "y2"}]
     few = {"dtick": 1} if max(histogram.measured) < 3 else {}
-    axes = {"xaxis": axis(quantity.unit, rangemode="normal", anchor="y2")}
-    axes["yaxis"] = axis("all", domain=[0.42, 1], tickformat="~s", nticks=4)
-    axes["yaxis2"] = axis("measured", domain=[0, 0.28], tickformat="d", nticks=3, **few)
-    frame = layout(BOTH, bargap=0.06, **axes)
+    frame = layout(
+        BOTH,
+        bargap=0.06,
+        xaxis=axis(quantity.unit, rangemode="normal", anchor="y2"),
+        yaxis=axis("all", domain=[0.42, 1], tickformat="~s", nticks=4),
+        yaxis2=axis("measured", domain=[0, 0.28], tickformat="d", nticks=3, **few),
+    )
     key = f"shape-{quantity.key.partition('_')[0].lower()}"
     summary = f"{quantity.title}, {quantity.unit}: {numbers}; {below}"
     return Figure(
@@ -122,8 +125,8 @@ def _histogram(key: str, title: str, unit: str, values: Sequence[float], table: 
     begin = math.floor(min(values) / width) * width
     bins = [math.floor((value - begin) / width) for value in values]
     counts = [bins.count(number) for number in range(max(bins) + 1)]
-    axes = {"xaxis": axis(unit, rangemode="normal"), "yaxis": axis("batches", tickformat="d", nticks=4)}
-    frame = layout(ALONE, bargap=0.06, **axes)
+    across, up = axis(unit, rangemode="normal"), axis("batches", tickformat="d", nticks=4)
+    frame = layout(ALONE, bargap=0.06, xaxis=across, yaxis=up)
     summary = f"{title} of {len(values)} batches, {unit}: {described}"
     data = [_bars("measured", begin, width, counts, "batches", NEUTRAL)]
     return Figure(key, title, described + ".", summary, data, frame, table, small=True)

@@ -178,7 +178,7 @@ def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str 
 def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[float], look: Look) -> Trace:
     """Return the area between two curves, in the colour of an implementation."""
     edge = [*zip(x, low), *reversed(list(zip(x, high)))]
-    drawn = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": color(look) + "33"}
+    drawn: Plotly = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": color(look) + "33"}
     return points(name, edge, {}, showlegend=False, **drawn)
 
 

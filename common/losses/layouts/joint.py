@@ -37,7 +37,8 @@ class Joint(Rows):
         return V + 1
 
     def parts(self, given, batch):
-        encoder_out, decoder_out, layer = split(given, *batch.targets.shape, self.rows(given.size(1)))
+        N, U = batch.targets.shape
+        encoder_out, decoder_out, layer = split(given, N, U, self.rows(given.size(1)))
         return dict(zip(self.tensors, (encoder_out, decoder_out, layer[:-1], layer[-1])))
 
     def of_symbol(self, symbol):

@@ -19,7 +19,8 @@ class Rows(Layout):
 
     def parts(self, given: torch.Tensor, batch: Batch) -> Dict[str, torch.Tensor]:
         """Return `tensors` by name, as views of `given`."""
-        return dict(zip(self.tensors, split(given, *batch.targets.shape, self.rows(given.size(1)))))
+        N, U = batch.targets.shape
+        return dict(zip(self.tensors, split(given, N, U, self.rows(given.size(1)))))
 
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         return self.adapter.loss_of(self.parts(given, batch), prepared)

@@ -100,7 +100,7 @@ def run(context) -> Iterator[Correctness]:
     tolerance = TOLERANCE[context.settings.dtype]
     layout = table.of(adapter)
     ranges = approximation_gaps(context) if layout.approximate else {}
-    gaps = {kind: gap and gap.median for kind, gap in ranges.items()} or None
+    gaps = {kind: gap.median if gap else None for kind, gap in ranges.items()} or None
     wrong, at_its_size, differing, reached = small.wrong, None, [], []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if context.settings.find_largest else None
@@ -116,7 +116,7 @@ def run(context) -> Iterator[Correctness]:
         slope_error=finite(small.slope_error),
         tolerance=tolerance,
         ok=not wrong and (at_its_size is None or at_its_size.ok),
-        approximation_gap=gaps and gaps[context.settings.logits],
+        approximation_gap=gaps[context.settings.logits] if gaps else None,
         approximation_gaps=gaps,
         gap_ranges={kind: gap for kind, gap in ranges.items() if gap},
         at_size=at_its_size,

@@ -160,12 +160,20 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
     """Return (the adapter with its range widened to all of U, the joiner, the batch) of a case."""
     small = copy.copy(adapter)
     D = ENCODER_DIM if case.logits == "random" else 64
-    sizes = {"vocab_size": VOCAB_SIZE, "encoder_dim": D}
-    small.settings = replace(adapter.settings, **sizes, logits=case.logits, margin=MARGIN, amp=None, compile=False)
+    small.settings = replace(
+        adapter.settings,
+        vocab_size=VOCAB_SIZE,
+        encoder_dim=D,
+        logits=case.logits,
+        margin=MARGIN,
+        amp=None,
+        compile=False,
+    )
     model = table.of(small).model(device, dtype)
     batch = inputs.make_batch(
         case.shapes,
-        **sizes,
+        vocab_size=VOCAB_SIZE,
+        encoder_dim=D,
         device=device,
         dtype=dtype,
         key=(small.settings.seed, case.draw),

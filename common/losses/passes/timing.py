@@ -93,8 +93,15 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Union[Sample, Stop
             taken = Taken.of(step, repeat)
             if not warmup:
                 last.setdefault(scope, {})[batch] = taken
-            key = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
-            return Sample(**key, warmup=warmup, loss=finite(taken.loss), **vars(timed))
+            return Sample(
+                scope=scope,
+                round=round_number,
+                batch=batch,
+                repeat=repeat,
+                warmup=warmup,
+                loss=finite(taken.loss),
+                **vars(timed),
+            )
 
         after_step = loss_last and scope == "loss" and "step" in settings.scopes
         if not after_step:
