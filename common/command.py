@@ -183,7 +183,7 @@ def _version() -> str:
     return f"{PROGRAM} {rnnt_bench.__version__}" + (f" ({revision[:12]}{state})" if revision else "")
 
 
-def script_main(file: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:
+def script_main(file: str, description: Optional[str]) -> int:
     """Run the benchmark script `file` of one implementation and return the exit code.
 
     A template, or a copy of one, measures every other implementation too, to be compared with them.
@@ -215,7 +215,7 @@ def script_main(file: str, description: Optional[str], argv: Optional[Sequence[s
     if implementation.template:
         add_choice(parser)
     flags.add_flags(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     mine = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
     others = [other for other in chosen(parser, arguments) if other not in mine] if implementation.template else []
     return run(parser.prog, lambda: benchmark.benchmark([*mine, *others], arguments, mine))

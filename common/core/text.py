@@ -90,9 +90,9 @@ def plain(text: Any) -> str:
     return "".join(letter for letter in _COMMAND.sub("", spaced) if unicodedata.category(letter)[0] != "C")
 
 
-def clipped(text: str, longest: int = LONGEST_MESSAGE) -> str:
-    """Return a package's message, which may be of any size, as `plain` text of at most `longest` characters."""
-    return short(plain(text[: 2 * longest]), longest)
+def clipped(text: str) -> str:
+    """Return a package's message of any size as `plain` text of at most LONGEST_MESSAGE characters."""
+    return short(plain(text[: 2 * LONGEST_MESSAGE]), LONGEST_MESSAGE)
 
 
 def without_middle(text: str, longest: int) -> str:

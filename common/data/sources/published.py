@@ -44,9 +44,9 @@ class Figures:
     U_per_1000_T_at_percent_by_T_bin: List[List[float]]  # of each bin of T, U per 1000 T at each of these percentages
 
 
-def load_figures(path: Path = FIGURES) -> Figures:
+def load_figures() -> Figures:
     """Return the published figures."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(FIGURES.read_text(encoding="utf-8"))
     return Figures(**{each.name: content[each.name] for each in fields(Figures)})
 
 

@@ -109,11 +109,11 @@ class SpeechToSpeech(nn.Module):
         return self.vocoder(self.generator(source, lengths))
 
 
-def text_of(example: Mapping[str, Any], vocab_size: int = 256) -> Tuple[torch.Tensor, torch.Tensor]:
+def text_of(example: Mapping[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
     """Build the inputs of a stage that takes text: as many tokens as are spoken in the example's audio."""
     seconds = int(example["src_lengths"].max()) / SAMPLE_RATE
     count = max(round(TOKENS_PER_SECOND * seconds), 1)
-    return (torch.arange(count) * 7 % vocab_size)[None], torch.tensor([count])
+    return (torch.arange(count) * 7 % 256)[None], torch.tensor([count])
 
 
 def with_lengths(tokens: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Union
 
 from common.core.errors import UserError
@@ -92,12 +91,12 @@ class Question:
     memory_bytes: Optional[int] = None
 
 
-def measurements(path: Path = FILE) -> List[Measurement]:
+def measurements() -> List[Measurement]:
     """Return the measurements in the file.  Raises UserError."""
     try:
-        return list(map(Measurement.from_json, json.loads(path.read_text(encoding="utf-8"))))
+        return list(map(Measurement.from_json, json.loads(FILE.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}; install the package again") from error
+        raise UserError(f"{FILE}: cannot be read: {error}; install the package again") from error
 
 
 def nearest(question: Question, entries: List[Measurement]) -> Measurement:
