@@ -9,7 +9,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "../fused_transducer/csrc/dispatch.cpp"
+#include "../fused_transducer/csrc/problem.h"
+
+extern "C" {
+int64_t fused_transducer_forward_bytes(const Problem*);
+int64_t fused_transducer_backward_bytes(const Problem*);
+void fused_transducer_forward(const Problem*);
+void fused_transducer_backward(const Problem*);
+}
 
 struct Piece {
   uint64_t address, bytes;

@@ -60,6 +60,10 @@ class Off(Reference):
         return super().loss(logits, prepared) * 1.001
 
 
+class LastBlankOff(Off):
+    topology = "modified-last-blank"
+
+
 class GradientOff(Reference):
     def loss(self, logits, prepared):
         right = super().loss(logits, prepared)
@@ -368,6 +372,7 @@ class Simulated(Reference):
         (Reference, "unmet-cells", NOT_APPLICABLE, "a path meets every cell"),
         (Reference, "many-targets", PASS, ""),
         (WantsFrames, "many-targets", PASS, ""),
+        (LastBlankOff, "many-targets", DIFFERS, "loss "),
         (Off, "ragged", DIFFERS, "loss "),
         (Off, "one-frame", DIFFERS, "loss "),
         (GradientOff, "ragged", DIFFERS, "gradient off by 1.0e-02"),

@@ -27,10 +27,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """Return the path of tests/neon.cpp compiled for aarch64, with the kernels in it."""
+    """Return the path of tests/neon.cpp compiled for aarch64, with the C++ code."""
     path = tmp_path_factory.mktemp("neon") / "program"
     flags = [flag for flag in compiling.FLAGS if flag not in ("-fPIC", "-O3")] + ["-O1", "-fopenmp", "-static"]
-    sources = [ROOT / "tests" / "neon.cpp", ROOT / "fused_transducer" / "csrc" / "kernels.cpp"]
+    sources = [ROOT / "tests" / "neon.cpp", compiling.CSRC / "kernels.cpp", compiling.CSRC / "dispatch.cpp"]
     subprocess.run([CROSS, *flags, *map(str, sources), "-o", str(path)], check=True)
     return path
 

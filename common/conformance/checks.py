@@ -448,7 +448,7 @@ def many_targets(exam: Examination) -> Outcome:
     if exam.adapter.topology not in ONE_SYMBOL:
         with suppress(Refused):  # for more targets than frames, perhaps
             return agrees(exam, [(4, 1100)], V=5)
-    return agrees(exam, [(1100, 1100)], V=5)
+    return agrees(exam, [(1101, 1100)], V=5)  # a path may have to end with a blank
 
 
 def second_device(exam: Examination) -> Outcome:
