@@ -17,6 +17,7 @@ struct alignas(128) Thread {
 };
 
 inline Thread threads[THREADS];
+inline int64_t cells;
 
 static inline void enter(Part part) {
   timespec now;
@@ -31,6 +32,12 @@ static inline void enter(Part part) {
 }  // namespace ft_parts
 
 #define FT_PART(part) ft_parts::enter(ft_parts::part)
+#define FT_CELLS(count) __atomic_fetch_add(&ft_parts::cells, count, __ATOMIC_RELAXED)
+
+// Cells whose logits forward computed since the library was loaded.
+extern "C" __attribute__((used, visibility("default"))) inline int64_t fused_transducer_cells() {
+  return ft_parts::cells;
+}
 
 // Nanoseconds of each part since the library was loaded, over all threads: PARTS numbers.
 extern "C" __attribute__((used, visibility("default"))) inline void fused_transducer_parts(int64_t* to) {

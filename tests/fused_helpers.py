@@ -75,6 +75,20 @@ def problem(lengths, H=12, V=11, dtype=torch.float64, bias=True, seed=0, scale=1
     return Problem(tensors, torch.randint(0, V, (N, U), generator=generator), T_lengths, U_lengths, options)
 
 
+def speech(
+    stage: str, shapes=((90, 18), (60, 14), (120, 25), (40, 6)), V=128, H=128, dtype=torch.float32, **options
+) -> Problem:
+    """Return passages of a model in training, as `--logits trained` has them; stage: early, middle or trained."""
+    from common.losses.speech import Speech
+
+    one = problem(shapes, H=H, V=V, dtype=torch.float32, **options)
+    model = Speech(stage, V, H)
+    outputs = model.outputs(*(x.numpy() for x in one.tensors[:2]), one.targets.numpy(), shapes, (1,))
+    arrays = [numpy.ascontiguousarray(x) for x in (*outputs[:2], *model.joiner_layer())]
+    one.tensors, one.targets = [torch.from_numpy(x).to(dtype) for x in arrays], torch.from_numpy(outputs[2])
+    return one
+
+
 def mask_of(one: Problem) -> torch.Tensor:
     """Return what dropout multiplies the activations with (N, T, U+1, H): 0 or 1 / (1 - p).  The hash is written out as
     its definition says, in Python's integers of numpy."""

@@ -337,6 +337,8 @@ for dtype, allowed in ((torch.float32, 5e-6), (torch.float64, 1e-12)):
     one = helpers.problem([(9, 4), (6, 5), (30, 20)], H=33, V=70, dtype=dtype, scale=0.5, negligible=0.0)
     made = helpers.errors(one)
     assert max(made.values()) < allowed, made
+    one = helpers.speech("trained", dtype=dtype)
+    assert helpers.error(helpers.found(one)[0], helpers.found(one, negligible=0.0)[0]) < 1e-7
 print(native.instruction_set())
 """
     environment = {"FUSED_TRANSDUCER_ISA": instruction_set, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}

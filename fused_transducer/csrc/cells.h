@@ -57,13 +57,22 @@ template <class T> struct Arcs {
   }
 };
 
+struct Cell {  // where it is, the symbol of its label arc (-1 where all targets are emitted), its number among all cells
+  int64_t n, t, u, target, number;
+};
+
+// The cell u of diagonal d of an utterance.
+FT_INLINE Cell cell_at(const Problem& p, const Lattice& lattice, int64_t n, int64_t d, int64_t u, int64_t number) {
+  return Cell{n, d - u, u, u + 1 < lattice.U1 ? p.targets[n * (p.U1 - 1) + u] : -1, number};
+}
+
 // A walk over the cells from any of them on.
 struct Cursor {
   const Problem& p;
-  int64_t n = 0, d = 0, u = 0;
+  int64_t n = 0, d = 0, u = 0, number;
   Lattice lattice;
 
-  Cursor(const Problem& problem, int64_t cell) : p(problem), lattice{1, 1} {
+  Cursor(const Problem& problem, int64_t cell) : p(problem), number(cell), lattice{1, 1} {
     int64_t high = p.N;  // the utterance: first_cells[n] <= cell < first_cells[high]
     while (high - n > 1) {
       int64_t middle = (n + high) / 2;
@@ -78,12 +87,10 @@ struct Cursor {
     u = lattice.first_u(d) + within - lattice.before(d);
   }
 
-  int64_t t() const { return d - u; }
-
-  // The symbol of the label arc; -1 where all targets are emitted.
-  int64_t target() const { return u + 1 < lattice.U1 ? p.targets[n * (p.U1 - 1) + u] : -1; }
+  Cell cell() const { return cell_at(p, lattice, n, d, u, number); }
 
   void next() {
+    ++number;
     if (++u <= lattice.last_u(d)) return;
     if (++d == lattice.diagonals()) {
       d = 0;

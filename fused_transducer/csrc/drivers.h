@@ -5,6 +5,7 @@
 
 #include "activations.h"
 #include "bfloat16.h"
+#include "follow.h"
 #include "groups.h"
 #include "meeting.h"
 #include "walk.h"
@@ -16,6 +17,7 @@
 // From here on the thread works on this part of a step: nothing, except where benchmarks/fused_parts.py times them.
 #if !defined(FT_PART)
 #define FT_PART(part)
+#define FT_CELLS(count)  // whose logits forward computes now
 #endif
 
 namespace FT_ISA {
@@ -62,7 +64,12 @@ template <class T> struct ForwardSpace {
   uint32_t* pairs;  // of the activations of each thread's group
   T* further;  // logits of the further outputs of each thread's group
   char *diagonals, *walks;
-  int64_t columns, bytes;  // logits of a cell that are there at once
+  Front* fronts;  // where cells are left out, of each utterance, and their diagonals
+  char* of_fronts;
+  Cell* step;  // cells of a step of theirs
+  int64_t* step_cells;  // how many
+  int64_t columns, bytes;  // columns: logits of a cell that are there at once
+  bool follows;
 
   explicit ForwardSpace(const Problem& p) {
     Workspace space{static_cast<char*>(p.workspace)};
@@ -76,16 +83,21 @@ template <class T> struct ForwardSpace {
     further = space.take<T>(p.threads * GROUP * p.extra);
     diagonals = space.take<char>(p.threads * Diagonals::bytes(p.U1));
     walks = space.take<char>(p.threads * Walk<T>::bytes(p));
+    follows = leaves_out(p);
+    fronts = space.take<Front>(follows ? p.N : 0);
+    of_fronts = space.take<char>(follows ? p.N * Diagonals::bytes(p.U1) : 0);
+    step = space.take<Cell>(follows ? step_room(p) : 0);
+    step_cells = space.take<int64_t>(1);
     bytes = space.used;
+  }
+
+  Diagonals front_rows(const Problem& p, int64_t n) const {
+    return Diagonals(of_fronts + n * Diagonals::bytes(p.U1), p.U1);
   }
 };
 
 // Whether forward keeps the logits of every cell for backward.
 FT_INLINE bool keeps_all(const Problem& p) { return p.kept_cells == p.first_cells[p.N]; }
-
-struct Cell {  // of a tile: where it is, and its number among all cells
-  int64_t n, t, u, target, number;
-};
 
 template <class T> struct BackwardSpace {
   T *packed, *bias, *panels, *activations, *logits;
@@ -334,56 +346,95 @@ void sigmoid_parts(const Problem& p, const Arcs<T>& arcs, int64_t cell, T blank,
     arcs.label[cell] += (T)log_sigmoid(-blank);
 }
 
-// Log-probabilities of the arcs of `count` cells from `begin` on.
+// Log-probabilities of the arcs of `count` cells, at most a group.
 template <class T>
-void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t begin, int64_t count) {
+void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cell* cells, int64_t count) {
   int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns), all = round_up(p.V, Block<T>::COLUMNS);
   T* activations = space.activations + thread_number() * GROUP * lda;
   T* logits = space.logits + thread_number() * GROUP * ldc;
   uint32_t* pairs = space.pairs + thread_number() * GROUP * pairs_of(p.H);
   Arcs<T> arcs(p);
   T* kept = static_cast<T*>(p.kept);
-  int64_t targets[GROUP];
   double added[GROUP];  // to the log-probability of a label: less the later it is
-  Normaliser<T> cells[GROUP];
+  Normaliser<T> normalisers[GROUP];
   T* further = space.further + thread_number() * GROUP * p.extra;
   T blanks[GROUP];  // logits of a blank that has a sigmoid
+  FT_CELLS(count);
   FT_PART(activations);
-  Cursor cursor(p, begin);
-  for (int64_t i = 0; i < count; ++i, cursor.next()) {
-    activate<T>(p, cursor.n, cursor.t(), cursor.u, activations + i * lda);
-    targets[i] = cursor.target();
-    added[i] = p.delay_penalty * ((double)(cursor.lattice.T - 1) / 2 - (double)cursor.t());
+  for (int64_t i = 0; i < count; ++i) {
+    activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
+    added[i] = p.delay_penalty * ((double)(p.T_lengths[cells[i].n] - 1) / 2 - (double)cells[i].t);
   }
   for (int64_t first = 0; first < all; first += space.columns) {
     int64_t columns = least(space.columns, all - first);
     FT_PART(products);
     logits_of<T>(p, activations, pairs, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
     FT_PART(exponentials);
-    for (int64_t i = 0; i < least(count, p.kept_cells - begin); ++i)
-      for (int64_t c = 0; c < least(columns, p.V - first); ++c)
-        kept[(begin + i) * p.V + first + c] = logits[i * ldc + c];
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t c = 0; cells[i].number < p.kept_cells && c < least(columns, p.V - first); ++c)
+        kept[cells[i].number * p.V + first + c] = logits[i * ldc + c];
     if (p.extra || p.normaliser != TOGETHER)
       for (int64_t i = 0; i < count; ++i)
         set_aside<T>(p, first, columns, logits + i * ldc, further + i * p.extra, blanks + i);
-    for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
+    for (int64_t i = 0; i < count; ++i)
+      add_chunk<T>(p, normalisers[i], logits + i * ldc, first, columns, cells[i].target);
   }
   for (int64_t i = 0; i < count; ++i) {
-    double normaliser = log(cells[i].sum), high = cells[i].high;
+    Normaliser<T>& of = normalisers[i];
+    int64_t cell = cells[i].number, target = cells[i].target;
+    double normaliser = log(of.sum), high = of.high;
     if (p.label_smoothing) {
       double mean = mean_logit<T>(p, space.mean, activations + i * lda);
-      cells[i].blank += (T)(p.label_smoothing * (mean - cells[i].blank));
-      cells[i].label += (T)(p.label_smoothing * (mean - cells[i].label));
+      of.blank += (T)(p.label_smoothing * (mean - of.blank));
+      of.label += (T)(p.label_smoothing * (mean - of.label));
     }
-    arcs.blank[begin + i] = (T)(cells[i].blank - high - normaliser);
-    arcs.label[begin + i] = targets[i] < 0 ? -(T)INFINITY : (T)(cells[i].label - high - normaliser + added[i]);
-    if (p.extra) further_parts<T>(p, arcs, begin + i, further + i * p.extra, high + normaliser);
-    if (p.normaliser == SIGMOID) sigmoid_parts<T>(p, arcs, begin + i, blanks[i], targets[i], added[i]);
+    arcs.blank[cell] = (T)(of.blank - high - normaliser);
+    arcs.label[cell] = target < 0 ? -(T)INFINITY : (T)(of.label - high - normaliser + added[i]);
+    if (p.extra) further_parts<T>(p, arcs, cell, further + i * p.extra, high + normaliser);
+    if (p.normaliser == SIGMOID) sigmoid_parts<T>(p, arcs, cell, blanks[i], target, added[i]);
     if (!p.normalised) continue;
-    arcs.largest[begin + i] = cells[i].high;
-    arcs.others[begin + i] = (T)(cells[i].sum - 1);  // without the largest's own, which is exact
+    arcs.largest[cell] = of.high;
+    arcs.others[cell] = (T)(of.sum - 1);  // without the largest's own, which is exact
   }
   FT_PART(waiting);
+}
+
+// Follows all utterances as long as that can save cells.  All threads call this, and meet later.
+template <class T> void follow_paths(const Problem& p, const ForwardSpace<T>& space, Meeting& meeting) {
+#pragma omp for schedule(dynamic, 16384) nowait
+  for (int64_t cell = 0; cell < p.first_cells[p.N]; ++cell) Arcs<T>(p).blank[cell] = INFINITY;
+#pragma omp for schedule(dynamic) nowait
+  for (int64_t n = 0; n < p.N; ++n) first_front<T>(p, n, space.fronts[n], space.front_rows(p, n));
+  meeting.wait();
+  while (true) {
+#pragma omp single nowait
+    {
+      FT_PART(lattice);
+      for (int64_t n = 0; n < p.N; ++n)
+        if (space.fronts[n].ahead) advance_front<T>(p, n, space.fronts[n], space.front_rows(p, n));
+      *space.step_cells = plan_step<T>(p, space.fronts, space.step);
+      FT_PART(waiting);
+    }
+    meeting.wait();
+    int64_t count = *space.step_cells, share = round_up((count + p.threads - 1) / p.threads, Block<T>::ROWS);
+    if (count < 0) return;
+    share = most(Block<T>::ROWS, least(GROUP, share));
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t begin = 0; begin < count; begin += share)
+      log_probabilities<T>(p, space, space.step + begin, least(share, count - begin));
+    meeting.wait();
+  }
+}
+
+// The cells among `count` from `begin` on that are needed and have no log-probabilities yet.  Returns how many.
+template <class T>
+int64_t missing_cells(const Problem& p, const ForwardSpace<T>& space, int64_t begin, int64_t count, Cell* cells) {
+  const T* blank = Arcs<T>(p).blank;
+  int64_t missing = 0;
+  for (Cursor cursor(p, begin); cursor.number < begin + count; cursor.next())
+    if (!space.follows || (space.fronts[cursor.n].state == GIVEN_UP && is_missing(blank[cursor.number])))
+      cells[missing++] = cursor.cell();
+  return missing;
 }
 
 template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpace<T>& space, int64_t n) {
@@ -391,6 +442,9 @@ template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpac
   Arcs<T> arcs(p);
   T *blank = arcs.blank + p.first_cells[n], *label = arcs.label + p.first_cells[n];
   Diagonals rows(space.diagonals + thread_number() * Diagonals::bytes(p.U1), p.U1);
+  if (space.follows)
+    for (int64_t i = 0; i < lattice.T * lattice.U1; ++i)
+      if (is_missing(blank[i])) blank[i] = label[i] = -(T)INFINITY;
   Walk<T> walk(p, n, space.walks + thread_number() * Walk<T>::bytes(p));
   double likelihood = p.arc_count ? walk.likelihood() : alphas<T>(p, lattice, blank, label, rows);
   p.losses[n] = -likelihood;
@@ -406,6 +460,7 @@ template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpac
     return;
   }
   p.dropped[n] = posteriors<T>(p, lattice, blank, label, rows) / (double)lattice.diagonals();
+  if (space.follows && space.fronts[n].state == PROVEN) p.dropped[n] += 2 * space.fronts[n].left;  // theirs went to the others
 }
 
 template <class T> void forward(const Problem& p) {
@@ -419,9 +474,13 @@ template <class T> void forward(const Problem& p) {
     average_weight<T>(p, space.mean);
     pack_weight<T>(p, space.packed, 0, round_up(p.V, Block<T>::COLUMNS));
     meeting.wait();
+    if (space.follows) follow_paths<T>(p, space, meeting);
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t begin = 0; begin < cells; begin += GROUP)
-      log_probabilities<T>(p, space, begin, least(GROUP, cells - begin));
+    for (int64_t begin = 0; begin < cells; begin += GROUP) {
+      Cell group[GROUP];
+      int64_t count = missing_cells<T>(p, space, begin, least(GROUP, cells - begin), group);
+      if (count) log_probabilities<T>(p, space, group, count);
+    }
     meeting.wait();
 #pragma omp for schedule(dynamic) nowait
     for (int64_t n = 0; n < p.N; ++n) {
@@ -472,7 +531,7 @@ void find_cells(const Problem& p, const BackwardSpace<T>& space, int64_t begin, 
   int64_t cell = block * CELLS_A_BLOCK, skip = begin - space.counted[block];
   for (Cursor cursor(p, cell); count > 0; ++cell, cursor.next()) {
     if (!counts<T>(p, arcs.posterior(p, cell)) || skip-- > 0) continue;
-    *cells++ = Cell{cursor.n, cursor.t(), cursor.u, cursor.target(), cell};
+    *cells++ = cursor.cell();
     --count;
   }
 }

@@ -24,36 +24,45 @@ struct Diagonals {  // one thread's rows of a diagonal, indexed by u; each has r
   }
 };
 
+// The alphas of the cells `here` to `here_end` (by u) of a diagonal, from those of `first` to `end` of the one before, of
+// which from_blank and from_label are the log-probabilities.  by_blank and by_label get the probability that a path
+// through a cell came by the one or the other.
+template <class T>
+void next_diagonal(Diagonals rows, const T* from_blank, const T* from_label, int64_t first, int64_t end, int64_t here,
+                   int64_t here_end) {
+  constexpr int W = Simd<double>::W;
+  double *alpha = rows.alpha, *by_blank = rows.by_blank, *by_label = rows.by_label;
+  for (int64_t u = first; u < end; ++u) by_blank[u] = alpha[u] + from_blank[u];
+  for (int64_t u = first; u < end; ++u) by_label[u + 1] = alpha[u] + from_label[u];
+  by_blank[end] = by_label[first] = -INFINITY;
+  for (int64_t u = here; u < here_end; u += W) {
+    double_vector x = load<double>(by_blank + u), y = load<double>(by_label + u);
+    double_vector high = x > y ? x : y, low = x > y ? y : x;
+    int64_vector impossible = (high == -INFINITY) & (low == -INFINITY);
+    double_vector share = impossible ? double_vector{} : exp_of<double>(low - high);
+    double_vector larger = 1.0 / (1.0 + share), smaller = share * larger;
+    store<double>(alpha + u, high + log1p_of(share));
+    store<double>(by_blank + u, x > y ? larger : smaller);
+    store<double>(by_label + u, x > y ? smaller : larger);
+  }
+}
+
 // The log-likelihood.  With `gradient`, an arc gets the probability that a path through the cell it leads to came by
 // it; blanks on the last frame and labels after the last target lead to no cell, and stay.
 template <class T>
 double alphas(const Problem& p, const Lattice& lattice, T* blank, T* label, Diagonals rows) {
-  constexpr int W = Simd<double>::W;
-  double *alpha = rows.alpha, *by_blank = rows.by_blank, *by_label = rows.by_label;
-  alpha[0] = 0;
+  rows.alpha[0] = 0;
   int64_t ends = lattice.diagonals();
   for (int64_t d = 1; d < ends; ++d) {
     int64_t before = lattice.before(d - 1), first = lattice.first_u(d - 1), end = lattice.last_u(d - 1) + 1;
     T *from_blank = blank + before - first, *from_label = label + before - first;
-    for (int64_t u = first; u < end; ++u) by_blank[u] = alpha[u] + from_blank[u];
-    for (int64_t u = first; u < end; ++u) by_label[u + 1] = alpha[u] + from_label[u];
-    by_blank[end] = by_label[first] = -INFINITY;
     int64_t here = lattice.first_u(d), here_end = lattice.last_u(d) + 1;
-    for (int64_t u = here; u < here_end; u += W) {
-      double_vector x = load<double>(by_blank + u), y = load<double>(by_label + u);
-      double_vector high = x > y ? x : y, low = x > y ? y : x;
-      int64_vector impossible = (high == -INFINITY) & (low == -INFINITY);
-      double_vector share = impossible ? double_vector{} : exp_of<double>(low - high);
-      double_vector larger = 1.0 / (1.0 + share), smaller = share * larger;
-      store<double>(alpha + u, high + log1p_of(share));
-      store<double>(by_blank + u, x > y ? larger : smaller);
-      store<double>(by_label + u, x > y ? smaller : larger);
-    }
+    next_diagonal<T>(rows, from_blank, from_label, first, end, here, here_end);
     if (!p.gradient) continue;
-    for (int64_t u = here, stop = least(end, here_end); u < stop; ++u) from_blank[u] = (T)by_blank[u];
-    for (int64_t u = most(1, here); u < here_end; ++u) from_label[u - 1] = (T)by_label[u];
+    for (int64_t u = here, stop = least(end, here_end); u < stop; ++u) from_blank[u] = (T)rows.by_blank[u];
+    for (int64_t u = most(1, here); u < here_end; ++u) from_label[u - 1] = (T)rows.by_label[u];
   }
-  return alpha[lattice.U1 - 1] + blank[lattice.T * lattice.U1 - 1];
+  return rows.alpha[lattice.U1 - 1] + blank[lattice.T * lattice.U1 - 1];
 }
 
 // Puts the posteriors where `alphas` left its probabilities, the label's times 1 + fastemit_lambda.  Returns the sum of
