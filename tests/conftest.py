@@ -79,8 +79,12 @@ def is_of(item: pytest.Item, environment: str) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call():
     """Leave the test's name out of its environment: a server of jobs waits for the next job of the same environment."""
-    os.environ.pop("PYTEST_CURRENT_TEST", None)
-    return (yield)
+    environment = os.environ  # which a test may replace
+    name = environment.pop("PYTEST_CURRENT_TEST", "")
+    try:
+        return (yield)
+    finally:
+        environment["PYTEST_CURRENT_TEST"] = name
 
 
 @pytest.fixture(autouse=True)
