@@ -3,7 +3,8 @@
 As many programs as the GPU runs at once take blocks of cells in turn and read the weight block by block, so activations
 are written only where the gradient of the weight needs them.  `kernels` explains cells, tiles and arguments.
 
-weight: (columns, HP), its rows padded with zeros to whole blocks; bias: (columns,) float32, -inf beyond V.
+weight: (columns, HP), its rows padded with zeros to whole blocks; bias: (columns,) float32, -inf beyond V.  HP is a
+multiple of BH.
 """
 
 from __future__ import annotations
@@ -49,11 +50,7 @@ def _activations(
 def _weight_block(weight, v, i: tl.constexpr, HP: tl.constexpr, BH: tl.constexpr, OPERAND: tl.constexpr):
     """The weight (BH, BV) of the symbols v and the columns number i * BH on."""
     h = i * BH + tl.arange(0, BH)
-    at = weight + v[None, :] * HP + h[:, None]
-    if HP % BH == 0:
-        return tl.load(at).to(OPERAND)
-    else:
-        return tl.load(at, mask=(h < HP)[:, None], other=0.0).to(OPERAND)
+    return tl.load(weight + v[None, :] * HP + h[:, None]).to(OPERAND)
 
 
 @triton.jit
@@ -103,7 +100,7 @@ def arcs_of_cells(
         for start in tl.range(0, V, BV, num_stages=STAGES):
             v = start + tl.arange(0, BV)
             x = tl.zeros((BM, BV), dtype=tl.float32)
-            for i in tl.static_range(0, (HP + BH - 1) // BH):
+            for i in tl.static_range(0, HP // BH):
                 x = tl.dot(a[i], _weight_block(weight, v, i, HP, BH, OPERAND), x)
             x += tl.load(bias + v)[None, :]
             higher = tl.maximum(high, tl.max(x, 1))
@@ -151,7 +148,7 @@ def gradients_of_cells(
             HP, KIND, DROP_BELOW, KEEP_SCALE, OPERAND, BH,
         )  # fmt: skip
         if WEIGHT:
-            for i in tl.static_range(0, (HP + BH - 1) // BH):
+            for i in tl.static_range(0, HP // BH):
                 _store(activations, row, i * BH + tl.arange(0, BH), a[i], valid, HP)
         target = tl.load(targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1)
         cell = (n.to(tl.int64) * T + t) * U1 + u
@@ -167,7 +164,7 @@ def gradients_of_cells(
         for start in tl.range(0, V, BV, num_stages=STAGES):
             v = start + tl.arange(0, BV)
             x = tl.zeros((BM, BV), dtype=tl.float32)
-            for i in tl.static_range(0, (HP + BH - 1) // BH):
+            for i in tl.static_range(0, HP // BH):
                 x = tl.dot(a[i], _weight_block(weight, v, i, HP, BH, OPERAND), x)
             x += tl.load(bias + v)[None, :]
             g = tl.exp2(x * LOG2_E - shift[:, None])

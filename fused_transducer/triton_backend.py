@@ -138,7 +138,8 @@ def _kept(kernel: str, dtype: torch.dtype, launch: _Launch) -> Optional[Blocks]:
         return None
     if call.topology != "regular" or not hasattr(tl, "tuple"):  # an older Triton has no tuples of blocks
         return None
-    return _no_larger(KEPT[capability][kernel], call)
+    blocks = _no_larger(KEPT[capability][kernel], call)
+    return None if launch.HP % blocks.BH else blocks  # products with padding would take longer than is saved
 
 
 def _ceil(a: int, b: int) -> int:

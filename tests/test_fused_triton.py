@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,6 +184,24 @@ def test_activations_of_16_bits_are_kept_where_they_fit(architecture, V, dtype, 
     assert ("arcs_of_cells" in names) == (architecture in (80, 90))
     assert ("gradients_of_cells" in names) == (architecture in (80, 90) and dtype == "bfloat16")
     assert ("activate" in names) == (not names.issuperset(PERSISTENT))
+
+
+@pytest.mark.parametrize(
+    "capability, H, options, kept",
+    [((8, 0), 511, {}, True), ((9, 0), 640, {}, False), ((8, 0), 320, {}, False), ((9, 0), 320, {}, True)]
+    + [((8, 0), 512, {"activation": "gelu"}, False), ((9, 0), 512, {"activation": "gelu"}, True)]
+    + [((8, 6), 512, {}, False), ((10, 0), 512, {}, False), ((9, 0), 512, {"topology": "modified"}, False)],
+)
+def test_activations_are_kept_where_it_pays(capability, H, options, kept, monkeypatch):
+    from fused_transducer import triton_backend
+    from fused_transducer.call import Call
+
+    monkeypatch.setattr(triton_backend, "_gpu", lambda device: triton_backend.Gpu(100, capability))
+    one = problem([(4, 2), (3, 1)], H=H, V=500, dtype=torch.bfloat16)
+    call = Call(*one.tensors, one.targets, one.T_lengths, one.U_lengths, 0, "tanh", 0.0, 0.0, 0)
+    launch = triton_backend._Launch(replace(call, **options))
+    assert bool(triton_backend._kept("gradients_of_cells", torch.bfloat16, launch)) == kept
+    assert not triton_backend._kept("gradients_of_cells", torch.float32, launch)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
