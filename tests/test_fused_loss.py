@@ -9,7 +9,9 @@ import sys
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES, Problem, error, errors, found, problem, right, use
+from fused_helpers import NAMES, Problem, error, errors, found, problem, right, speech, use
+
+from fused_transducer import library, native
 
 BACKENDS = ["native", "torch"]
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
@@ -326,28 +328,23 @@ def test_backward_twice_through_a_retained_graph():
 
 
 @pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set(backend, instruction_set):
+@pytest.mark.parametrize("dtype, allowed", [(torch.float32, 5e-6), (torch.float64, 1e-12)])
+def test_every_instruction_set(backend, instruction_set, dtype, allowed, monkeypatch, tmp_path):
     """What this processor lacks falls to a lesser one, and says so."""
     if backend != "native":
         pytest.skip("the C++ code has instruction sets")
-    script = """
-import torch, fused_helpers as helpers
-from fused_transducer import native
-for dtype, allowed in ((torch.float32, 5e-6), (torch.float64, 1e-12)):
-    one = helpers.problem([(9, 4), (6, 5), (30, 20)], H=33, V=70, dtype=dtype, scale=0.5, negligible=0.0)
-    made = helpers.errors(one)
-    assert max(made.values()) < allowed, made
-    one = helpers.speech("trained", dtype=dtype)
-    assert helpers.error(helpers.found(one)[0], helpers.found(one, negligible=0.0)[0]) < 1e-7
-print(native.instruction_set())
-"""
-    environment = {"FUSED_TRANSDUCER_ISA": instruction_set, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    if done.stdout.strip() != instruction_set:
-        pytest.skip(f"this processor has {done.stdout.strip()} at best")
+    copied = tmp_path / "copied.so"  # each library chooses once
+    with library.located() as path:
+        copied.write_bytes(path.read_bytes())
+    monkeypatch.setenv("FUSED_TRANSDUCER_ISA", instruction_set)
+    compiled = native.loaded(copied)
+    monkeypatch.setattr(native, "_library", lambda: (compiled, ""))
+    if native.instruction_set() != instruction_set:
+        pytest.skip(f"this processor has {native.instruction_set()} at best")
+    case = problem([(9, 4), (6, 5), (30, 20)], H=33, V=70, dtype=dtype, scale=0.5, **EXACT)
+    assert max(errors(case).values()) < allowed
+    trained = speech("trained", dtype=dtype)
+    assert error(found(trained)[0], found(trained, **EXACT)[0]) < 1e-7
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

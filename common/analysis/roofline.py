@@ -1,7 +1,8 @@
 """Bound how long a loss must take at least: bytes to move, operations and exponentials, over the device's best rates.
 
 The bound is the longest of the three, which may overlap (the roofline model, Williams et al., 2009).  A row over 100%
-of it shows that the bound is wrong.  docs/method.md tells what is counted.
+of it shows that the bound is wrong, but for `fused` with the logits of a trained model, of which it proves that it need
+not compute all.  docs/method.md tells what is counted.
 
 - Given logits (scope "loss"): every logit is read once for the normalisers, those of needed cells a second time, and
   gradients are written for all: itemsize V (cells + needed + cells) bytes.
