@@ -127,7 +127,7 @@ def test_the_verdict_is_of_the_rows(log):
         (
             {"k2": [5, 9, 7], "torchaudio": [6, 5, 8]},
             "step",
-            ["k2, ", "rests on the step", "by the loss alone unclear"],
+            ["k2, ", "Ranked by the step", "by the loss alone unclear"],
         ),
         (
             {"k2": [8, 8.1, 8], "torchaudio": [5, 5.1, 5]},

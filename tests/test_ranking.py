@@ -138,7 +138,7 @@ def test_what_the_table_and_the_files_show(tmp_path):
     assert text.index(quick) < text.index(late)
     assert " 1.00 " in quick and " 2.10x slower " in late
     (line,) = [line for line in text.splitlines() if line.startswith("late step over quick's: 2.10x")]
-    assert "these 2 batches, in this run" in line and "1.86 to 2.36: slower" in line
+    assert "over 2 batches, in this run" in line and "1.86 to 2.36: slower" in line
     rows = {each["name"]: each for each in read_rows(tmp_path)}
     assert rows["late"]["against_fastest"]["high"] == pytest.approx(2.3622, abs=1e-3)
     assert rows["late"]["round_medians_ms"]["step"]["3"] == pytest.approx({"4": 22, "9": 44})

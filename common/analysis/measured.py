@@ -223,16 +223,16 @@ def _gaps(line: Correctness) -> Dict[str, float]:
 def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
     notes = []
     if line and line.at_size and line.at_size.imprecise:
-        notes.append(f"imprecise: on a measured batch it is off by {line.at_size.imprecise:.1e}, by rounding alone")
+        notes.append(f"imprecise: rounding alone puts it off by {line.at_size.imprecise:.1e} on a measured batch")
     if line and line.differing:
         notes.append(
-            f"not deterministic: a second step of the same inputs has other bits in {', '.join(line.differing)}"
+            f"not deterministic: a second step on the same inputs gives other bits in {', '.join(line.differing)}"
         )
     if line and line.reached_by_padding:
         reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
         notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
     if line and line.largest_score is not None and line.largest_score < UNBOUNDED:
-        notes.append(f"its method is right for logits up to {line.largest_score:g} only; see conformance.py")
+        notes.append(f"its method is only right for logits up to {line.largest_score:g} (conformance.py shows why)")
     if line and header.kind == "pruned":
         note = "approximate by design: its errors were measured with the range widened to all of U"
         notes.append(note + _gaps_in_words(line))

@@ -145,9 +145,9 @@ def given_logits(pick: LogitsPick) -> Words:
     if pick.basis == "both":
         return [*by_loss, "; its step is the fastest too"]
     if pick.basis == "loss":
-        return [*by_loss, ". It rests on the loss alone; by the step ", *by_step]
+        return [*by_loss, ". Ranked by the loss alone; by the step ", *by_step]
     if pick.basis == "step":
-        return [*by_step, ". It rests on the step; by the loss alone ", *by_loss]
+        return [*by_step, ". Ranked by the step; by the loss alone ", *by_loss]
     return ["unclear: by the loss alone ", *named(pick.loss, time_of("loss")), "; by the step ", *by_step]
 
 
@@ -258,7 +258,7 @@ def over_fastest(standing: Standing) -> str:
 def _ratio(standing: Standing, ratio: Ratio) -> str:
     batches = "1 batch" if ratio.batches == 1 else f"{ratio.batches} batches"
     here = ", in this run" if standing.paired else ""
-    over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"these {batches}{here}"
+    over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"{batches}{here}"
     words = f"{number(ratio.ratio, 3)}x over {over}; "
     if ratio.low is None:
         return f"{words}one round gives no interval"
@@ -273,9 +273,10 @@ def _ratio(standing: Standing, ratio: Ratio) -> str:
 
 def _same_torch(standing: Standing, control: Row) -> str:
     """Return the ratio under the fastest's torch in words, by both assumptions."""
+    row = standing.row
     assumptions = (
-        (standing.through_control, f"if its torch slows all of it as it slows {control.name}"),
-        (standing.surplus_kept, f"if what it takes more than {control.name} stays in ms"),
+        (standing.through_control, f"if torch {row.torch} slows it by the same factor as {control.name}"),
+        (standing.surplus_kept, f"if its extra time over {control.name} stays the same in ms"),
     )
     parts = []
     for ratio, words in assumptions:

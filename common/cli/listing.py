@@ -66,7 +66,7 @@ def state(
     managed = choice.python == environments.interpreter(row.environment)
     where = f"environment {row.environment}" if managed else str(choice.python)
     if device not in attributes.devices:
-        return f"unsupported: it has no {device} version and runs on {' and '.join(attributes.devices)} ({where})"
+        return f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
     if row.built:
         compiled = any(BUILD.glob(f"{row.package}-*-{device}-*/"))
         return where + ("" if compiled else TO_COMPILE)

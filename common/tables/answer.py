@@ -167,7 +167,7 @@ def torches(rows: Sequence[Row], width: int) -> List[str]:
         return []
     theirs = ", ".join(dict.fromkeys(row.torch for row in apart))
     homes = ", ".join(dict.fromkeys(row.against_fastest.fastest.torch for row in apart if row.against_fastest))
-    line = f"other torch: ran under {theirs}, the fastest under {homes}, so these ratios are of two torches too"
+    line = f"other torch: ran under {theirs}, the fastest under {homes}, so these ratios compare the torches too"
     known = [f"{row.name} {metrics.METRICS['same_torch'].shown(row)}" for row in apart if row.same_torch]
     if known:
         line += f"; under one torch they would be {', '.join(known)}"

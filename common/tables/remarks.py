@@ -63,13 +63,13 @@ def _ratios(rows: Sequence[Row]) -> Lines:
     apart = [standing for standing in compared if standing.other_torch]
     if any(standing.control for standing in apart):
         lines.append(
-            "same torch: what a row of another torch would be under the fastest's, by a control that was measured "
-            "under both; which of the two assumptions holds is not known, so it is a range and no verdict"
+            "same torch: the ratio that a row of another torch would have under the fastest's, by a control that was "
+            "measured under both; two assumptions are possible, so it is a range without a verdict"
         )
     if any(not standing.control for standing in apart):
         lines.append(
-            "other torch: the ratio is of two torches too, so it has no verdict; a row that runs under both, such as "
-            "fast_rnnt and fast_rnnt@k2, measured in the same run, tells them apart"
+            "other torch: the two torches differ too, so the ratio has no verdict; measure a loss that runs under "
+            "both, such as fast_rnnt and fast_rnnt@k2, in the same run to separate them"
         )
     return lines
 
