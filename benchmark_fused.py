@@ -39,11 +39,8 @@ class Fused(Adapter):
         import torch
 
         wanted = self.backend or {"cpu": "native", "cuda": "triton"}[device]
-        topology = self.lattice_options().get("topology", "regular")
-        if topology not in self.module.backends.LATTICES.get(wanted, (topology,)):
-            wanted = "torch"
         try:
-            self.backend = self.module.backend_of(device, getattr(torch, self.settings.precision), wanted, topology)
+            self.backend = self.module.backend_of(device, getattr(torch, self.settings.precision), wanted)
         except ValueError as error:
             raise NotRunnable("missing", f"{error}; fused:torch runs without it") from error
 

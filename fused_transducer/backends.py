@@ -19,8 +19,6 @@ MODULES = {"native": "native", "triton": "triton_backend", "torch": "plain"}
 PACKED = {"native": True, "triton": False, "torch": False}
 #: Backends that keep logits for backward -> bytes into which those of all cells must fit, unless the call says more.
 KEPT_BYTES = {"native": 2**21}
-#: The lattices of a backend that does not have all.
-LATTICES = {"triton": ("regular",)}
 
 
 def module_of(backend: str) -> ModuleType:
@@ -39,11 +37,11 @@ def _warn_of_torch(reason: str) -> None:
 
 
 @torch.compiler.assume_constant_result
-def backend_of(device_type: str, dtype: torch.dtype, wanted: Optional[str] = None, topology: str = "regular") -> str:
-    """Return the backend for tensors of a device ("cpu", "cuda", ...) and dtype, and a lattice.
+def backend_of(device_type: str, dtype: torch.dtype, wanted: Optional[str] = None) -> str:
+    """Return the backend for tensors of a device ("cpu", "cuda", ...) and dtype.
 
     wanted: one of MODULES, or None: that of the environment variable FUSED_TRANSDUCER_BACKEND, or else the fastest that
-    is available: "torch" for a lattice that the fastest does not have.  Raises ValueError for one that is not.
+    is available.  Raises ValueError for one that is not.
     """
     wanted = wanted or os.environ.get("FUSED_TRANSDUCER_BACKEND") or None
     check_name(wanted)
@@ -51,10 +49,6 @@ def backend_of(device_type: str, dtype: torch.dtype, wanted: Optional[str] = Non
     backend = wanted or best
     if backend == "torch":
         return backend
-    if topology not in LATTICES.get(backend, (topology,)):
-        if wanted:
-            raise ValueError(f"backend {wanted!r} has no topology {topology!r}: use backend='torch'")
-        return "torch"
     reason = module_of(backend).unavailable(device_type, dtype)
     if not reason:
         return backend

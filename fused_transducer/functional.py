@@ -103,7 +103,7 @@ def transducer_loss(
         keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward need not compute
         them again; the C++ code alone keeps any.  None: those of all cells if they fit 2 MiB, else none, and none in a
         graph of torch.compile.
-        backend: see `backend_of`.  None: the fastest that has the lattice.
+        backend: see `backend_of`.  None: the fastest.
 
     Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
     raises RuntimeError.  Behind it, where asked for:
@@ -145,7 +145,7 @@ def transducer_loss(
     if utterance_weights is not None:
         check_weights(utterance_weights, N, device)
     seed = _seed(dropout_seed, device) if dropout else None
-    backend = backend_of(device.type, dtype, backend, topology)
+    backend = backend_of(device.type, dtype, backend)
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
     gradient = gradient or return_posteriors
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
@@ -210,7 +210,7 @@ def align(
         given.weight.shape[0], blank, activation, tile_cells=tile_cells, delay_penalty=delay_penalty, **lattice
     )
     device = given.encoder_out.device
-    backend = backend_of(device.type, given.encoder_out.dtype, backend, topology)
+    backend = backend_of(device.type, given.encoder_out.dtype, backend)
     lattice.update(durations=tuple(map(int, durations)), sigma=float(sigma), skip=float(skip))
     call = Call(
         *given, int(blank), activation, 0.0, 0.0, int(tile_cells or 0), delay_penalty=float(delay_penalty), **lattice

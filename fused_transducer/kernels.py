@@ -16,6 +16,9 @@ import triton.language as tl
 OF_A_BATCH = ("N", "T", "U1", "cells", "tile", "rows", "blocks")
 #: Exponent of a probability of 0 in the lattice: below every sum of exponents of a path.
 IMPOSSIBLE = tl.constexpr(-(2**56))
+#: How outputs become log-probabilities (NORMALISER): by one softmax; the further outputs by one of their own; the blank
+#: by a sigmoid and the others by a softmax.
+TOGETHER, APART, SIGMOID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 def _kernel(function):
@@ -122,6 +125,19 @@ def _power(x):
     k = tl.floor(x * 1.44269504 + 0.5)
     mantissa = 1.0 + _expm1((x - k * 0.693359375) + k * 2.12194440e-4).to(tl.float64)
     return tl.where(zero, 0.0, mantissa), tl.where(zero, IMPOSSIBLE, k.to(tl.int64))
+
+
+@triton.jit
+def _log_sigmoid(x):
+    return tl.where(x < 0, x, 0.0) - _log1p(tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def _exact_sum(x, y):
+    """x + y of float32 as (sum, rest): the sum as float32 rounds it, and what that leaves out."""
+    total = x + y
+    of_y = total - x
+    return total, (x - (total - of_y)) + (y - of_y)
 
 
 @triton.jit
@@ -250,12 +266,14 @@ def _logits(
 def log_probabilities(
     activations, weight, bias, targets, T_lengths, U_lengths, arcs, cells, tile, blocks, T, U1, BLANK,
     delay_penalty, label_smoothing,
+    EXTRA: tl.constexpr, NORMALISER: tl.constexpr,
     V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """arcs (4, cells) float32 of each cell: log-probability of the blank and of the label, the largest logit, and the
-    log of the sum of exp(logit - largest).
+    """arcs (rows, cells) float32 of each cell: log-probability of the blank, of the label and of EXTRA further columns,
+    the largest logit, and the log of the sum of exp(logit - largest); the last two of the further columns too where
+    these are APART.
 
     That sum is 1 for the largest and `rest` for the others, which float32 would lose beside the 1.
     """
@@ -270,11 +288,32 @@ def log_probabilities(
     at_blank = tl.zeros((BM,), dtype=tl.float32)
     at_label = tl.zeros((BM,), dtype=tl.float32)
     mean = tl.zeros((BM,), dtype=tl.float32)  # of the logits, where label smoothing needs it
+    if EXTRA != 0:
+        to = arcs + (n.to(tl.int64) * T + t) * U1 + u
+        high_apart = tl.full((BM,), -float("inf"), dtype=tl.float32)
+        rest_apart = tl.full((BM,), -1.0, dtype=tl.float32)
     for first in range(0, V, BV):
         v = first + tl.arange(0, BV)
         x = _logits(
             activations, weight, bias, row, valid, v, V, HP, VP, WV, WH, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH
         )
+        if EXTRA != 0:
+            for number in range(EXTRA):
+                column = V - EXTRA + number
+                if (first <= column) & (column < first + BV):
+                    y = tl.sum(tl.where((v == column)[None, :], x, 0.0), 1)
+                    tl.store(to + (2 + number) * cells, y, mask=valid)
+                    if NORMALISER == APART:
+                        shift = tl.where(high_apart == -float("inf"), 0.0, high_apart)
+                        below = (1.0 + rest_apart) * tl.exp(high_apart - y)
+                        rest_apart = tl.where(y > high_apart, below, rest_apart + tl.exp(y - shift))
+                        high_apart = tl.maximum(high_apart, y)
+            if NORMALISER == APART:
+                x = tl.where((v < V - EXTRA)[None, :], x, -float("inf"))
+        if NORMALISER == SIGMOID:
+            if (first <= BLANK) & (BLANK < first + BV):
+                at_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
+                x = tl.where((v == BLANK)[None, :], -float("inf"), x)
         higher = tl.maximum(high, tl.max(x, 1))
         shift = tl.where(higher == -float("inf"), 0.0, higher)
         is_high = x == higher[:, None]
@@ -283,8 +322,9 @@ def log_probabilities(
         others = tl.sum(tl.where(is_high, 0.0, tl.exp(x - shift[:, None])), 1)
         rest = rest * scale + others + tl.where(higher > high, scale + ties - 1.0, ties)
         high = higher
-        if (first <= BLANK) & (BLANK < first + BV):
-            at_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
+        if NORMALISER != SIGMOID:
+            if (first <= BLANK) & (BLANK < first + BV):
+                at_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
         at_label += tl.sum(tl.where(v[None, :] == target[:, None], x, 0.0), 1)
         if SMOOTHS:
             mean += tl.sum(tl.where((v < V)[None, :], x, 0.0), 1) / V
@@ -293,13 +333,29 @@ def log_probabilities(
         at_blank += label_smoothing * (mean - at_blank)
         at_label += label_smoothing * (mean - at_label)
     normaliser = _log1p(rest)
+    if NORMALISER == SIGMOID:
+        high = tl.where(high == -float("inf"), 0.0, high)  # where the blank is the only symbol
+    log_blank = (at_blank - high) - normaliser
+    log_label = (at_label - high) - normaliser
+    if NORMALISER == SIGMOID:
+        log_blank = _log_sigmoid(at_blank)
+        log_label = tl.where(target == BLANK, log_blank, log_label + _log_sigmoid(-at_blank))
     penalty = delay_penalty * ((tl.load(T_lengths + n) - 1).to(tl.float32) / 2 - t.to(tl.float32))
-    label = tl.where(target < 0, -float("inf"), ((at_label - high) - normaliser) + penalty)
+    label = tl.where(target < 0, -float("inf"), log_label + penalty)
     to = arcs + (n.to(tl.int64) * T + t) * U1 + u
-    tl.store(to, (at_blank - high) - normaliser, mask=valid)
+    tl.store(to, log_blank, mask=valid)
     tl.store(to + cells, label, mask=valid)
-    tl.store(to + 2 * cells, high, mask=valid)
-    tl.store(to + 3 * cells, normaliser, mask=valid)
+    tl.store(to + (2 + EXTRA) * cells, high, mask=valid)
+    tl.store(to + (3 + EXTRA) * cells, normaliser, mask=valid)
+    if EXTRA != 0:
+        if NORMALISER == APART:
+            high, normaliser = high_apart, _log1p(rest_apart)
+            tl.store(to + (4 + EXTRA) * cells, high, mask=valid)
+            tl.store(to + (5 + EXTRA) * cells, normaliser, mask=valid)
+        tl.debug_barrier()  # logits that other lanes stored
+        for number in range(EXTRA):
+            at = to + (2 + number) * cells
+            tl.store(at, (tl.load(at, mask=valid, other=0.0) - high) - normaliser, mask=valid)
 
 
 @triton.jit
@@ -396,6 +452,186 @@ def lattice(
         tl.store(dropped + n, tl.sum(lost, 0) / diagonals.to(tl.float64))
 
 
+@triton.jit
+def _first_of(d, frames, states):
+    """The number of cell u = 0 of diagonal d = t + u of an utterance, whose cells are numbered by diagonals, on each by
+    u: that of cell u is u more."""
+    shorter, longer = tl.minimum(frames, states), tl.maximum(frames, states)
+    left = frames + states - 1 - d
+    before = shorter * (shorter + 1) // 2 + (d - shorter) * shorter
+    before = tl.where(d <= longer, before, frames * states - left * (left + 1) // 2)
+    before = tl.where(d <= shorter, d * (d + 1) // 2, before)
+    return before - tl.maximum(d - frames + 1, 0)
+
+
+@triton.jit
+def _arc(parts, cells, d, u, frames, states, ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr):
+    """Arc number K from the cells (d - u, u): whether it is there, whether a path ends with it, and its weight as
+    mantissa float64 and exponent int64.  ARCS: (dt, du, a part or -1, another or -1, then_blank, constant) of each, see
+    lattices.Arc."""
+    ARC: tl.constexpr = ARCS[K]
+    t = d - u
+    ends = (t + ARC[0] == frames) & (u + ARC[1] == states - 1)
+    exists = (t >= 0) & (t < frames) & (u >= 0) & (u + ARC[1] < states) & ((t + ARC[0] < frames) | ends)
+    if (ARC[1] == 1) and (not LABEL_ENDS):
+        exists = exists & (t + ARC[0] < frames)
+    at = parts + _first_of(d, frames, states) + u
+    x = tl.zeros_like(u).to(tl.float32)
+    rest = tl.zeros_like(x)
+    if ARC[2] >= 0:
+        x = tl.load(at + ARC[2] * cells, mask=exists, other=0.0)
+    if ARC[3] >= 0:
+        x, rest = _exact_sum(x, tl.load(at + ARC[3] * cells, mask=exists, other=0.0))
+    if ARC[4]:
+        blank = parts + _first_of(d + 1, frames, states) + u + 1  # of the cell (t, u + 1)
+        x, rest = _exact_sum(x, tl.load(blank, mask=exists, other=0.0))
+    if ARC[5] != 0:
+        x, left_out = _exact_sum(x, ARC[5])
+        rest += left_out
+    mantissa, exponent = _power(x)
+    mantissa *= 1.0 + tl.where(x == -float("inf"), 0.0, rest).to(tl.float64)  # exp(rest): it is small
+    return exists, ends, mantissa, exponent
+
+
+@_kernel
+def by_diagonals(arcs, parts, T_lengths, U_lengths, cells, blocks, T, U1, PARTS: tl.constexpr, BM: tl.constexpr):
+    """parts (PARTS, cells): the first PARTS rows of arcs, the cells of each utterance numbered by diagonals, so that
+    `walk` reads what follows each other."""
+    cells = cells.to(tl.int64)
+    valid, n, t, u = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, BM)
+    first = n.to(tl.int64) * T * U1
+    to = first + _first_of(t + u, tl.load(T_lengths + n), tl.load(U_lengths + n) + 1) + u
+    for part in range(PARTS):
+        x = tl.load(arcs + part * cells + first + t * U1 + u, mask=valid, other=0.0)
+        tl.store(parts + part * cells + to, x, mask=valid)
+
+
+@_kernel
+def walk(
+    parts, mantissas, exponents, losses, T_lengths, U_lengths, cells, T, U1,
+    ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Alpha of one utterance and its loss (program 0 of axis 1), or beta (program 1): the sums over all paths from the
+    first cell to each, or from each to the end.  mantissas float64 and exponents int64 (2, cells), numbered as parts.
+
+    The end is a cell (frames, states - 1), which no arc leaves.
+    """
+    cells = cells.to(tl.int64)
+    ahead = 1 - tl.program_id(1)  # 1 for alpha, 0 for beta
+    frames, states = tl.load(T_lengths + tl.program_id(0)), tl.load(U_lengths + tl.program_id(0)) + 1
+    u = tl.arange(0, BLOCK)
+    first = tl.program_id(0).to(tl.int64) * T * U1
+    parts += first
+    mantissas += (1 - ahead) * cells + first
+    exponents += (1 - ahead) * cells + first
+    mantissa = tl.full((BLOCK,), 1.0, dtype=tl.float64)
+    exponent = tl.zeros((BLOCK,), dtype=tl.int64)
+    begins = (u == 0) & (ahead == 1)
+    tl.store(mantissas + u, mantissa, mask=begins)
+    tl.store(exponents + u, exponent, mask=begins)
+    diagonals = frames + states - 1
+    done = tl.zeros_like(diagonals)
+    while done < diagonals:
+        d = tl.where(ahead == 1, done + 1, diagonals - 1 - done)
+        tl.debug_barrier()  # scores that other lanes stored
+        mantissa = tl.zeros((BLOCK,), dtype=tl.float64)
+        exponent = tl.full((BLOCK,), IMPOSSIBLE, dtype=tl.int64)
+        for k in tl.static_range(COUNT):
+            step = ARCS[k][0] + ARCS[k][1]
+            exists, ends, x, of_x = _arc(
+                parts, cells, d - ahead * step, u - ahead * ARCS[k][1], frames, states, ARCS, k, LABEL_ENDS
+            )
+            sign = 1 - 2 * ahead
+            other = _first_of(d + sign * step, frames, states) + u + sign * ARCS[k][1]
+            is_cell = exists & ((ahead == 1) | (ends == 0))
+            x *= tl.load(mantissas + other, mask=is_cell, other=1.0)
+            of_x += tl.load(exponents + other, mask=is_cell, other=0)
+            x = tl.where(exists, x, 0.0)
+            of_x = tl.where(exists, of_x, IMPOSSIBLE)
+            high = tl.maximum(exponent, of_x)
+            mantissa = mantissa * _two_to(exponent - high) + x * _two_to(of_x - high)
+            exponent = high
+        shift = (mantissa.to(tl.int64, bitcast=True) >> 52) - 1023
+        exponent = tl.where(mantissa == 0, IMPOSSIBLE, exponent + shift)
+        mantissa *= _two_to(-shift)
+        inside = (d - u >= 0) & (d - u < frames) & (u < states)
+        at = _first_of(d, frames, states) + u
+        tl.store(mantissas + at, mantissa, mask=inside)
+        tl.store(exponents + at, exponent, mask=inside)
+        done += 1
+    if ahead == 1:
+        is_end = u == states - 1
+        scale = tl.sum(tl.where(is_end, exponent, 0), 0).to(tl.float64) * 0.6931471805599453
+        likelihood = tl.log(tl.sum(tl.where(is_end, mantissa, 0.0), 0)) + scale
+        tl.store(losses + tl.program_id(0), -likelihood)
+
+
+@triton.jit
+def _posterior(
+    parts, mantissas, exponents, cells, d, u, frames, states,
+    ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
+):  # fmt: skip
+    """The probability (float64) that a path takes arc number K from the cells (d - u, u): alpha there times the arc's
+    weight times beta where it leads to, over beta of the first cell."""
+    ARC: tl.constexpr = ARCS[K]
+    exists, ends, x, of_x = _arc(parts, cells, d, u, frames, states, ARCS, K, LABEL_ENDS)
+    here = _first_of(d, frames, states) + u
+    ahead = cells + _first_of(d + ARC[0] + ARC[1], frames, states) + u + ARC[1]
+    x *= tl.load(mantissas + here, mask=exists, other=0.0)
+    of_x += tl.load(exponents + here, mask=exists, other=0)
+    is_cell = exists & (ends == 0)
+    x *= tl.load(mantissas + ahead, mask=is_cell, other=1.0)
+    of_x += tl.load(exponents + ahead, mask=is_cell, other=0)
+    is_possible = x != 0  # else exponents say nothing
+    total = tl.load(mantissas + cells)
+    x = x / total * _two_to(of_x - tl.load(exponents + cells))
+    return tl.where(exists & is_possible, x, 0.0)
+
+
+@_kernel
+def posteriors(
+    arcs, parts, mantissas, exponents, sums, T_lengths, U_lengths, cells, blocks, T, U1, negligible, label_factor,
+    ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr, OF_SYMBOLS: tl.constexpr,
+    BM: tl.constexpr,
+):  # fmt: skip
+    """Puts the posteriors of a block of cells into the first PARTS rows of arcs, those of labels' arcs times
+    label_factor.  sums (2, programs) float64: of the posteriors of the cells that do not count, and of all."""
+    valid, n, t, u = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, BM)
+    if tl.sum(valid.to(tl.int32), 0) == 0:
+        return
+    cells = cells.to(tl.int64)
+    frames, states = tl.load(T_lengths + n), tl.load(U_lengths + n) + 1
+    d = tl.where(valid, t + u, -1)
+    first = (tl.program_id(0) // blocks).to(tl.int64) * T * U1
+    parts += first
+    mantissas += first
+    exponents += first
+    to = arcs + first + t * U1 + u
+    stored = tl.zeros((BM,), dtype=tl.float32)
+    of_cell = tl.zeros((BM,), dtype=tl.float64)
+    for part in tl.static_range(PARTS):
+        total = tl.zeros((BM,), dtype=tl.float64)
+        for k in tl.static_range(COUNT):
+            factor = label_factor if ARCS[k][1] else 1.0
+            if (ARCS[k][2] == part) or (ARCS[k][3] == part):
+                taken = _posterior(parts, mantissas, exponents, cells, d, u, frames, states, ARCS, k, LABEL_ENDS)
+                total += taken * factor
+                if part < OF_SYMBOLS:
+                    of_cell += taken
+            if (part == 0) and ARCS[k][4]:  # its blank is that of the cell (t, u + 1)
+                taken = _posterior(
+                    parts, mantissas, exponents, cells, d - 1, u - 1, frames, states, ARCS, k, LABEL_ENDS
+                )
+                total += taken * factor
+                of_cell += taken
+        tl.store(to + part * cells, total.to(tl.float32), mask=valid)
+        if part < OF_SYMBOLS:
+            stored += total.to(tl.float32)
+    program = sums + tl.program_id(0)
+    tl.store(program, tl.sum(tl.where(stored < negligible, of_cell, 0.0), 0))
+    tl.store(program + tl.num_programs(0), tl.sum(of_cell, 0))
+
+
 @_kernel
 def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
     """numbers[i]: the cell that is number i of those that count; positions (cells,): how many count up to each."""
@@ -410,6 +646,7 @@ def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
 def logit_gradients(
     activations, weight, bias, targets, U_lengths, arcs, grad_losses, numbers, positions, gradients,
     cells, tile, rows, T, U1, BLANK, label_smoothing,
+    EXTRA: tl.constexpr, NORMALISER: tl.constexpr,
     V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
@@ -425,9 +662,26 @@ def logit_gradients(
     scale = tl.load(grad_losses + n).to(tl.float32)
     of_blank = tl.load(arcs + cell, mask=valid, other=0.0) * scale
     of_label = tl.load(arcs + cells + cell, mask=valid, other=0.0) * scale
-    high = tl.load(arcs + 2 * cells + cell, mask=valid, other=0.0)
-    normaliser = tl.load(arcs + 3 * cells + cell, mask=valid, other=0.0)
+    high = tl.load(arcs + (2 + EXTRA) * cells + cell, mask=valid, other=0.0)
+    normaliser = tl.load(arcs + (3 + EXTRA) * cells + cell, mask=valid, other=0.0)
+    if NORMALISER == SIGMOID:
+        of_blank += tl.where(target == BLANK, of_label, 0.0)
+        of_label = tl.where(target == BLANK, 0.0, of_label)
     both = of_blank + of_label
+    every = both  # posteriors of all arcs in the softmax of the symbols, ...
+    further = tl.zeros((BM,), dtype=tl.float32)
+    high_further, normaliser_further = high, normaliser
+    if EXTRA != 0:
+        for number in range(EXTRA):
+            further += tl.load(arcs + (2 + number) * cells + cell, mask=valid, other=0.0) * scale
+        if NORMALISER == APART:
+            high_further = tl.load(arcs + (4 + EXTRA) * cells + cell, mask=valid, other=0.0)
+            normaliser_further = tl.load(arcs + (5 + EXTRA) * cells + cell, mask=valid, other=0.0)
+        else:
+            every += further
+            further = every  # ... and in that of the further columns
+    if NORMALISER == SIGMOID:
+        every = of_label
     to = gradients + row * VP
     log_blank = tl.zeros((BM,), dtype=tl.float32)
     log_label = tl.zeros((BM,), dtype=tl.float32)
@@ -436,21 +690,45 @@ def logit_gradients(
         x = _logits(
             activations, weight, bias, row, valid, v, V, HP, VP, WV, WH, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH
         )
+        if EXTRA != 0:
+            for number in range(EXTRA):
+                column = V - EXTRA + number
+                if (first <= column) & (column < first + BV):
+                    y = tl.sum(tl.where((v == column)[None, :], x, 0.0), 1)
+                    y = (y - high_further) - normaliser_further
+                    posterior = tl.load(arcs + (2 + number) * cells + cell, mask=valid, other=0.0) * scale
+                    of_column = (further - posterior) * tl.exp(y) + posterior * _expm1(y)
+                    tl.store(to + column, of_column.to(gradients.dtype.element_ty), mask=valid)
+        if NORMALISER == SIGMOID:
+            if (first <= BLANK) & (BLANK < first + BV):
+                log_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)  # its logit
+                x = tl.where((v == BLANK)[None, :], -float("inf"), x)
         x = (x - high[:, None]) - normaliser[:, None]
-        if (first <= BLANK) & (BLANK < first + BV):
-            log_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
+        if NORMALISER != SIGMOID:
+            if (first <= BLANK) & (BLANK < first + BV):
+                log_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
         log_label += tl.sum(tl.where(v[None, :] == target[:, None], x, 0.0), 1)
         g = tl.exp(x)
         if SMOOTHS:
             g = tl.where((v < V)[None, :], g - label_smoothing / V, 0.0)
-        g = both[:, None] * g
-        tl.store(to[:, None] + v[None, :], g.to(gradients.dtype.element_ty), mask=valid[:, None] & (v < VP)[None, :])
+        g = every[:, None] * g
+        stored = valid[:, None] & (v < VP)[None, :]
+        if EXTRA != 0:
+            stored = stored & ((v < V - EXTRA) | (v >= V))[None, :]
+        tl.store(to[:, None] + v[None, :], g.to(gradients.dtype.element_ty), mask=stored)
 
     # (arc + other) p - arc is other p + arc (p - 1), where expm1 keeps the digits of p - 1
     is_blank = target == BLANK
     at_blank = tl.where(is_blank, both, of_blank) * _expm1(log_blank)
     at_blank += tl.where(is_blank, 0.0, of_label * tl.exp(log_blank))
     at_label = of_blank * tl.exp(log_label) + of_label * _expm1(log_label)
+    if NORMALISER == SIGMOID:
+        at_blank = of_label * _sigmoid(log_blank) - of_blank * _sigmoid(-log_blank)
+        at_label = of_label * _expm1(log_label)
+    if NORMALISER == TOGETHER:
+        if EXTRA != 0:
+            at_blank += (every - both) * tl.exp(log_blank)
+            at_label += (every - both) * tl.exp(log_label)
     if SMOOTHS:
         at_blank += label_smoothing * (tl.where(is_blank, both, of_blank) - both / V)
         at_label += label_smoothing * (of_label - both / V)

@@ -32,6 +32,8 @@ REGULAR_ARCS = ("regular", "hat")
 SMOOTHABLE = ("regular", "modified", "modified-last-blank", "constrained", "star")
 #: Those where an arc of a blank and one of a label share a part.
 MIXED = ("tdt", "constrained")
+#: Those whose outputs are not all in one softmax -> the number of their kind in csrc/problem.h and kernels.py.
+NORMALISERS = {"tdt": 1, "hat": 2}
 #: Most frames that an arc goes ahead.
 LONGEST = 2**15
 

@@ -13,16 +13,13 @@ from torch import Tensor
 
 from fused_transducer import compiling, library
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
-from fused_transducer.lattices import REGULAR_ARCS, Lattice
+from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS, Lattice
 
 #: Activations and logits of a tile take about so many bytes for each two threads, up to so many cells: whole numbers of
 #: SUMMED of csrc/drivers.h, so that the gradients have the same bits with any number of threads.
 TILE_BYTES, SUMMED, MOST = 3 * 2**17, 448, 2240
 #: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at once.
 MANY, AT_ONCE = 1024, 512
-
-#: Lattices whose outputs are not all in one softmax -> the number of their kind in csrc/problem.h.
-NORMALISERS = {"tdt": 1, "hat": 2}
 
 _first = threading.Lock()
 

@@ -33,7 +33,7 @@ def _check(call: Call, backend: str) -> None:
         topology=call.topology, durations=call.durations, sigma=call.sigma, skip=call.skip,
     )  # fmt: skip
     check_seed(call.seed, call.device)
-    backend_of(call.device.type, call.encoder_out.dtype, backend, call.topology)
+    backend_of(call.device.type, call.encoder_out.dtype, backend)
 
 
 def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fused_transducer.call import ACTIVATIONS, Call
+from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS, Lattice
 
 if TYPE_CHECKING:
     from triton import language as tl
@@ -32,6 +33,8 @@ TILE_BYTES = 3 * 2**28
 ADDERS = 1024
 #: Rows and columns of blocks that are activated or added, not multiplied.
 ADDED, COLUMNS = 16, 64
+#: Cells of a block whose parts are copied, or whose posteriors are computed.
+OF_PARTS = 128
 #: Least compute capability whose tensor cores Triton uses: before it, kernels of 16 bits spill 8 kB a thread.
 TENSOR_CORES_FROM = (8, 0)
 #: Longest U + 1: a diagonal is one program's vector, and passes through shared memory.
@@ -65,7 +68,7 @@ def unavailable(device_type: str, dtype: torch.dtype) -> str:
 
 def rows(call: Call) -> int:
     """Do as the function of `plain` does."""
-    return 4
+    return call.lattice.parts + (4 if call.topology == "tdt" else 2)
 
 
 class Blocks(NamedTuple):
@@ -214,7 +217,8 @@ class _Launch:
             "KEEP_SCALE": call.keep_scale,
         }
         self.smoothing = {"label_smoothing": float(call.label_smoothing), "SMOOTHS": bool(call.label_smoothing)}
-        self.flags = {"V": call.V, **self.padded, "HAS_BIAS": call.bias is not None}
+        self.groups = {"EXTRA": call.lattice.extra, "NORMALISER": NORMALISERS.get(call.topology, 0)}
+        self.flags = {"V": call.V, **self.padded, "HAS_BIAS": call.bias is not None, **self.groups}
 
     def _rows(self, x: Tensor) -> Tensor:
         """Return x (N, rows, H), copied and padded with zeros to (N, rows, HP) where its rows are not ALIGNED."""
@@ -298,8 +302,8 @@ class _Launch:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Do as the function of `plain` does; arcs (4, N * T * (U+1)) also has each cell's largest logit, and the log of
-    the sum beside it."""
+    """Do as the function of `plain` does; behind the parts arcs also has each cell's largest logit and the log of the
+    sum beside it, and the same of durations that have a softmax of their own."""
     with _on_its_device(call.device):
         _forward(call, gradient, losses, dropped, arcs)
 
@@ -310,14 +314,16 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
     if call.U1 > LONGEST:
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
     launch = _Launch(call)
-    arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(4, launch.cells)  # in the padding, arcs of no path
+    arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)  # in the padding, arcs of no path
     kept = _kept("arcs_of_cells", call.weight.dtype, launch)
     if kept is None:
         _arcs_of_tiles(launch, arcs)
     else:
         _arcs_of_cells(launch, arcs, kept)
-    width = max(16, 1 << (call.U1 - 1).bit_length())
     dropped.zero_()
+    if call.topology not in REGULAR_ARCS:
+        return _walk(launch, gradient, losses, dropped, arcs)
+    width = _diagonal(call)
     kernels.lattice[(call.N,)](
         arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, call.T, call.U1, call.negligible,
         1 + call.fastemit_lambda,
@@ -361,9 +367,50 @@ def _arcs_of_tiles(launch: _Launch, arcs: Tensor) -> None:
         )  # fmt: skip
 
 
+def _diagonal(call: Call) -> int:
+    """Return the length of the vector that holds a diagonal of the lattice."""
+    return max(16, 1 << (call.U1 - 1).bit_length())
+
+
+def _arcs(lattice: Lattice) -> Tuple[Tuple[Any, ...], ...]:
+    """Return the arcs as the kernels take them: dt, du, two parts (-1 for none), then_blank, constant."""
+    return tuple((arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight) for arc in lattice.arcs)
+
+
+def _walk(launch: _Launch, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
+    """Fill the losses from the arcs of any lattice; with `gradient` also dropped, and arcs with the posteriors."""
+    from fused_transducer import kernels
+
+    call, cells, lattice = launch.call, launch.cells, launch.call.lattice
+    lengths = launch.T_lengths, launch.U_lengths
+    parts = arcs.new_empty(lattice.parts, cells)
+    blocks = _ceil(call.T * call.U1, OF_PARTS)
+    kernels.by_diagonals[(call.N * blocks,)](
+        arcs, parts, *lengths, cells, blocks, call.T, call.U1, PARTS=lattice.parts, BM=OF_PARTS
+    )
+    passes, width = 2 if gradient else 1, _diagonal(call)
+    mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
+    exponents = torch.empty_like(mantissas, dtype=torch.int64)
+    table = {"ARCS": _arcs(lattice), "COUNT": len(lattice.arcs), "LABEL_ENDS": lattice.label_ends}
+    kernels.walk[(call.N, passes)](
+        parts, mantissas, exponents, losses, *lengths, cells, call.T, call.U1,
+        **table, BLOCK=width, num_warps=min(16, max(1, width // 32)),
+    )  # fmt: skip
+    if not gradient:
+        return
+    sums = dropped.new_zeros(2, call.N * blocks)
+    kernels.posteriors[(call.N * blocks,)](
+        arcs, parts, mantissas, exponents, sums, *lengths, cells, blocks, call.T, call.U1, call.negligible,
+        1 + call.fastemit_lambda,
+        **table, PARTS=lattice.parts, OF_SYMBOLS=lattice.of_symbols, BM=OF_PARTS,
+    )  # fmt: skip
+    lost, total = sums.view(2, call.N, blocks).sum(2)
+    dropped.copy_(torch.where(total > 0, lost / total, 0))
+
+
 def _positions(call: Call, arcs: Tensor) -> Tensor:
     """(cells,) how many cells up to each have a gradient."""
-    posterior = arcs[0] + arcs[1]
+    posterior = arcs[: call.lattice.of_symbols].sum(0)
     counts = ~(posterior < call.negligible) & (posterior != 0)
     return counts.cumsum(0, dtype=torch.int64 if len(counts) >= 2**31 else torch.int32)
 
@@ -383,9 +430,8 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     d_encoder, d_decoder, d_weight, d_bias = gradients
     launch, cells = _Launch(call), arcs.shape[1]
     positions = _positions(call, arcs)
-    capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    count = cells if capturing else int(positions[-1])  # a graph that is captured launches all; what is over returns
-    numbers = torch.empty(max(count, 1), dtype=positions.dtype, device=call.device)
+    count = _Count(positions)
+    numbers = torch.empty_like(positions)
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
 
     dtype = torch.bfloat16 if call.weight.dtype == torch.bfloat16 else torch.float32
@@ -406,7 +452,9 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     if d_weight is not None or d_bias is not None:
         layer = _WeightGradients(call, launch, dtype, rows, d_weight is not None, d_bias is not None)
     across = _ceil(call.H, COLUMNS)
-    for tile in range(0, count, rows):
+    for tile in range(0, cells, rows):
+        if tile and tile >= count.wait():  # the first tile does not ask, so that the GPU works while the host waits
+            break
         if kept:
             persistent.gradients_of_cells[(min(launch.multiprocessors, _ceil(rows, kept.BM)),)](
                 launch.encoder, launch.decoder, *layer_of_kept, launch.targets, launch.U_lengths, arcs, grad_losses,
@@ -440,6 +488,31 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
             )
     if layer is not None:
         layer.finish(d_weight, d_bias)
+
+
+class _Count:
+    """Holds the number of cells that have a gradient, which comes from the GPU while the host goes on."""
+
+    def __init__(self, positions: Tensor):
+        """positions (cells,): the last is the number.  A CUDA graph that is captured cannot wait: it takes all cells,
+        and what is over returns."""
+        self.count: Optional[int] = None
+        if positions.device.type != "cuda":
+            self.count = int(positions[-1])
+        elif torch.cuda.is_current_stream_capturing():
+            self.count = len(positions)
+        else:
+            self.copy = torch.empty(1, dtype=positions.dtype, pin_memory=True)
+            self.copy.copy_(positions[-1:], non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def wait(self) -> int:
+        """Return the number, once it is here."""
+        if self.count is None:
+            self.copied.synchronize()
+            self.count = int(self.copy)
+        return self.count
 
 
 class _WeightGradients:

@@ -3,7 +3,8 @@
 `python tests/compiled_launches.py ARCHITECTURE V DTYPE ...` prints one line of JSON for each such triple: the launches
 of a step of 30 utterances and what each kernel takes of the GPU.  `specialisations ARCHITECTURE V DTYPE` prints how
 many kernels fifty drawn batches compile.  `recipe ARCHITECTURE V DTYPE` is a step with another activation, dropout and
-label smoothing.  `table` alone prints a table for every GPU, V and dtype, in some minutes.
+label smoothing; `tdt ARCHITECTURE V DTYPE` (or another lattice of CALLS) one of that lattice, of V symbols.  `table`
+alone prints a table for every GPU, V and dtype, in some minutes.
 It is a process of its own, since it takes the place of Triton's driver.
 """
 
@@ -44,6 +45,7 @@ WITH_GRADIENT = 0.54
 KERNELS = {
     **dict.fromkeys(("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients"), kernels),
     **dict.fromkeys(("input_gradients", "weight_gradients", "add_to_encoder", "add_to_decoder"), kernels),
+    **dict.fromkeys(("by_diagonals", "walk", "posteriors"), kernels),
     **dict.fromkeys(("arcs_of_cells", "gradients_of_cells"), persistent),
 }
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -101,21 +103,31 @@ def width(V: int) -> int:
     return 511 if V == 501 else 512
 
 
-#: The options of a call that a recipe may have.
-RECIPE = {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1}
+#: Options of a call that are not those of every step.
+CALLS: Dict[str, Dict[str, Any]] = {
+    "": {},
+    "recipe": {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1},
+    "tdt": {"topology": "tdt", "durations": (0, 1, 2, 3, 4), "sigma": 0.05},
+    "multi-blank": {"topology": "multi-blank", "durations": (2, 4, 8), "sigma": 0.05},
+    "constrained": {"topology": "constrained"},
+    "hat": {"topology": "hat"},
+    "star": {"topology": "star", "skip": -2.0},
+}
 
 
-def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, recipe: bool = False) -> None:
+def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, options: str = "") -> None:
     """Launch the forward and backward of 30 utterances of at most T frames and U tokens.  useful: the share of cells
-    that are no padding."""
+    that are no padding; options: a name of CALLS."""
     N, U1, H = UTTERANCES, U + 1, width(V)
+    V += len(CALLS[options].get("durations", ()))
     call = Call(
         torch.empty(N, T, H, dtype=dtype), torch.empty(N, U1, H, dtype=dtype), torch.empty(V, H, dtype=dtype),
         torch.empty(V, dtype=dtype), torch.empty(N, U, dtype=torch.int64), torch.empty(N, dtype=torch.int64),
         torch.empty(N, dtype=torch.int64), 0, "tanh", 0.0, 1e-8, 0,
     )  # fmt: skip
-    call = replace(call, **RECIPE) if recipe else call
-    losses, arcs, none_kept = torch.empty(N, dtype=torch.float64), torch.empty(4, N * T * U1), torch.empty(0, V)
+    call = replace(call, **CALLS[options])
+    losses, none_kept = torch.empty(N, dtype=torch.float64), torch.empty(0, V)
+    arcs = torch.empty(triton_backend.rows(call), N * T * U1)
     triton_backend.forward(call, True, losses, torch.empty_like(losses), arcs, none_kept)
     arcs.zero_()[:, : int(arcs.shape[1] * useful * WITH_GRADIENT)] = 1  # posteriors
     gradients = [torch.empty(N, T, H), torch.empty(N, U1, H), torch.empty(V, H), torch.empty(V)]
@@ -172,10 +184,10 @@ def drawn_batches(count: int) -> List[Any]:
     return [(batch["T_max"], batch["U_max"], batch["useful_cells"] / batch["padded_cells"]) for batch in described]
 
 
-def describe(architecture: int, V: int, dtype: torch.dtype, recipe: bool = False) -> Dict[str, Any]:
+def describe(architecture: int, V: int, dtype: torch.dtype, options: str = "") -> Dict[str, Any]:
     """Return the launches of the first drawn batch's step, and the resources of each kernel."""
     launches = pretend(architecture)
-    step(*drawn_batches(1)[0][:2], V, dtype, drawn_batches(1)[0][2], recipe)
+    step(*drawn_batches(1)[0][:2], V, dtype, drawn_batches(1)[0][2], options)
     compiled_of = {launch["kernel"]: launch["compiled"] for launch in launches}
     return {
         "launches": [{key: value for key, value in launch.items() if key != "compiled"} for launch in launches],
@@ -234,7 +246,7 @@ if __name__ == "__main__":
     made, words = describe, sys.argv[1:]
     if words[0] == "specialisations":
         made, words = specialisations, words[1:]
-    elif words[0] == "recipe":
-        made, words = partial(describe, recipe=True), words[1:]
+    elif words[0] in CALLS:
+        made, words = partial(describe, options=words[0]), words[1:]
     for architecture, V, dtype in zip(*[iter(words)] * 3):
         print(json.dumps(made(int(architecture), int(V), getattr(torch, dtype))), flush=True)

@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 from commands import ROOT
+from sanitize import LATTICES
 
 os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))  # compiled once
 
@@ -87,6 +88,19 @@ def speech(
     arrays = [numpy.ascontiguousarray(x) for x in (*outputs[:2], *model.joiner_layer())]
     one.tensors, one.targets = [torch.from_numpy(x).to(dtype) for x in arrays], torch.from_numpy(outputs[2])
     return one
+
+
+def lattice_problem(topology: str, lengths, **options: Any) -> Problem:
+    """Return a problem on a lattice, with the parameters of sanitize.LATTICES and no target that is the blank.
+
+    V counts the symbols alone.
+    """
+    options = {"topology": topology, **LATTICES[topology], "negligible": 0.0, **options}
+    V = options.pop("V", 11)
+    case = problem(lengths, V=V + len(options.get("durations", ())), **options)
+    case.targets = case.targets % (V - 1)
+    case.targets += case.targets >= options.get("blank", 0)
+    return case
 
 
 def mask_of(one: Problem) -> torch.Tensor:

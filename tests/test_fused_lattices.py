@@ -6,11 +6,11 @@ import inspect
 
 import pytest
 import torch
-from fused_helpers import NAMES, error, errors, found, logits_of, problem, right, topology_of, use
+from fused_helpers import NAMES, error, errors, found, lattice_problem, logits_of, problem, right, topology_of, use
 from sanitize import LATTICES
 
 from common.losses import oracle, topologies
-from fused_transducer import TDTLoss, TransducerLoss, align, backends, lattices, transducer_loss
+from fused_transducer import TDTLoss, TransducerLoss, align, lattices, transducer_loss
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
 ROOMY = [(12, 4), (9, 3), (8, 1), (7, 0)]  # every lattice has a path for each
@@ -18,20 +18,11 @@ ROOMY = [(12, 4), (9, 3), (8, 1), (7, 0)]  # every lattice has a path for each
 
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def backend(request, monkeypatch):
-    if request.param == "native" and "tdt" not in backends.LATTICES.get("native", ["tdt"]):
-        pytest.skip("the C++ code has the regular lattice alone")
     return use(request.param, monkeypatch)
 
 
 def on(topology, lengths=ROOMY, **options):
-    """Return a problem on a lattice, with no target that is the blank."""
-    options = {"topology": topology, **LATTICES[topology], "negligible": 0.0, **options}
-    V = options.pop("V", 11)
-    case = problem(lengths, V=V + len(options.get("durations", ())), **options)
-    blank = options.get("blank", 0)
-    case.targets = case.targets % (V - 1)
-    case.targets += case.targets >= blank
-    return case
+    return lattice_problem(topology, lengths, **options)
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
@@ -324,11 +315,3 @@ def test_a_target_in_the_columns_of_durations_is_refused():
     case.targets[1, 2] = 11
     with pytest.raises(ValueError, match="utterance 1: target 2 is 11; the 11 symbols"):
         case.loss(case.leaves())
-
-
-def test_a_backend_without_a_lattice_leaves_it_to_plain_torch(monkeypatch):
-    monkeypatch.delenv("FUSED_TRANSDUCER_BACKEND")
-    monkeypatch.setitem(backends.LATTICES, "native", ("regular",))
-    assert backends.backend_of("cpu", torch.float32, topology="tdt") == "torch"
-    with pytest.raises(ValueError, match="tdt"):
-        backends.backend_of("cpu", torch.float32, "native", "tdt")
