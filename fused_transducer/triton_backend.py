@@ -209,6 +209,9 @@ class _Launch:
             raise ValueError(
                 "the Triton kernels take weights and utterances of up to 2^31 numbers: use backend='torch'"
             )
+        if self.cells < 2**31 <= rows(call) * self.cells:  # from 2^31 cells on kernels count in 64 bits
+            most = (2**31 - 1) // rows(call)
+            raise ValueError(f"the batch has {self.cells:,} cells; the Triton kernels take {most:,}: split it")
         self.padded = {"HP": self.HP, "VP": self.VP}
         self.seed = self.T_lengths if call.seed is None else call.seed
         self.activation = {

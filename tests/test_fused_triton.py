@@ -322,3 +322,16 @@ def test_captured_as_a_cuda_graph():
     graph.replay()
     assert loss.item() == pytest.approx(expected[0].sum().item(), rel=1e-5)
     assert error(leaves[2].grad.cpu(), expected[1]["weight"]) < 1e-5
+
+
+def test_more_cells_than_kernels_count_are_refused(monkeypatch):
+    from fused_transducer import triton_backend
+    from fused_transducer.call import Call
+
+    monkeypatch.setattr(triton_backend, "_gpu", lambda device: triton_backend.Gpu(100, (9, 0)))
+    one = problem([(4, 2)], H=8, V=500)
+    encoder, decoder, *layer = one.tensors
+    tensors = (encoder[:, :1].expand(40, 7000, 8), decoder[:, :1].expand(40, 7000, 8), *layer)
+    targets, lengths = torch.ones(40, 6999, dtype=torch.int64), torch.full((40,), 6999)
+    with pytest.raises(ValueError, match="1,960,000,000 cells"):
+        triton_backend._Launch(Call(*tensors, targets, lengths, lengths, 0, "tanh", 0.0, 0.0, 0))
