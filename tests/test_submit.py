@@ -70,6 +70,18 @@ def test_files_that_cannot_be_read_are_named_in_one_line(tmp_path):
     assert_user_error(run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path), "cannot read", "a pipe")
 
 
+def test_traces_may_be_left_out(tmp_path):
+    traced = next(path for path in RESULTS if path.name.endswith("-cores"))
+    folder = tmp_path / traced.name
+    shutil.copytree(traced, folder)
+    assert any(folder.rglob("*.gz"))
+    for trace in folder.rglob("*.gz"):
+        trace.unlink()
+    assert not list(submit.problems(folder))
+    rows = {row.name: row for row in submit.rows_of(folder)}
+    assert any("left out" in note for note in rows["fused"].notes) and rows["fused"].status == "ok"
+
+
 def more_rounds(line):
     if line["record"] == "run":
         line["settings"]["rounds"] = 9

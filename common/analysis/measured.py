@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -261,8 +262,11 @@ def _gaps_in_words(line: Correctness) -> str:
 
 
 def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
-    """Return the numbers of the run's traces.  A trace that is broken costs these numbers alone."""
+    """Return the numbers of the run's traces; none where all were left out of the folder, as those of results/ may be.
+    A trace that is broken costs these numbers alone."""
     files = [perhaps_packed(folder / Path(name).name) for name in line.files] if line else trace_files(folder)
+    if files and not any(map(os.path.lexists, files)):
+        return Profiled(notes=["its traces were left out of the folder"])
     # The record is only written when the loop has run all its steps.
     return profiled(read_windows(files), to_the_end=line is not None)
 
