@@ -20,6 +20,8 @@ Words = List[Union[str, Link]]
 
 #: In the place of a winner, where other load may have made it one.
 WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
+#: Corners of a loss that a verdict names.
+MOST_CAVEATS = 4
 #: Made logits whose name says too little.
 LOGITS = {
     "peaky": "peaky logits (made, sharper than a trained model's)",
@@ -204,7 +206,9 @@ def corners(pick: Pick) -> Tuple[str, str]:
         return "corners", f"{name} was not judged yet: ./conformance.py --only {name}"
     if not pick.caveats:
         return "corners", f"conformance.py found nothing wrong with {name}"
-    return "beware", f"{name}: {'; '.join(pick.caveats)}"
+    others = len(pick.caveats) - MOST_CAVEATS
+    more = [f"{others} more: ./conformance.py --only {name}"] if others > 0 else []
+    return "beware", f"{name}: {'; '.join([*pick.caveats[:MOST_CAVEATS], *more])}"
 
 
 def advice(pick: Pick) -> str:
