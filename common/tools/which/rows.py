@@ -17,9 +17,9 @@ from common.core.paths import ROOT
 from common.records.documents import typed
 from common.tools.which.answer import FILE, Measurement, Picked, Timed, Workload
 
-#: Folders of results/ that are left out: an earlier run of another folder, settings that are no user's, and another
-#: lattice.
-LEFT_OUT = ("before", "system", "threads", "largest", "fused-table", "tdt")
+#: Folders of results/ that are left out: an earlier run of another folder, settings that are no user's, other logits,
+#: and another lattice.
+LEFT_OUT = ("before", "system", "threads", "largest", "fused-table", "logits", "tdt")
 #: Rows of other kinds are of another model, and controls of another torch.
 KINDS = (*EXACT, "pruned")
 
