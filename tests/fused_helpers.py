@@ -55,6 +55,13 @@ class Problem:
     def with_options(self, **options: Any) -> Problem:
         return replace(self, options={**self.options, **options})
 
+    def spoil_padding(self) -> None:
+        """Write NaN, inf and -100 where no loss may read, in place."""
+        for n, (T, U) in enumerate(self.lengths):
+            self.tensors[0][n, T:] = float("nan")
+            self.tensors[1][n, U + 1 :] = float("inf")
+            self.targets[n, U:] = -100
+
     def leaves(self, dtype: Optional[torch.dtype] = None) -> List[Optional[torch.Tensor]]:
         return [None if one is None else one.detach().to(dtype or one.dtype).requires_grad_() for one in self.tensors]
 

@@ -127,9 +127,7 @@ spread.tensors[2] = spread.tensors[2].t().contiguous().t()
 report("strides", errors=errors(spread, expected))
 
 padded = problem(RAGGED, dtype=torch.float32, **EXACT)
-for n, (T, U) in enumerate(RAGGED):
-    padded.tensors[0][n, T:] = padded.tensors[1][n, U + 1 :] = float("nan")
-    padded.targets[n, U:] = -100
+padded.spoil_padding()
 losses, gradients = found(padded)
 report(
     "NaN in the padding",

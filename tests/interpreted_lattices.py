@@ -56,10 +56,7 @@ few = "--few" in sys.argv
 for topology in [name for name in sys.argv[1:] if name != "--few"] or LATTICES:
     case = on(topology)
     expected = right(case)
-    for n, (T, U) in enumerate(case.lengths):
-        case.tensors[0][n, T:] = float("nan")
-        case.tensors[1][n, U + 1 :] = float("inf")
-        case.targets[n, U:] = -100
+    case.spoil_padding()
     losses, gradients = found(case)
     of_weight = error(gradients["weight"], expected[1]["weight"])
     report(f"{topology}: NaN in the padding", errors={"loss": error(losses, expected[0]), "weight": of_weight})
@@ -99,7 +96,7 @@ for topology in [name for name in sys.argv[1:] if name != "--few"] or LATTICES:
     has_nan = [bool(gradients["encoder_out"][n].isnan().any()) for n in range(3)]
     report(f"{topology}: a NaN", errors={}, losses=losses.isnan().tolist(), gradients=has_nan)
 
-    options = {"topology": topology, **LATTICES[topology]}
+    case, options = on(topology), {"topology": topology, **LATTICES[topology]}
     given = (*case.tensors, case.targets, case.T_lengths, case.U_lengths)
     paths, expected_paths = (align(*given, backend=name, **options) for name in ("triton", "native"))
     report(f"{topology}: best paths", errors=dict(zip(("frames", "scores"), map(error, paths, expected_paths))))
