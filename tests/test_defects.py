@@ -47,7 +47,8 @@ def test_a_program_prints_what_it_says(program):
         pytest.skip(f"{package} is not installed")
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
     command = [str(python), str(program)]
-    if "cuda" in program.stem and not pytest.importorskip("torch").cuda.is_available():
+    without_gpu = "cuda" in program.stem and not pytest.importorskip("torch").cuda.is_available()
+    if without_gpu or "simulator" in program.stem:
         command[1:1] = ["-c", SIMULATED]
         environment.update(NUMBA_ENABLE_CUDASIM="1", TRITON_INTERPRET="1", PYTHONPATH=str(FOLDER.parents[1]))
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
