@@ -436,6 +436,21 @@ def test_nan_in_the_gradient_of_an_infinite_loss_passes_and_is_marked():
     assert ["| \u2713\\* |" in printed for printed in compact] == [False, True]
 
 
+class CountsGradients(Simulated):
+    """Count the calls whose gradient a simulator would compute."""
+
+    calls = 0
+
+    def loss(self, logits, prepared):
+        CountsGradients.calls += logits.requires_grad
+        return super().loss(logits, prepared)
+
+
+def test_differences_in_a_simulator_compute_one_gradient():
+    assert outcome_of(CountsGradients, "numeric-gradient").result == PASS
+    assert CountsGradients.calls == 1
+
+
 @pytest.mark.environment_contract
 def test_the_reference_row_is_right_wherever_it_is_asked():
     adapter = adapter_of(Reference)

@@ -388,10 +388,14 @@ def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
 
 
 def _value_at(question: Question, index: int, by: float) -> float:
-    """Return the loss after adding `by` to the number `index` of its flattened leaf."""
+    """Return the loss after adding `by` to the number `index` of its flattened leaf.
+
+    A simulator runs the kernels of the gradient in forward, for minutes, so there the leaf requires none.
+    """
     moved = question.truth.clone()
     moved.view(-1)[index] += by
-    leaf = moved.to(question.leaf.device).requires_grad_()  # a new tensor each time, since some losses overwrite it
+    leaf = moved.to(question.leaf.device)  # a new tensor each time, since some losses overwrite it
+    leaf.requires_grad_(not question.adapter.simulated)
     return question.loss_of(leaf).item()
 
 

@@ -1,7 +1,8 @@
 """Share code between the adapters of NeMo's losses on other lattices.  Does not import torch.
 
 Its numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU that say that they are on
-one.  What is replaced there: the calls of the host that choose a device and a stream, and the kernel of the normaliser.
+one.  What is replaced there: the calls of the host that choose a device and a stream, the kernel of the normaliser, and
+the number of threads of a block.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 NUMBA = "nemo.collections.asr.parts.numba.rnnt_loss"
 #: Of it: what allocates, what launches, and the kernels.
 MODULES = ("rnnt", "utils.cuda_utils.gpu_rnnt", "utils.cuda_utils.gpu_rnnt_kernel")
+#: Threads of a simulated block of gradients, each a thread of Python; on a GPU there are 256.
+SIMULATED_THREADS = 32
 #: What the variant in loops of Python changes of an adapter.
 PYTORCH = {
     "by_loops": True,
@@ -83,6 +86,7 @@ def on_the_host() -> Iterator[None]:
         stack.enter_context(patch.object(rnnt, "cuda", streams))
         stack.enter_context(patch.object(launching, "cuda", SimpleNamespace(as_cuda_array=array)))
         stack.enter_context(patch.object(launching.GPURNNT, "log_softmax", normalise))
+        stack.enter_context(patch.object(kernels, "GPU_RNNT_THREAD_SIZE", SIMULATED_THREADS))
         stack.enter_context(
             patch.object(kernel, "__call__", lambda self, *arguments: simulate(self, *map(array, arguments)))
         )
