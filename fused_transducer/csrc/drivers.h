@@ -233,7 +233,7 @@ void through_activation(const Problem& p, const Cell* cells, int64_t rows, const
 }
 
 // Logits of `rows` cells for the `columns` symbols of `packed` and `bias`: whole blocks.  Rows are computed in whole
-// blocks too: what is beyond `rows` is rubbish that nobody reads.  pairs: room for those of the activations.
+// blocks too: what is beyond `rows` is rubbish that nobody reads.  pairs: room for those of each thread's activations.
 template <class T>
 void logits_of(const Problem& p, const T* activations, uint32_t* pairs, const T* packed, const T* bias, int64_t rows,
                int64_t columns, T* logits, int64_t ldc) {
@@ -242,6 +242,7 @@ void logits_of(const Problem& p, const T* activations, uint32_t* pairs, const T*
   if constexpr (sizeof(T) == sizeof(float))
     if (in_pairs(p)) {
       int64_t ldp = pairs_of(p.H);
+      pairs += thread_number() * GROUP * ldp;
       for (int64_t r = 0; r < rows; ++r) round_row(pairs + r * ldp, activations + r * lda, p.H);
       for (int64_t c = 0; c < columns; c += B::COLUMNS)
         for (int64_t r = 0; r < rows; r += B::ROWS)
@@ -352,7 +353,6 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cel
   int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns), all = round_up(p.V, Block<T>::COLUMNS);
   T* activations = space.activations + thread_number() * GROUP * lda;
   T* logits = space.logits + thread_number() * GROUP * ldc;
-  uint32_t* pairs = space.pairs + thread_number() * GROUP * pairs_of(p.H);
   Arcs<T> arcs(p);
   T* kept = static_cast<T*>(p.kept);
   double added[GROUP];  // to the log-probability of a label: less the later it is
@@ -368,7 +368,8 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cel
   for (int64_t first = 0; first < all; first += space.columns) {
     int64_t columns = least(space.columns, all - first);
     FT_PART(products);
-    logits_of<T>(p, activations, pairs, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
+    logits_of<T>(p, activations, space.pairs, space.packed + first * p.H, space.bias + first, count, columns, logits,
+                 ldc);
     FT_PART(exponentials);
     for (int64_t i = 0; i < count; ++i)
       for (int64_t c = 0; cells[i].number < p.kept_cells && c < least(columns, p.V - first); ++c)
@@ -637,8 +638,8 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
   while (kept < count && cells[kept].number < p.kept_cells) ++kept;
   int64_t computed = kept / Block<T>::ROWS * Block<T>::ROWS;  // from this row on: whole blocks, within the group
   if (kept < count)
-    logits_of<T>(p, activations + computed * lda, space.pairs + thread_number() * GROUP * pairs_of(p.H), space.packed,
-                 space.bias + symbols.first, count - computed, symbols.columns, logits + computed * ldc, ldc);
+    logits_of<T>(p, activations + computed * lda, space.pairs, space.packed, space.bias + symbols.first,
+                 count - computed, symbols.columns, logits + computed * ldc, ldc);
   for (int64_t i = 0; i < kept; ++i) {
     const T* from = static_cast<const T*>(p.kept) + cells[i].number * p.V + symbols.first;
     for (int64_t c = 0; c < symbols.columns; ++c) logits[i * ldc + c] = c < symbols.count ? from[c] : -(T)INFINITY;
