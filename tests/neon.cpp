@@ -1,6 +1,6 @@
-// Runs forward or backward of a step that tests/test_fused_neon.py wrote into a file, and writes what it changed back.
+// Runs forward or backward of steps that tests/test_fused_neon.py wrote into files, and writes what it changed back.
 //
-//   program FILE forward|backward
+// For each line `forward FILE` or `backward FILE` from stdin it writes a line: 0, or the number of what is wrong.
 //
 // The file has the Problem, and then each piece of memory it points to: address in the writing process, bytes, content.
 #include <stdio.h>
@@ -23,11 +23,10 @@ struct Piece {
   std::vector<char> content;
 };
 
-int main(int, char** words) {
-  bool backward = !strcmp(words[2], "backward");
+int run(bool backward, const char* path) {
   Problem p;
   std::vector<Piece> pieces;
-  FILE* file = fopen(words[1], "rb");
+  FILE* file = fopen(path, "rb");
   if (!file || fread(&p, sizeof p, 1, file) != 1) return 2;
   for (Piece piece; fread(&piece.address, 16, 1, file) == 1; pieces.push_back(piece)) {
     piece.content.resize(piece.bytes + 64);  // the kernels may read a vector beyond the end of a row
@@ -46,7 +45,15 @@ int main(int, char** words) {
   (backward ? fused_transducer_backward : fused_transducer_forward)(&p);
   volatile float denormal = 1e-40f;
   if (denormal * 0.5f == 0) return fputs("denormals are flushed after the step too\n", stderr), 4;
-  file = fopen(words[1], "wb");
+  file = fopen(path, "wb");
   for (Piece& piece : pieces) fwrite(piece.content.data(), 1, piece.bytes, file);
   return fclose(file) ? 2 : 0;
+}
+
+int main() {
+  char function[16], path[4096];
+  while (scanf("%15s %4095[^\n]", function, path) == 2) {
+    printf("%d\n", run(!strcmp(function, "backward"), path));
+    fflush(stdout);
+  }
 }
