@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Optional, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy
 import pytest
@@ -27,6 +29,43 @@ ACTIVATIONS = {
     "leaky_relu": torch.nn.functional.leaky_relu,
     "snake": lambda x: x + x.sin() ** 2,
 }
+
+
+def copying_compiler(folder: Path) -> Path:
+    """Return a program in the place of c++, in `folder`, that copies the suite's library instead of compiling sources,
+    which must be there.  It adds a line to the file `links` of the folder whenever it links."""
+    whole, program = folder / "whole.so", folder / "compiler"
+    whole.write_bytes(Path(native._library()[0]._name).read_bytes())
+    program.write_text(
+        f"""#!/bin/sh
+for word; do
+  test "$last" = -o && to="$word"
+  test "$word" = -shared && links=1
+  case "$word" in *.cpp) test -e "$word" || exit 1;; esac
+  last="$word"
+done
+test -z "$links" || {{ sleep 0.3; echo linked >> {folder}/links; }}
+cp {whole} "$to"
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
+def interpret_faster() -> None:
+    """Let Triton's interpreter put its own functions in the place of the language's once for each kernel and function
+    of this process.  It would do so again at every call of a function, which takes longer than most calls."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    @functools.cache
+    def patched(function: Callable) -> Any:
+        scope = patch(function)
+        scope._changes.clear()  # so that it restores nothing
+        return scope
+
+    interpreter._patch_lang = patched
 
 
 def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:

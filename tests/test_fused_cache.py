@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import _ctypes
 import functools
+import multiprocessing
 import os
-import subprocess
 import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES  # noqa: F401  (sets where the compiled code is)
+from fused_helpers import copying_compiler
 
 from fused_transducer import compiling, library, native
 
@@ -25,28 +25,11 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or bool(native.unavailable("cpu", torch.float32)),
     reason="needs Linux and the compiled code",
 )
-REPORT = """
-import torch
-from fused_transducer import backend_of
-print(backend_of("cpu", torch.float32))
-"""
 
 
 @pytest.fixture
 def compiler(tmp_path):
-    """A program in the place of c++ that copies the compiled library, and writes a line whenever it links one."""
-    whole = tmp_path / "whole.so"
-    whole.write_bytes(Path(native._library()[0]._name).read_bytes())
-    program = tmp_path / "compiler"
-    program.write_text(
-        f"""#!/bin/sh
-for word; do test "$last" = -o && to="$word"; test "$word" = -shared && links=1; last="$word"; done
-test -z "$links" || {{ sleep 0.3; echo linked >> {tmp_path}/links; }}
-cp {whole} "$to"
-"""
-    )
-    program.chmod(0o755)
-    return program
+    return copying_compiler(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -168,13 +151,10 @@ def test_threads_that_come_first_compile_once(compiler, tmp_path, monkeypatch):
 
 
 def test_processes_that_come_first_compile_once(compiler, tmp_path):
-    variables = {"FUSED_TRANSDUCER_CACHE": str(tmp_path / "cache"), "CXX": str(compiler), "PYTHONPATH": str(ROOT)}
-    environment = {**os.environ, "FUSED_TRANSDUCER_BACKEND": "", **variables}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", REPORT], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert [process.communicate(timeout=300)[0].split() for process in processes] == [["native"]] * 2
+    variables = {"FUSED_TRANSDUCER_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        processes = [pool.submit(first_use, **variables) for _ in range(2)]
+        assert [process.result(timeout=300) for process in processes] == [(True, "", [])] * 2
     assert (tmp_path / "links").read_text().split() == ["linked"]
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {compiling.library_name(), "lock"}
 

@@ -17,6 +17,11 @@ for needed in ("pip", "setuptools", "torch"):  # not by find_spec: when asked fo
     if not any(metadata.distributions(name=needed)):
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 
+import torch  # noqa: E402
+from fused_helpers import copying_compiler  # noqa: E402
+
+from fused_transducer import native  # noqa: E402
+
 
 def link(name: str, to: Path, linked: set) -> None:
     """Links to a distribution of this environment, and to those that it requires."""
@@ -144,11 +149,13 @@ def test_a_wheel_says_what_it_is(environment, tmp_path):
     assert not re.search(r"\]\(|docs/", (ROOT / "fused_transducer" / "README.md").read_text())  # no links out of it
 
 
-@pytest.mark.compiles
-@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
-def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(environment, tmp_path):
-    """`pip install` makes this wheel and installs it."""
-    files, name = built(environment, tmp_path)
+def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(environment, tmp_path, thorough):
+    """`pip install` makes this wheel and installs it.  The compiler copies the library that the suite has compiled from
+    the same sources; with --thorough it is the real one."""
+    if native.unavailable("cpu", torch.float32):
+        pytest.skip(native.unavailable("cpu", torch.float32))
+    variables = {} if thorough else {"CXX": str(copying_compiler(tmp_path))}
+    files, name = built(environment, tmp_path, **variables)
     assert re.search(r"-py3-none-(?!any)\w+\.whl$", name)
     assert sum(file.startswith("fused_transducer/_native-") for file in files) == 1
     install(environment, tmp_path / name)

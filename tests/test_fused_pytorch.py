@@ -15,7 +15,7 @@ from fused_helpers import NAMES, Problem, error, errors, found, problem, right
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fused_transducer
-from fused_transducer import TransducerLoss, plain, transducer_loss
+from fused_transducer import TransducerLoss, native, plain, transducer_loss
 from fused_transducer.call import Call
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -340,32 +340,27 @@ from fused_transducer import backend_of
 print(*(backend_of("cpu", torch.float32) for _ in range(2)))
 print(max(errors(problem([(9, 4), (6, 5), (8, 1)], negligible=0.0)).values()) < 1e-12)
 """
-NATIVE = """
-import torch
-from fused_transducer import backend_of
-backend_of("cpu", torch.float32, "native")
-"""
-
-
-def in_child(code, cache, compiler):
-    """A new process, which has looked for no compiler yet."""
-    variables = {"FUSED_TRANSDUCER_BACKEND": "", "FUSED_TRANSDUCER_CACHE": str(cache), "CXX": str(compiler)}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **variables})
 
 
 def test_without_a_compiler_the_plain_code_runs_and_says_so_once(tmp_path):
-    done = in_child(PLAIN, tmp_path, "no-such-compiler")
+    """In a new process, which has looked for no compiler yet."""
+    variables = {"FUSED_TRANSDUCER_BACKEND": "", "FUSED_TRANSDUCER_CACHE": str(tmp_path), "CXX": "no-such-compiler"}
+    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command, environment = [sys.executable, "-c", PLAIN], {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["torch", "torch", "True"], done.stderr
     assert done.stderr.count("UserWarning") == 1 and "no-such-compiler" in done.stderr
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path):
+def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
     fails = tmp_path / "c++"
     fails.write_text("#!/bin/sh\necho broken beyond words >&2\nexit 1\n")
     fails.chmod(0o755)
-    done = in_child(NATIVE, tmp_path / "cache", fails)
-    assert "ValueError" in done.stderr and "broken beyond words" in done.stderr
+    monkeypatch.setattr(native, "_first_load", native._first_load.__wrapped__)  # as if no compiler was looked for yet
+    monkeypatch.setenv("FUSED_TRANSDUCER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(fails))
+    with pytest.raises(ValueError, match="broken beyond words"):
+        fused_transducer.backend_of("cpu", torch.float32, "native")
 
 
 def test_it_imports_nothing_of_the_suite():

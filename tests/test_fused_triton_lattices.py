@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import test_fused_triton
 from commands import ROOT
 from sanitize import LATTICES
 from test_fused_triton import PRODUCTS, TENSOR_CORES, lines_of
@@ -10,11 +11,19 @@ from test_fused_triton import PRODUCTS, TENSOR_CORES, lines_of
 triton = pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
 
 
-@pytest.mark.parametrize("topology", LATTICES)
-def test_a_lattice_is_that_of_the_oracle_and_of_the_other_backends(topology, thorough):
-    words = [topology] if thorough else [topology, "--few"]
+once = test_fused_triton.once
+
+
+@pytest.fixture(scope="module")
+def interpreted(once, thorough):
+    """Return what tests/interpreted_lattices.py prints: one process for all lattices."""
     variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    cases = {case["name"]: case for case in lines_of("interpreted_lattices.py", *words, variables=variables)}
+    return once("lattices", "interpreted_lattices.py", *([] if thorough else ["--few"]), variables=variables)
+
+
+@pytest.mark.parametrize("topology", LATTICES)
+def test_a_lattice_is_that_of_the_oracle_and_of_the_other_backends(topology, interpreted, thorough):
+    cases = {case["name"]: case for case in interpreted if case["name"].startswith(f"{topology}: ")}
     for name, case in cases.items():
         allowed = {"bfloat16": 3e-2, "thousands of nats": 1e-5}.get(name.split(": ")[1], 5e-6)
         assert all(value < allowed for value in case["errors"].values()), case
@@ -30,7 +39,8 @@ def test_a_lattice_is_that_of_the_oracle_and_of_the_other_backends(topology, tho
 def test_the_kernels_of_a_lattice_fit_a_gpu(topology, thorough):
     if topology != "tdt" and not thorough:
         pytest.skip("with --thorough: each takes half a minute")
-    for made in lines_of("compiled_launches.py", topology, 80, 500, "float32", 90, 500, "bfloat16"):
+    others = (80, 500, "float32") if thorough else ()
+    for made in lines_of("compiled_launches.py", topology, *others, 90, 500, "bfloat16"):
         unit = TENSOR_CORES[80 if made["multiprocessors"] == 108 else 90]
         for name, kernel in made["kernels"].items():
             assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= 128, (name, kernel)
