@@ -2,8 +2,8 @@
 
 ``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server forks a keeper for each
 command, which forks the command and says how it ends: nothing else of the suite is between a command and its end.
-The servers of jobs that a command starts are forks of the command, with its imports, and so are the benchmarks that
-compare.py and fused_table.py start; a script beside another `common` imports that one.
+The servers of jobs that a command starts are forks of the command, with its imports, and so are the scripts that
+compare.py, fused_table.py and train_table.py start; a script beside another `common` imports that one.
 
 It is there for speed alone: importing torch takes two seconds of a processor, once for each command and once for each
 round of its jobs, and the tests run some hundred of them.
@@ -75,8 +75,9 @@ SCRIPTS = {
     "train.py",
     "train_table.py",
 }
-#: Those that start benchmark_all.py.
-STARTERS = {"compare.py", "fused_table.py"}
+#: Those that start another script, and what these are called.
+STARTERS = {"compare.py", "fused_table.py", "train_table.py"}
+STARTED = {"benchmark_all.py", "train.py"}
 #: Environment variables that glibc reads as a process starts -> what mallopt(3) calls them.
 MALLOPT = {
     "MALLOC_TRIM_THRESHOLD_": -1,
@@ -318,8 +319,8 @@ class Fork:
 
 
 def popen(real, command, **options):
-    """Start benchmark_all.py as a fork, anything else as `real` does, which is subprocess.Popen."""
-    of_suite = command[0] == sys.executable and Path(command[1]).name == "benchmark_all.py"
+    """Start a script of STARTED as a fork, anything else as `real` does, which is subprocess.Popen."""
+    of_suite = command[0] == sys.executable and Path(command[1]).name in STARTED
     return Script(command, **options) if of_suite else real(command, **options)
 
 

@@ -10,7 +10,7 @@ from itertools import product
 import own_joint
 import pytest
 import torch
-from test_contract import adapter_of
+from test_contract import adapter_of, is_left_out
 
 from common.core import settings
 from common.core.errors import WrongResult
@@ -387,8 +387,10 @@ def test_the_last_timed_steps_of_every_implementation_are_right(implementation, 
 
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
-def test_every_implementation_is_right_on_the_small_batches(implementation):
+def test_every_implementation_is_right_on_the_small_batches(implementation, thorough):
     adapter = adapter_of(implementation, "cpu")
+    if is_left_out(adapter, thorough):
+        pytest.skip("with --thorough")
     if adapter.simulated:
         pytest.skip("in a simulator it takes minutes")
     checked = small_batches.check(adapter, CPU, torch.float32)

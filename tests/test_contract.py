@@ -54,6 +54,11 @@ def adapter(request, device):
     return adapter_of(request.param, device)
 
 
+def is_left_out(adapter, thorough):
+    """Return whether a loss is compiled for each kind of shapes: that takes long, so most are for --thorough."""
+    return getattr(adapter, "by_compiler", False) and not thorough
+
+
 def setting_of(adapter, shapes, device, key=0):
     """(model, batch, the adapter under which its result must be exact)"""
     where = torch.device(device)
@@ -84,7 +89,9 @@ def refuses(adapter, shapes, device):
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_loss_and_gradient_given_logits(adapter, device, case):
+def test_loss_and_gradient_given_logits(adapter, device, case, thorough):
+    if case != "ragged" and is_left_out(adapter, thorough):
+        pytest.skip("with --thorough")
     if "loss" not in table.of(adapter).scopes:
         pytest.skip(f"{adapter.name} takes no logits: the test of the step judges it")
     if refuses(adapter, BATCHES[case], device):
@@ -95,7 +102,9 @@ def test_loss_and_gradient_given_logits(adapter, device, case):
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_loss_and_gradients_of_the_step(adapter, device, case):
+def test_loss_and_gradients_of_the_step(adapter, device, case, thorough):
+    if case != "ragged" and is_left_out(adapter, thorough):
+        pytest.skip("with --thorough")
     if refuses(adapter, BATCHES[case], device):
         return
     model, batch, wide = setting_of(adapter, BATCHES[case], device)

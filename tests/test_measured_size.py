@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_contract import adapter_of
+from test_contract import adapter_of, is_left_out
 
 from common.core import settings
 from common.core.implementations import find, with_variants
@@ -30,9 +30,11 @@ def reference(**flags):
 
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
-def test_every_implementation_is_right_at_size(implementation, monkeypatch):
+def test_every_implementation_is_right_at_size(implementation, monkeypatch, thorough):
     monkeypatch.setattr(at_size, "CHUNK", 5000)  # some frames at a time
     adapter = adapter_of(implementation, "cpu", vocab_size=40)
+    if is_left_out(adapter, thorough):
+        pytest.skip("with --thorough")
     if adapter.simulated:
         pytest.skip("in a simulator it takes hours")
     shapes = [(T, max(U, adapter.fewest_targets)) for T, U in [*SHAPES, (6, 0)]]

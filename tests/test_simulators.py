@@ -20,6 +20,8 @@ from common.losses.context import Context
 pytestmark = pytest.mark.environment_contract
 
 ROOT = Path(__file__).resolve().parents[1]
+#: numba's simulator waits in a loop for its threads, which get Python's lock only when that loop has to give it up.
+PYTEST = "import sys, pytest; sys.setswitchinterval(1e-4); sys.exit(pytest.main(sys.argv[1:]))"
 
 
 def adapter_of(implementation):
@@ -35,7 +37,7 @@ def test_the_contract_holds_in_the_simulator(implementation):
         pytest.skip(f"{implementation.package} is not installed")
     chosen = f"{implementation.name} and (given_logits or padding or target)"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/test_contract.py", "-q", "-k", chosen, "-p", "no:cacheprovider"],
+        [sys.executable, "-c", PYTEST, "tests/test_contract.py", "-q", "-k", chosen, "-p", "no:cacheprovider"],
         cwd=ROOT,
         env={**os.environ, **adapter_of(implementation).simulator},
         stdout=subprocess.PIPE,
