@@ -123,20 +123,7 @@ def test_it_says_what_its_users_must_know_and_stays_on_loopback(board):
 
 @needs_viewer
 def test_nothing_is_written_twice_unless_it_changed(tmp_path):
-    log = make_log(tmp_path / "log")
-    assert scalars(log).returncode == 0
-    first = events(log)
-    assert len(first) == 3  # two runs and the log folder itself
-    assert "scalars of 0 written anew" in scalars(log).stderr and events(log) == first
-    os.utime(log / "k2-2" / "results.jsonl", (1, 1))
-    assert "scalars of 1 written anew" in scalars(log).stderr
-    second = events(log)
-    assert len(second) == 3 and len(set(second) & set(first)) == 1  # torchaudio's stayed
-    assert not list(log.rglob(".events-*"))
-
-
-@needs_viewer
-def test_without_the_main_environment_there_are_no_pictures_of_the_report(tmp_path):
+    """The first time without the main environment, and so without pictures of the report."""
     log = make_log(tmp_path / "log")
     code = (
         "import sys; from common.setup import environments; environments.interpreter = lambda name: None; "
@@ -146,9 +133,17 @@ def test_without_the_main_environment_there_are_no_pictures_of_the_report(tmp_pa
     assert done.returncode == 0 and "scalars of 2 written anew" in done.stderr, done.stderr
     (warning,) = (line for line in done.stderr.splitlines() if "no pictures of the report" in line)
     assert "the main environment is" in warning and "make setup" in warning
-    first = [name for name in events(log) if (log / name).exists()]
+    without = [name for name in events(log) if (log / name).exists()]
     assert scalars(log).returncode == 0
-    assert [name for name in events(log) if (log / name).exists()] != first  # drawn once the environment is there
+    assert [name for name in events(log) if (log / name).exists()] != without  # drawn once the environment is there
+    first = events(log)
+    assert len(first) == 3  # two runs and the log folder itself
+    assert "scalars of 0 written anew" in scalars(log).stderr and events(log) == first
+    os.utime(log / "k2-2" / "results.jsonl", (1, 1))
+    assert "scalars of 1 written anew" in scalars(log).stderr
+    second = events(log)
+    assert len(second) == 3 and len(set(second) & set(first)) == 1  # torchaudio's stayed
+    assert not list(log.rglob(".events-*"))
 
 
 @needs_viewer
