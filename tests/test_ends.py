@@ -239,7 +239,7 @@ def test_the_commands_of_the_readme_say_what_they_would_do(bare, tmp_path):
     lines = dry + [[bare, ROOT / "rnnt-bench", word, "--help"] for word in sorted(others)]
     targets = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, flags=re.MULTILINE))
     assert {"bench", "test"} <= targets and len(dry) >= 5
-    lines += [["make", "-n", "-C", ROOT, target, "NAME=k2"] for target in sorted(targets)]
+    lines.append(["make", "-n", "-C", ROOT, *sorted(targets), "NAME=k2"])
     with ThreadPoolExecutor(4) as pool:
         ended = pool.map(lambda line: subprocess.run(line, cwd=tmp_path, capture_output=True, text=True), lines)
     for line, done in zip(lines, ended):

@@ -334,10 +334,12 @@ def test_a_lock_keeps_only_the_chosen_hash(lock):
 
 # A bundle for a machine without an index.
 
+#: Of the source packages one: each is asked of the index by a pip of its own.
 BUNDLE = """
 import sys
 from pathlib import Path
 from common.setup import bundle
+bundle.SOURCE_PACKAGES = {"fast_rnnt": bundle.SOURCE_PACKAGES["fast_rnnt"]}
 from common.setup.environments import ENVIRONMENTS, Environment
 ENVIRONMENTS.update(other=Environment("other", "a wheel"))
 bundle.UV = Path("requirements/other.txt")
