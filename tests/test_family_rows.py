@@ -13,7 +13,7 @@ from common.conformance.isolated import simulator
 from common.core import settings
 from common.core.errors import NotRunnable
 from common.core.implementations import LATTICES, find, with_variants
-from common.losses import inputs
+from common.losses import inputs, nemo_package
 from common.losses.layouts import table
 from common.losses.passes import answers
 
@@ -33,6 +33,10 @@ def test_every_loss_that_takes_log_probabilities_has_hat():
 def test_a_variant_that_runs_on_a_cpu_is_not_simulated():
     assert simulator(find("nemo-multi-blank"), "cpu") == {"NUMBA_ENABLE_CUDASIM": "1"}
     assert simulator(find("nemo-multi-blank:pytorch"), "cpu") == simulator(find("nemo-multi-blank"), "cuda") == {}
+
+
+def test_a_simulated_exponential_overflows_as_on_a_gpu():
+    assert nemo_package.exponential(0) == 1 and nemo_package.exponential(1e4) == float("inf")
 
 
 def kernel_of(monkeypatch, get_kernel):

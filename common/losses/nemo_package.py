@@ -1,13 +1,14 @@
 """Share code between the adapters of NeMo's losses on other lattices.  Does not import torch.
 
 Its numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU that say that they are on
-one.  What is replaced there: the calls of the host that choose a device and a stream, the kernel of the normaliser, and
-the number of threads of a block.
+one.  What is replaced there: the calls of the host that choose a device and a stream, the kernel of the normaliser,
+the number of threads of a block, and an exp that raises where that of a GPU overflows.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
@@ -87,6 +88,7 @@ def on_the_host() -> Iterator[None]:
         stack.enter_context(patch.object(launching, "cuda", SimpleNamespace(as_cuda_array=array)))
         stack.enter_context(patch.object(launching.GPURNNT, "log_softmax", normalise))
         stack.enter_context(patch.object(kernels, "GPU_RNNT_THREAD_SIZE", SIMULATED_THREADS))
+        stack.enter_context(patch.object(kernels, "math", SimpleNamespace(**{**vars(math), "exp": exponential})))
         stack.enter_context(
             patch.object(kernel, "__call__", lambda self, *arguments: simulate(self, *map(array, arguments)))
         )
@@ -99,6 +101,14 @@ def normalise(launcher: Any, logits: torch.Tensor, denominators: Any) -> None:
     Some of its threads leave a variable unset and never use it, which is an error in Python.
     """
     denominators[:] = -logits.view(-1, launcher.alphabet_size_).logsumexp(-1).numpy()
+
+
+def exponential(x: float) -> float:
+    """Return e to the x; inf where that overflows, as on a GPU."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
 
 
 def array(value: Any) -> Any:
