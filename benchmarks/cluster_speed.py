@@ -55,8 +55,8 @@ def spent(address: str, jobs: List[Job], log_dir: Path, quiet: bool = True, resu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each job. Default: 3")
-    parser.add_argument("--rounds", type=int, default=16, help="Default: 16")
+    parser.add_argument("--seconds", type=float, default=3.0, help="Seconds of each job. Default: 3")
+    parser.add_argument("--rounds", type=int, default=16, help="Number of rounds. Default: 16")
     arguments = parser.parse_args()
     python = os.environ.get(cluster.PYTHON) or environments.interpreter("ray")
     if python is None:

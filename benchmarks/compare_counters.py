@@ -244,6 +244,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = Parser(prog=Path(sys.argv[0]).name, description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--only", default="", metavar="WORDS", help="rows with these words in their name")
+    parser.add_argument("--only", default="", metavar="WORDS", help="Compare only rows with these words in their name.")
     given = parser.parse_args()
     raise SystemExit(guarded("compare_counters.py", lambda: main(given)))

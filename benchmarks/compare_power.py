@@ -85,9 +85,9 @@ def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, wo
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=2000, help="simulated pairs of each cell. Default: 2000")
-    parser.add_argument("--seed", type=int, default=1, help="Default: 1")
-    parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="with the noise of this run")
+    parser.add_argument("--runs", type=int, default=2000, help="Simulated pairs of each cell. Default: 2000")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of the simulation. Default: 1")
+    parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="Simulate with the noise of this run.")
     arguments = parser.parse_args(argv)
     world = noise_of(arguments.noise_of) if arguments.noise_of else WORLD
     print(in_words(world), file=sys.stderr)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -38,11 +38,20 @@ PARTS = ("outside", "preparing", "activations", "products", "exponentials", "lat
 FORWARD, BACKWARD = 2, 6  # operations for each H, symbol and cell: one product; the logits again and two gradients
 
 
+class Call(NamedTuple):
+    """Nanoseconds of a call, operations of its products, and nanoseconds of its parts summed over all threads."""
+
+    ns: int
+    flops: int
+    parts_ns: Dict[str, int]
+
+
 class Watch:
-    """Times native.forward and native.backward, which it takes the place of; found: of the newest call of each."""
+    """Replaces native.forward and native.backward and times them; `newest` has the last call of each."""
 
     def __init__(self, library: ctypes.CDLL, native: Any):
-        self.library, self.found = library, {}  # type: ctypes.CDLL, Dict[str, Dict[str, Any]]
+        self.library = library
+        self.newest: Dict[str, Call] = {}
         library.fused_transducer_cells.restype = ctypes.c_int64
         native._library = lambda: (library, "")
         native.forward, native.backward = self._timed(native.forward), self._timed(native.backward)
@@ -60,16 +69,17 @@ class Watch:
             spent = time.perf_counter_ns() - begin
             flops += FORWARD * call.H * call.V * (self.library.fused_transducer_cells() - cells)
             parts = {name: after - old for name, old, after in zip(PARTS, before, self.parts()) if name != "outside"}
-            self.found[function.__name__] = {"ns": spent, "flops": flops, "parts_ns": parts}
+            self.newest[function.__name__] = Call(spent, flops, parts)
 
         return run
 
     @staticmethod
     def _flops(name: str, call: Any, first: Any, *others: Any) -> int:
-        """Return the operations of backward; 0 of forward, which are counted.
+        """Return the operations of backward; 0 for forward, whose operations are counted.
 
-        first, others: as of native.forward (gradient, losses, dropped, arcs, kept) or of native.backward
-        (grad_losses, arcs, kept, gradients)."""
+        first, others: the arguments of native.forward (gradient, losses, dropped, arcs, kept) or of native.backward
+        (grad_losses, arcs, kept, gradients).
+        """
         if name == "forward":
             return 0
         arcs, kept, _ = others
@@ -78,8 +88,21 @@ class Watch:
         return (BACKWARD - FORWARD * bool(len(kept))) * call.H * call.V * counted
 
 
-def measured(folder: Path, watch: Watch, repeats: int) -> Dict[str, Any]:
-    """Return the times of the batch with the most cells of the run in `folder`, whose needed cells are counted."""
+class Step(NamedTuple):
+    """The parts of a step on the heaviest batch of a run; needed cells of that batch are counted in the run too."""
+
+    run: str
+    batch: int
+    threads: int
+    forward: Call
+    backward: Call
+
+    def to_json(self) -> str:
+        return json.dumps({**self._asdict(), "forward": self.forward._asdict(), "backward": self.backward._asdict()})
+
+
+def measured(folder: Path, watch: Watch, repeats: int) -> Step:
+    """Return the fastest step on the batch with the most cells of the run in `folder`.  Raises UserError."""
     import torch
 
     header, _ = store.read_run(folder)
@@ -87,14 +110,14 @@ def measured(folder: Path, watch: Watch, repeats: int) -> Dict[str, Any]:
         raise UserError(f"{folder}: is not of fused on a CPU; name the folder of such a run")
     job = {"script": "benchmark_fused", "variant": "", "pass": "timing"}
     context = contexts.prepare(job, Settings.from_json(header.settings))
-    batch, best = heaviest(context.all_batches, context.batches)[0], {}  # type: int, Dict[str, Any]
+    batch = heaviest(context.all_batches, context.batches)[0]
+    steps = []
     for repeat in range(-1, repeats):
         context.step("step", batch, max(repeat, 0)).run()
-        if repeat < 0:  # to warm up
-            continue
-        if not best or sum(part["ns"] for part in watch.found.values()) < sum(part["ns"] for part in best.values()):
-            best = dict(watch.found)
-    return {"run": folder.parent.name, "batch": batch, "threads": torch.get_num_threads(), **best}
+        if repeat >= 0:  # the first warms up
+            steps.append(dict(watch.newest))
+    fastest = min(steps, key=lambda calls: sum(call.ns for call in calls.values()))
+    return Step(folder.parent.name, batch, torch.get_num_threads(), **fastest)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -110,14 +133,16 @@ def main(arguments: argparse.Namespace) -> int:
                 f"{HEADER.name}: cannot be compiled ({error}); it needs GCC or Clang with OpenMP"
             ) from error
         for folder in arguments.runs:
-            print(json.dumps(measured(folder, watch, arguments.repeats)), flush=True)
+            print(measured(folder, watch, arguments.repeats).to_json(), flush=True)
     return EXIT_OK
 
 
 def parser() -> Parser:
     result = Parser(prog=Path(sys.argv[0]).name, description=(__doc__ or "").partition("\n\n")[0])
-    result.add_argument("runs", nargs="+", type=flag_types.path, metavar="DIR", help="folders of runs of fused")
-    result.add_argument("--repeats", type=flag_types.whole(1), default=3, metavar="N", help="steps. Default: 3")
+    result.add_argument("runs", nargs="+", type=flag_types.path, metavar="DIR", help="Folders of runs of fused.")
+    result.add_argument(
+        "--repeats", type=flag_types.whole(1), default=3, metavar="N", help="Number of steps. Default: 3"
+    )
     return result
 
 

@@ -3,11 +3,11 @@
 
     .venv/main/bin/python benchmarks/fused_table.py --parts
 
-benchmark_all.py measures three workloads, each with random and with peaky logits, in three rounds with few samples; on
-two cores all of it takes some 27 minutes.  The best loss is the fastest for times and the smallest for memory.  Memory
-is measured once for each workload, since it does not depend on the logits; for losses whose steps take several times as
-long, memory is all that is measured.  Ratios are geometric means over the batches.  --parts also times the parts of
-fused's steps (fused_parts.py).  Output is Markdown; the runs stay in --log-dir.
+benchmark_all.py measures three workloads, each with random and with peaky logits, in three rounds with few samples.  On
+two cores this takes some 27 minutes.  The best loss is the fastest for times and the smallest for memory.  Memory does
+not depend on the logits, so it is measured once for each workload.  Losses whose steps take several times as long are
+measured for memory alone.  Ratios are geometric means over the batches.  --parts also times the parts of fused's steps
+(fused_parts.py).  Output is Markdown; the runs stay in --log-dir.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ PARTS_FILE = "parts.jsonl"
 
 
 class Workload(NamedTuple):
-    """flags: of benchmark_all.py; rows: beside fused; small: those of which memory alone is measured."""
+    """A table row's measurement.
+
+    flags: for benchmark_all.py, "{size}" stands for --size; rows: losses measured beside fused; small: losses measured
+    for memory alone.
+    """
 
     title: str
     flags: Tuple[str, ...]
@@ -77,7 +81,7 @@ WORKLOADS = {
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """All runs, below --log-dir."""
+    """Measure the chosen workloads with each kind of logits, in folders of --log-dir."""
     for key in arguments.workloads:
         workload, passes = WORKLOADS[key], "correctness,timing,memory"
         small, rows = ((), arguments.peers) if arguments.peers else (workload.small, workload.rows)
@@ -88,10 +92,16 @@ def measure(arguments: argparse.Namespace) -> None:
             run(workload, f"{key}-memory", small, ("--passes", "memory"), arguments)
 
 
-def run(workload: Workload, name: str, rows: Sequence[str], how: Sequence[str], arguments: argparse.Namespace) -> None:
+def run(
+    workload: Workload, name: str, rows: Sequence[str], flags: Sequence[str], arguments: argparse.Namespace
+) -> None:
+    """Run benchmark_all.py with the flags of the workload and `flags` in folder `name` of --log-dir.
+
+    Raises UserError if it refuses its flags.
+    """
     folder = arguments.log_dir / name
-    flags = [word.format(size=arguments.size) for word in workload.flags]
-    command = [sys.executable, str(ROOT / "benchmark_all.py"), *flags, *FEW, "--only", ",".join(rows), *how]
+    sized = [word.format(size=arguments.size) for word in workload.flags]
+    command = [sys.executable, str(ROOT / "benchmark_all.py"), *sized, *FEW, "--only", ",".join(rows), *flags]
     command += ["--device", arguments.device, "--log-dir", str(folder), *arguments.flags]
     if arguments.resume and any(folder.rglob("*.jsonl")):
         command.append("--resume")
@@ -111,7 +121,10 @@ def measure_parts(folder: Path) -> None:
 
 
 class Measured(NamedTuple):
-    """A line of the tables.  rows: of its run, by name; memory: those of all runs of the workload that measured it."""
+    """What was measured for a line of the tables.
+
+    rows: the rows of the line's run, by name; memory: the rows of any run of the workload that have peaks, by name.
+    """
 
     workload: Workload
     logits: str
@@ -145,13 +158,13 @@ def read(folder: Path) -> List[Measured]:
 
 
 def times(row: Row) -> Dict[str, float]:
-    """Median milliseconds of each batch."""
+    """Return the median milliseconds of a step for each batch."""
     samples = gathered((sample.batch, sample.ms) for sample in row.of_scope("step"))
     return {batch: median(values) for batch, values in samples.items()}
 
 
 class Ratio(NamedTuple):
-    """fused over the best of others: of the two, and of one to the other."""
+    """The geometric means of fused and of the best other loss, and that loss's name."""
 
     fused: float
     peer: float
@@ -163,12 +176,15 @@ class Ratio(NamedTuple):
 
 
 def best(fused: Dict[str, float], peers: Dict[str, Dict[str, float]]) -> Optional[Ratio]:
-    """By batch -> what was measured; over the batches that all have."""
+    """Return the ratio to the best peer over the batches that all have; None where there are none.
+
+    fused, peers: milliseconds or bytes by batch, of fused and of each peer.
+    """
     shared = set(fused).intersection(*peers.values()) if peers else set()
     if not shared:
         return None
     means = {name: geometric_mean([values[batch] for batch in shared]) for name, values in peers.items()}
-    name = min(means, key=lambda one: means[one])
+    name = min(means, key=lambda peer: means[peer])
     return Ratio(geometric_mean([fused[batch] for batch in shared]), means[name], name)
 
 
@@ -221,8 +237,8 @@ def described(measured: Sequence[Measured]) -> str:
     """Return what was measured, where and how, and which counter is the memory."""
     row = measured[0].fused
     threads = f", {row.environment.threads} threads" if row.device == "cpu" else ""
-    of_scope = next((entry.memory["fused"].peaks_mb["step"] for entry in measured if "fused" in entry.memory), {})
-    counter = COUNTERS[next((counter for counter in PEAKS if of_scope.get(counter)), "process")]
+    peaks_mb = next((entry.memory["fused"].peaks_mb["step"] for entry in measured if "fused" in entry.memory), {})
+    counter = COUNTERS[next((counter for counter in PEAKS if peaks_mb.get(counter)), "process")]
     return (
         f"`benchmarks/fused_table.py`, {(row.started or '')[:10]}, {row.device_name}{threads}, torch "
         f"{row.torch}, {count(row.rounds, 'round')}: a step from encoder and decoder outputs to all gradients; MB is "
@@ -247,8 +263,10 @@ def render(folder: Path) -> str:
 def parts_line(entry: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
     """Return a line of the table of parts.
 
-    % of limit is the product of three shares: the operations that are needed, of those that are done; the rate of the
-    products, of the device's best; the products' time, of the step's time on all threads.
+    "% of limit" is the product of three shares:
+    - needed operations, of all that are done
+    - the rate of the products, of the device's best rate
+    - the products' time, of the step's time on all threads
     """
     ways, row = (parts["forward"], parts["backward"]), entry.fused
     spent = parts["threads"] * sum(way["ns"] for way in ways)
@@ -302,21 +320,38 @@ def main(arguments: argparse.Namespace) -> int:
 def parser() -> Parser:
     result = Parser(prog=Path(sys.argv[0]).name, description=(__doc__ or "").partition("\n\n")[0])
     add = result.add_argument
-    add("--workloads", type=flag_types.some_of(tuple(WORKLOADS)), default=tuple(WORKLOADS), metavar="A,B")
+    add(
+        "--workloads",
+        type=flag_types.some_of(tuple(WORKLOADS)),
+        default=tuple(WORKLOADS),
+        metavar="A,B",
+        help=f"Workloads to measure: some of {', '.join(WORKLOADS)}. Default: all",
+    )
     add(
         "--logits",
         type=flag_types.some_of(LOGITS),
         default=("random", "peaky"),
         metavar="A,B",
-        help="Default: random,peaky",
+        help="Kinds of logits to measure. Default: random,peaky",
     )
-    add("--peers", type=lambda text: tuple(text.split(",")), metavar="A,B", help="the rows beside fused in all runs")
-    add("--size", choices=("cpu", "full", "quick"), default="cpu", help="preset of benchmark_all.py. Default: cpu")
-    add("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")
-    add("--parts", action="store_true", help="time the parts of fused's steps too (CPU)")
-    add("--resume", action="store_true", help="go on with the runs that are in --log-dir")
-    add("--log-dir", type=flag_types.path, default=ROOT / "log" / "fused-table", metavar="DIR")
-    add("flags", nargs="*", help="more flags of benchmark_all.py, after --")
+    add(
+        "--peers",
+        type=lambda text: tuple(text.split(",")),
+        metavar="A,B",
+        help="Losses beside fused in all runs, in place of the workload's.",
+    )
+    add("--size", choices=("cpu", "full", "quick"), default="cpu", help="Preset of benchmark_all.py. Default: cpu")
+    add("--device", type=flag_types.device, default="auto", help="Device: auto, cpu, cuda or cuda:N. Default: auto")
+    add("--parts", action="store_true", help="Also time the parts of fused's steps; needs a CPU.")
+    add("--resume", action="store_true", help="Continue the runs in --log-dir.")
+    add(
+        "--log-dir",
+        type=flag_types.path,
+        default=ROOT / "log" / "fused-table",
+        metavar="DIR",
+        help="Folder for the runs. Default: log/fused-table",
+    )
+    add("flags", nargs="*", help="Further flags of benchmark_all.py, after --.")
     return result
 
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Estimate how long the kernels of `fused` take on GPUs that are not here: nothing below was measured.
+"""Estimate how long the kernels of `fused` take on GPUs that are not at hand.  Nothing is measured.
 
-Each kernel of a step of 30 utterances (V 500, H 512, random logits) is compiled as it is launched; its operations and
-bytes follow from the sizes.  It is taken to need the longest of
+Each kernel of a step of 30 utterances (V 500, H 512, random logits) is compiled as it is launched.  Its operations and
+bytes follow from the sizes.  Its time is the longest of three, in whole waves of blocks:
 
-- its products at SUSTAINED of the peak of the tensor cores, plus its instructions, four a clock and multiprocessor,
-  which one block per multiprocessor cannot hide behind the products;
-- the bytes that its blocks read through the L2 cache;
-- the bytes that must come from memory or go to it;
+- Compute: its products, at the share SUSTAINED of the tensor cores' peak, plus its other instructions, at four a clock
+  and multiprocessor.  The two add up, since there is only one block per multiprocessor to hide them behind each other.
+- L2 cache: the bytes that its blocks read.
+- Memory: the bytes that must be read or written.
 
-in whole waves of blocks.  The lattice is a chain of diagonals of so many clocks.  Left out: the host, the encoder, what
-caches lose, clocks below the boost clock.  Expect errors of 40%.
+The lattice is a chain of diagonals that take DIAGONAL clocks each.  Left out: the host, the encoder, cache misses, and
+clocks below the boost clock.  Expect errors of 40%.
 
     .venv/main/bin/python benchmarks/gpu_estimates.py [--kernels]
 """
@@ -33,8 +33,10 @@ from common.present.text import markdown_of  # noqa: E402
 
 
 class Gpu(NamedTuple):
-    """Peak rates by the vendor's data sheets, in units a second; l2_bytes: what reads of the L2 cache reach in
-    published microbenchmarks."""
+    """Peak rates by the vendor's data sheets, in units per second.
+
+    l2_bytes: the rate of reads from the L2 cache in published microbenchmarks.
+    """
 
     name: str
     architecture: int
@@ -62,7 +64,7 @@ GAP = 2.5e-6
 
 
 class Estimate(NamedTuple):
-    """Holds what a kernel does in a step, and how long its parts would take alone, in seconds."""
+    """What a kernel does in a step, and how long each part would take alone, in seconds."""
 
     kernel: str
     launches: int
@@ -82,7 +84,7 @@ class Estimate(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """Holds the launches of a kernel in a step, and what its compiled code takes."""
+    """The launches of a kernel in a step, and the size of its compiled code."""
 
     blocks: int  # of the largest launch
     launches: int
@@ -93,17 +95,19 @@ class Kernel(NamedTuple):
 
     @property
     def issued(self) -> int:
-        """Return the instructions of a block, each as long as the compiled code: loops over H are longer, but their
-        passes wait for the products, which are counted."""
+        """Return the instructions of a block, each loop counted once.
+
+        Further passes of loops over H wait for the products, which are counted apart.
+        """
         return self.instructions * self.warps
 
     def issued_in(self, passes: int) -> int:
-        """Return the instructions of a block whose innermost loop goes on for so many passes."""
+        """Return the instructions of a block whose innermost loop runs `passes` times."""
         return (self.instructions + (passes - 1) * self.in_loop) * self.warps
 
 
 class Compiled(NamedTuple):
-    """Holds the kernels of a step, by name, and the multiprocessors of the GPU that they are launched for."""
+    """The kernels of a step, by name, and the number of multiprocessors of the GPU they are launched for."""
 
     kernels: Dict[str, Kernel]
     multiprocessors: int
@@ -139,8 +143,10 @@ def estimates(gpu: Gpu, dtype: str) -> List[Estimate]:
         )  # fmt: skip
 
     def kept(name: str, cells: float, written: float) -> Estimate:
-        """Return the estimate of a kernel that keeps the activations of a block of cells: each block reads the inputs
-        and all of the weight, and programs take blocks in turn.  written: bytes."""
+        """Return the estimate of a kernel that keeps the activations of a block of cells.
+
+        Each block reads the inputs and all of the weight; programs take blocks in turn.  written: bytes.
+        """
         kernel = kernels[name]
         blocks = cells / kernel.sizes["BM"]
         products = 2 * cells * H * V / (rate * SUSTAINED[gpu.architecture])
@@ -156,7 +162,7 @@ def estimates(gpu: Gpu, dtype: str) -> List[Estimate]:
     inputs, weight = kernels["input_gradients"].sizes, kernels["weight_gradients"].sizes
 
     def with_tiles(name: str, cells: float, memory: float) -> List[Estimate]:
-        """Return the estimates of `activate` and of a product with the weight, for so many cells."""
+        """Return the estimates of `activate` and of a product with the weight, for `cells` cells."""
         rows, columns = kernels[name].sizes["BM"], kernels[name].sizes["BV"]
         blocks = cells / rows * math.ceil(V / columns)
         l2 = blocks * (rows + columns * of_weight) * H * size
@@ -192,8 +198,10 @@ def estimates(gpu: Gpu, dtype: str) -> List[Estimate]:
 
 
 def optimized_transducer(gpu: Gpu) -> float:
-    """Return the seconds of its step in float32: joiner by cuBLAS without TF32, forward and backward, and 20 GB of
-    activations and logits written and read."""
+    """Return the seconds of a float32 step of optimized_transducer.
+
+    cuBLAS computes forward and backward of the joiner without TF32; 20 GB of activations and logits are moved.
+    """
     return 6 * USEFUL * H * V / gpu.sgemm + 20e9 / gpu.memory_bytes
 
 
@@ -211,7 +219,7 @@ def _kernels(rows: List[Estimate]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--kernels", action="store_true", help="a table of each kernel too")
+    parser.add_argument("--kernels", action="store_true", help="Also print a table of the kernels.")
     arguments = parser.parse_args()
     lines, details = [], []
     for gpu in GPUS:

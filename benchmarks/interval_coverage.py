@@ -36,9 +36,14 @@ Interval = Optional[Tuple[float, float]]
 
 
 class World(NamedTuple):
-    """A simulated machine and two losses.  slope, curve: of log(ratio) over x; deviation: of a batch from
-    it; process, noise: spread of log(time) of a process, and of a sample; outlier: share of processes that are slower
-    by 20% on average; common: spread of an effect that all processes of a run have in common."""
+    """A simulated machine and two losses.
+
+    slope, curve: linear and quadratic coefficients of log(ratio) over x
+    deviation: spread of the batches around that line
+    process, noise: spread of log(time) between processes, and between samples
+    outlier: share of processes that are slower, by 20% on average
+    common: spread of an effect that all processes of a run share
+    """
 
     slope: float = 0.8
     curve: float = 0.0
@@ -85,8 +90,8 @@ def noise_of(folder: Path) -> World:
 def fitted(runs: Sequence[Run]) -> World:
     """Return the world of such runs.
 
-    What its line over x leaves of log(ratio) varies within a round by deviation and noise, which the usual deviation
-    tells apart, and from round to round by the processes too.
+    A line over x is fitted to log(ratio) of each run.  Residuals vary within a round by deviation and noise, which are
+    told apart by World's usual deviation.  From round to round they vary by the processes too.
     """
     fits = []
     for x, y in runs:
@@ -154,7 +159,7 @@ class Design(NamedTuple):
     title: str
     rounds: int
     batches: int
-    own: bool
+    own_batches: bool
     method: Callable[[Run, float], Interval]
 
 
@@ -170,7 +175,7 @@ DESIGNS = (
 
 
 def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) -> Tuple[float, float]:
-    """(share of intervals that hold the truth, mean half-width of log(ratio)) over `runs` simulated runs."""
+    """Return (share of intervals that hold the truth, mean half-width of log(ratio)) over `runs` simulated runs."""
     rng = np.random.default_rng(seed)
     truth = 0.2 + world.slope * x + world.curve * x**2 + rng.normal(0, world.deviation, len(x))
     x_mean, whole = float(x.mean()), float(truth.mean())
@@ -178,7 +183,9 @@ def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) 
         runs = max(runs // 10, 1)
     results: List[Tuple[float, float]] = []
     for _ in range(runs):
-        interval = design.method(simulate(world, x, truth, design.rounds, design.batches, design.own, rng), x_mean)
+        interval = design.method(
+            simulate(world, x, truth, design.rounds, design.batches, design.own_batches, rng), x_mean
+        )
         assert interval is not None
         results.append((interval[0] <= whole <= interval[1], (interval[1] - interval[0]) / 2))
     held, width = np.mean(results, axis=0)
@@ -293,10 +300,10 @@ def percents(cells: Iterable[Tuple[float, float]]) -> List[str]:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=2000, help="simulated runs of each cell. Default: 2000")
-    parser.add_argument("--batch-size", type=int, default=2, help="utterances in a batch. Default: 2")
-    parser.add_argument("--seed", type=int, default=1, help="Default: 1")
-    parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="the last world has the noise of this run")
+    parser.add_argument("--runs", type=int, default=2000, help="Simulated runs of each cell. Default: 2000")
+    parser.add_argument("--batch-size", type=int, default=2, help="Utterances in a batch. Default: 2")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of the simulation. Default: 1")
+    parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="Add a world with the noise of this run.")
     arguments = parser.parse_args(argv)
     x = padding(arguments.batch_size, Path(__file__).resolve().parents[1] / "shape_info.pt")
     worlds = dict(WORLDS)

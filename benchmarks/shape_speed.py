@@ -88,11 +88,14 @@ def parser() -> argparse.ArgumentParser:
 
     result = Parser(description=__doc__.splitlines()[0])
     add = result.add_argument
-    several = {"--utterances": ([100_000, 1_000_000], "of each manifest"), "--jobs": ([1, 2], "processes")}
+    several = {
+        "--utterances": ([100_000, 1_000_000], "Numbers of utterances"),
+        "--jobs": ([1, 2], "Numbers of processes"),
+    }
     for flag, (default, what) in several.items():
         shown = " ".join(map(str, default))
         add(flag, default=default, type=whole(1), nargs="+", metavar="N", help=f"{what}. Default: {shown}")
-    add("--repeats", type=whole(1), default=3, metavar="K", help="runs of each. Default: 3")
+    add("--repeats", type=whole(1), default=3, metavar="K", help="Runs of each. Default: 3")
     return result
 
 

@@ -26,7 +26,7 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -114,8 +114,18 @@ READERS = {
 }
 
 
-def run_reader(name: str, path: Path) -> Dict[str, Any]:
-    """Read a trace in this process; return seconds, resident peak in bytes, and the answer."""
+class Run(NamedTuple):
+    """One reading of a file.  peak: resident bytes; version: of the reader's package, if that is shown."""
+
+    seconds: float
+    peak: int
+    version: Optional[str]
+    step_us: Optional[float]
+    peak_bytes: Optional[float]
+
+
+def run_reader(name: str, path: Path) -> Run:
+    """Read a trace in this process."""
     reader = READERS[name]
     if name.startswith(("ours", "any")):
         import common.traces.reader  # noqa: F401  imports are not what is timed
@@ -127,7 +137,7 @@ def run_reader(name: str, path: Path) -> Dict[str, Any]:
     resident = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     version = importlib.metadata.version(reader.package) if reader.package else None
-    return {"seconds": seconds, "peak": max(resident, child) * 1024, "version": version, **answer}
+    return Run(seconds, max(resident, child) * 1024, version, **answer)
 
 
 def python_of(environment: str) -> Optional[str]:
@@ -138,43 +148,45 @@ def python_of(environment: str) -> Optional[str]:
     return str(managed) if managed else sys.executable if environment == "main" else None
 
 
-def measure(name: str, path: Path) -> Dict[str, Any]:
-    """Read a trace in a fresh process; return {"failed": reason} if that ended with an error."""
+def measure(name: str, path: Path) -> Run:
+    """Read a trace in a fresh process.  Raises UserError where it ends with an error."""
+    from common.core.errors import UserError
+
     python = python_of(READERS[name].environment)
     if python is None:
-        return {"failed": f"no {READERS[name].environment} environment: run `make setup`"}
+        raise UserError(f"no {READERS[name].environment} environment: run `make setup`")
     done = subprocess.run([python, __file__, "--reader", name, str(path)], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        return {"failed": f"exit code {done.returncode}"}
-    return json.loads(done.stdout.splitlines()[-1])
+        raise UserError(f"exit code {done.returncode}")
+    return Run(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def line(title: str, file: str, runs: List[Dict[str, Any]], reference: Optional[float]) -> List[str]:
+def line(title: str, file: str, runs: List[Run], reference: Optional[float]) -> List[str]:
     """Return the cells of a reader and file.  runs: its measurements; reference: seconds of our reader."""
-    seconds = [run["seconds"] for run in runs]
+    seconds = [run.seconds for run in runs]
     times = f"{median(seconds) / reference:.1f}" if reference else "-"
-    step, peak = runs[0]["step_us"], runs[0]["peak_bytes"]
+    step, peak = runs[0].step_us, runs[0].peak_bytes
     return [
         title,
         file,
         f"{median(seconds):.2f} [{min(seconds):.2f}-{max(seconds):.2f}]",
-        f"{max(run['peak'] for run in runs) / 1e6:.0f}",
+        f"{max(run.peak for run in runs) / 1e6:.0f}",
         times,
         "-" if step is None else f"{step:.0f}",
         "-" if peak is None else f"{peak:.0f}",
     ]
 
 
-def disagreements(runs_of: Dict[str, List[Dict[str, Any]]]) -> List[str]:
+def disagreements(runs_of: Dict[str, List[Run]]) -> List[str]:
     """Return a line for each reader whose answer is not ours.  The plugin rounds to microseconds."""
     expected = runs_of["ours"][0] if runs_of.get("ours") else None
     return [
-        f"{READERS[name].title} answers {run['step_us']} us, {run['peak_bytes']} bytes; this suite "
-        f"{expected['step_us']} us, {expected['peak_bytes']} bytes"
+        f"{READERS[name].title} answers {run.step_us} us, {run.peak_bytes} bytes; this suite "
+        f"{expected.step_us} us, {expected.peak_bytes} bytes"
         for name, runs in runs_of.items()
         for run in runs[:1]
-        if expected and run["step_us"] is not None
-        if abs(run["step_us"] - expected["step_us"]) > 1 or run["peak_bytes"] != expected["peak_bytes"]
+        if expected and run.step_us is not None
+        if abs(run.step_us - expected.step_us) > 1 or run.peak_bytes != expected.peak_bytes
     ]
 
 
@@ -187,6 +199,7 @@ def compare(names: List[str], repeats: int, path: Path) -> None:
     """Measure every reader on the plain and the gzipped file and print the table."""
     from made_trace import MB
 
+    from common.core.errors import UserError
     from common.present.table import Column
     from common.present.text import markdown_of
 
@@ -197,19 +210,20 @@ def compare(names: List[str], repeats: int, path: Path) -> None:
     size, size_packed = path.stat().st_size / MB, packed.stat().st_size / MB
     lines, notes, versions = [], [], {"python": platform.python_version()}
     for file, kind in ((path, f".json, {size:.0f} MB"), (packed, f".json.gz, {size_packed:.0f} MB")):
-        runs_of: Dict[str, List[Dict[str, Any]]] = {name: [] for name in names}
+        runs_of: Dict[str, List[Run]] = {name: [] for name in names}
         for _ in range(repeats):
             for name in list(runs_of):
                 print(f"{name} on {kind}", file=sys.stderr, flush=True)
-                run = measure(name, file)
-                if "failed" in run:
-                    notes.append(f"{READERS[name].title}, {kind}: {run['failed']}")
+                try:
+                    run = measure(name, file)
+                except UserError as error:
+                    notes.append(f"{READERS[name].title}, {kind}: {error}")
                     del runs_of[name]
                     continue
                 runs_of[name].append(run)
-                if run["version"]:
-                    versions[READERS[name].package] = run["version"]
-        reference = median(run["seconds"] for run in runs_of["ours"]) if runs_of.get("ours") else None
+                if run.version:
+                    versions[READERS[name].package] = run.version
+        reference = median(run.seconds for run in runs_of["ours"]) if runs_of.get("ours") else None
         lines += [line(READERS[name].title, kind, runs, reference) for name, runs in runs_of.items()]
         notes += disagreements(runs_of)
     heads = ["seconds, median [min-max]", "peak MB", "times ours", "step us", "peak bytes"]
@@ -235,25 +249,29 @@ def parser() -> argparse.ArgumentParser:
 
     result = Parser(description=__doc__.splitlines()[0])
     result.add_argument(
-        "--megabytes", type=positive, default=450.0, metavar="MB", help="size of the trace. Default: 450"
+        "--megabytes", type=positive, default=450.0, metavar="MB", help="Size of the trace in MB. Default: 450"
     )
     result.add_argument(
         "--compare",
         type=chosen_readers,
         default=list(READERS),
         metavar="A,B",
-        help=f"readers beside this suite's: {', '.join(READERS)}. Default: all (the plugin takes 3 GB on 450 MB)",
+        help=f"Readers beside this suite's: {', '.join(READERS)}. The plugin takes 3 GB on 450 MB. Default: all",
     )
-    result.add_argument("--repeats", type=whole(1), default=3, metavar="K", help="runs of each. Default: 3")
+    result.add_argument("--repeats", type=whole(1), default=3, metavar="K", help="Runs of each. Default: 3")
     result.add_argument(
-        "--source", type=Path, default=SOURCE, metavar="TRACE", help="the .json.gz whose events are repeated"
+        "--source",
+        type=Path,
+        default=SOURCE,
+        metavar="TRACE",
+        help="The .json.gz whose events are repeated. Default: one of tests/data",
     )
     return result
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--reader"]:
-        print(json.dumps(run_reader(sys.argv[2], Path(sys.argv[3]))))
+        print(json.dumps(run_reader(sys.argv[2], Path(sys.argv[3]))._asdict()))
         return 0
     import made_trace
 

@@ -142,10 +142,21 @@ def _cell(loss: Optional[Mapping[str, str]], notes: List[str]) -> str:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", metavar="VERSION", default=VERSIONS, help=f"default: {VERSIONS}")
-    parser.add_argument("--only", default=",".join(PACKAGES), help="the losses, separated by commas; default: all")
-    parser.add_argument("--output", type=Path, default=FILE, help="default: docs/_torch_versions.json")
-    parser.add_argument("--log", type=Path, default=Path("torch_versions.log"), help="what the installer prints")
+    parser.add_argument(
+        "versions",
+        nargs="*",
+        metavar="VERSION",
+        default=VERSIONS,
+        help=f"Versions of torch. Default: {', '.join(VERSIONS)}",
+    )
+    parser.add_argument("--only", default=",".join(PACKAGES), help="Losses, separated by commas. Default: all")
+    parser.add_argument("--output", type=Path, default=FILE, help="File to write. Default: docs/_torch_versions.json")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        default=Path("torch_versions.log"),
+        help="File for what the installer prints. Default: torch_versions.log",
+    )
     options = parser.parse_args(arguments)
     results: Dict[str, Any] = {"versions": []}
     if options.output.exists():

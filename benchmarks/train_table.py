@@ -134,10 +134,17 @@ def main(arguments: argparse.Namespace) -> int:
 def parser() -> Parser:
     result = Parser(prog=Path(sys.argv[0]).name, description=(__doc__ or "").partition("\n\n")[0])
     add = result.add_argument
-    add("--losses", type=flag_types.some_of(LOSSES), default=LOSSES, metavar="A,B", help="Default: all")
-    add("--seeds", type=flag_types.whole(1), default=5, metavar="N", help="Default: 5")
-    add("--output", type=flag_types.path, default=ROOT / "log" / "training.jsonl", metavar="FILE")
-    add("flags", nargs="*", help="more flags of examples/train.py, after --")
+    add(
+        "--losses",
+        type=flag_types.some_of(LOSSES),
+        default=LOSSES,
+        metavar="A,B",
+        help="Losses to train with. Default: all",
+    )
+    add("--seeds", type=flag_types.whole(1), default=5, metavar="N", help="Number of seeds. Default: 5")
+    output = ROOT / "log" / "training.jsonl"
+    add("--output", type=flag_types.path, default=output, metavar="FILE", help="File. Default: log/training.jsonl")
+    add("flags", nargs="*", help="Further flags of examples/train.py, after --.")
     return result
 
 

@@ -113,9 +113,14 @@ def main(arguments: argparse.Namespace) -> int:
 def parser() -> Parser:
     result = Parser(prog=Path(sys.argv[0]).name, description=(__doc__ or "").partition("\n\n")[0])
     add = result.add_argument
-    add("--saved", type=flag_types.path, metavar="DIR", help="what examples/train.py saved, in place of training")
-    add("--output", type=flag_types.path, default=WEIGHTS, metavar="DIR", help="Default: common/losses/weights")
-    add("flags", nargs="*", help="more flags of examples/train.py, after --")
+    add(
+        "--saved",
+        type=flag_types.path,
+        metavar="DIR",
+        help="Take what examples/train.py saved here, in place of training.",
+    )
+    add("--output", type=flag_types.path, default=WEIGHTS, metavar="DIR", help="Folder. Default: common/losses/weights")
+    add("flags", nargs="*", help="Further flags of examples/train.py, after --.")
     return result
 
 

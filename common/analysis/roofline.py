@@ -1,22 +1,22 @@
 """Bound how long a loss must take at least: bytes to move, operations and exponentials, over the device's best rates.
 
-The bound is the longest of the three, which may overlap (the roofline model, Williams et al., 2009).  A row over 100%
-of it shows that the bound is wrong, but for `fused` with the logits of a trained model, of which it proves that it need
-not compute all.  docs/method.md tells what is counted.
+The bound is the longest of the three, since they may overlap (the roofline model, Williams et al., 2009).  A row over
+100% shows that the bound is wrong.  The exception is `fused` with the logits of a trained model: it proves that it need
+not compute all of them.  docs/method.md tells what is counted.
 
-- Given logits (scope "loss"): every logit is read once for the normalisers, those of needed cells a second time, and
-  gradients are written for all: itemsize V (cells + needed + cells) bytes.
+- Given logits (scope "loss"): every logit is read once for the normalisers and those of needed cells a second time.
+  Gradients are written for all: itemsize V (cells + needed + cells) bytes.
 - From encoder and decoder outputs (scope "step"): no logits are stored, so only inputs, weights and gradients move.
   Each product takes 2 H V operations a cell: forward for all cells, gradients for the needed ones.  Each logit has one
   exponential.  V includes durations and longer blanks.
-- Pruned losses have S symbols a frame and two projections (6 rows H V).  Simple and additive losses multiply am and lm
-  for every cell (2 cells V), and twice more for the needed ones.
-- Left out, so that the bound could only be higher: tanh, the lattice, targets, the gradient of a pruned loss's simple
-  loss.
+- Pruned losses have S symbols a frame and two projections (6 rows H V).
+- Simple and additive losses multiply am and lm for every cell (2 cells V), and twice more for the needed ones.
+- Left out, which keeps the bound too low rather than too high: tanh, the lattice, targets, and the gradient of a pruned
+  loss's simple loss.
 
-Needed cells, whose posterior the gradient's dtype can tell from zero, are counted by the oracle on one measured batch
-(`at_size`); other batches get the same share.  Without a record they are the cells of one path.  Packed counts the
-cells of the utterances, padded those of the padded tensor.
+A cell is needed if the gradient's dtype can tell its posterior from zero.  The oracle counts these on one measured
+batch (`at_size`), and other batches get the same share.  Without a record, the cells of one path are taken.  "packed"
+counts the cells of the utterances, "padded" those of the padded tensor.
 """
 
 from __future__ import annotations

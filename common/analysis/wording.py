@@ -207,8 +207,10 @@ def corners(pick: Pick) -> Tuple[str, str]:
     if not pick.caveats:
         return "corners", f"conformance.py found nothing wrong with {name}"
     others = len(pick.caveats) - MOST_CAVEATS
-    more = [f"{others} more: ./conformance.py --only {name}"] if others > 0 else []
-    return "beware", f"{name}: {'; '.join([*pick.caveats[:MOST_CAVEATS], *more])}"
+    shown = list(pick.caveats[:MOST_CAVEATS])
+    if others > 0:
+        shown.append(f"{others} more: ./conformance.py --only {name}")
+    return "beware", f"{name}: {'; '.join(shown)}"
 
 
 def advice(pick: Pick) -> str:
