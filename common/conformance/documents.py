@@ -21,24 +21,27 @@ FORMAT = 2
 class MatrixRow(Struct, kw_only=True, omit_defaults=True):
     """An implementation or variant in a conformance matrix."""
 
-    name: Annotated[str, of("of the implementation or variant")]
+    name: Annotated[str, of("name of the implementation or variant")]
     kind: Annotated[str, of("exact, the name of another lattice, pruned or additive")]
     status: Annotated[str, of('"judged", or why not: missing, unsupported or error')]
     reason: Annotated[str, of('why it was not judged, else ""')]
-    made: Annotated[Optional[str], of("when it was judged, where not with the document")] = None
-    git_revision: Annotated[Optional[str], of("of this suite, likewise")] = None
-    git_dirty: Annotated[Optional[bool], of("were there uncommitted changes? likewise")] = None
-    version: Annotated[Optional[str], of("of the package")] = None
-    torch: Annotated[Optional[str], of("version")] = None
-    python: Annotated[Optional[str], of("version")] = None
-    device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
+    made: Annotated[Optional[str], of("when it was judged, if not with the document")] = None
+    git_revision: Annotated[Optional[str], of("git revision that judged it, if not the document's")] = None
+    git_dirty: Annotated[Optional[bool], of("whether there were uncommitted changes then")] = None
+    version: Annotated[Optional[str], of("version of the package")] = None
+    torch: Annotated[Optional[str], of("version of torch")] = None
+    python: Annotated[Optional[str], of("version of Python")] = None
+    device_name: Annotated[Optional[str], of("name of the GPU, or model of the CPU")] = None
     cuda: Annotated[Optional[str], of("version of torch's CUDA, on a GPU")] = None
-    node: Annotated[Optional[str], of("with --executor ray, where it was judged")] = None
-    simulator: Annotated[Optional[str], of("in which kernels for CUDA ran on a CPU")] = None
-    large: Annotated[bool, of("was it asked for more than 2^31 elements?")] = False
+    node: Annotated[Optional[str], of("node on which it was judged, with --executor ray")] = None
+    simulator: Annotated[Optional[str], of("simulator in which kernels for CUDA ran on a CPU")] = None
+    large: Annotated[bool, of("whether it was asked for more than 2^31 elements")] = False
     cells: Annotated[
         Dict[str, Outcome],
-        of("by the name of the case: pass, differs, refuses, crashes, timeout, n/a or error; errors are relative"),
+        of(
+            "outcome by the name of the case: pass, differs, refuses, crashes, timeout, n/a or error; errors are "
+            "relative"
+        ),
     ]
 
     @classmethod
@@ -73,15 +76,15 @@ class Matrix(Struct, kw_only=True):
 
     format: Annotated[int, of("version of these fields")] = FORMAT
     made: Annotated[str, of("ISO 8601, UTC")]
-    git_revision: Annotated[Optional[str], of("of this suite")]
-    git_dirty: Annotated[Optional[bool], of("were there uncommitted changes?")]
+    git_revision: Annotated[Optional[str], of("git revision of this suite")]
+    git_dirty: Annotated[Optional[bool], of("whether there were uncommitted changes")]
     command: Annotated[List[str], of("the command line")]
-    machine: Annotated[Machine, of("where the command ran")]
+    machine: Annotated[Machine, of("machine on which the command ran")]
     device: Annotated[str, of('"cpu" or "cuda"')]
     cases: Annotated[
-        List[Asked], of("in their order; wrong, refusal: what an answer that differs and an error mean to a user")
+        List[Asked], of("the cases in their order; wrong, refusal: what a wrong answer and an error mean to a user")
     ]
-    implementations: Annotated[List[MatrixRow], of("in their order")]
+    implementations: Annotated[List[MatrixRow], of("their rows, in the order of the table of implementations")]
 
     def __post_init__(self) -> None:
         names = {case.name for case in self.cases}

@@ -102,7 +102,7 @@ class Machine(Struct, kw_only=True, frozen=True):
 
     cpu: Annotated[Optional[str], of("model name")] = None
     cores: Annotated[Optional[Positive], of("physical or logical ones, as the system counts them")] = None
-    memory_bytes: Annotated[Optional[Bytes], of("of the whole machine")] = None
+    memory_bytes: Annotated[Optional[Bytes], of("memory of the whole machine")] = None
     os: Annotated[Optional[str], of("system, release and processor, as platform.platform() has them")] = None
     python: Annotated[Optional[str], of("version of the command's Python")] = None
     gpu: Annotated[Optional[str], of("model of the GPUs that were used, with --executor ray")] = None
@@ -111,17 +111,17 @@ class Machine(Struct, kw_only=True, frozen=True):
 class Gpu(Struct, kw_only=True, frozen=True):
     """The driver's account of a GPU (NVML, where nvidia-ml-py is installed)."""
 
-    uuid: Annotated[Optional[str], of("of the GPU, as the driver has it")] = None
-    driver: Annotated[Optional[str], of("version")] = None
-    sm_mhz: Annotated[Optional[Count], of("clock at that moment")] = None
+    uuid: Annotated[Optional[str], of("id of the GPU, from the driver")] = None
+    driver: Annotated[Optional[str], of("version of the driver")] = None
+    sm_mhz: Annotated[Optional[Count], of("clock when it was read")] = None
     sm_most_mhz: Annotated[Optional[Count], of("highest clock")] = None
-    memory_mhz: Annotated[Optional[Count], of("clock at that moment")] = None
-    power_cap_watts: Annotated[Optional[float], of("enforced at that moment")] = None
-    celsius: Annotated[Optional[int], of("of the GPU at that moment")] = None
+    memory_mhz: Annotated[Optional[Count], of("clock when it was read")] = None
+    power_cap_watts: Annotated[Optional[float], of("power limit when it was read")] = None
+    celsius: Annotated[Optional[int], of("temperature of the GPU when it was read")] = None
     throttled_by: Annotated[
         Optional[List[str]], of('what held the clocks back at that moment: "power cap", "idle"')
     ] = None
-    ecc: Annotated[Optional[bool], of("is its memory corrected?")] = None
+    ecc: Annotated[Optional[bool], of("whether its memory corrects errors")] = None
 
 
 class MemoryLimit(Struct, kw_only=True, frozen=True):
@@ -141,12 +141,12 @@ class Option(Struct, kw_only=True, frozen=True):
 class Batch(Struct, kw_only=True, frozen=True):
     """A batch; cells are those of the lattice, T * (U + 1)."""
 
-    index: Annotated[int, of("among the batches of the shape file")]
-    N: Annotated[Positive, of("utterances")]
+    index: Annotated[int, of("index among the batches of the shape file")]
+    N: Annotated[Positive, of("number of utterances")]
     T_max: Annotated[Positive, of("frames of the longest utterance")]
     U_max: Annotated[Count, of("tokens of the longest target")]
-    useful_cells: Annotated[Positive, of("of the utterances")]
-    padded_cells: Annotated[Positive, of("of the padded tensor")]
+    useful_cells: Annotated[Positive, of("cells of the utterances, without padding")]
+    padded_cells: Annotated[Positive, of("cells of the padded tensor")]
     frames: Annotated[Optional[Positive], of("sum of T")] = None
     tokens: Annotated[Optional[Count], of("sum of U")] = None
     one_symbol_cells: Annotated[Optional[Positive], of("met by paths of at most one symbol a frame")] = None
@@ -156,10 +156,10 @@ class Batch(Struct, kw_only=True, frozen=True):
 class Totals(Struct, kw_only=True, frozen=True):
     """Totals of all utterances of the shape file, as the run varied them."""
 
-    utterances: Annotated[Positive, of("how many there are")]
+    utterances: Annotated[Positive, of("number of utterances")]
     frames: Annotated[Positive, of("sum of T")]
     T_max: Annotated[Positive, of("frames of the longest utterance")]
-    batches: Annotated[Optional[Positive], of("how many there are")] = None
+    batches: Annotated[Optional[Positive], of("number of batches")] = None
     mean_log_useful_share: Annotated[
         Optional[float], of("mean over all batches of log(useful cells / padded cells)")
     ] = None
@@ -168,10 +168,10 @@ class Totals(Struct, kw_only=True, frozen=True):
 class Histogram(Struct, kw_only=True, frozen=True):
     """Bin i is from begin + i * width on; of frames, tokens or percent."""
 
-    begin: Annotated[Length, of("where the first bin begins")]
-    width: Annotated[float, Meta(gt=0, lt=1e15, description="of each bin")]
+    begin: Annotated[Length, of("beginning of the first bin")]
+    width: Annotated[float, Meta(gt=0, lt=1e15, description="width of each bin")]
     all: Annotated[List[Count], of("number in each bin")]
-    measured: Annotated[List[Count], of("likewise, of those in the measured batches")]
+    measured: Annotated[List[Count], of("number in each bin, of those in the measured batches")]
     lowest: Annotated[Length, of("of all")]
     median: Annotated[Length, of("of all")]
     highest: Annotated[Length, of("of all")]
@@ -186,14 +186,14 @@ class Distribution(Struct, kw_only=True, frozen=True):
 
     T: Annotated[Histogram, of("frames")]
     U: Annotated[Histogram, of("tokens")]
-    padding_percent: Annotated[Histogram, of("of all batches")]
+    padding_percent: Annotated[Histogram, of("padding of all batches")]
 
 
 class AtSize(Struct, kw_only=True, frozen=True):
     """Errors on a measured batch, of both scopes."""
 
-    batch: Annotated[int, of("index")]
-    N: Annotated[int, of("utterances that were taken of it")]
+    batch: Annotated[int, of("index of the batch")]
+    N: Annotated[int, of("number of its utterances that were measured")]
     T_max: Annotated[int, of("frames of the longest of them")]
     U_max: Annotated[int, of("tokens of the longest target of them")]
     loss_error: Annotated[float, of("relative, against the float64 oracle")]
@@ -211,13 +211,15 @@ class AtSize(Struct, kw_only=True, frozen=True):
             'a tensor; "cell": of the gradient\'s sum over V, which must be 0'
         ),
     ] = {}
-    sum_tolerance: Annotated[Optional[float], of("of `sum_errors`; grows with the length of the sums")] = None
-    row_tolerance: Annotated[Optional[float], of("of the rows among them; grows too where posteriors cancel")] = None
+    sum_tolerance: Annotated[Optional[float], of("tolerance of `sum_errors`; grows with the length of the sums")] = None
+    row_tolerance: Annotated[
+        Optional[float], of("tolerance of the rows among them; also grows where posteriors cancel")
+    ] = None
     imprecise: Annotated[
         Optional[float],
         of("the largest error that only the rounding of sums explains which cancel to almost 0; null where none is"),
     ] = None
-    useful_cells: Annotated[Optional[Positive], of("of the utterances that were judged")] = None
+    useful_cells: Annotated[Optional[Positive], of("cells of the judged utterances")] = None
     needed_cells: Annotated[
         Optional[Count], of("of these, those whose posterior a gradient's sums in the dtype can tell from 0")
     ] = None
@@ -225,25 +227,27 @@ class AtSize(Struct, kw_only=True, frozen=True):
         Dict[str, float],
         of("by tensor, how far the factor that fits the gradient best as a multiple of the right one is from 1"),
     ] = {}
-    slope_tolerance: Annotated[Optional[float], of("of `slope_errors`; grows with the length of the sums")] = None
+    slope_tolerance: Annotated[
+        Optional[float], of("tolerance of `slope_errors`; grows with the length of the sums")
+    ] = None
     overwritten: Annotated[List[str], of("inputs that the loss wrote over, though it may only read them")] = []
     differing: Annotated[List[str], of('"loss", or tensors whose gradient has other bits in a second step')] = []
-    ok: Annotated[Optional[bool], of("is no error larger than its tolerance?")] = None
+    ok: Annotated[Optional[bool], of("whether every error is within its tolerance")] = None
 
 
 class GapRange(Struct, kw_only=True, frozen=True):
     """The range of the gaps of single utterances."""
 
     median: Annotated[float, of("relative difference to the exact loss")]
-    lowest: Annotated[float, of("of the utterance that pruning costs least")]
-    highest: Annotated[float, of("of the utterance that pruning costs most")]
-    utterances: Annotated[Count, of("whose gap was measured")]
+    lowest: Annotated[float, of("gap of the utterance that pruning costs least")]
+    highest: Annotated[float, of("gap of the utterance that pruning costs most")]
+    utterances: Annotated[Count, of("number of utterances whose gap was measured")]
 
 
 class Schedule(Struct, kw_only=True, frozen=True):
     """Steps of the profiler."""
 
-    wait: Annotated[Count, of("steps without the profiler, at the begin of each window")]
+    wait: Annotated[Count, of("steps without the profiler, at the beginning of each window")]
     warmup: Annotated[Count, of("steps with the profiler that are thrown away")]
     active: Annotated[Count, of("steps in the trace")]
     repeat: Annotated[Count, of("windows, each with a trace of its own")]
@@ -253,24 +257,26 @@ class Stream(Struct, kw_only=True, frozen=True):
     """A kernel that reads and writes as fast as it can."""
 
     kernel: Annotated[str, of('"update": two reads and a write over one of them; "read"; "write"')]
-    buffer_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("of all that it touches")]
+    buffer_bytes: Annotated[
+        Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("size of all buffers that it touches")
+    ]
     moved_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("read and written")]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each repeat", extra={"unit": "ns"})]
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="duration of each repeat", extra={"unit": "ns"})]
 
 
 class Exps(Struct, kw_only=True, frozen=True):
     """Exponentials of numbers that are not fetched from memory."""
 
     kernel: Annotated[str, of('"exp" or "exp2"')]
-    count: Annotated[Positive, of("of exponentials in each repeat")]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each repeat", extra={"unit": "ns"})]
+    count: Annotated[Positive, of("number of exponentials in each repeat")]
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="duration of each repeat", extra={"unit": "ns"})]
 
 
 class Products(Struct, kw_only=True, frozen=True):
     """Products of n x n matrices."""
 
     n: Annotated[Positive, of("rows and columns of each matrix")]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each product", extra={"unit": "ns"})]
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="duration of each product", extra={"unit": "ns"})]
 
 
 # The kinds of records.
@@ -282,7 +288,7 @@ class Line(Struct, kw_only=True, frozen=True, omit_defaults=True, tag_field="rec
     cell: Annotated[
         Optional[Count], of("number of the cell, from 0; the values of the grid's last key vary fastest")
     ] = None
-    implementation: Annotated[Optional[str], of("whose record it is")] = None
+    implementation: Annotated[Optional[str], of("the implementation that the record is about")] = None
     reused_from: Annotated[
         Optional[Count], of("the cell whose result this is (the device's limits; who is missing or unsupported)")
     ] = None
@@ -304,9 +310,9 @@ class FirstLine(Line, kw_only=True, frozen=True):
     settings: Annotated[Record, of("every flag as resolved")] = {}
     command: Annotated[Any, of("the command line, a list")] = None
     started: Annotated[str, of("ISO 8601, UTC")] = ""
-    git_revision: Annotated[Optional[str], of("of this suite")] = None
-    git_dirty: Annotated[Optional[bool], of("were there uncommitted changes?")] = None
-    machine: Annotated[Machine, of("where the command ran")] = Machine()
+    git_revision: Annotated[Optional[str], of("git revision of this suite")] = None
+    git_dirty: Annotated[Optional[bool], of("whether there were uncommitted changes")] = None
+    machine: Annotated[Machine, of("machine on which the command ran")] = Machine()
 
 
 class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
@@ -318,10 +324,10 @@ class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
         of("shared by the implementations of one run, and by the two sides of one compare.py --rev: their rounds pair"),
     ] = ""
     suffix: Annotated[Optional[str], of('of the folder: "30", "max-frames-10000", "largest-batch-size"')] = None
-    package: Annotated[Optional[str], of("that holds the loss, as it is imported")] = None
+    package: Annotated[Optional[str], of("package that holds the loss, by its import name")] = None
     kind: Annotated[str, of("exact, the name of another lattice, pruned or additive")] = "exact"
-    exact: Annotated[Optional[bool], of("is it the transducer loss, and no approximation of it?")] = None
-    memory_limit: Annotated[Optional[MemoryLimit], of("with --find-largest")] = None
+    exact: Annotated[Optional[bool], of("whether it is the transducer loss itself, not an approximation")] = None
+    memory_limit: Annotated[Optional[MemoryLimit], of("limit of --find-largest")] = None
     values: Annotated[Dict[str, Value], of("in a sweep: {setting: value} of the cell")] = {}
 
     def __post_init__(self) -> None:
@@ -334,21 +340,21 @@ class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     """Once for each job: where it ran and on what."""
 
     node: Annotated[Optional[str], of("with --executor ray the device: its node, and the GPU's place")] = None
-    python: Annotated[Optional[str], of("version")] = None
+    python: Annotated[Optional[str], of("version of Python")] = None
     torch: Annotated[Optional[str], of("version, with the local part")] = None
-    implementation_version: Annotated[Optional[str], of("of the package")] = None
-    options: Annotated[Dict[str, Option], of("of the package's functions, by name")] = {}
+    implementation_version: Annotated[Optional[str], of("version of the package")] = None
+    options: Annotated[Dict[str, Option], of("options of the package's functions, by name")] = {}
     device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
-    device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
-    cuda: Annotated[Optional[str], of("version")] = None
-    threads: Annotated[Optional[Positive], of("of torch on the CPU")] = None
-    tf32: Annotated[Optional[bool], of("might CUDA round products to it? null on a CPU")] = None
-    gpu: Annotated[Optional[Gpu], of("before the job; null on a CPU, or where it is not known")] = None
+    device_name: Annotated[Optional[str], of("name of the GPU, or model of the CPU")] = None
+    cuda: Annotated[Optional[str], of("version of CUDA")] = None
+    threads: Annotated[Optional[Positive], of("torch's threads on the CPU")] = None
+    tf32: Annotated[Optional[bool], of("whether CUDA may round products to TF32; null on a CPU")] = None
+    gpu: Annotated[Optional[Gpu], of("state of the GPU before the job; null on a CPU, or where it is not known")] = None
     l2: Annotated[Optional[str], of('"cold": written over before each sample; "warm"; null on a CPU')] = None
     denormals: Annotated[Optional[str], of('"flush" (subnormal numbers are zero on the CPU) or "keep"')] = None
     allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
-    variables: Annotated[Dict[str, str], of("of the process, those that tune threads, allocator and TF32")] = {}
-    transparent_huge_pages: Annotated[Optional[str], of("of the kernel")] = None
+    variables: Annotated[Dict[str, str], of("environment variables that tune threads, allocator and TF32")] = {}
+    transparent_huge_pages: Annotated[Optional[str], of("setting of the kernel")] = None
     affinity: Annotated[Optional[str], of('CPUs that the process may use: "0-3,8"')] = None
     governor: Annotated[Optional[str], of('of the clocks of these CPUs: "performance"; null where it is not known')] = (
         None
@@ -356,10 +362,10 @@ class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     numa_nodes: Annotated[Optional[Positive], of("nodes of memory on which these CPUs are")] = None
     shape_file: Annotated[Optional[str], of("path, relative to the suite where it lies in there")] = None
     shape_file_sha256: Annotated[Optional[str], of("hex digest of its bytes")] = None
-    batches: Annotated[Optional[List[Batch]], of("those that are measured")] = None
-    shape_file_totals: Annotated[Optional[Totals], of("of all its utterances")] = None
+    batches: Annotated[Optional[List[Batch]], of("the measured batches")] = None
+    shape_file_totals: Annotated[Optional[Totals], of("totals over all its utterances")] = None
     shape_distribution: Annotated[
-        Any, of("a Distribution; of the correctness job alone, and not of a sweep or of --find-largest")
+        Any, of("a Distribution; in the correctness job only, and not with a sweep or --find-largest")
     ] = None
     warnings: Annotated[List[str], of("lines for the user")] = []
 
@@ -368,13 +374,13 @@ class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
     """The largest relative errors against the float64 oracle, on small batches; of a pruned loss with its range
     widened to all of U."""
 
-    loss_error: Annotated[Optional[float], of("relative")] = None
-    grad_error: Annotated[Optional[float], of("of all gradients, each relative to its largest element")] = None
+    loss_error: Annotated[Optional[float], of("relative error of the loss")] = None
+    grad_error: Annotated[Optional[float], of("largest error of a gradient, relative to its largest element")] = None
     slope_error: Annotated[
         Optional[float], of("largest difference to 1 of a factor between a tensor's gradient and the right one")
     ] = None
-    tolerance: Annotated[Optional[float], of("of loss and gradient")] = None
-    ok: Annotated[Optional[bool], of("is everything right that was judged?")] = None
+    tolerance: Annotated[Optional[float], of("tolerance of loss and gradient")] = None
+    ok: Annotated[Optional[bool], of("whether everything that was judged is right")] = None
     differing: Annotated[List[str], of('"loss", or tensors whose gradient has other bits in a second step')] = []
     reached_by_padding: Annotated[
         List[str], of('"loss", or tensors whose gradient is not finite where the padding holds NaN')
@@ -412,15 +418,15 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
 
     scope: Annotated[str, of('"loss" or "step"')]
     round: Annotated[int, of("number of the fresh process, from 1")]
-    batch: Annotated[int, of("index")]
-    total_wall_ns: Annotated[Nanoseconds, of("on CUDA synchronised at both ends")]
+    batch: Annotated[int, of("index of the batch")]
+    total_wall_ns: Annotated[Nanoseconds, of("wall time; on CUDA synchronised at both ends")]
     repeat: Annotated[Optional[int], of("number of the pass over the round's batches, from 0")] = None
-    warmup: Annotated[bool, of("not to be counted")] = False
+    warmup: Annotated[bool, of("whether it is only warm-up, and not counted")] = False
     forward_wall_ns: Annotated[Optional[Duration], of("null on CUDA, where the host runs ahead")] = None
-    forward_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
-    total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
+    forward_event_ns: Annotated[Optional[Duration], of("time between CUDA events; null on a CPU")] = None
+    total_event_ns: Annotated[Optional[Duration], of("time between CUDA events; null on a CPU")] = None
     stages: Annotated[Optional[Dict[str, Duration]], of("wall time of each stage; of CUDA events on CUDA")] = None
-    minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
+    minor_faults: Annotated[Optional[int], of("pages that the system mapped during the step")] = None
     foreign_cpu: ForeignCpu = None
     flags: Flags = None
     loss: Annotated[Optional[float], of("what the step returned; 1e300 where it is not finite")] = None
@@ -442,7 +448,7 @@ class Stop(JobLine, kw_only=True, frozen=True, tag="stop"):
     """The reason why the samples of a scope ended, in one round."""
 
     scope: Annotated[str, of('"loss" or "step"')]
-    round: Annotated[Optional[int], of("of the timing and throughput passes")] = None
+    round: Annotated[Optional[int], of("number of the round, in the timing and throughput passes")] = None
     why: Annotated[
         str,
         of(
@@ -463,9 +469,9 @@ class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
     """Peaks of one step or loss above the baseline before it; null where a counter is not of this device."""
 
     scope: Annotated[str, of('"loss" or "step"')]
-    batch: Annotated[int, of("index")]
-    device_allocated_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
-    device_reserved_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
+    batch: Annotated[int, of("index of the batch")]
+    device_allocated_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
+    device_reserved_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
     device_used_bytes: Annotated[
         Optional[Bytes],
         of("of the whole device by cudaMemGetInfo, once a millisecond: allocators beside torch's, and others, too"),
@@ -473,19 +479,22 @@ class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
     torch_allocated_bytes: Annotated[
         Optional[Bytes], of("torch's own allocations on a CPU; null too for losses that loop in Python")
     ] = None
-    process_bytes: Annotated[Optional[Bytes], of("resident, on a CPU (VmHWM)")] = None
+    process_bytes: Annotated[Optional[Bytes], of("peak of the resident process, on a CPU (VmHWM)")] = None
 
 
 class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
     """The files that the trace pass left in the folder."""
 
     files: Annotated[List[str], of("names of traces, .json or .json.gz")]
-    steps: Annotated[Optional[int], of("that the loop ran, of all windows")] = None
-    schedule: Annotated[Optional[Schedule], of("of the profiler")] = None
+    steps: Annotated[Optional[int], of("number of steps of the loop, over all windows")] = None
+    schedule: Annotated[Optional[Schedule], of("schedule of the profiler")] = None
     key_averages: Annotated[Optional[List[str]], of("names of tables")] = None
     profiler: Annotated[Any, of("{record_shapes, with_stack, profile_memory}")] = None
     memory_snapshot: Annotated[Optional[str], of("name of a file")] = None
-    foreign_cpu: Annotated[Optional[Share], of("of the profiled loop; null where it was too short to tell")] = None
+    foreign_cpu: Annotated[
+        Optional[Share],
+        of("share of the CPUs that other processes used in the profiled loop; null where it was too short to tell"),
+    ] = None
     flags: Annotated[Optional[List[str]], of('"busy" and "loaded", as of ``sample``')] = None
     note: Annotated[Optional[str], of('why there is no trace, else ""; schedule and profiler are null then')] = ""
     warnings: Annotated[List[str], of("lines for the user")] = []
@@ -496,18 +505,18 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     round; the same in all implementations of the run.  The best of all counts."""
 
     node: Annotated[Optional[str], of("as in ``environment``")] = None
-    round: Annotated[Optional[int], of("of the timing pass; null where it was measured once for the run")] = None
-    torch: Annotated[Optional[str], of("version")] = None
+    round: Annotated[Optional[int], of("round of the timing pass; null where it was measured once for the run")] = None
+    torch: Annotated[Optional[str], of("version of torch")] = None
     device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
-    device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
-    threads: Annotated[Optional[int], of("of torch on the CPU")] = None
-    dtype: Annotated[Optional[str], of("of the matrices")] = None
-    tf32: Annotated[Optional[bool], of("might CUDA use it? null on a CPU")] = None
-    gpu: Annotated[Optional[Gpu], of("right after the measurement, as in ``environment``")] = None
-    cache_bytes: Annotated[Optional[Bytes], of("of all last-level caches")] = None
-    streams: Annotated[List[Stream], of("reading and writing, of buffers of several sizes")] = []
-    products: Annotated[List[Products], of("of matrices of the dtype")] = []
-    exps: Annotated[List[Exps], of("in float64 for that dtype, else in float32")] = []
+    device_name: Annotated[Optional[str], of("name of the GPU, or model of the CPU")] = None
+    threads: Annotated[Optional[int], of("torch's threads on the CPU")] = None
+    dtype: Annotated[Optional[str], of("data type of the matrices")] = None
+    tf32: Annotated[Optional[bool], of("whether CUDA may use TF32; null on a CPU")] = None
+    gpu: Annotated[Optional[Gpu], of("state of the GPU right after the measurement, as in ``environment``")] = None
+    cache_bytes: Annotated[Optional[Bytes], of("size of all last-level caches")] = None
+    streams: Annotated[List[Stream], of("reads and writes of buffers of several sizes")] = []
+    products: Annotated[List[Products], of("products of matrices of the dtype")] = []
+    exps: Annotated[List[Exps], of("exponentials in float64 for that dtype, else in float32")] = []
     foreign_cpu: ForeignCpu = None
     flags: Annotated[Optional[List[str]], of('"busy" and "loaded", as of ``sample``')] = None
     reason: Annotated[Optional[str], of('why a list is empty, else ""')] = ""
@@ -518,26 +527,26 @@ class Probe(JobLine, kw_only=True, frozen=True, tag="probe"):
     with the most useful ones."""
 
     scope: Annotated[Optional[str], of('"loss" or "step"')] = None
-    index: Annotated[Optional[int], of("of the batch")] = None
-    N: Annotated[Optional[Positive], of("utterances")] = None
+    index: Annotated[Optional[int], of("index of the batch")] = None
+    N: Annotated[Optional[Positive], of("number of utterances")] = None
     frames: Annotated[Optional[Positive], of("sum of T")] = None
     T_max: Annotated[Optional[Positive], of("frames of the longest utterance")] = None
     U_max: Annotated[Optional[Count], of("tokens of the longest target")] = None
-    useful_cells: Annotated[Optional[Positive], of("of the utterances")] = None
-    padded_cells: Annotated[Optional[Positive], of("of the padded tensor")] = None
-    limit_bytes: Annotated[Optional[Bytes], of("above the loaded process")] = None
+    useful_cells: Annotated[Optional[Positive], of("cells of the utterances, without padding")] = None
+    padded_cells: Annotated[Optional[Positive], of("cells of the padded tensor")] = None
+    limit_bytes: Annotated[Optional[Bytes], of("bytes above those of the loaded process")] = None
     limit_kind: Annotated[
         Optional[str], of('"address space": RLIMIT_AS; "device memory": the rest of a CUDA device is held back')
     ] = None
-    warnings: Annotated[List[str], of("one where less than --memory-limit was left")] = []
+    warnings: Annotated[List[str], of("a line for the user if less than --memory-limit was left")] = []
 
 
 class Fit(JobLine, kw_only=True, frozen=True, tag="fit"):
     """Written with --find-largest after a step that did fit."""
 
     scope: Annotated[Optional[str], of('"loss" or "step"')] = None
-    batch: Annotated[Optional[int], of("index")] = None
-    loss: Annotated[Optional[float], of("of the step")] = None
+    batch: Annotated[Optional[int], of("index of the batch")] = None
+    loss: Annotated[Optional[float], of("loss of the step")] = None
     peak_bytes: Annotated[
         Optional[Bytes],
         of("above the loaded process, inputs included: resident on a CPU, of torch's allocator on CUDA"),
@@ -549,16 +558,18 @@ class Status(JobLine, kw_only=True, frozen=True, tag="status"):
 
     status: Annotated[str, of("ok, oom, unsupported, missing, error, timeout or interrupted")]
     pass_name: Annotated[str, of('"correctness", "timing", ...')] = field(name="pass", default="")
-    round: Annotated[Optional[int], of("of the timing and throughput passes")] = None
-    size: Annotated[Optional[Positive], of("that was tried or timed, of --find-largest")] = None
+    round: Annotated[Optional[int], of("number of the round, in the timing and throughput passes")] = None
+    size: Annotated[Optional[Positive], of("batch size that --find-largest tried or timed")] = None
     pool: Annotated[
         Optional[Positive],
         of("of the throughput pass: its utterances are those of the run's batches of this size, the largest of all"),
     ] = None
     reason: Annotated[Optional[str], of('why it did not end well, else ""')] = ""
-    wall_ns: Annotated[Optional[Duration], of("of the whole job")] = None
+    wall_ns: Annotated[Optional[Duration], of("duration of the whole job")] = None
     stderr_tail: Annotated[Optional[List[str]], of("where the job failed: the last lines of its stderr")] = None
-    left_out: Annotated[bool, of("a round that was not measured, since the loss is far behind: --slow-rounds")] = False
+    left_out: Annotated[bool, of("whether the round was left out because the loss is far behind (--slow-rounds)")] = (
+        False
+    )
 
 
 class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
@@ -566,16 +577,16 @@ class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
 
     sweep_id: Annotated[str, of("the run_id of its runs")]
     grid: Annotated[Dict[str, Annotated[List[Value], Meta(min_length=1)]], of("{setting: values}")]
-    settings: Annotated[Record, of("those that all cells share")]
-    names: Annotated[List[str], of("implementations")] = []
+    settings: Annotated[Record, of("settings that all cells share")]
+    names: Annotated[List[str], of("names of the implementations")] = []
 
 
 class InferenceHeader(FirstLine, kw_only=True, frozen=True, tag="inference"):
     """Always the first line of an inference.jsonl: one model on a grid of audio lengths and batch sizes."""
 
-    name: Annotated[str, of("of the configuration")]
-    run_id: Annotated[str, of("of this run alone")] = ""
-    config: Annotated[Record, of("what is profiled: the file with its overrides")] = {}
+    name: Annotated[str, of("name of the configuration")]
+    run_id: Annotated[str, of("id of this run alone")] = ""
+    config: Annotated[Record, of("the configuration file with its overrides")] = {}
     grid: Annotated[
         Dict[str, List[Union[int, float, bool, str, None]]],
         of("{axis: values}: threads, compile, dtype, quantize, audio_mockup_secs (seconds), batch_sizes"),
@@ -589,23 +600,23 @@ class InferenceHeader(FirstLine, kw_only=True, frozen=True, tag="inference"):
 class PipelineHeader(FirstLine, kw_only=True, frozen=True, tag="pipeline"):
     """Always the first line of a pipeline.jsonl: the stages of a speech system on examples."""
 
-    name: Annotated[str, of("of the configuration")]
-    run_id: Annotated[str, of("of this run alone")] = ""
-    config: Annotated[Record, of("of the whole and of each stage, as resolved")] = {}
-    stages: Annotated[List[str], Meta(min_length=1, description="in their order")]
-    examples: Annotated[List[str], Meta(min_length=1, description="one job each")]
+    name: Annotated[str, of("name of the configuration")]
+    run_id: Annotated[str, of("id of this run alone")] = ""
+    config: Annotated[Record, of("configuration of the whole and of each stage, as resolved")] = {}
+    stages: Annotated[List[str], Meta(min_length=1, description="names of the stages, in their order")]
+    examples: Annotated[List[str], Meta(min_length=1, description="names of the examples; each is a job")]
 
 
 class Call(JobLine, kw_only=True, frozen=True, tag="call"):
     """One call of a model on a batch, or of a stage of a pipeline on an example."""
 
-    total_wall_ns: Annotated[Nanoseconds, of("on CUDA synchronised at both ends")]
-    stage: Annotated[Optional[str], of("of a pipeline")] = None
-    repeat: Annotated[Optional[int], of("number, from 0")] = None
-    warmup: Annotated[bool, of("not to be counted")] = False
-    total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
-    first_ns: Annotated[Optional[Duration], of("until the first token of a model that streams")] = None
-    minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
+    total_wall_ns: Annotated[Nanoseconds, of("wall time; on CUDA synchronised at both ends")]
+    stage: Annotated[Optional[str], of("stage of a pipeline")] = None
+    repeat: Annotated[Optional[int], of("number of the call, from 0")] = None
+    warmup: Annotated[bool, of("whether it is only warm-up, and not counted")] = False
+    total_event_ns: Annotated[Optional[Duration], of("time between CUDA events; null on a CPU")] = None
+    first_ns: Annotated[Optional[Duration], of("time to the first token, of a model that streams")] = None
+    minor_faults: Annotated[Optional[int], of("pages that the system mapped during the call")] = None
     foreign_cpu: ForeignCpu = None
     flags: Flags = None
 
@@ -613,30 +624,30 @@ class Call(JobLine, kw_only=True, frozen=True, tag="call"):
 class CallMemory(JobLine, kw_only=True, frozen=True, tag="call_memory"):
     """Peaks of one call above the level before it, without the profiler; null where a counter is not of this device."""
 
-    stage: Annotated[Optional[str], of("of a pipeline")] = None
-    process_bytes: Annotated[Optional[Bytes], of("resident, above the level before the call")] = None
-    process_peak_bytes: Annotated[Optional[Bytes], of("resident, of the whole process")] = None
-    device_allocated_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
-    device_reserved_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
-    device_used_bytes: Annotated[Optional[Bytes], of("of the whole device, by cudaMemGetInfo")] = None
+    stage: Annotated[Optional[str], of("stage of a pipeline")] = None
+    process_bytes: Annotated[Optional[Bytes], of("resident peak above the level before the call")] = None
+    process_peak_bytes: Annotated[Optional[Bytes], of("resident peak of the whole process")] = None
+    device_allocated_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
+    device_reserved_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
+    device_used_bytes: Annotated[Optional[Bytes], of("peak of the whole device, by cudaMemGetInfo")] = None
 
 
 class ProfiledCalls(JobLine, kw_only=True, frozen=True, tag="profiled_calls"):
     """Under torch.profiler: the last two of six batches."""
 
-    batches: Annotated[Positive, of("that were recorded")]
+    batches: Annotated[Positive, of("number of recorded batches")]
     cpu_us: Annotated[float, Meta(ge=0, description="self time on the CPU of all of them", extra={"unit": "us"})]
     cuda_us: Annotated[float, Meta(ge=0, description="self time on CUDA of all of them", extra={"unit": "us"})]
     cpu_peak_bytes: Annotated[
         Optional[Bytes], of("highest running sum of allocations within a batch, from zero at its beginning")
     ] = None
-    cuda_peak_bytes: Annotated[Optional[Bytes], of("likewise, of the fullest GPU")] = None
+    cuda_peak_bytes: Annotated[Optional[Bytes], of("the same of the fullest GPU")] = None
 
 
 class Operations(JobLine, kw_only=True, frozen=True, tag="operations"):
     """The operations of one call of a stage, forward, counted as count_flops.py counts."""
 
-    stage: Annotated[Optional[str], of("of a pipeline")] = None
+    stage: Annotated[Optional[str], of("stage of a pipeline")] = None
     torch: Annotated[Optional[str], of("version, in the process of the stage")] = None
     macs: Annotated[Count, of("multiply-accumulates of products and convolutions")]
     flops: Annotated[Count, of("all floating-point operations")]
@@ -652,7 +663,7 @@ class OutputCheck(JobLine, kw_only=True, frozen=True, tag="output_check"):
 
     error: Annotated[float, of("RMS of the difference over RMS of the plain outputs; of symbols the share that differ")]
     tolerance: Annotated[float, of("above it, nothing is timed")]
-    ok: Annotated[bool, of("is the error not above the tolerance?")]
+    ok: Annotated[bool, of("whether the error is within the tolerance")]
 
 
 #: The types above that no other inherits from: every kind of record, and what records are made of.

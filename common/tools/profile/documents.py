@@ -18,20 +18,22 @@ Times = Annotated[List[Nanoseconds], Meta(min_length=1)]
 class ProfiledBatch(Struct, kw_only=True):
     """A batch of a profile."""
 
-    N: Annotated[Positive, of("utterances")]
-    frames: Annotated[Positive, of("of features, all utterances together")]
-    frames_max: Annotated[Positive, of("of the longest utterance")]
+    N: Annotated[Positive, of("number of utterances")]
+    frames: Annotated[Positive, of("feature frames of all utterances together")]
+    frames_max: Annotated[Positive, of("feature frames of the longest utterance")]
     T_max: Annotated[Optional[Positive], of("encoder frames of the longest utterance")] = None
     U_max: Annotated[Optional[Count], of("tokens of the longest target")] = None
-    tokens: Annotated[Count, of("all utterances together")]
+    tokens: Annotated[Count, of("tokens of all utterances together")]
 
 
 class Steps(Struct, kw_only=True):
     """Times of steps, those with labels and those without in turn."""
 
-    bare_ns: Annotated[Times, of("without labels, of the host")]
-    host_ns: Annotated[Times, of("with labels, of the host")]
-    device_ns: Annotated[List[Optional[Nanoseconds]], Meta(min_length=1), of("with labels; null on a CPU")]
+    bare_ns: Annotated[Times, of("times of steps without labels, on the host")]
+    host_ns: Annotated[Times, of("times of steps with labels, on the host")]
+    device_ns: Annotated[
+        List[Optional[Nanoseconds]], Meta(min_length=1), of("times of steps with labels, on the device; null on a CPU")
+    ]
     foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
     flags: Annotated[List[str], of('"busy" and "loaded": other processes ran beside the steps')] = []
 
@@ -40,26 +42,28 @@ class Place(Struct, kw_only=True):
     """A label within a step."""
 
     chain: Annotated[List[str], Meta(min_length=1), of("labels, the outermost first")]
-    phase: Annotated[Literal["forward", "backward", "update"], of("of the step")]
-    calls: Annotated[Count, of("in all steps")]
-    host_ns: Annotated[List[Duration], Meta(min_length=1), of("of each step")]
-    device_ns: Annotated[List[Optional[Duration]], Meta(min_length=1), of("of each step; null on a CPU")]
+    phase: Annotated[Literal["forward", "backward", "update"], of("phase of the step")]
+    calls: Annotated[Count, of("number of calls in all steps")]
+    host_ns: Annotated[List[Duration], Meta(min_length=1), of("time in each step")]
+    device_ns: Annotated[
+        List[Optional[Duration]], Meta(min_length=1), of("time in each step, on the device; null on a CPU")
+    ]
 
 
 class PlaceMemory(Struct, kw_only=True):
     """Memory of a label, profiled."""
 
     name: Annotated[str, of('of the label, "label.backward"; "" of the step')]
-    peak_bytes: Annotated[int, of("highest, above the level at the begin of the step")]
-    rise_bytes: Annotated[int, of("highest, above the level at its own begin")]
-    left_bytes: Annotated[int, of("that its calls in a step leave allocated")]
+    peak_bytes: Annotated[int, of("peak above the level at the beginning of the step")]
+    rise_bytes: Annotated[int, of("peak above the level at its own beginning")]
+    left_bytes: Annotated[int, of("bytes that its calls in a step leave allocated")]
 
 
 class PlaceFlops(Struct, kw_only=True):
     """Operations of a step in one label, without what lies in it."""
 
     chain: Annotated[List[str], of("labels, the outermost first")]
-    phase: Annotated[str, of("of the step")]
+    phase: Annotated[str, of("phase of the step")]
     macs: Annotated[float, of("multiply-accumulates, the mean of all batches")]
     flops: Annotated[float, of("floating-point operations, the mean of all batches")]
 
@@ -67,19 +71,19 @@ class PlaceFlops(Struct, kw_only=True):
 class Compiled(Struct, kw_only=True):
     """The compilation before the steps, with --compile."""
 
-    ns: Annotated[Nanoseconds, of("until a round of steps compiled nothing")]
-    modules: Annotated[Count, of("that were compiled")]
-    graphs: Annotated[Count, of("that were compiled")]
-    graphs_later: Annotated[Count, of("that were compiled within the timed steps")]
+    ns: Annotated[Nanoseconds, of("time until a round of steps compiled nothing")]
+    modules: Annotated[Count, of("number of compiled modules")]
+    graphs: Annotated[Count, of("number of compiled graphs")]
+    graphs_later: Annotated[Count, of("number of graphs compiled within the timed steps")]
 
 
 class ProfileOptions(Struct, kw_only=True, frozen=True):
     """Flags that change the step."""
 
-    dropout: Annotated[bool, of("with --dropout")] = False
-    amp: Annotated[bool, of("with --amp")] = False
-    compile: Annotated[bool, of("with --compile")] = False
-    optimizer: Annotated[bool, of("with --optimizer")] = False
+    dropout: Annotated[bool, of("whether --dropout was given")] = False
+    amp: Annotated[bool, of("whether --amp was given")] = False
+    compile: Annotated[bool, of("whether --compile was given")] = False
+    optimizer: Annotated[bool, of("whether --optimizer was given")] = False
     checkpoint: Annotated[List[str], of("patterns of --checkpoint")] = []
 
     def on(self) -> List[str]:
@@ -91,7 +95,9 @@ class ProfileHead(Struct, kw_only=True):
     """run.json beside profile.json."""
 
     started: Annotated[str, of("ISO 8601, UTC")]
-    identity: Annotated[schema.Record, of("what makes two profiles the same: choice, settings, limits, machine")]
+    identity: Annotated[
+        schema.Record, of("what two profiles of the same step share: choice, settings, limits, machine")
+    ]
 
 
 class Profile(Struct, kw_only=True):
@@ -100,26 +106,28 @@ class Profile(Struct, kw_only=True):
     size: Annotated[str, of('in words: "batch-size 4"')] = ""
     reason: Annotated[str, of('why it failed, else ""')] = ""
     format: Annotated[int, of("version of these fields")] = FORMAT
-    implementation: Annotated[str, of("the loss")] = ""
+    implementation: Annotated[str, of("name of the loss")] = ""
     model: Annotated[str, of('import path, "" for the Conformer transducer')] = ""
     config: Annotated[str, of('of the Conformer transducer: "icefall", or "" for torchaudio\'s Conformer')] = ""
-    parameters: Annotated[Dict[str, int], of("how many the model has, by part")] = {}
+    parameters: Annotated[Dict[str, int], of("number of parameters by part of the model")] = {}
     device: Annotated[str, of('"cpu" or "cuda"')] = ""
-    device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
-    node: Annotated[str, of("with --executor ray")] = ""
-    threads: Annotated[Optional[int], of("of torch on the CPU")] = None
-    torch: Annotated[str, of("version")] = ""
-    tf32: Annotated[Optional[bool], of("might CUDA round products to it? null on a CPU")] = None
-    gpu: Annotated[Optional[schema.Gpu], of("before the steps; null on a CPU, or where it is not known")] = None
-    sizes: Annotated[Dict[str, Union[int, float, List[int]]], of("of the Conformer transducer")] = {}
+    device_name: Annotated[Optional[str], of("name of the GPU, or model of the CPU")] = None
+    node: Annotated[str, of("node, with --executor ray")] = ""
+    threads: Annotated[Optional[int], of("torch's threads on the CPU")] = None
+    torch: Annotated[str, of("version of torch")] = ""
+    tf32: Annotated[Optional[bool], of("whether CUDA may round products to TF32; null on a CPU")] = None
+    gpu: Annotated[
+        Optional[schema.Gpu], of("state of the GPU before the steps; null on a CPU, or where it is not known")
+    ] = None
+    sizes: Annotated[Dict[str, Union[int, float, List[int]]], of("sizes of the Conformer transducer")] = {}
     options: Annotated[ProfileOptions, of("flags that change the step")] = ProfileOptions()
-    batches: Annotated[List[ProfiledBatch], of("that were taken in turn")] = []
-    steps: Annotated[Optional[Steps], of("times")] = None
+    batches: Annotated[List[ProfiledBatch], of("batches that were taken in turn")] = []
+    steps: Annotated[Optional[Steps], of("times of the steps")] = None
     spans: Annotated[List[Place], of("times of labels")] = []
-    memory: Annotated[List[PlaceMemory], of("of labels and the step")] = []
-    flops: Annotated[List[PlaceFlops], of("of labels and the rest of the step")] = []
+    memory: Annotated[List[PlaceMemory], of("memory of labels and of the step")] = []
+    flops: Annotated[List[PlaceFlops], of("operations of labels and of the rest of the step")] = []
     not_counted: Annotated[List[str], of("operators without a rule")] = []
-    compiled: Annotated[Optional[Compiled], of("with --compile")] = None
+    compiled: Annotated[Optional[Compiled], of("what --compile compiled")] = None
     limits: Annotated[Optional[schema.Record], of("a record ``limits``")] = None
 
     def __post_init__(self) -> None:
