@@ -21,7 +21,7 @@ LONGEST_HELP = 60  # characters
 
 
 class Flag(NamedTuple):
-    """values: what may follow; takes: whether anything has to."""
+    """A flag to complete.  values: those that may follow; takes: whether it takes a value."""
 
     name: str
     help: str

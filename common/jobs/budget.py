@@ -25,7 +25,7 @@ def is_far_behind(ratios: Sequence[float]) -> bool:
 
 
 class Budget:
-    """seconds: what the run may take from now on; clock: seconds of a clock that runs evenly."""
+    """The time that a run may take, in seconds from now.  clock: returns monotonic seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
         self.clock, self.ends = clock, clock() + seconds

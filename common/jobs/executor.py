@@ -28,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Lost(Exception):
-    """The device is gone, and with it the job that ran there; it runs no more.  began: had that job begun?"""
+    """Raised when a device is gone, with the job that ran there.  began: whether that job had begun."""
 
     def __init__(self, reason: str, began: bool):
         super().__init__(reason)
@@ -36,8 +36,13 @@ class Lost(Exception):
 
 
 class Executor(ABC):
-    """machine: of its devices, where they are not of this machine; label: which device it is, where there are several;
-    here: its jobs run on this machine, one after the other."""
+    """Runs jobs on the devices of this machine, or of others.
+
+    Attributes:
+        machine: the record of the machine that has the devices; None for this one.
+        label: the name of the device, if there are several.
+        here: whether jobs run on this machine, one after the other.
+    """
 
     machine: Optional[Record] = None
     label = ""

@@ -28,7 +28,10 @@ Ending = Tuple[str, str]
 
 
 class Local(Executor):
-    """shared: the folder where the jobs of this executor leave what others need too; gone with the executor."""
+    """Runs jobs on this machine, one after the other.
+
+    shared: a folder in which jobs leave what later ones need; removed with the executor.
+    """
 
     shared: Optional[tempfile.TemporaryDirectory[str]] = None
 

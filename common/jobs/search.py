@@ -74,8 +74,11 @@ def memory_limit(settings: Settings, total: Optional[int], available: Optional[i
 
 
 class Search:
-    """The search of one implementation.  failed: a probe failed for another reason than its size, which ends the
-    search; untimed: so did the throughput pass."""
+    """The search of one implementation.
+
+    failed: whether a probe failed for another reason than its size, which ends the search; untimed: whether the
+    throughput pass failed.
+    """
 
     def __init__(self, name: str, run: Run, settings: Settings):
         self.name, self.run, self.settings = name, run, settings

@@ -36,14 +36,23 @@ Chain = Deque[Job]
 
 @dataclass
 class Session:
-    """run_of, python_of: the run and the Python of each implementation, or task; timeout: seconds for one job.
+    """The jobs of a run, carried out on every device of an executor.
 
-    wait: seconds to wait, in all, for a quiet machine to measure rounds again that ran beside other load; 0: none is.
-    budget: the time that the run may take; resumed: timing rounds may be on disk already; after_round: called with the
-    number of each timing round that has ended.
-    timed, loaded: (implementation, round) of the timing jobs that have samples, and of those that ran beside other
-    load; lock: of runs and progress, which all devices write to; limited: devices whose limits are known, or could not
-    be measured; standing: who is ahead."""
+    Args:
+        run_of, python_of: the run and the Python of each implementation, or task.
+        timeout: seconds for one job.
+        wait: seconds to wait, in all, for a quiet machine before rounds that ran beside other load are repeated; 0
+            repeats none.
+        budget: the time that the run may take.
+        resumed: whether timing rounds may be on disk already.
+        after_round: called with the number of each timing round that has ended.
+
+    The other fields change during the run:
+        timed, loaded: (implementation, round) of timing jobs that have samples, and that ran beside other load.
+        lock: guards runs and progress, to which all devices write.
+        limited: devices whose limits are known, or could not be measured.
+        standing: which implementation is ahead.
+    """
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, interpreters.Choice]

@@ -35,10 +35,16 @@ VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
 
 @dataclass(frozen=True)
 class Job:
-    """One process to start, in the Python of `implementation`.  subject: a key of SUBJECTS; round: of the timing,
-    limits and throughput passes, from 1; size: the size that is tried or timed with --find-largest; pool: the size of
-    the batches whose utterances are timed in batches of `size`; overrides: settings of this job alone; limit_bytes:
-    limit on its memory."""
+    """One process to start for an implementation, in its Python.
+
+    Args:
+        round: number from 1, in the timing, limits and throughput passes.
+        size: with --find-largest, the batch size that is tried or timed.
+        pool: the size of the batches whose utterances are timed in batches of `size`.
+        overrides: settings of this job alone.
+        limit_bytes: limit on its memory.
+        subject: a key of SUBJECTS.
+    """
 
     implementation: str
     pass_name: str
@@ -67,7 +73,7 @@ class Job:
         return {**names, **sizes, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
-        """Return what the process is told.  folder: of the run, where traces go."""
+        """Return the job as its process reads it.  folder: the folder of the run, for traces."""
         of = find(self.implementation)
         names = {"job": self.name, "subject": self.subject, "pass": self.pass_name, "round": self.round}
         names["implementation"] = self.implementation
@@ -79,8 +85,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Task:
-    """One process to start for what is no loss.  given: what its subject reads beside the settings; overrides: settings
-    of this task alone; files: those that `given` names, see common.jobs.carried."""
+    """One process to start for a tool that measures no loss.
+
+    Args:
+        given: what its subject reads beside the settings.
+        overrides: settings of this task alone.
+        files: the files that `given` names, see common.jobs.carried.
+    """
 
     name: str
     subject: str
@@ -90,8 +101,10 @@ class Task:
     round: None = None
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return none, so that glibc stays as it is: times are those that a user has, and the heap hides no part of the
-        peak."""
+        """Return no variables.
+
+        glibc keeps its defaults, so times are as a user has them and the heap hides no part of the peak.
+        """
         return {}
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
@@ -100,7 +113,7 @@ class Task:
         return {**names, "status": status, "reason": reason, "wall_ns": wall_ns}
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
-        """Return what the process is told.  folder: of the run, where traces go."""
+        """Return the job as its process reads it.  folder: the folder of the run, for traces."""
         names = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
         return {**names, "given": dict(self.given), "settings": {**settings.to_json(), **dict(self.overrides)}}
 

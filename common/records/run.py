@@ -40,10 +40,16 @@ class NothingToResume(UserError):
 
 
 class Run:
-    """Records of one implementation in the file `path`; every addition is written before the next job starts.
-    records: but those of MANY; existing: those in the file already; claim: the lock of the folder, where it is this
-    run's alone; failed: did a job that this process added not end well?; joined: is it a row that the run did not have
-    when it was resumed?"""
+    """The records of one implementation, in memory and in a file; each addition is written before the next job starts.
+
+    Attributes:
+        path: the file.
+        records: its records, without those of MANY.
+        existing: the records that were in the file already.
+        claim: the lock of the folder, if it belongs to this run alone.
+        failed: whether a job that this process added did not end well.
+        joined: whether the row was not part of the run when it was resumed.
+    """
 
     joined = False
 

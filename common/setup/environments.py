@@ -34,9 +34,15 @@ LOCK = FOLDER / ".lock"
 
 @dataclass(frozen=True)
 class Environment:
-    """name: its folder in .venv, and its lock file in requirements/; description: what set-up says while it installs;
-    pythons: minor versions that it can have, in the order tried when the running Python is none of them; required:
-    set-up fails without it; optional: made only when it is named, and kept current from then on."""
+    """A virtual environment of the suite.
+
+    Args:
+        name: name of its folder in .venv, and of its lock file in requirements/.
+        description: what set-up prints while it installs.
+        pythons: supported minor versions, in the order tried if the running Python is none of them.
+        required: whether set-up fails without it.
+        optional: whether it is made only when it is named; it is kept current from then on.
+    """
 
     name: str
     description: str
@@ -238,10 +244,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for command, text in (
-        ("setup", "create what is missing or out of date (default: all environments but the optional ones)"),
-        ("status", "one line for each environment: its Python, or why it has none"),
-        ("path", "the Python of each named environment; exit code 1 and the reason when there is none"),
-        ("clean", "remove the named environments (default: all of .venv)"),
+        ("setup", "Create what is missing or out of date. Default: all environments but the optional ones"),
+        ("status", "Print a line for each environment: its Python, or why it has none."),
+        ("path", "Print the Python of each named environment; where there is none, the reason, with exit code 1."),
+        ("clean", "Remove the named environments. Default: all of .venv"),
     ):
         commands.add_parser(command, help=text, description=text).add_argument("names", nargs="*", metavar="NAME")
     parsed = parser.parse_args(arguments)

@@ -36,7 +36,7 @@ OLDEST_TORCH, OLDEST_PYTHON = (1, 13), (3, 9)
 
 @dataclass(frozen=True)
 class Wheel:
-    """source: the file or URL; build: "cpu" or "cuda12.8"; torch, python: "2.7.1", "3.11"."""
+    """A wheel of k2.  source: file or URL; build: "cpu" or "cuda12.8"; torch, python: such as "2.7.1" and "3.11"."""
 
     source: str
     name: str
@@ -50,8 +50,10 @@ class Wheel:
 
 
 def parse(source: str) -> Wheel:
-    """Return what the name of a wheel says. Raises UserError for a name that no k2 wheel has, and for a torch or Python
-    too old for the suite."""
+    """Parse the file name of a k2 wheel.
+
+    Raises UserError for a name that no k2 wheel has, and for a torch or Python too old for the suite.
+    """
     name = unquote(urlsplit(source).path).rpartition("/")[2] if "://" in source else Path(source).name
     match = NAME.fullmatch(name)
     if match is None:
@@ -67,8 +69,10 @@ def parse(source: str) -> Wheel:
 
 
 def choose(source: str) -> None:
-    """Make a wheel, a file or a URL, that of the k2 environment, which the next set-up makes anew; "locked": the locked
-    one again.  Raises UserError, and then nothing is changed."""
+    """Choose the wheel that the next set-up installs into the k2 environment.
+
+    source: a file, a URL, or "locked" for the locked one.  Raises UserError, and then changes nothing.
+    """
     target = environments.ENVIRONMENTS["k2"].chosen_lock
     with locked(environments.LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         if source == LOCKED:
@@ -83,7 +87,7 @@ def choose(source: str) -> None:
 
 
 def imports() -> int:
-    """Return an exit code: does the k2 that was asked for import?  One that does not is dropped, with the reason."""
+    """Import the k2 that was asked for; drop it, and print the reason, if that fails.  Returns an exit code."""
     python, lock = environments.interpreter("k2"), environments.ENVIRONMENTS["k2"].chosen_lock
     if python is None:
         return EXIT_FAILED  # set-up has said why

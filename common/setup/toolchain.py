@@ -28,9 +28,17 @@ ARCHITECTURES = "8.0;9.0+PTX"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """device: "cpu" or "cuda"; torch: its version, with the local part; torch_cuda: "" for a torch without CUDA;
-    compiler: the command, as torch.utils.cpp_extension finds it; compiler_version: "" when there is none; cuda_home: a
-    toolkit with headers; architectures: as in TORCH_CUDA_ARCH_LIST."""
+    """What a source package is compiled with.
+
+    Args:
+        device: "cpu" or "cuda".
+        torch: version of torch, with the local part.
+        torch_cuda: its version of CUDA; "" for a torch without.
+        compiler: the command, as torch.utils.cpp_extension finds it.
+        compiler_version: "" if there is no compiler.
+        cuda_home: a toolkit with headers.
+        architectures: as in TORCH_CUDA_ARCH_LIST.
+    """
 
     device: str
     torch: str

@@ -24,8 +24,13 @@ _SIZE = re.compile(r"\d+|[SF]")
 
 
 class Given(NamedTuple):
-    """One input: `name` of a keyword ("" for the next positional one), sizes with letters, and what fills it: random
-    numbers, or `value`."""
+    """One input tensor.
+
+    Args:
+        name: its keyword; "" for the next positional argument.
+        sizes: its shape, in which letters stand for lengths.
+        value: the number that fills it; None for random numbers.
+    """
 
     name: str
     sizes: Tuple[str, ...]

@@ -31,7 +31,7 @@ OFFLINE = {
 
 
 class Loaded(NamedTuple):
-    """listed: it takes a list of waveforms, not a batch of them."""
+    """A loaded model.  listed: whether it takes a list of waveforms in place of a batch."""
 
     model: torch.nn.Module
     listed: bool = False

@@ -87,8 +87,13 @@ class Source:
 
 @dataclass
 class Generated:
-    """rows: int32 (rows, 2), T and U; features: int32 (rows, 2), feature frames and U, if they are to be written;
-    beside: (path, content) of further files."""
+    """A generated shape file.
+
+    Args:
+        rows: T and U, int32 (rows, 2).
+        features: feature frames and U, int32 (rows, 2), if they are to be written.
+        beside: (path, content) of further files.
+    """
 
     rows: np.ndarray
     features: Optional[np.ndarray]

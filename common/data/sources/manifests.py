@@ -28,8 +28,13 @@ TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, feat
 
 @dataclass(frozen=True)
 class Utterance:
-    """text: of all its supervisions, "" for none; frames: feature frames at each speed asked for; seconds: of its audio
-    as it is, before any perturbation."""
+    """An utterance of a manifest.
+
+    Args:
+        text: the text of all its supervisions; "" if there is none.
+        frames: number of feature frames at each speed asked for.
+        seconds: duration of its audio before any perturbation.
+    """
 
     text: str
     frames: Tuple[int, ...]
@@ -38,8 +43,13 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Timing:
-    """frame_shift: seconds between frames where no features say; speeds: factors of speed perturbation, 1.0 is none;
-    again: of what is perturbed already, too."""
+    """How frames are counted.
+
+    Args:
+        frame_shift: seconds between frames, for cuts without features.
+        speeds: factors of speed perturbation; 1.0 is none.
+        again: whether cuts that are perturbed already are perturbed again.
+    """
 
     frame_shift: float
     speeds: Tuple[float, ...]

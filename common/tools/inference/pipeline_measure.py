@@ -123,7 +123,10 @@ def _on(device: torch.device, inputs: Any) -> Any:
 
 @dataclass
 class StageCall:
-    """inputs: a mapping is keywords, a tuple positional arguments, anything else the one argument."""
+    """A call of a stage's model.
+
+    inputs: a mapping for keyword arguments, a tuple for positional ones, anything else for a single argument.
+    """
 
     model: Callable[..., Any]
     inputs: Any

@@ -82,7 +82,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Question:
-    """need: a key of NEEDS; memory_bytes: what a step may take, None where that is not asked."""
+    """What is asked.  need: a key of NEEDS; memory_bytes: the memory that a step may take, if that is asked."""
 
     vocab_size: int = 500
     need: str = "outputs"
