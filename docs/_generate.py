@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional
-from unittest.mock import patch
 
 from mkdocs.structure.files import File
 
@@ -67,7 +66,7 @@ def _without_files(text: str, start: str) -> str:
 
 
 def _flags() -> Iterator[str]:
-    yield "# Flags\n\nOf every script, as `--help` shows them.\n"
+    yield "# Flags\n\nThe flags of every script, as in `--help`.\n"
     parsers = {script: _parser_of(script) for script in _scripts()}
     common = {flag for action in parsers["benchmark_all.py"]._actions for flag in action.option_strings}
     for script in FIRST:
@@ -149,21 +148,16 @@ def _scripts() -> List[str]:
 
 def _parser_of(script: str) -> argparse.ArgumentParser:
     """Return the parser that `script` would parse its command line with."""
-
-    class Found(BaseException):
-        pass
-
-    def parse(parser, *_, **__):
-        raise Found(parser)
-
     sys.path[:0] = [str(ROOT)]
+    from common.cli.parser import Made, Parser
+
+    Parser.hands_over = True
     try:
-        with patch.multiple(argparse.ArgumentParser, parse_args=parse, parse_known_args=parse):
-            with patch.object(sys, "argv", [script]):
-                runpy.run_path(str(ROOT / script), run_name="__main__")
-    except Found as found:
-        return found.args[0]
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    except Made as made:
+        return made.parser
     finally:
+        Parser.hands_over = False
         sys.path.remove(str(ROOT))
     raise RuntimeError(f"{script} parses no command line")
 
