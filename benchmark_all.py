@@ -20,7 +20,9 @@ def main() -> int:
     parser = Parser(description=__doc__, examples=flags.EXAMPLES)
     add_choice(parser)
     parser.add_argument(
-        "--list", action="store_true", help="list them, with where each would run and what it lacks, and stop"
+        "--list",
+        action="store_true",
+        help="List the implementations, where each would run and what it lacks, and stop.",
     )
     flags.add_flags(parser)
     arguments = parser.parse_args()

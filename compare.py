@@ -63,10 +63,10 @@ def parser() -> argparse.ArgumentParser:
         usage="compare.py [options] BASELINE NEW | --in LOG A B | --rev A --rev B [-- BENCHMARK FLAGS]",
     )
     result.add_argument(
-        "sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="what is compared, the baseline first"
+        "sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="The two sides, the baseline first."
     )
     result.add_argument(
-        "--in", dest="log", type=flag_types.path, metavar="LOG", help="compare two implementations of this log folder"
+        "--in", dest="log", type=flag_types.path, metavar="LOG", help="Compare two implementations of this log folder."
     )
     result.add_argument(
         "--rev",
@@ -74,57 +74,65 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="REV",
-        help="measure this git revision; give two",
+        help="Measure this git revision; give two.",
     )
     result.add_argument(
         "--log-dir",
         type=flag_types.path,
         metavar="DIR",
-        help="with --rev: keep the results in DIR/baseline and DIR/new. Default: a new folder in .build/compare",
+        help="With --rev: keep the results in DIR/baseline and DIR/new. Default: a new folder in .build/compare",
     )
     result.add_argument(
         "--only",
         type=flag_types.words,
         default=(),
         metavar="A,B",
-        help="compare only these implementations of BASELINE and NEW. Default: all that both have",
+        help="Compare only these implementations of BASELINE and NEW. Default: all that both have",
     )
     result.add_argument(
-        "--scope", choices=comparison.SCOPES, help="compare only the whole step or the loss alone. Default: both"
+        "--scope", choices=comparison.SCOPES, help="Compare only the whole step or the loss alone. Default: both"
     )
     result.add_argument(
         "--tolerance",
         type=flag_types.percentage,
         default=TOLERANCE,
         metavar="P%",
-        help="the change of time or memory that does not matter. Default: 2%%",
+        help="Largest change of time or memory that does not matter. Default: 2%%",
     )
     result.add_argument(
         "--same",
         type=flag_types.percentage,
         metavar="P%",
-        help="call times the same where the whole interval is within P%%. Default: the tolerance",
+        help="Call times the same where the whole interval is within P%%. Default: the tolerance",
     )
     result.add_argument(
         "--detect",
         type=flag_types.percentage,
         metavar="P%",
-        help="with --rev: measure until a slowdown of P%% would show in each step time, four times in five: 10 rounds "
-        "at least, 50 at most (-- --rounds N: N rounds). Default: 10%%",
+        help="With --rev: measure until a slowdown of P%% would show in each step time with a probability of 80%%, "
+        "in 10 to 50 rounds. -- --rounds N measures N rounds instead. Default: 10%%",
     )
     result.add_argument(
         "--fail-on-slower",
         type=flag_types.percentage,
         metavar="P%",
-        help="exit with 1 when a time grew by more than P%%. Default: never",
+        help="Exit with 1 when a time grew by more than P%%. Default: never",
     )
     result.add_argument(
-        "--details", action="store_true", help="print every number with its reason, and what changed in the code"
+        "--details", action="store_true", help="Print every number with its reason, and what changed in the code."
     )
     result.add_argument(
-        "--output", type=flag_types.path, metavar="FILE", help="also write a page that opens offline: FILE.html"
+        "--output",
+        type=flag_types.path,
+        metavar="FILE",
+        help="Also write a page that opens offline, such as FILE.html.",
     )
-    result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects. Default: table")
+    result.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="table",
+        help="Format of what is printed; json is a list of objects. Default: table",
+    )
     return result
 
 

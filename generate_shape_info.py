@@ -47,17 +47,26 @@ OF_CORPORA = (
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog=PROG, description=__doc__, epilog=EXAMPLES)
     source = top.add_argument_group("source (exactly one)").add_mutually_exclusive_group(required=True).add_argument
-    source("--manifest", type=path, metavar="FILE", help="lhotse cuts or supervisions, .json or .jsonl, .gz or not")
-    source("--corpus-dir", type=path, metavar="DIR", help="LibriSpeech; needs --part")
-    source("--kaldi-dir", type=path, metavar="DIR", help="Kaldi data folder: wav.scp, text, and segments or utt2spk")
-    source("--from-figures", action="store_true", default=None, help="the published figures of train-clean-100")
+    source(
+        "--manifest",
+        type=path,
+        metavar="FILE",
+        help="Manifest of lhotse: cuts or supervisions, .json or .jsonl, .gz or not.",
+    )
+    source("--corpus-dir", type=path, metavar="DIR", help="Folder of LibriSpeech; needs --part.")
+    source(
+        "--kaldi-dir", type=path, metavar="DIR", help="Data folder of Kaldi: wav.scp, text, and segments or utt2spk."
+    )
+    source(
+        "--from-figures", action="store_true", default=None, help="Draw from the published figures of train-clean-100."
+    )
 
     of_source = top.add_argument_group("about the source").add_argument
     of_source(
         "--recordings",
         type=path,
         metavar="FILE",
-        help="manifest of the recordings of supervisions (default: the one beside them, with recordings in its name)",
+        help="Manifest of the recordings of supervisions. Default: the one beside them with recordings in its name",
     )
     of_source(
         "--features",
@@ -65,56 +74,89 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=WRITE,
         metavar="FILE",
-        help="manifest of features of supervisions, for their frames; without FILE: write (feature frames, U) too, "
-        "beside the output as NAME.features.pt, for profile_model.py",
+        help="Manifest of the features of supervisions, for their frames. Without FILE: also write (feature frames, U) "
+        "beside the output as NAME.features.pt, for profile_model.py.",
     )
-    of_source("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
     of_source(
-        "--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)"
+        "--part", action="append", metavar="NAME", help="Part of LibriSpeech, such as train-clean-100. Repeatable."
     )
-    of_source("--seed", type=seed, help="of --from-figures (default: that of the repository's shape_info.pt)")
+    of_source(
+        "--sampling-rate",
+        type=whole(1),
+        metavar="HZ",
+        help="Sampling rate of the audio of a Kaldi data folder. Default: 16000",
+    )
+    of_source("--seed", type=seed, help="Seed of --from-figures. Default: that of the suite's shape_info.pt")
 
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
-    tokens("--bpe-model", type=path, metavar="FILE", help="SentencePiece model, e.g. icefall's lang_bpe_500/bpe.model")
-    tokens("--bpe-vocab-size", type=whole(1), metavar="V", help="train a model of V tokens, written beside the output")
-    tokens("--bpe-model-type", choices=("bpe", "unigram"), help="to train (default: bpe; icefall trains unigram)")
+    tokens(
+        "--bpe-model", type=path, metavar="FILE", help="SentencePiece model, such as icefall's lang_bpe_500/bpe.model."
+    )
+    tokens(
+        "--bpe-vocab-size", type=whole(1), metavar="V", help="Train a model of V tokens and write it beside the output."
+    )
+    tokens(
+        "--bpe-model-type",
+        choices=("bpe", "unigram"),
+        help="Type of model to train; icefall trains unigram. Default: bpe",
+    )
 
     frames = top.add_argument_group("frames").add_argument
-    frames("--subsampling-factor", type=int, choices=(1, 2, 4, 6, 8), help="of the encoder (default: 4)")
+    frames(
+        "--subsampling-factor", type=int, choices=(1, 2, 4, 6, 8), help="Subsampling factor of the encoder. Default: 4"
+    )
     frames(
         "--speed-perturbation",
         type=positive,
         nargs="+",
         metavar="X",
-        help="speeds, every utterance once at each (default: 1.0; icefall trains on 0.9 1.0 1.1, and its training cuts "
-        "have all three already: leave this out for them); at another than 1.0 frames "
-        "are counted from the duration even where there are features, as lhotse does",
+        help="Speeds; every utterance is counted once at each. icefall trains on 0.9 1.0 1.1; its training cuts "
+        "have all three already, so leave this out for them. At other speeds than 1.0 frames follow from the duration "
+        "even where "
+        "there are features, as in lhotse. Default: 1.0",
     )
     frames(
         "--perturb-again",
         action="store_true",
         default=None,
-        help="perturb cuts and supervisions too that are perturbed already, as icefall's training cuts are (..._sp0.9)",
+        help="Also perturb cuts and supervisions that are perturbed already, as icefall's training cuts are "
+        "(..._sp0.9).",
     )
-    frames("--frame-shift", type=positive, metavar="S", help="seconds, where there are no features (default: 0.01)")
+    frames(
+        "--frame-shift",
+        type=positive,
+        metavar="S",
+        help="Frame shift in seconds, where there are no features. Default: 0.01",
+    )
 
     out = top.add_argument_group("output").add_argument
-    out("--keep-empty", action="store_true", default=None, help="keep utterances without text, with U = 0")
+    out("--keep-empty", action="store_true", default=None, help="Keep utterances without text, with U = 0.")
     out(
         "--min-duration",
         type=positive,
         metavar="S",
-        help="leave out shorter utterances, after perturbation (icefall: 1)",
+        help="Leave out shorter utterances, after perturbation (icefall: 1).",
     )
-    out("--max-duration", type=positive, metavar="S", help="leave out longer ones (icefall: 20)")
-    out("--limit", type=whole(1), metavar="N", help="read the first N utterances only (default: all)")
+    out(
+        "--max-duration",
+        type=positive,
+        metavar="S",
+        help="Leave out longer utterances, after perturbation (icefall: 20).",
+    )
+    out("--limit", type=whole(1), metavar="N", help="Read only the first N utterances. Default: all")
     out(
         "--jobs",
         type=whole(1, 1024),
         metavar="N",
-        help="processes that read and tokenise (default: 1); the files are the same for any number",
+        help="Number of processes that read and tokenise; the files are the same for any number. Default: 1",
     )
-    out("--output", type=path, metavar="FILE", default=Path("shape_info.pt"), help="(default: shape_info.pt)")
+    out(
+        "--output",
+        type=path,
+        metavar="FILE",
+        default=Path("shape_info.pt"),
+        help="File to write. Default: shape_info.pt",
+    )
     return top
 
 

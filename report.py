@@ -28,16 +28,16 @@ def parser() -> Parser:
         nargs="*",
         metavar="LOG",
         type=flag_types.path,
-        help="log folders, searched through; a results.jsonl or a single trace works too (default: log)",
+        help="Log folders, which are searched; a results.jsonl or a single trace works too. Default: log",
     )
     result.add_argument(
         "--output",
         metavar="FILE",
         type=flag_types.path,
         default=Path("log") / "report.html",
-        help="the page (default: log/report.html)",
+        help="Page to write. Default: log/report.html",
     )
-    result.add_argument("--png", metavar="DIR", type=flag_types.path, help="also draw the main plots as PNGs into DIR")
+    result.add_argument("--png", metavar="DIR", type=flag_types.path, help="Also draw the main plots as PNGs into DIR.")
     return result
 
 

@@ -53,24 +53,32 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="LOG",
         type=flag_types.path,
-        help="log folders, searched through; a results.jsonl, a sweep.jsonl or a single trace works too (default: log)",
+        help="Log folders, which are searched; a results.jsonl, a sweep.jsonl or a single trace works too. Default: "
+        "log",
     )
-    result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects (default: table)")
+    result.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="table",
+        help="Format of what is printed; json is a list of objects. Default: table",
+    )
     result.add_argument(
         "--all-runs",
         action="store_true",
-        help="show earlier runs too, not only the newest of each implementation and configuration",
+        help="Show earlier runs too, not only the newest of each implementation and configuration.",
     )
     result.add_argument(
-        "--details", action="store_true", help="the whole table, and stages, options, limits, errors and notes below it"
+        "--details",
+        action="store_true",
+        help="Print the whole table, with stages, options, limits, errors and notes below it.",
     )
     result.add_argument(
         "--all-columns",
         action="store_true",
-        help="in csv, every column that the rows have. Default: name, kind, status, device, vocab_size, step_ms, "
+        help="In csv, print every column that the rows have. Default: name, kind, status, device, vocab_size, step_ms, "
         "step_ms_low, step_ms_high, loss_ms, peak_mb",
     )
-    result.add_argument("--output", metavar="FILE", type=flag_types.path, help="write to FILE instead of the screen")
+    result.add_argument("--output", metavar="FILE", type=flag_types.path, help="Write to FILE instead of the screen.")
     return result
 
 

@@ -14,8 +14,11 @@ from common.present.slices import Slice
 
 
 class Command(NamedTuple):
-    """summary: one line of the help; script: the file of the top level that it runs, or a module with `main`; before:
-    flags that it is given before the user's."""
+    """A command of rnnt-bench.
+
+    summary: its line of the help; script: the top-level file that it runs, or a module with `main`; before: flags put
+    before the user's.
+    """
 
     summary: str
     script: str
@@ -24,26 +27,26 @@ class Command(NamedTuple):
 
 #: The commands of rnnt-bench, in the order of its help.
 COMMANDS: Dict[str, Command] = {
-    "run": Command("measure time, memory and correctness of the losses, and print the verdict", "benchmark_all.py"),
-    "list": Command("list the losses, where each would run and what it lacks", "benchmark_all.py", ("--list",)),
+    "run": Command("Measure time, memory and correctness of the losses, and print the verdict.", "benchmark_all.py"),
+    "list": Command("List the losses, where each would run and what it lacks.", "benchmark_all.py", ("--list",)),
     "largest": Command(
-        "find the largest batch that fits each loss", "benchmark_all.py", ("--find-largest", "batch-size")
+        "Find the largest batch that fits each loss.", "benchmark_all.py", ("--find-largest", "batch-size")
     ),
-    "sweep": Command("measure at each of some values: rnnt-bench sweep vocab-size=500,4096", "benchmark_all.py"),
+    "sweep": Command("Measure at each of several values: rnnt-bench sweep vocab-size=500,4096.", "benchmark_all.py"),
     "which": Command(
-        "say which loss to take from the results that come with the suite, at once", "common.tools.which.command"
+        "Recommend a loss from the results that come with the suite, without measuring.", "common.tools.which.command"
     ),
-    "doctor": Command("say what works here, what fails and why, in a block to paste", "common.tools.doctor"),
-    "check": Command("ask the losses the corner cases: which is right in which", "conformance.py"),
-    "compare": Command("say what changed between two measurements", "compare.py"),
-    "summarize": Command("print the table of log folders", "summarize.py"),
-    "report": Command("write one HTML page from log folders", "report.py"),
-    "submit": Command("make a folder of results/ from a log folder, or check one", "common.tools.submit"),
-    "shapes": Command("make a shape file of a corpus", "generate_shape_info.py"),
-    "flops": Command("count the operations of a model", "count_flops.py"),
-    "profile": Command("profile a training step of a model and its loss", "profile_model.py"),
-    "inference": Command("measure whether a speech model is faster than real time", "profile_inference.py"),
-    "pipelines": Command("measure what an utterance costs a speech system", "pipeline_metrics.py"),
+    "doctor": Command("Print what works here, what fails and why, to paste into a report.", "common.tools.doctor"),
+    "check": Command("Check the losses in corner cases: which is right in which.", "conformance.py"),
+    "compare": Command("Compare two measurements.", "compare.py"),
+    "summarize": Command("Print the table of log folders.", "summarize.py"),
+    "report": Command("Write one HTML page from log folders.", "report.py"),
+    "submit": Command("Make a folder of results/ from a log folder, or check one.", "common.tools.submit"),
+    "shapes": Command("Make a shape file from a corpus.", "generate_shape_info.py"),
+    "flops": Command("Count the operations of a model.", "count_flops.py"),
+    "profile": Command("Profile a training step of a model and its loss.", "profile_model.py"),
+    "inference": Command("Measure whether a speech model is faster than real time.", "profile_inference.py"),
+    "pipelines": Command("Measure what an utterance costs in a speech system.", "pipeline_metrics.py"),
 }
 PROGRAM = "rnnt-bench"
 #: Not in the help's list: it writes what a shell completes.
@@ -126,7 +129,7 @@ def _complete(arguments: Sequence[str]) -> int:
     from common.core.errors import EXIT_OK
 
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} {COMPLETION}", description="Print a shell's completion file.")
-    parser.add_argument("shell", choices=completion.SHELLS)
+    parser.add_argument("shell", choices=completion.SHELLS, help="Shell to complete for.")
     shell = parser.parse_args(arguments).shell
     summaries = {name: command.summary for name, command in COMMANDS.items()}
     print(completion.script(shell, PROGRAM, summaries, completion.by_command(parsers())), end="")
@@ -163,7 +166,7 @@ def _help() -> str:
         [
             f"usage: {PROGRAM} COMMAND [flags]     ({PROGRAM} COMMAND --help: its flags)",
             "",
-            "Which transducer (RNN-T) loss is fast, small and right on this machine.",
+            "Find out which transducer (RNN-T) loss is fast, small and right on this machine.",
             "",
             *lines,
             "",
@@ -210,7 +213,7 @@ def script_main(file: str, description: Optional[str]) -> int:
             type=flag_types.some_of(("default", *variants)),
             metavar="A,B",
             default=("default",),
-            help=f"the way of calling it: default, {', '.join(variants)}, or several. Default: default",
+            help=f"Ways of calling it: default, {', '.join(variants)}, or several. Default: default",
         )
     if implementation.template:
         add_choice(parser)

@@ -153,8 +153,8 @@ def _run_here(count: int, seed: int) -> int:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="sanitize", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--count", type=int, default=150, help="problems for each instruction set (150)")
-    parser.add_argument("--seed", type=int, default=0, help="of the problems (0)")
+    parser.add_argument("--count", type=int, default=150, help="Problems for each instruction set. Default: 150")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the problems. Default: 0")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     return (_run_here if options.here else _run_all)(options.count, options.seed)

@@ -13,9 +13,10 @@ import sys
 import pytest
 from commands import ROOT, assert_user_error, run
 
+from common import command
 from common.cli import flags
 from common.cli.parser import Parser, given_settings, with_limits
-from common.core import flag_types, settings
+from common.core import flag_types, guard, settings
 from common.core.errors import UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
 from common.data.provenance import path_of
@@ -202,6 +203,20 @@ def test_help_is_short_and_names_flags_that_are_there(script):
         parser = Parser()
         flags.add_flags(parser)
         parser.parse_args(words)
+
+
+def test_help_is_written_in_sentences(monkeypatch):
+    """A capital first; a full stop, or the default, at the end."""
+    monkeypatch.setattr(sys, "argv", sys.argv)  # parsers() puts others in their place
+    monkeypatch.setattr(guard, "program_called", guard.program_called)
+    monkeypatch.setattr(guard, "names_of_scripts", {**guard.names_of_scripts})
+    for command_name, parser in command.parsers().items():
+        for action in parser._actions:
+            text = (action.help or "") % {**vars(action), "prog": parser.prog}
+            where = f"{command_name} {action.option_strings or action.dest}: {text}"
+            assert re.match("[A-Z]", text) and re.search(r"[.]$|Default: \S", text), where
+            short = getattr(action, "short", "")
+            assert not short or re.fullmatch("[A-Z].*[.]", short), where
 
 
 @pytest.mark.parametrize("preset, measured", [(None, True), ("quick", False), ("quick,chars", False), ("cpu", True)])

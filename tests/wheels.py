@@ -110,7 +110,7 @@ def check(wheel: Path, log: TextIO) -> int:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="wheels", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="run the wheel in bare Pythons, without a compiler")
+    parser.add_argument("--check", action="store_true", help="Run the wheel in bare Pythons, without a compiler.")
     options = parser.parse_args(arguments)
     target = ROOT / "dist"
     target.mkdir(exist_ok=True)

@@ -35,8 +35,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--limits",
         type=types.str2bool,
         metavar="BOOL",
-        help="measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
-        "round, about two seconds each; '%% of limit' needs it. Default: true; false with --preset quick",
+        help="Measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
+        "round, for about two seconds each. '%% of limit' needs it. Default: true; false with --preset quick",
     )
     _add_flags_of_run(parser.add_argument_group("the run"))
 
@@ -48,8 +48,8 @@ def _add_flags_of_run(run: Any) -> None:
         type=types.path,
         default=paths.LOG,
         metavar="DIR",
-        short="where results go",
-        help="folder in which each run makes its own, <name>-<batch size> (then .2, .3 ...: runs never mix). Default: "
+        short="Folder of the results.",
+        help="Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. Default: "
         "log/ beside this script",
     )
     add(
@@ -58,51 +58,51 @@ def _add_flags_of_run(run: Any) -> None:
         type=types.positive,
         default=1800.0,
         metavar="S",
-        help="end a process of an implementation after so many seconds; its row says timeout. Default: 1800",
+        help="End a process of an implementation after S seconds; its row says timeout. Default: 1800",
     )
     add(
         run,
         "--wait",
         type=types.whole(0),
         metavar="S",
-        help="wait up to so many seconds in all for a quiet machine, and then measure the timing rounds again that ran "
-        "beside other load; 0: measure none again. Default: 60; 0 with --preset quick and --sweep",
+        help="Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
+        "load; 0 repeats none. Default: 60; 0 with --preset quick and --sweep",
     )
     add(
         run,
         "--resume",
         **SWITCH,
-        short="go on after an interruption",
-        help="continue the newest unfinished run, or sweep, with the same settings instead of starting one",
+        short="Continue after an interruption.",
+        help="Continue the newest unfinished run, or sweep, with the same settings instead of starting one.",
     )
     add(
         run,
         "--first-verdict",
         **SWITCH,
-        help="stop after three rounds with the table and the verdict of the losses of this torch; --resume measures "
-        "the other rounds, and all losses",
+        help="Stop after three rounds with the table and the verdict of the losses of this torch; --resume measures "
+        "the other rounds, and all losses.",
     )
     add(
         run,
         "--in-place",
         **SWITCH,
-        help="run everything in this Python, with what it has installed; use no environment of `make setup`",
+        help="Run everything in this Python, with what it has installed, and use no environment of `make setup`.",
     )
     add(
         run,
         "--dry-run",
         **SWITCH,
-        short="say what would run, for how long, and stop",
-        help="say what would run, for how long and with how much disk, and stop",
+        short="Print what would run and for how long, and stop.",
+        help="Print what would run, for how long and with how much disk, and stop.",
     )
     add_executor(run)
-    add(run, "--quiet", **SWITCH, help="no progress on stderr; the table still goes to stdout")
+    add(run, "--quiet", **SWITCH, help="Print no progress on stderr; the table still goes to stdout.")
     add(
         run,
         "--details",
         **SWITCH,
-        short="print stages, options, limits and notes too",
-        help="print the whole table with stages, options, limits, errors and notes, as in details.txt of --log-dir. "
+        short="Also print stages, options, limits and notes.",
+        help="Print the whole table with stages, options, limits, errors and notes, as in details.txt of --log-dir. "
         "Default: a summary on one screen",
     )
     add(
@@ -112,8 +112,8 @@ def _add_flags_of_run(run: Any) -> None:
         default=[],
         type=grid.axis,
         metavar="KEY=A,B,...",
-        short="measure at each of these values: vocab-size=500,4096",
-        help="measure at each of these values; if given several times, at all combinations. Results go into one "
+        short="Measure at each of these values: vocab-size=500,4096.",
+        help="Measure at each of these values; if given several times, at all combinations. Results go into one "
         f"folder, sweep-KEY, without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
     )
 
@@ -129,17 +129,17 @@ def add_executor(group: Any) -> None:
         "--executor",
         choices=("local", "ray"),
         default="local",
-        help="where jobs run. local: one after the other on this machine; ray: on every device of a Ray cluster, whose "
+        help="Where jobs run. local: one after the other on this machine; ray: on every device of a Ray cluster, whose "
         "nodes have a checkout of this suite (docs/clusters.md). Default: local",
     )
     group.add_argument(
         "--ray-address",
         default="auto",
         metavar="auto|HOST:PORT",
-        help="address of the cluster's head; auto: the one that runs on this machine. Default: auto",
+        help="Address of the cluster's head; auto: the one that runs on this machine. Default: auto",
     )
 
 
 def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
-    """Add a flag as add_argument does.  short: what --help says of it; "" leaves it to --help-all."""
+    """Add a flag as add_argument does.  short: the sentence of --help; "" leaves it to --help-all."""
     group.add_argument(flag, **arguments).short = short

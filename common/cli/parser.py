@@ -49,9 +49,13 @@ class Parser(argparse.ArgumentParser):
             options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         called = guard.program_called or options.get("prog") or Path(sys.argv[0]).name
         super().__init__(*arguments, **{**options, "prog": called})
+        if self.add_help:
+            self._actions[0].help = "Show this help and exit."
         self.examples = examples
         if examples:
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, with its unit and default")
+            self.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, help="Show every flag, with its unit and default."
+            )
 
     def print_help(self, file: Any = None) -> None:
         text = self.format_short_help() if self.examples else self.format_help()
@@ -183,9 +187,9 @@ def add_loss(group: Any) -> None:
         default=[],
         type=own_loss,
         metavar="MODULE:FUNCTION",
-        short="a loss of your own, mypackage.rnnt:loss or file.py:loss",
-        help="measure this function too, called as loss(logits, targets, T_lengths, U_lengths), which returns the "
-        "summed loss; NAME=MODULE:FUNCTION gives its row a name, FILE.py:FUNCTION takes it from a file. Repeatable",
+        short="A loss of your own: mypackage.rnnt:loss or file.py:loss.",
+        help="Also measure this function, called as loss(logits, targets, T_lengths, U_lengths), which returns the "
+        "summed loss. NAME=MODULE:FUNCTION gives its row a name, FILE.py:FUNCTION takes it from a file. Repeatable.",
     )
 
 
@@ -241,21 +245,30 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     names = [implementation.name for implementation in with_variants()]
     variants = ", ".join(name for name in names if ":" in name)
     which = (
-        f"these: {', '.join(standard())}; or, in another way of calling it, {variants}; "
-        "or a loss of your own, by its file (benchmark_flash.py); each with @ENVIRONMENT under the torch of another "
-        "environment: fast_rnnt@k2. Default: all but those variants, and a control of each kind for each other torch"
+        f"Only these losses: {', '.join(standard())}; variants, which call them in another way: {variants}; "
+        "or a loss of your own, by its file (benchmark_flash.py). With @ENVIRONMENT a loss runs under the torch of "
+        "another environment: fast_rnnt@k2. Default: all but the variants, and for each other torch one control of "
+        "each kind"
     )
     names_of = implementations(standard())
-    add(group, "--only", type=names_of, metavar="A,B", default=standard(), help=which, short="only these losses")
+    add(group, "--only", type=names_of, metavar="A,B", default=standard(), help=which, short="Only these losses.")
     add_loss(group)
     add(
         group,
         "--topology",
         choices=tuple(LATTICES),
-        help=f"the losses on another lattice: {'; '.join(map(': '.join, LATTICES.items()))}. Default: the transducer's",
-        short="losses on another lattice: tdt, hat, modified, ...",
+        help=f"Losses on another lattice. {'; '.join(map(': '.join, LATTICES.items()))}. Default: the transducer's",
+        short="Losses on another lattice: tdt, hat, modified, ...",
     )
-    add(group, "--skip", type=names_of, metavar="A,B", default=(), help="all but these", short="all but these losses")
+    add(
+        group,
+        "--skip",
+        type=names_of,
+        metavar="A,B",
+        default=(),
+        help="All losses but these.",
+        short="All losses but these.",
+    )
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:

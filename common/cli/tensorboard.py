@@ -24,7 +24,7 @@ NOTES = (
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("log_dir", type=flag_types.path)
+    parser.add_argument("log_dir", type=flag_types.path, help="Folder of the runs.")
     log_dir = parser.parse_args(arguments).log_dir
     problem = not_a_folder(log_dir)
     if problem:

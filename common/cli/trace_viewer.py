@@ -15,10 +15,11 @@ from common.report.trace_viewer import PORT, choose, serve
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("name")
-    parser.add_argument("--log-dir", type=flag_types.path, default=Path("log"))
-    parser.add_argument("--window", type=flag_types.whole(1), default=1, help="which of the run's traces, from 1")
-    parser.add_argument("--port", type=flag_types.whole(0, 65535), default=PORT, help="0: any free one")
+    add = parser.add_argument
+    add("name", help="Name of a run or of an implementation.")
+    add("--log-dir", type=flag_types.path, default=Path("log"), help="Folder of the runs. Default: log")
+    add("--window", type=flag_types.whole(1), default=1, help="Number of the trace in the run, from 1. Default: 1")
+    add("--port", type=flag_types.whole(0, 65535), default=PORT, help=f"Port; 0 takes any free one. Default: {PORT}")
     options = parser.parse_args(arguments)
     serve(choose(options.name, options.log_dir, options.window), options.port)
     return EXIT_OK

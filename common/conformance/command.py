@@ -51,7 +51,7 @@ def parser() -> Parser:
         type=implementations(standard),
         default=standard,
         metavar="A,B",
-        help=f"judge only these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
+        help=f"Judge only these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
         "Default: all but the template",
     )
     add_loss(result)
@@ -61,37 +61,37 @@ def parser() -> Parser:
         type=flag_types.some_of(cases),
         default=cases,
         metavar="X,Y",
-        help="ask only these cases (--list names them). Default: all",
+        help="Judge by only these cases (--list names them). Default: all",
     )
     result.add_argument(
-        "--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto"
+        "--device", type=flag_types.device, default="auto", help="Device: auto, cpu, cuda or cuda:N. Default: auto"
     )
     result.add_argument(
         "--format",
         choices=("table", "markdown", "json"),
         default="table",
-        help="format of what is printed. Default: table",
+        help="Format of what is printed. Default: table",
     )
     result.add_argument(
         "--output",
         type=flag_types.path,
         metavar="DIR",
-        help=f"write {MARKDOWN_NAME} and {JSON_NAME} into DIR. Default: only {JSON_NAME}, into log/",
+        help=f"Write {MARKDOWN_NAME} and {JSON_NAME} into DIR. Default: only {JSON_NAME}, into log/",
     )
     result.add_argument(
         "--update",
         action="store_true",
-        help=f"keep the rows of the existing {JSON_NAME} that this run does not judge, with their revision",
+        help=f"Keep the rows of the existing {JSON_NAME} that this run does not judge, with their revision.",
     )
     result.add_argument(
         "--resume",
         action="store_true",
-        help=f"continue a run that was stopped, from its {JSON_NAME}: implementations that it judged are not judged "
-        "again. The revision, the cases and the device must be the same",
+        help=f"Continue a run that was stopped, from its {JSON_NAME}: implementations that it judged are not judged "
+        "again. The revision, the cases and the device must be the same.",
     )
-    result.add_argument("--list", action="store_true", help="list the cases with what they ask, and stop")
+    result.add_argument("--list", action="store_true", help="List the cases with what they ask, and stop.")
     result.add_argument(
-        "--timeout", type=flag_types.positive, default=120.0, metavar="S", help="seconds for one case. Default: 120"
+        "--timeout", type=flag_types.positive, default=120.0, metavar="S", help="Seconds for one case. Default: 120"
     )
     result.add_argument(
         "--large",
@@ -100,13 +100,15 @@ def parser() -> Parser:
         default=(),
         const=names,
         metavar="A,B",
-        help="also ask all implementations, or only these, for more than 2^31 elements: 8 GiB of logits, minutes for "
-        "each; skipped unless 17 GiB of memory are free",
+        help="Also ask all implementations, or only these, for more than 2^31 elements: 8 GiB of logits, minutes for "
+        "each. Skipped unless 17 GiB of memory are free.",
     )
     flags.add_executor(result)
-    result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
-    result.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    result.add_argument("--details", action="store_true", help="print the matrix, case by case, and every finding")
+    result.add_argument(
+        "--in-place", action="store_true", help="Judge in this Python only, with what it has installed."
+    )
+    result.add_argument("--quiet", action="store_true", help="Print no progress on stderr.")
+    result.add_argument("--details", action="store_true", help="Print the matrix, case by case, and every finding.")
     return result
 
 

@@ -5,17 +5,17 @@ Each setting names its own values under a preset (common.core.settings).  No tor
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Mapping, Tuple
 
 from common.core.errors import UserError
 from common.core.text import closest
 
 SIZES = {
-    "full": "batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
-    "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 1,000 frames when "
-    "sorted); about a minute of measuring for each implementation on two cores; --preset full is the full size",
-    "quick": "a smoke run: small joiner and vocabulary, one round; a quarter of a minute for each implementation, most "
-    "of it start-up; its numbers compare nothing",
+    "full": "batches of 30 utterances (or 10,000 frames when sorted), some 80 in all",
+    "cpu": "sized for a CPU, with real shapes and vocabulary but batches of 2 utterances (or 1,000 frames when "
+    "sorted); about a minute of measuring for each implementation on two cores",
+    "quick": "a smoke run with a small joiner and vocabulary and one round; a quarter of a minute for each "
+    "implementation, most of it start-up; its times are too noisy to compare",
 }
 #: Other names of a size, which are still understood.
 ALIASES = {"seed": "full"}
@@ -28,7 +28,7 @@ WORKLOADS = {
     "bpe500": "the shape file as it is (V 500; 50 with quick)",
     "bpe4096-x8": "a large vocabulary behind a strong front end: V 4096, x8 frames, 0.66 times the tokens",
     "chars": "V 30 (letters, space, apostrophe, blank, unknown), 2.66 times the tokens",
-    "long-form": "4 utterances in a row as one of 30 to 65 s; batches of as many frames, a quarter of the utterances",
+    "long-form": "each 4 utterances joined into one of 30 to 65 s, in batches of a quarter as many",
 }
 DEFAULT_WORKLOAD = "bpe500"
 ESTIMATE = "the token scales are estimates: generate_shape_info.py counts those of your own vocabulary"
@@ -56,6 +56,11 @@ def parts(text: str) -> Tuple[str, str]:
 def name(size: str, workload: str) -> str:
     """Return a preset as records keep it: "cpu", or "cpu,chars" for any workload but the default one."""
     return size if workload == DEFAULT_WORKLOAD else f"{size},{workload}"
+
+
+def listed(noun: str, texts: Mapping[str, str]) -> str:
+    """Return a sentence for each size or workload, for --help: "Size full: ..."."""
+    return " ".join(f"{noun} {name}: {text}." for name, text in texts.items())
 
 
 def note(preset: str) -> str:

@@ -21,8 +21,8 @@ class Setting:
     Args:
         default: its value where neither a flag nor a preset gives another.
         group: the title of its flags in --help.
-        help: what it means, for --help; its default is added.
-        short: what the short --help says of it; "" leaves it out there.
+        help: what it means, for --help: a capital first, no full stop at the end; its default is added.
+        short: the sentence of the short --help; "" leaves it out there.
         type: turns the flag's text into a value, or raises ArgumentTypeError.
         choices: the values that the flag takes, if they are few.
         metavar: how --help names the value.

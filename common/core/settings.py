@@ -94,10 +94,10 @@ class Settings:
     preset: str = setting(
         "",
         MEASURED,
-        "how much is measured (a size), of what (a workload), or both: cpu,chars. Other flags override parts of it. "
-        f"Sizes: {'; '.join(map(': '.join, presets.SIZES.items()))}. Workloads: "
-        f"{'; '.join(map(': '.join, presets.WORKLOADS.items()))} ({ESTIMATE})",
-        short="full, cpu or quick; bpe500, chars, bpe4096-x8 or long-form",
+        "How much is measured (a size), of what (a workload), or both: cpu,chars. Other flags override parts of it. "
+        f"{presets.listed('Size', presets.SIZES)} {presets.listed('Workload', presets.WORKLOADS)} "
+        f"Note that {ESTIMATE}",
+        short="Size (full, cpu, quick) and workload (bpe500, chars, ...).",
         type=flag_types.preset,
         metavar="SIZE,WORKLOAD",
         default_text="full on CUDA, cpu on a CPU, and bpe500",
@@ -106,9 +106,9 @@ class Settings:
     passes: Tuple[str, ...] = setting(
         PASSES,
         MEASURED,
-        "what to measure: correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness "
+        "What to measure: correctness, timing, memory, trace, or all. Each runs in processes of its own. Correctness "
         "always comes first, and a loss that fails it is not measured",
-        short="some of correctness, timing, memory, trace",
+        short="What to measure: some of correctness, timing, memory, trace.",
         type=flag_types.some_of(PASSES),
         metavar="A,B",
         default_text="all",
@@ -118,8 +118,8 @@ class Settings:
     scopes: Tuple[str, ...] = setting(
         SCOPES,
         MEASURED,
-        "what a timed step covers: loss (logits in, gradient of the logits out), step (encoder and decoder outputs "
-        "through the joiner and the loss to their gradients and the joiner's), or both: loss,step",
+        "What a timed step covers. loss: from logits to their gradient; step: from encoder and decoder outputs through "
+        "the joiner and the loss to the gradients of the outputs and of the joiner; loss,step: both",
         flag="--scope",
         type=flag_types.some_of(SCOPES),
         metavar="A,B",
@@ -132,8 +132,8 @@ class Settings:
     shape_file: str = setting(
         "shape_info.pt",
         BATCHES,
-        "file with (T, U) of every utterance, as generate_shape_info.py writes it",
-        short="your own (T, U), from generate_shape_info.py",
+        "File with (T, U) of every utterance, as generate_shape_info.py writes it",
+        short="File with (T, U) of your utterances, from generate_shape_info.py.",
         type=flag_types.path,
         metavar="FILE",
         default_text="the suite's shape_info.pt",
@@ -142,9 +142,9 @@ class Settings:
     sort_utterance: bool = setting(
         False,
         BATCHES,
-        "true: sort utterances by length and fill batches up to --max-frames; false: take --batch-size utterances in "
-        "file order",
-        short="sorted by length instead, in batches of up to --max-frames",
+        "How batches are formed. true: sort utterances by length and fill batches up to --max-frames; false: take "
+        "--batch-size utterances in file order",
+        short="Sort by length and fill batches up to --max-frames.",
         extra={"nargs": "?", "const": True},
         label="sorted",
         **_BOOL,
@@ -152,8 +152,8 @@ class Settings:
     batch_size: int = setting(
         30,
         BATCHES,
-        "utterances in a batch that is not sorted by length",
-        short="utterances in a batch, in file order",
+        "Utterances in a batch that is not sorted by length",
+        short="Utterances in a batch, in file order.",
         type=flag_types.whole(1),
         metavar="N",
         presets={"cpu": 2, "quick": 2, "full,long-form": 8, "cpu,long-form": 1, "quick,long-form": 1},
@@ -163,7 +163,7 @@ class Settings:
     max_frames: int = setting(
         10000,
         BATCHES,
-        "the largest sum of T in a batch of utterances sorted by length",
+        "Largest sum of T in a batch of utterances sorted by length",
         type=flag_types.whole(1),
         metavar="FRAMES",
         presets={"cpu": 1000, "quick": 1000},
@@ -173,8 +173,8 @@ class Settings:
     batches: str = setting(
         "random",
         BATCHES,
-        "which batches are measured. first, longest: the same in every round; random, spread: a seeded choice, or a "
-        "seeded spread over the whole range of lengths, other batches in every round",
+        "Which batches are measured. first, longest: the same in every round; random, spread: others in every round, "
+        "drawn at random or spread over the whole range of lengths",
         choices=("first", "longest", "random", "spread"),
         default_text="random; spread with --sort-utterance true; first with --find-largest",
         label="choice of batches",
@@ -183,8 +183,8 @@ class Settings:
     num_batches: int = setting(
         14,
         BATCHES,
-        "how many batches each round measures; with --find-largest, how many of the largest batches give the "
-        "utterances of the throughput",
+        "Number of batches that each round measures. With --find-largest: number of the largest batches over whose "
+        "utterances the throughput is measured",
         presets={"cpu": 2, "quick": 2, SEARCH: 2},
         label="number of batches",
         **_COUNT,
@@ -192,16 +192,16 @@ class Settings:
     seed: int = setting(
         20220227,
         BATCHES,
-        "seed of inputs, weights, the choice of batches and the order of processes",
+        "Seed of inputs, weights, the choice of batches and the order of processes",
         type=flag_types.seed,
         label="seed",
     )
     min_duration: Optional[float] = setting(
         None,
         LENGTHS,
-        "leave out shorter utterances of the shape file, as recipes do (icefall: 1 s). Lengths come from frames, and "
-        "are right to 0.03 s",
-        short="leave out shorter utterances",
+        "Leave out shorter utterances of the shape file, as recipes do (icefall: 1 s). Durations follow from the "
+        "frames, to within 0.03 s",
+        short="Leave out shorter utterances.",
         default_text="none",
         label="shortest utterance, s",
         heading="at least {:g} s",
@@ -211,8 +211,8 @@ class Settings:
     max_duration: Optional[float] = setting(
         None,
         LENGTHS,
-        "leave out longer utterances (icefall: 20 s)",
-        short="leave out longer utterances",
+        "Leave out longer utterances (icefall: 20 s)",
+        short="Leave out longer utterances.",
         default_text="none",
         label="longest utterance, s",
         heading="at most {:g} s",
@@ -222,7 +222,7 @@ class Settings:
     concatenate: int = setting(
         1,
         LENGTHS,
-        "long form: join so many utterances in a row, adding up T and U; --batch-size counts the long ones",
+        "Long form: join each K utterances in a row into one, adding up T and U; --batch-size counts the joined ones",
         presets={"long-form": 4},
         label="utterances as one",
         heading="{} utterances as one",
@@ -232,8 +232,8 @@ class Settings:
     subsampling: int = setting(
         4,
         LENGTHS,
-        "factor of the front end: utterances get the frames that the same audio has after x6 or x8, at least 1; 4 is "
-        "the shape file as it is",
+        "Subsampling factor of the front end. 4: the shape file as it is; 6, 8: the frames, at least 1, that the same "
+        "audio has then",
         type=int,
         choices=(4, 6, 8),
         presets={"bpe4096-x8": 8},
@@ -244,7 +244,7 @@ class Settings:
     token_scale: float = setting(
         1.0,
         LENGTHS,
-        f"multiply U by F and round it, for a vocabulary of longer or shorter tokens than BPE 500 ({ESTIMATE})",
+        f"Multiply U by F and round it, for a vocabulary of longer or shorter tokens than BPE 500 ({ESTIMATE})",
         type=flag_types.positive,
         metavar="F",
         presets={"bpe4096-x8": 0.66, "chars": 2.66},
@@ -255,7 +255,7 @@ class Settings:
     frames: Optional[int] = setting(
         None,
         LENGTHS,
-        "give every utterance T frames, whatever the shape file and --subsampling say",
+        "Give every utterance T frames, whatever the shape file and --subsampling say",
         type=flag_types.whole(1),
         metavar="T",
         default_text="their own",
@@ -266,7 +266,7 @@ class Settings:
     tokens: Optional[int] = setting(
         None,
         LENGTHS,
-        "give every utterance U target tokens, whatever the shape file and --token-scale say",
+        "Give every utterance U target tokens, whatever the shape file and --token-scale say",
         type=flag_types.whole(0),
         metavar="U",
         default_text="their own",
@@ -277,8 +277,8 @@ class Settings:
     logits: str = setting(
         "random",
         MEASURED,
-        "kind of logits. random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; "
-        "early, middle, trained: of a small model on speech, after 20 steps, on the way, and at the end; "
+        "Kind of logits. random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; "
+        "early, middle, trained: those of a small speech model after 20 steps, in mid-training, and at the end; "
         "peaky: inputs and weights that give one random alignment almost all of the probability, more than a trained "
         "model does",
         choices=LOGITS,
@@ -289,7 +289,7 @@ class Settings:
     margin: float = setting(
         5.0,  # leaves an utterance about half a nat; 10 leaves a few thousandths, which float32 can hardly add up
         MEASURED,
-        "with --logits peaky: how far the target's logit is above the blank's where the alignment emits it, and the "
+        "With --logits peaky: how far the target's logit is above the blank's where the alignment emits it, and the "
         "blank's above the next target's where it does not",
         type=flag_types.margin,
         metavar="NATS",
@@ -302,9 +302,9 @@ class Settings:
     vocab_size: int = setting(
         500,
         MEASURED,
-        "number of symbols, blank included. A shape file that says how many symbols its tokens are of, as files of "
-        "generate_shape_info.py from a corpus do, replaces the default",
-        short="symbols, blank included",
+        "Number of symbols, blank included. A shape file that records this number, as generate_shape_info.py does for "
+        "a corpus, replaces the default",
+        short="Number of symbols, blank included.",
         type=flag_types.whole(2),
         metavar="V",
         presets={"quick": 50, "bpe4096-x8": 4096, "chars": 30},
@@ -314,8 +314,8 @@ class Settings:
     encoder_dim: int = setting(
         512,
         MEASURED,
-        "dimension of encoder and decoder outputs and of the joiner's input; with --preset quick and --pruned-recipe "
-        "benchmark-2022 at least V",
+        "Dimension of encoder and decoder outputs and of the joiner's input. With both --preset quick and "
+        "--pruned-recipe benchmark-2022 it is at least V",
         type=flag_types.whole(1),
         metavar="D",
         presets={"quick": 32},
@@ -325,8 +325,8 @@ class Settings:
     dtype: str = setting(
         "float32",
         MEASURED,
-        "dtype of encoder and decoder outputs, joiner and logits",
-        short="float32, float64, float16 or bfloat16",
+        "Data type of encoder and decoder outputs, joiner and logits",
+        short="Data type: float32, float64, float16 or bfloat16.",
         type=flag_types.dtype,
         choices=("float32", "float64", "float16", "bfloat16"),
         label="dtype",
@@ -336,8 +336,8 @@ class Settings:
     amp: Optional[str] = setting(
         None,
         MEASURED,
-        "run the joiner's step under torch.autocast with this dtype, as recipes train: outputs and weights stay as "
-        "--dtype says, and a loss that does not take the dtype gets float32 logits",
+        "Run the joiner's step under torch.autocast with this data type, as recipes train. Outputs and weights stay in "
+        "--dtype, and a loss that does not take the type gets float32 logits",
         type=flag_types.dtype,
         choices=("bfloat16", "float16"),
         default_text="off",
@@ -349,7 +349,7 @@ class Settings:
     compile: bool = setting(
         False,
         MEASURED,
-        "run the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax. "
+        "Run the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax. "
         "Compiling is not timed",
         label="torch.compile",
         heading="joiner compiled",
@@ -359,8 +359,8 @@ class Settings:
     device: str = setting(
         "auto",
         MEASURED,
-        "device to measure on: auto, cpu, cuda or cuda:N",
-        short="cpu, cuda or cuda:N",
+        "Device to measure on: auto, cpu, cuda or cuda:N",
+        short="Device to measure on: cpu, cuda or cuda:N.",
         type=flag_types.device,
         extra={"default": "auto"},
         default_text="auto (CUDA where there is one)",
@@ -371,7 +371,7 @@ class Settings:
     pruned_recipe: str = setting(
         "icefall",
         MEASURED,
-        "step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward through both; "
+        "Step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward through both; "
         "benchmark-2022: no projections, backward through the pruned loss alone",
         choices=("icefall", "benchmark-2022"),
         label="pruned recipe",
@@ -380,7 +380,7 @@ class Settings:
     prune_range: int = setting(
         5,
         MEASURED,
-        "symbols that the pruned losses keep for each frame",
+        "Symbols that the pruned losses keep for each frame",
         type=flag_types.whole(2),
         metavar="S",
         label="prune range",
@@ -389,10 +389,10 @@ class Settings:
     durations: Optional[str] = setting(
         None,
         MEASURED,
-        "frames that a token (tdt) or a longer blank (multi-blank) may last, in the order of the joiner's columns",
+        "Frames that a token (tdt) or a longer blank (multi-blank) may last, in the order of the joiner's columns",
         type=flag_types.durations,
         metavar="D,D",
-        default_text="0,1,2,3,4 of tdt; 2,4,8 of multi-blank",
+        default_text="0,1,2,3,4 for tdt; 2,4,8 for multi-blank",
         label="durations",
         unset="the default",
         heading="durations {}",
@@ -401,7 +401,7 @@ class Settings:
     sigma: Optional[float] = setting(
         None,
         MEASURED,
-        "what is subtracted from the log-probability of each token of tdt and multi-blank",
+        "Number to subtract from the log-probability of each token of tdt and multi-blank",
         type=flag_types.not_negative,
         metavar="NATS",
         default_text="0.05",
@@ -413,10 +413,10 @@ class Settings:
     find_largest: Optional[str] = setting(
         None,
         FITS,
-        "instead of the passes, find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
-        "step, by doubling and bisection, each try in a process of its own; then measure the throughput at that size, "
-        "over the same utterances for all",
-        short="what fits (--memory-limit 16GB), and how fast it trains then",
+        "Instead of the passes, find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
+        "step, by doubling and bisection, each try in a process of its own. Then measure the throughput at that size, "
+        "over the same utterances for all losses",
+        short="Find the largest batch that fits (--memory-limit 16GB).",
         choices=tuple(FIND_LARGEST),
         default_text="no search",
         **_HOW,
@@ -424,8 +424,8 @@ class Settings:
     memory_limit: Optional[str] = setting(
         None,
         FITS,
-        "memory that a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80% of the device. "
-        "It is enforced: by a limit on address space on a CPU; on CUDA the rest of the device is held back",
+        "Memory that a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80% of the device. "
+        "It is enforced: on a CPU by a limit on address space; on CUDA by holding back the rest of the device",
         type=flag_types.memory_size,
         metavar="SIZE",
         default_text="nine tenths of what is available now on a CPU, all that is free on CUDA",
@@ -434,7 +434,7 @@ class Settings:
     largest_cap: Optional[int] = setting(
         None,
         FITS,
-        "try nothing above this many utterances or frames",
+        "Try no more than this many utterances or frames",
         default_text="all of the shape file",
         **_COUNT,
         **_IN_SEARCH,
@@ -442,8 +442,8 @@ class Settings:
     rounds: int = setting(
         6,
         TIMING,
-        "fresh processes for each implementation, in shuffled order",
-        short="fresh processes for each loss; intervals are over them",
+        "Number of fresh processes for each implementation, in shuffled order",
+        short="Fresh processes for each loss; intervals are over them.",
         type=flag_types.whole(1, MOST_ROUNDS),
         metavar="K",
         presets={"cpu": 10, "quick": 1, SEARCH: 3},
@@ -452,8 +452,8 @@ class Settings:
     slow_rounds: Optional[int] = setting(
         None,
         TIMING,
-        "rounds of a loss that takes more than three times as long as the fastest of its kind in each of its first "
-        "three; its interval is wider for it",
+        "Rounds of a loss that takes more than three times as long as the fastest of its kind in each of its first "
+        "three rounds. Fewer rounds make its interval wider",
         type=flag_types.whole(FEWEST_ROUNDS, MOST_ROUNDS),
         metavar="K",
         presets={"cpu": SLOW_ROUNDS},
@@ -463,10 +463,10 @@ class Settings:
     budget: Optional[float] = setting(
         None,
         TIMING,
-        "spend so long, 90s, 5m or 1h: correctness of all, three rounds, a first verdict, then as many rounds as fit "
-        "before the memory pass. Without --only the rows are those of the main environment, and no additive ones; "
-        "without --passes there is no trace",
-        short="spend so long, 5m say, with a first verdict after three rounds",
+        "Time to spend, such as 90s, 5m or 1h: on the correctness of all losses, three rounds, a first verdict, then "
+        "as many rounds as fit before the memory pass. Without --only, additive losses and those of other environments "
+        "are left out; without --passes there is no trace",
+        short="Time to spend, such as 5m, with a first verdict after three rounds.",
         type=flag_types.duration,
         metavar="TIME",
         default_text="all rounds",
@@ -475,7 +475,7 @@ class Settings:
     spread: float = setting(
         0.02,
         TIMING,
-        "stop sampling a scope once the 95% interval of its median is narrower than +-P%, with every batch measured",
+        "Stop sampling a scope once the 95% interval of its median is narrower than +-P% and every batch is measured",
         type=flag_types.percentage,
         metavar="P%",
         default_text="2%",
@@ -484,7 +484,7 @@ class Settings:
     max_seconds: float = setting(
         60.0,
         TIMING,
-        "most seconds of samples of one scope in one round; each batch is sampled at least once",
+        "Most seconds of samples of one scope in one round; each batch is sampled at least once",
         presets={"cpu": 0.7, "quick": 0.5},
         **_SECONDS,
         **_HOW,
@@ -492,7 +492,7 @@ class Settings:
     max_samples: int = setting(
         28,
         TIMING,
-        "most samples of one scope in one round; each batch is sampled at least once",
+        "Most samples of one scope in one round; each batch is sampled at least once",
         presets={"cpu": 20, "quick": 400},
         **_COUNT,
         **_HOW,
@@ -500,8 +500,8 @@ class Settings:
     threads: Optional[int] = setting(
         None,
         TIMING,
-        "CPU threads of torch, at most 4 for each CPU that the process may use",
-        short="CPU threads",
+        "Number of torch's CPU threads, at most 4 for each CPU that the process may use",
+        short="Number of torch's CPU threads.",
         type=flag_types.threads,
         metavar="K",
         default_text="the CPUs this process may use",
@@ -512,7 +512,7 @@ class Settings:
     denormals: str = setting(
         "flush",
         TIMING,
-        "flush: subnormal numbers count as zero on the CPU, as in training on a GPU; keep: they are computed, slowly",
+        "Subnormal numbers on the CPU. flush: count as zero, as in training on a GPU; keep: are computed, slowly",
         choices=("flush", "keep"),
         label="denormals",
         heading="denormals: {}",
@@ -522,8 +522,8 @@ class Settings:
     allocator: str = setting(
         "reuse",
         TIMING,
-        "reuse: glibc keeps freed memory on a CPU for the next step, as caching allocators do on a GPU and in tuned "
-        "training; system: tensors above 32 MiB are mapped anew in every step",
+        "Memory on a CPU. reuse: glibc keeps freed memory for the next step, as caching allocators do on a GPU and in "
+        "tuned training; system: tensors above 32 MiB are mapped anew in every step",
         choices=("reuse", "system"),
         label="allocator",
         heading="allocator: {}",
@@ -532,8 +532,8 @@ class Settings:
     tf32: bool = setting(
         False,
         TIMING,
-        "on CUDA: whether float32 products of the joiner may round their inputs to TF32, whatever the environment "
-        "says; the correctness pass never does",
+        "On CUDA: whether float32 products of the joiner may round their inputs to TF32, whatever the environment "
+        "says. The correctness pass never does",
         label="tf32",
         heading="TF32: {}",
         of_device=True,
@@ -543,7 +543,7 @@ class Settings:
     l2: str = setting(
         "cold",
         TIMING,
-        "on CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it keeps what "
+        "On CUDA: the L2 cache before each sample. cold: is written over, untimed, as nvbench does; warm: keeps what "
         "making the inputs put there",
         choices=("cold", "warm"),
         presets={SEARCH: "warm"},  # the buffer that empties the cache would take from the memory
@@ -554,7 +554,7 @@ class Settings:
     schedule: Mapping[str, int] = setting(
         {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
         TRACE,
-        "steps of the profiler's schedule",
+        "Steps of the profiler's schedule",
         type=flag_types.schedule,
         metavar="wait=A,warmup=B,active=C,repeat=D",
         presets={"cpu": _SMALL_SCHEDULE, "quick": _SMALL_SCHEDULE},

@@ -108,10 +108,10 @@ def _page(files: List[Path]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bundle", description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", metavar="ENVIRONMENT")
-    parser.add_argument("--platform", default="")
-    parser.add_argument("--without-torch", action="store_true")
+    parser.add_argument("folder", type=Path, help="Folder to fill.")
+    parser.add_argument("names", nargs="*", metavar="ENVIRONMENT", help="Optional environments to include.")
+    parser.add_argument("--platform", default="", help="Platform of the other machine, such as aarch64-manylinux_2_28.")
+    parser.add_argument("--without-torch", action="store_true", help="Leave torch out.")
     parsed = parser.parse_args()
 
     def run() -> int:

@@ -110,12 +110,12 @@ def _import(package: str) -> Optional[ModuleType]:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m common.setup.extensions",
-        description="build: compile source packages for this Python, unless that is done or they are installed; the "
-        "exit code is 1 when one cannot be compiled.  path: print the folder of one, for PYTHONPATH.",
+        description="build: compile source packages for this Python, unless they are compiled or installed already. "
+        "The exit code is 1 when one cannot be compiled. path: print the folder of one, for PYTHONPATH.",
     )
-    parser.add_argument("command", choices=["build", "path"])
-    parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="default for build: every one")
-    where = "default: cpu, and cuda too where a GPU driver and nvcc are"
+    parser.add_argument("command", choices=["build", "path"], help="What to do.")
+    parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="Package. Default: all, with build")
+    where = "Device. Default: cpu, and cuda too where there are a GPU driver and nvcc"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=where)
     parsed = parser.parse_args(arguments)
     if parsed.command == "build":

@@ -42,32 +42,32 @@ def add_flags(run: Any, *, folder: str, quick: str, timeout: Optional[float] = T
         timeout: default of --timeout, in seconds; None is no limit.
         measuring: whether the command measures, on this machine or a cluster, and can go on with a run.
     """
-    run.add_argument("--preset", choices=("quick",), help=f"quick: a smoke run: {quick}; other flags override it")
+    run.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
     seconds = "none" if timeout is None else f"{timeout:g}"
     run.add_argument(
         "--timeout",
         type=flag_types.positive,
         default=math.inf if timeout is None else timeout,
         metavar="S",
-        help=f"end a process after so many seconds; it reads timeout, and the others go on. Default: {seconds}",
+        help=f"End a process after S seconds; its row says timeout, and the others go on. Default: {seconds}",
     )
-    run.add_argument("--format", choices=FORMATS, default="table", help="format of what is printed. Default: table")
-    run.add_argument("--quiet", action="store_true", help="print no progress")
+    run.add_argument("--format", choices=FORMATS, default="table", help="Format of what is printed. Default: table")
+    run.add_argument("--quiet", action="store_true", help="Print no progress.")
     run.add_argument(
         "--log-dir",
         type=flag_types.path,
         default=paths.LOG,
         metavar="DIR",
-        help=f"folder in which the run makes its own, {folder}. Default: log/ beside this script",
+        help=f"Folder in which the run makes its own, {folder}. Default: log/ beside this script",
     )
     run.set_defaults(details=False)  # what is printed is all there is
     if measuring:
         run.add_argument(
             "--resume",
             action="store_true",
-            help="continue the newest run with the same flags: processes that ended well are not run again",
+            help="Continue the newest run with the same flags: processes that ended well are not run again.",
         )
-        run.add_argument("--png", action="store_true", help="write the charts as PNGs too")
+        run.add_argument("--png", action="store_true", help="Also write the charts as PNGs.")
         flags.add_executor(run)
 
 

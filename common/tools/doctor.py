@@ -46,15 +46,17 @@ def parser() -> Parser:
     result = Parser(prog=NAME, description=__doc__)
     names = (*standard(), *BESIDE)
     result.add_argument(
-        "--only", type=implementations(names), default=names, metavar="A,B", help="these losses. Default: all"
+        "--only", type=implementations(names), default=names, metavar="A,B", help="Losses to check. Default: all"
     )
-    result.add_argument("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N")
+    result.add_argument(
+        "--device", type=flag_types.device, default="auto", help="Device: auto, cpu, cuda or cuda:N. Default: auto"
+    )
     result.add_argument(
         "--seconds",
         type=flag_types.positive,
         default=SECONDS,
         metavar="S",
-        help=f"ask no further loss after so long. Default: {SECONDS:g}",
+        help=f"Check no further loss after S seconds. Default: {SECONDS:g}",
     )
     return result
 

@@ -229,10 +229,14 @@ def check(folders: Sequence[Path]) -> int:
 
 def parser() -> Parser:
     result = Parser(prog=NAME, description=__doc__)
-    result.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a log folder; with --check folders")
-    result.add_argument("--check", action="store_true", help="only say what is wrong with folders of results/")
-    result.add_argument("--into", type=Path, default=Path("results"), metavar="FOLDER", help="Default: results")
-    result.add_argument("--name", help="of the new folder. Default: the day and the device")
+    result.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="Log folder; with --check, folders of results/."
+    )
+    result.add_argument("--check", action="store_true", help="Only print what is wrong with folders of results/.")
+    result.add_argument(
+        "--into", type=Path, default=Path("results"), metavar="FOLDER", help="Folder to write into. Default: results"
+    )
+    result.add_argument("--name", help="Name of the new folder. Default: the day and the device")
     return result
 
 

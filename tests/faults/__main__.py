@@ -86,11 +86,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
         prog="make faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = [kind for kind in KINDS if kind != "ray" or PYTHON_OF_RAY]
-    parser.add_argument("--only", default=",".join(kinds), metavar="A,B", help=f"of {', '.join(kinds)}. Default: all")
-    parser.add_argument("--from", dest="first", type=int, default=0, metavar="SEED", help="the first seed. Default: 0")
-    parser.add_argument("--count", type=int, metavar="N", help="of each kind. Default: as many as the kind has")
-    parser.add_argument("--part", default="100%", metavar="P%", help="of these. Default: 100%%")
-    parser.add_argument("--processes", type=int, default=2, metavar="K", help="side by side. Default: 2")
+    parser.add_argument(
+        "--only", default=",".join(kinds), metavar="A,B", help=f"Kinds of faults: {', '.join(kinds)}. Default: all"
+    )
+    parser.add_argument("--from", dest="first", type=int, default=0, metavar="SEED", help="First seed. Default: 0")
+    parser.add_argument("--count", type=int, metavar="N", help="Faults of each kind. Default: as many as the kind has")
+    parser.add_argument("--part", default="100%", metavar="P%", help="Share of these. Default: 100%%")
+    parser.add_argument("--processes", type=int, default=2, metavar="K", help="Processes side by side. Default: 2")
     options = parser.parse_args(arguments)
     pass_on_no_ignored_signals()
     share, since = float(options.part.rstrip("%")) / 100, time.monotonic()

@@ -61,37 +61,42 @@ def parser() -> Parser:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="package.module:name or file.py:name (a class, a function that makes a model, or a model), s3prl:upstream "
-        "or hf:name (with weights that are here already)",
+        help="Model: package.module:name or file.py:name (a class, a function that makes a model, or a model), "
+        "s3prl:upstream or hf:name (with weights that are here already).",
     )
     group = result.add_argument_group("the model")
-    group.add_argument("--args", type=flag_types.path, metavar="FILE", help="the constructor's arguments, YAML or JSON")
+    group.add_argument(
+        "--args", type=flag_types.path, metavar="FILE", help="YAML or JSON file of the constructor's arguments."
+    )
     group.add_argument(
         "--arg",
         action="append",
         default=[],
         type=flag_types.pair("KEY=VALUE", empty=True),
         metavar="KEY=VALUE",
-        help="one of them, over --args; repeatable",
+        help="An argument of the constructor, in place of that of --args. Repeatable.",
     )
-    group.add_argument("--method", default="forward", metavar="NAME", help="what is called. Default: forward")
-    group.add_argument("--device", help="cpu, cuda, cuda:N, or meta: no weights, no time. Default: cpu")
-    group.add_argument("--train", action="store_true", help="in training mode. Default: evaluation")
-    group.add_argument("--backward", action="store_true", help="the backward too, from ones for every output")
+    group.add_argument("--method", default="forward", metavar="NAME", help="Method to call. Default: forward")
+    group.add_argument(
+        "--device", help="Device: cpu, cuda, cuda:N, or meta, which takes no memory and no time. Default: cpu"
+    )
+    group.add_argument("--train", action="store_true", help="Put the model into training mode. Default: evaluation")
+    group.add_argument("--backward", action="store_true", help="Also count the backward, from ones for every output.")
     group = result.add_argument_group("its input")
     group.add_argument(
         "--input-shape",
         nargs="+",
         default=[],
         metavar="SHAPE",
-        help="one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); "
-        "with audio S is its number of samples, F that of its frames. Default with audio: 1xS",
+        help="Shapes of the input tensors: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword). "
+        "With --audio, S stands for the number of samples and F for that of frames. Default: 1xS with --audio",
     )
     group.add_argument(
         "--audio",
         type=flag_types.path,
         metavar="DIR",
-        help="one run for each file below DIR, by its length alone, in four buckets; or for each number in a text file",
+        help="Count one run for each file below DIR, by its length alone, in four buckets; or for each number of "
+        "samples in a text file.",
     )
     group.add_argument(
         "--pseudo-input",
@@ -99,33 +104,35 @@ def parser() -> Parser:
         type=flag_types.whole(1),
         const=PSEUDO_SAMPLES,
         metavar="SAMPLES",
-        help="an utterance of random numbers. Without a number: 160000",
+        help="Take an utterance of random numbers as input, of so many samples. Without a number: 160000.",
     )
-    flags.add_setting(group, "batch_size", "utterances of --pseudo-input", default=1)
-    group.add_argument("--sample-rate", type=flag_types.whole(1), default=16000, metavar="HZ", help="Default: 16000")
+    flags.add_setting(group, "batch_size", "Utterances of --pseudo-input. Default: 1", default=1)
     group.add_argument(
-        "--hop", type=flag_types.whole(1), default=160, metavar="N", help="samples of a frame. Default: 160"
+        "--sample-rate", type=flag_types.whole(1), default=16000, metavar="HZ", help="Sample rate. Default: 16000"
+    )
+    group.add_argument(
+        "--hop", type=flag_types.whole(1), default=160, metavar="N", help="Samples of a frame. Default: 160"
     )
     group = result.add_argument_group("the count")
-    group.add_argument("--by", choices=flops.BREAKDOWNS, default="module", help="what a row is. Default: module")
+    group.add_argument("--by", choices=flops.BREAKDOWNS, default="module", help="Unit of a row. Default: module")
     group.add_argument(
         "--depth",
         type=_depth,
         metavar="N",
-        help="modules so many names below the model; all: every one. Default: 2; all with --format csv and json",
+        help="Show modules down to N names below the model, or all. Default: 2; all with --format csv and json",
     )
     group.add_argument(
         "--convention",
         choices=("exact", "superb"),
         default="exact",
-        help="superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, "
-        "softmax and dropout for MACs. Default: exact",
+        help="How MACs are counted. superb: as SUPERB's profiler does, which also takes an attention's biases, "
+        "scaling, mask, softmax and dropout for MACs. Default: exact",
     )
-    group.add_argument("--strict", action="store_true", help="an operator without a rule is an error")
+    group.add_argument("--strict", action="store_true", help="End with an error if an operator has no rule.")
     group.add_argument(
-        "--register", type=flag_types.path, metavar="FILE", help="a Python file that calls common.flops.rules.register"
+        "--register", type=flag_types.path, metavar="FILE", help="Python file that calls common.flops.rules.register."
     )
-    group.add_argument("--rules", action="store_true", help="print the table of rules, and stop")
+    group.add_argument("--rules", action="store_true", help="Print the table of rules, and stop.")
     quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
     run = result.add_argument_group("the run")
     model_run.add_flags(run, folder="flops-<model>", quick=quick, timeout=None, measuring=False)

@@ -118,9 +118,9 @@ def parser() -> Parser:
         type=flag_types.path,
         default=DEFAULT,
         metavar="CONFIG",
-        help="YAML with pretrained_model (source, type, arguments, sample_rate, environment) and profiling_dimensions "
-        "(audio_mockup_secs, batch_sizes, example_audio, triangle_only, export_logs); --key=value sets one of them. "
-        "Default: the suite's profile.yaml",
+        help="YAML file with pretrained_model (source, type, arguments, sample_rate, environment) and "
+        "profiling_dimensions (audio_mockup_secs, batch_sizes, example_audio, triangle_only, export_logs). --key=value "
+        "sets one of them. Default: the suite's profile.yaml",
     )
     group = result.add_argument_group("further axes: the grid is repeated for each value")
     group.add_argument(
@@ -128,21 +128,21 @@ def parser() -> Parser:
         type=_listed(flag_types.threads),
         default=(None,),
         metavar="A,B",
-        help="CPU threads of torch: 1,2,4",
+        help="Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs",
     )
     group.add_argument(
         "--dtype",
         type=_listed(_one_of(DTYPES)),
         default=("float32",),
         metavar="A,B",
-        help="float32, bfloat16, float16: autocast",
+        help="Data types: float32; bfloat16 and float16 by autocast. Default: float32",
     )
     group.add_argument(
         "--quantize",
         type=_listed(_one_of(QUANTIZE)),
         default=("none",),
         metavar="A,B",
-        help="none, dynamic: weights of Linear and LSTM in int8, on a CPU",
+        help="Quantization: none; dynamic for weights of Linear and LSTM in int8, on a CPU. Default: none",
     )
     group.add_argument(
         "--compile",
@@ -151,16 +151,17 @@ def parser() -> Parser:
         type=_listed(flag_types.str2bool),
         default=(False,),
         metavar="BOOL,BOOL",
-        help="torch.compile the parts of the model that take tensors alone; false,true has both. Each of "
-        "these is checked against the float32 outputs before it is timed",
+        help="Whether to run torch.compile on the parts of the model that take tensors alone; false,true measures "
+        "both. Outputs are checked against those in float32 before anything is timed. Default: false",
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
-    flags.add_setting(group, "seed", "seed of random weights and noise", default=settings.SETTINGS["seed"].default)
+    flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+    seed = settings.SETTINGS["seed"].default
+    flags.add_setting(group, "seed", f"Seed of random weights and noise. Default: {seed}", default=seed)
     flags.add_setting(
-        group, "max_seconds", "most seconds of timed calls of a cell; one call is always timed. Default: 1"
+        group, "max_seconds", "Most seconds of timed calls of a cell; one call is always timed. Default: 1"
     )
-    flags.add_setting(group, "max_samples", "most timed calls of a cell. Default: 200")
+    flags.add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200")
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
     model_run.add_flags(group, folder="inference-<config>", quick=quick)
     return result

@@ -126,51 +126,58 @@ def parser() -> Parser:
         type=flag_types.path,
         default=DEFAULT,
         metavar="FILE",
-        help="YAML with general and stage1 ... stageN: factory (module:name or file.py:name), arguments, "
-        "environment, builder, converter, name, warmup, repeats. Default: the suite's pipeline.yaml",
+        help="YAML file with the keys general and stage1 ... stageN, each with factory (module:name or file.py:name), "
+        "arguments, environment, builder, converter, name, warmup, repeats. Default: the suite's pipeline.yaml",
     )
     group = result.add_argument_group("the data set")
     group.add_argument(
         "--dataset-type",
         choices=DATASET_TYPES,
-        help="made: noise of --made-seconds; raw: a manifest of wav2vec's form; npy: arrays in npz, or "
-        "pickled ones in npy. Default: made",
+        help="Source of the examples. made: noise of --made-seconds; raw: a manifest as wav2vec's; npy: arrays in "
+        "npz, or pickled ones in npy. Default: made",
     )
-    group.add_argument("--dataset-path", metavar="FILE", help="manifest or arrays, for raw and npy")
+    group.add_argument("--dataset-path", metavar="FILE", help="Manifest or file of arrays, for raw and npy.")
     group.add_argument(
-        "--dataset-size", type=flag_types.whole(1), metavar="K", help="the first K examples. Default: all"
-    )
-    group.add_argument(
-        "--target-sr", type=flag_types.whole(1), metavar="HZ", help="sample rate of audio. Default: 16000"
+        "--dataset-size", type=flag_types.whole(1), metavar="K", help="Measure only the first K examples. Default: all"
     )
     group.add_argument(
-        "--made-seconds", type=_seconds, metavar="A,B", help="seconds of each made example. Default: 2,4,8"
+        "--target-sr", type=flag_types.whole(1), metavar="HZ", help="Sample rate of audio. Default: 16000"
     )
     group.add_argument(
-        "--trust-pickle", action="store_true", help="load npy files of pickled objects, which can run any code"
+        "--made-seconds", type=_seconds, metavar="A,B", help="Seconds of each made example. Default: 2,4,8"
     )
     group.add_argument(
-        "--write-subsets", type=flag_types.path, metavar="DIR", help="write random, short and long subsets, and stop"
+        "--trust-pickle", action="store_true", help="Load npy files of pickled objects, which can run any code."
     )
     group.add_argument(
-        "--subset-size", type=flag_types.whole(1), default=10, metavar="K", help="examples of each subset. Default: 10"
+        "--write-subsets",
+        type=flag_types.path,
+        metavar="DIR",
+        help="Write random, short and long subsets of the data set, and stop.",
+    )
+    group.add_argument(
+        "--subset-size", type=flag_types.whole(1), default=10, metavar="K", help="Examples of each subset. Default: 10"
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
-    flags.add_setting(group, "threads", "CPU threads of torch. Default: all")
-    flags.add_setting(group, "seed", "seed of weights, noise and subsets", default=settings.SETTINGS["seed"].default)
+    flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
+    seed = settings.SETTINGS["seed"].default
+    flags.add_setting(group, "seed", f"Seed of weights, noise and subsets. Default: {seed}", default=seed)
     group.add_argument(
-        "--warmup", type=flag_types.whole(0), metavar="K", help="calls before the timed ones. Default: 2"
+        "--warmup", type=flag_types.whole(0), metavar="K", help="Calls before the timed ones. Default: 2"
     )
-    group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="number of timed calls. Default: 5")
+    group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="Number of timed calls. Default: 5")
     group.add_argument(
         "--dump-speech-waveforms-dir",
         type=flag_types.path,
         metavar="DIR",
-        help="write the waveform of each example's last stage there",
+        help="Write the waveform of each example's last stage into DIR.",
     )
     group.add_argument(
-        "--dump-waveform-file-prefix", default="", metavar="TEXT", help="beginning of their names. Default: none"
+        "--dump-waveform-file-prefix",
+        default="",
+        metavar="TEXT",
+        help="Prefix of the names of these files. Default: none",
     )
     quick = "the first example, one call and none before it"
     model_run.add_flags(group, folder="pipeline-<config>", quick=quick)

@@ -71,32 +71,36 @@ def parser() -> Parser:
     flags.add_setting(
         group,
         "shape_file",
-        "(frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; T encoder frames"
-        " are the fewest feature frames that give them. Default: the suite's shape_info.features.pt",
+        "File with (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it. For T encoder "
+        "frames, the fewest feature frames that give them are taken. Default: the suite's shape_info.features.pt",
         default=paths.ROOT / "shape_info.features.pt",
     )
     flags.add_setting(
-        group, "sort_utterance", "batches of --max-frames, sorted by length. Default: false", default=False
+        group,
+        "sort_utterance",
+        "Sort utterances by length and fill batches up to --max-frames. Default: false",
+        default=False,
     )
     flags.add_setting(
-        group, "max_frames", f"most feature frames in a batch. Default: {_by_device('max_frames')}", metavar="K"
+        group, "max_frames", f"Most feature frames in a batch. Default: {_by_device('max_frames')}", metavar="K"
     )
-    flags.add_setting(group, "batch_size", f"utterances in a batch. Default: {_by_device('batch_size')}")
-    flags.add_setting(group, "num_batches", "batches, drawn from all and used in turn. Default: 1", default=1)
-    flags.add_setting(group, "seed", "seed of inputs and weights", default=settings.SETTINGS["seed"].default)
+    flags.add_setting(group, "batch_size", f"Utterances in a batch. Default: {_by_device('batch_size')}")
+    flags.add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
+    seed = settings.SETTINGS["seed"].default
+    flags.add_setting(group, "seed", f"Seed of inputs and weights. Default: {seed}", default=seed)
     group.add_argument(
         "--sweep",
         type=_sizes,
         metavar="KEY=A,B,...",
-        help="profile each of these sizes, KEY being batch-size or max-frames",
+        help="Profile each of these sizes; KEY is batch-size or max-frames.",
     )
     group = result.add_argument_group("the model")
     group.add_argument(
         "--config",
         type=flag_types.path,
         metavar="FILE",
-        help="sizes of the Conformer transducer, YAML or JSON; icefall: icefall's own Conformer (relative "
-        "positions, BasicNorm, balancers), at its own sizes",
+        help="YAML or JSON file of the sizes of the Conformer transducer; or icefall, for icefall's own Conformer "
+        "(relative positions, BasicNorm, balancers) at its own sizes.",
     )
     group.add_argument(
         "--size",
@@ -104,14 +108,14 @@ def parser() -> Parser:
         default=[],
         type=flag_types.pair("KEY=VALUE"),
         metavar="KEY=VALUE",
-        help="one of them, over --config; repeatable",
+        help="A size, in place of that of --config. Repeatable.",
     )
     group.add_argument(
         "--model",
         metavar="MODULE:NAME",
-        help="package.module:name or file.py:name of a model, called with features (N, frames, F), their "
-        "lengths, symbols (N, U+1) with a blank first, and their lengths; it returns its loss, or logits"
-        " (N, T, U+1, V) first",
+        help="Model to profile: package.module:name or file.py:name. It is called with features (N, frames, F), their "
+        "lengths, symbols (N, U+1) with a blank first, and their lengths. It returns its loss, or logits (N, T, "
+        "U+1, V) first.",
     )
     group.add_argument(
         "--arg",
@@ -119,28 +123,32 @@ def parser() -> Parser:
         default=[],
         type=flag_types.pair("KEY=VALUE"),
         metavar="KEY=VALUE",
-        help="an argument of --model; repeatable",
+        help="An argument of --model. Repeatable.",
     )
     group.add_argument(
         "--loss",
         default=LOSS,
-        help="a row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
+        help="A row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
         "optimized_transducer, fused. Default: fast_rnnt-pruned",
     )
-    flags.add_setting(group, "prune_range", "symbols that a pruned loss keeps for each frame. Default: 5")
-    group.add_argument("--dropout", action="store_true", help="keep the model's dropout")
-    group.add_argument("--no-dropout", dest="dropout", action="store_false", help="set every dropout to 0. The default")
-    group.add_argument("--amp", choices=("bfloat16",), help="autocast of the model; losses are float32. Default: none")
+    flags.add_setting(group, "prune_range", "Symbols that a pruned loss keeps for each frame. Default: 5")
+    group.add_argument("--dropout", action="store_true", help="Keep the model's dropout. Default: --no-dropout")
+    group.add_argument("--no-dropout", dest="dropout", action="store_false", help="Set every dropout to 0.")
     group.add_argument(
-        "--compile", action="store_true", help="torch.compile each labelled module that holds no other labelled one"
+        "--amp", choices=("bfloat16",), help="Run the model under autocast; losses stay in float32. Default: none"
     )
-    group.add_argument("--optimizer", action="store_true", help="run AdamW's step too")
+    group.add_argument(
+        "--compile",
+        action="store_true",
+        help="Run torch.compile on each labelled module that holds no other labelled one.",
+    )
+    group.add_argument("--optimizer", action="store_true", help="Also run AdamW's step.")
     group.add_argument(
         "--checkpoint",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="compute the forward of these modules again in the backward; repeatable",
+        help="Compute the forward of these modules again in the backward, to save memory. Repeatable.",
     )
     group = result.add_argument_group("labels")
     group.add_argument(
@@ -149,36 +157,38 @@ def parser() -> Parser:
         default=[],
         type=flag_types.pair("NAME=PATTERN"),
         metavar="NAME=PATTERN",
-        help="label modules by their dotted names, * within a name; repeatable. Default: encoder, embed, "
-        "layers, their feed-forwards, attention and convolution, and decoder; joiner and losses are "
-        "always labelled",
+        help="Label modules by their dotted names; * matches within a name. Repeatable. Joiner and losses are always "
+        "labelled. Default: encoder, embed, layers, their feed-forwards, attention and convolution, and decoder",
     )
     group.add_argument(
-        "--depth", type=flag_types.whole(1), metavar="K", help="instead: every module of at most K names"
+        "--depth",
+        type=flag_types.whole(1),
+        metavar="K",
+        help="Label every module whose dotted name has at most K parts, in place of --label.",
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
-    flags.add_setting(group, "threads", "CPU threads of torch. Default: all")
+    flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     group.add_argument(
         "--steps",
         type=flag_types.whole(1),
         metavar="K",
-        help=f"timed steps, with labels. Default: {_by_device('steps')}",
+        help=f"Timed steps, with labels. Default: {_by_device('steps')}",
     )
     group.add_argument(
         "--warmup",
         type=flag_types.whole(0),
         metavar="K",
-        help=f"steps before the timed ones. Default: {_by_device('warmup')}",
+        help=f"Steps before the timed ones. Default: {_by_device('warmup')}",
     )
     group.add_argument(
-        "--trace-steps", type=flag_types.whole(1), metavar="K", help="steps under torch.profiler. Default: 2"
+        "--trace-steps", type=flag_types.whole(1), metavar="K", help="Steps under torch.profiler. Default: 2"
     )
     group.add_argument(
         "--limits",
         type=flag_types.str2bool,
         metavar="BOOL",
-        help="measure the device's matrix rate, which 'of limit' needs. Default: true",
+        help="Measure the device's matrix rate, which 'of limit' needs. Default: true",
     )
     quick = "2 layers of the Conformer transducer, one utterance, 2 steps, no limits"
     model_run.add_flags(group, folder="profile-<size>", quick=quick, timeout=None)

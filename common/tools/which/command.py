@@ -26,30 +26,34 @@ def parser() -> argparse.ArgumentParser:
         type=flag_types.whole(2),
         metavar="V",
         default=default.vocab_size,
-        help=f"symbols, blank included. Default: {default.vocab_size}",
+        help=f"Number of symbols, blank included. Default: {default.vocab_size}",
     )
     result.add_argument(
         "--need",
         choices=tuple(answer.NEEDS),
         default=default.need,
-        help="what the loss is given: outputs of encoder and decoder, or logits, where the joiner stays as it is. "
+        help="Input of the loss: outputs of encoder and decoder, or logits if your joiner must stay as it is. "
         f"Default: {default.need}",
     )
     result.add_argument(
-        "--device", type=flag_types.device, default="auto", help="cpu or cuda. Default: cuda where a GPU is"
+        "--device",
+        type=flag_types.device,
+        default="auto",
+        help="Device: cpu or cuda. Default: cuda where there is a GPU",
     )
     result.add_argument(
         "--dtype",
         type=flag_types.dtype,
         choices=SETTINGS["dtype"].choices,
         default=default.dtype,
-        help=f"Default: {default.dtype}",
+        help=f"Data type. Default: {default.dtype}",
     )
     result.add_argument(
         "--memory",
         type=flag_types.memory_size,
         metavar="SIZE",
-        help="what a step may take, 16GB say: estimates how many utterances fit, by the measured peak of a few",
+        help="Memory that a step may take, such as 16GB: estimate how many utterances fit, from the measured peak "
+        "of a few.",
     )
     return result
 
