@@ -39,7 +39,11 @@ def size(value: float) -> str:
 
 
 def compare(
-    question: Question, loss: torch.Tensor, gradient: Optional[torch.Tensor], right: torch.Tensor, truth: torch.Tensor
+    question: Question,
+    loss: torch.Tensor,
+    gradient: Optional[torch.Tensor],
+    right: torch.Tensor,
+    expected: torch.Tensor,
 ) -> Outcome:
     """Return the outcome of comparing loss and gradient with the right ones.
 
@@ -48,7 +52,7 @@ def compare(
         loss: the answer, a scalar or (N,).
         gradient: of the question's leaf; None compares the loss only.
         right: the expected loss, float64, a scalar or (N,).
-        truth: the float64 tensor whose gradient is the expected one.
+        expected: the expected gradient, float64, of the shape of the leaf.
     """
     loss = loss.detach().cpu().double()
     right = right.detach()
@@ -65,7 +69,6 @@ def compare(
     if gradient is None:
         return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error)
     gradient = gradient.detach().cpu().double()
-    expected = truth.grad
     valid = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
     grad_error = relative_error(gradient[valid], expected[valid])
     if not grad_error <= grad_tolerance:

@@ -278,10 +278,11 @@ def resumed(
 def updated(document: Matrix, earlier: Optional[Matrix]) -> Matrix:
     """Return `document` with rows of `earlier`: those that it lacks, and those that it has as missing packages."""
     rows = {row.name: row for row in document.implementations}
-    for row in earlier.implementations if earlier else ():
-        today = rows.get(row.name)
-        if today is None or (today.status == "missing" and row.is_judged):
-            rows[row.name] = _kept(_dated(row, earlier), document)
+    if earlier is not None:
+        for row in earlier.implementations:
+            today = rows.get(row.name)
+            if today is None or (today.status == "missing" and row.is_judged):
+                rows[row.name] = _kept(_dated(row, earlier), document)
     order = {implementation.name: index for index, implementation in enumerate(with_variants())}
     in_order = sorted(rows.values(), key=lambda row: order.get(row.name, len(order)))
     return structs.replace(document, implementations=in_order)

@@ -207,7 +207,7 @@ class Examination:
         numbers = numbers.to(dtype)
         made += [f"logits = logits.to({dtype})"] if dtype != torch.float32 else []
         truth_numbers = numbers.double().clone()
-        if fill is not None:
+        if fill is not None and regions is not None:
             _set(truth_numbers, regions, 0.0)
             made += _set(numbers, regions, fill)
 

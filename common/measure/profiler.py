@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -93,10 +93,7 @@ def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str
     It has the first TABLE_ROWS rows, and all rows of labels (``record_function``), which take no time of their own.
     """
     averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if with_stack else 0)
-    key = "self_cpu_time_total"
-    if cuda:  # renamed in torch 2.x
-        renamed = averages and hasattr(averages[0], "self_device_time_total")
-        key = "self_device_time_total" if renamed else "self_cuda_time_total"
+    key = _cuda_time(averages) if cuda else "self_cpu_time_total"
     every = averages.table(sort_by=key, row_limit=-1).splitlines()
     _, above, below, *_ = [number for number, line in enumerate(every) if line.startswith("---")]
     ordered = sorted(averages, key=lambda row: getattr(row, key), reverse=True)
@@ -108,11 +105,17 @@ def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str
     return "\n".join([*every[: above + 1], *kept, *every[below:], ""])
 
 
+def _cuda_time(averages: Sequence[Any]) -> str:
+    """Return the attribute of key averages that holds the self time on CUDA; torch 2.x renamed it."""
+    renamed = averages and hasattr(averages[0], "self_device_time_total")
+    return "self_device_time_total" if renamed else "self_cuda_time_total"
+
+
 def self_times(profiler: torch.profiler.profile) -> Tuple[float, float]:
     """Return the sum of the self times of all operators and kernels in microseconds: (on the CPU, on CUDA)."""
     averages = profiler.key_averages()
     cuda = sum(
-        getattr(row, "self_device_time_total", None) or getattr(row, "self_cuda_time_total", 0)  # renamed in torch 2.x
+        getattr(row, _cuda_time(averages))
         for row in averages
         if "CUDA" in str(row.device_type) and not getattr(row, "is_user_annotation", False)
     )

@@ -32,7 +32,7 @@ class Slice:
     rows: Callable[[Sequence[Path]], List[Values]] = lambda paths: []
     text: Callable[[Sequence[Path], str], List[str]] = lambda paths, format: []
     figures: Callable[[Sequence[Path]], Iterable[Tuple[str, Figure]]] = lambda paths: ()
-    caveats: Optional[Callable[[Optional[str], Sequence[Path]], Optional[List[str]]]] = None
+    caveats: Optional[Callable[[str, Sequence[Path]], Optional[List[str]]]] = None
 
 
 def _none() -> Sequence[Slice]:
@@ -53,7 +53,7 @@ def registered() -> Sequence[Slice]:
     return _provider()
 
 
-def caveats(loss: Optional[str], paths: Sequence[Path]) -> Optional[List[str]]:
+def caveats(loss: str, paths: Sequence[Path]) -> Optional[List[str]]:
     """Return what to beware of in a loss, [] for nothing; None where no slice judged it."""
     answers = [each.caveats(loss, paths) for each in registered() if each.caveats]
     judged = [answer for answer in answers if answer is not None]

@@ -53,7 +53,7 @@ COMPARED = ("step_median", "loss_median", "utterances_per_second", "peak_mb", "l
 
 def of_row(row: Row, prefix: str = "") -> List[Value]:
     """Return the scalars of a row.  prefix: tells the rows of one folder apart."""
-    values = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
+    values: List[Tuple[int, str, Optional[float]]] = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
     for scope in SCOPES:
         values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
     for step, window in enumerate(row.windows, start=1):
