@@ -121,7 +121,7 @@ def measure_parts(folder: Path) -> None:
 
 
 class Measured(NamedTuple):
-    """What was measured for a line of the tables.
+    """The measured rows for a line of the tables.
 
     rows: the rows of the line's run, by name; memory: the rows of any run of the workload that have peaks, by name.
     """

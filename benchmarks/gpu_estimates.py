@@ -64,7 +64,7 @@ GAP = 2.5e-6
 
 
 class Estimate(NamedTuple):
-    """What a kernel does in a step, and how long each part would take alone, in seconds."""
+    """The work of a kernel in a step, and the seconds that each part would take alone."""
 
     kernel: str
     launches: int

@@ -560,20 +560,20 @@ class Settings:
         presets={"cpu": _SMALL_SCHEDULE, "quick": _SMALL_SCHEDULE},
         **_HOW,
     )
-    record_shapes: bool = setting(True, TRACE, "record operator input shapes", **_BOOL, **_HOW)
-    with_stack: bool = setting(True, TRACE, "record Python stacks", **_BOOL, **_HOW)
-    profile_memory: bool = setting(True, TRACE, "record allocations", **_BOOL, **_HOW)
+    record_shapes: bool = setting(True, TRACE, "Record the shapes of operators' inputs", **_BOOL, **_HOW)
+    with_stack: bool = setting(True, TRACE, "Record Python stacks", **_BOOL, **_HOW)
+    profile_memory: bool = setting(True, TRACE, "Record allocations", **_BOOL, **_HOW)
     gzip_traces: str = setting(
         "auto",
         TRACE,
-        "compress the traces; auto: only those of more than 50 MB",
+        "Whether traces are compressed; auto: those of more than 50 MB",
         choices=("auto", "true", "false"),
         **_HOW,
     )
     memory_snapshot: bool = setting(
         False,
         TRACE,
-        "on CUDA: run one more step without the profiler and write its allocations to memory_snapshot.pickle beside "
+        "On CUDA: run one more step without the profiler and write its allocations to memory_snapshot.pickle beside "
         "the traces (pytorch.org/memory_viz shows it)",
         **_ON_CUDA,
         **_BOOL,

@@ -28,7 +28,7 @@ ARCHITECTURES = "8.0;9.0+PTX"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What a source package is compiled with.
+    """The compilers and the torch that a source package is compiled with.
 
     Args:
         device: "cpu" or "cuda".

@@ -43,7 +43,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Timing:
-    """How frames are counted.
+    """Counts the frames of utterances.
 
     Args:
         frame_shift: seconds between frames, for cuts without features.

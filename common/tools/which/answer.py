@@ -82,7 +82,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked.  need: a key of NEEDS; memory_bytes: the memory that a step may take, if that is asked."""
+    """A question to `rnnt-bench which`.
+
+    need: a key of NEEDS; memory_bytes: the memory that a step may take, if that is asked.
+    """
 
     vocab_size: int = 500
     need: str = "outputs"
