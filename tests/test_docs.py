@@ -30,7 +30,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Those that GitHub gives the headings of `page`."""
+    """Return the anchors that GitHub gives the headings of `page`."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -61,11 +61,11 @@ def test_the_picture_of_the_architecture_has_every_folder_in_its_layer():
 def diffs() -> dict[str, str]:
     """The diffs of CONTRIBUTING.md, by the heading that they are under."""
     parts = re.split(r"^## (.+)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = {
+    blocks = {
         title: re.findall(r"^```diff\n(.*?)^```", text, flags=re.M | re.S)
         for title, text in zip(parts[1::2], parts[2::2])
     }
-    return {title: "".join(texts) for title, texts in found.items() if texts}
+    return {title: "".join(texts) for title, texts in blocks.items() if texts}
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(site):
 
 
 def test_pages_have_what_the_records_say():
-    """Where one has not: run docs/_figures.py."""
+    """If this fails, run docs/_figures.py."""
     figures = runpy.run_path(str(ROOT / "docs" / "_figures.py"))
     blocks = 0
     for path in figures["PAGES"]:
@@ -242,7 +242,7 @@ def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
 
 
 def test_the_sbatch_script_of_several_nodes_starts_ray_on_each_and_hands_its_end_on(tmp_path):
-    """With other commands in the place of Slurm's and of Ray's: TERM must reach the benchmark, which is on one node."""
+    """Other commands stand in for Slurm's and Ray's. TERM must reach the benchmark, which is on one node."""
     bodies = {
         "make": 'echo make "$@"',
         "scontrol": "printf 'n1\\nn2\\nn3\\n'",

@@ -277,9 +277,9 @@ def test_what_cannot_be_compiled_does_not_stop_set_up(checkout):
 
 def test_two_at_once_install_once(checkout):
     both = [checkout.start("setup", "main"), checkout.start("setup", "main")]
-    said = "".join(process.communicate(timeout=300)[1] for process in both)
+    stderr = "".join(process.communicate(timeout=300)[1] for process in both)
     assert [process.returncode for process in both] == [0, 0]
-    assert said.count("main: installing") == 1
+    assert stderr.count("main: installing") == 1
 
 
 def test_ctrl_c_is_one_line(checkout):
@@ -359,8 +359,8 @@ def test_what_a_bundle_holds_is_enough_for_set_up(checkout):
     checkout.lock("other", make_wheel(checkout.wheels, "1") + make_wheel(checkout.wheels, "1", name="torch"))
     done = bundled(checkout, "all", "other")
     assert done.returncode == 0, done.stderr
-    there = {path.name for path in (checkout.folder / "all").iterdir()}
-    assert {"tiny-1-py3-none-any.whl", "torch-1-py3-none-any.whl", "other.txt", "index.html"} <= there
+    names = {path.name for path in (checkout.folder / "all").iterdir()}
+    assert {"tiny-1-py3-none-any.whl", "torch-1-py3-none-any.whl", "other.txt", "index.html"} <= names
     assert "#sha256=" in (checkout.folder / "all" / "index.html").read_text()
     assert bundled(checkout, "all", "other").returncode == 0
 
@@ -405,8 +405,8 @@ def test_a_bundle_for_another_machine_has_its_wheels(checkout):
     checkout.lock("other", make_wheel(checkout.wheels, "1", tag="py3-none-manylinux_2_17_aarch64"))
     done = bundled(checkout, "arm", "other", "--platform", "aarch64-manylinux_2_28")
     assert done.returncode == 0, done.stderr
-    there = {path.name for path in (checkout.folder / "arm").glob("*.whl")}
-    assert there == {"tiny-1-py3-none-manylinux_2_17_aarch64.whl"}
+    names = {path.name for path in (checkout.folder / "arm").glob("*.whl")}
+    assert names == {"tiny-1-py3-none-manylinux_2_17_aarch64.whl"}
     done = bundled(checkout, "this", "other", "--platform", "x86_64-manylinux_2_28")
     assert done.returncode == 1 and not list((checkout.folder / "this").glob("*.whl"))
 
@@ -422,7 +422,7 @@ esac
 
 
 def test_make_bench_and_make_test_need_nothing_but_the_bundle(checkout):
-    """With the network cut, and an index that leads nowhere."""
+    """The network is cut, and the index leads nowhere."""
     assert bundled(checkout, "all", "other").returncode == 0
     shutil.rmtree(checkout.wheels)
     shutil.copy(ROOT / "Makefile", checkout.folder)
@@ -431,8 +431,10 @@ def test_make_bench_and_make_test_need_nothing_but_the_bundle(checkout):
     python = checkout.folder / "python"
     python.write_text(PYTHON_OF_MAKE.format(python=sys.executable))
     python.chmod(0o755)
-    there = shutil.which("unshare") and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode == 0
-    cut = ["unshare", "-rn"] if there else []
+    can_unshare = (
+        shutil.which("unshare") and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode == 0
+    )
+    cut = ["unshare", "-rn"] if can_unshare else []
     environment = {
         key: value for key, value in checkout.environment.items() if key not in ("PIP_FIND_LINKS", "MAKEFLAGS")
     }

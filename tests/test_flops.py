@@ -139,7 +139,7 @@ def test_forward(name, device):
     except NotImplementedError:
         pytest.skip(f"torch {torch.__version__} has no such operator on {device}")
     with torch.no_grad():
-        assert counted(work, *(one.clone() for one in inputs)) == (flops, macs)
+        assert counted(work, *(leaf.clone() for leaf in inputs)) == (flops, macs)
 
 
 @pytest.mark.parametrize("name", ["linear", "conv1d", "layer norm", "einsum", "matrix by batch", "softmax"])
@@ -202,14 +202,16 @@ def test_recurrent_layers(layer, gates, cell, device):
     work = layer(inputs, hidden, batch_first=True).to(device)
     macs = steps * gates * hidden * (inputs + hidden)
     biases = steps * 2 * gates * hidden
-    found = counted(work, tensor(2, 5, inputs, device=device))
-    assert found == (2 * macs + biases + steps * cell * hidden, macs)
+    counts = counted(work, tensor(2, 5, inputs, device=device))
+    assert counts == (2 * macs + biases + steps * cell * hidden, macs)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"bias": False}])
 def test_lstm_in_one_kernel_as_operator_by_operator(options):
-    found = [counted(nn.LSTM(3, 4, **options).to(device), tensor(5, 2, 3, device=device)) for device in ("cpu", "meta")]
-    assert found[0] == found[1]
+    counts = [
+        counted(nn.LSTM(3, 4, **options).to(device), tensor(5, 2, 3, device=device)) for device in ("cpu", "meta")
+    ]
+    assert counts[0] == counts[1]
 
 
 def attention(*_):
@@ -370,7 +372,7 @@ def test_factorisations():
     ],
 )
 def test_an_optimizer_s_step_counts_the_same_in_one_kernel(name, options, flops):
-    found = []
+    flops_seen = []
     for fused in (False, True):
         model = nn.Linear(3, 5)
         try:
@@ -383,8 +385,8 @@ def test_an_optimizer_s_step_counts_the_same_in_one_kernel(name, options, flops)
             model(tensor(2, 3)).sum().backward()
             with FlopCounter(strict=True) as counter:
                 optimizer.step()
-        found.append(counter.total().flops)
-    assert found == [flops] * 2
+        flops_seen.append(counter.total().flops)
+    assert flops_seen == [flops] * 2
 
 
 def test_lists_of_tensors():
@@ -443,9 +445,9 @@ def test_an_encoder_that_leaves_padding_out():
     encoder = nn.TransformerEncoder(layer, 2).eval()
     padding = torch.arange(5) >= torch.tensor([[5], [3]])
     with torch.no_grad():
-        one = [counted(layer, tensor(1, frames, 8)) for frames in (5, 3)]
-        found = counted(lambda: encoder(tensor(2, 5, 8), src_key_padding_mask=padding))
-    assert found == tuple(2 * sum(column) for column in zip(*one))
+        of_each = [counted(layer, tensor(1, frames, 8)) for frames in (5, 3)]
+        of_both = counted(lambda: encoder(tensor(2, 5, 8), src_key_padding_mask=padding))
+    assert of_both == tuple(2 * sum(column) for column in zip(*of_each))
 
 
 def test_bilinear():
@@ -459,8 +461,8 @@ def test_bilinear():
 def test_embedding_bags():
     """2 bags of 3 rows of 4."""
     index = torch.tensor([[0, 1, 2], [1, 2, 3]])
-    found = [both(nn.EmbeddingBag(6, 4, mode=mode), index) for mode in ("sum", "mean", "max")]
-    assert found == [((16, 0), (24, 0)), ((24, 0), (32, 0)), ((0, 0), (8, 0))]
+    counts = [both(nn.EmbeddingBag(6, 4, mode=mode), index) for mode in ("sum", "mean", "max")]
+    assert counts == [((16, 0), (24, 0)), ((24, 0), (32, 0)), ((0, 0), (8, 0))]
     bag, weights = nn.EmbeddingBag(6, 4, mode="sum"), tensor(2, 3, grad=True)
     assert both(lambda: bag(index, per_sample_weights=weights)) == ((16 + 24, 0), (24 + 24 + 6 * 7, 0))
 
@@ -566,7 +568,7 @@ def test_an_unknown_operator_is_named_once_in_every_run():
             warnings.simplefilter("default")
             with FlopCounter(model) as counter:
                 model(tensor(2, 3))
-        assert [one.category for one in caught] == [NotCounted]
+        assert [warning.category for warning in caught] == [NotCounted]
         assert "flopstest::half" in str(caught[0].message) and "in 1 " in str(caught[0].message)
         (missing,) = counter.document()["not_counted"]
         assert missing["operator"] == "flopstest::half" and missing["path"] == "1" and missing["calls"] == 2
@@ -613,7 +615,7 @@ def test_a_custom_function_is_named_until_it_has_a_rule():
         warnings.simplefilter("ignore", NotCounted)
         with FlopCounter() as counter:
             Doubled.apply(tensor(3, grad=True))
-    assert [one["operator"] for one in counter.document()["not_counted"]] == [name]
+    assert [entry["operator"] for entry in counter.document()["not_counted"]] == [name]
     assert counter.total() == Count(0, 3)
     rules.register(Doubled, lambda call: 100 * call["factor"] + call["x"].numel())
     assert counted(lambda: Doubled.apply(tensor(3))) == (203 + 3, 0)
@@ -651,11 +653,11 @@ class Residual(nn.Module):
 
 
 def by_path(counter, phase):
-    found = {}
-    for one in counter.document()["counts"]:
-        if one["phase"] == phase and one["flops"]:
-            found[one["path"]] = found.get(one["path"], 0) + one["flops"]
-    return found
+    flops_of = {}
+    for entry in counter.document()["counts"]:
+        if entry["phase"] == phase and entry["flops"]:
+            flops_of[entry["path"]] = flops_of.get(entry["path"], 0) + entry["flops"]
+    return flops_of
 
 
 def test_forward_by_module():
@@ -716,9 +718,9 @@ def test_a_shared_module_is_counted_once_per_call_and_path():
     with FlopCounter(model) as counter:
         model(tensor(2, 3))
     assert by_path(counter, "forward") == {"0": 42, "1": 6, "2": 42}
-    modules = {one["path"]: one for one in counter.document()["modules"]}
+    modules = {module["path"]: module for module in counter.document()["modules"]}
     assert [modules[path]["calls"] for path in ("", "0", "1", "2")] == [1, 1, 1, 1]
-    assert sum(one["trainable"] for one in modules.values()) == 12
+    assert sum(module["trainable"] for module in modules.values()) == 12
 
 
 def test_parameters_trainable_and_frozen():
@@ -726,7 +728,7 @@ def test_parameters_trainable_and_frozen():
     model[0].weight.requires_grad_(False)
     with FlopCounter(model) as counter:
         pass
-    modules = {one["path"]: one for one in counter.document()["modules"]}
+    modules = {module["path"]: module for module in counter.document()["modules"]}
     assert modules["0"]["frozen"] == 15 and modules["0"]["trainable"] == 5 and modules["2"]["trainable"] == 12
 
 
@@ -745,8 +747,8 @@ def test_time_is_measured_when_asked():
     for timed in (False, True):
         with FlopCounter(model, timed=timed) as counter:
             model(tensor(4, 3))
-        spent = [one["ns"] for one in counter.document()["counts"]]
-        assert all(one > 0 for one in spent) if timed else set(spent) == {None}
+        spent = [entry["ns"] for entry in counter.document()["counts"]]
+        assert all(ns > 0 for ns in spent) if timed else set(spent) == {None}
     assert math.isfinite(sum(spent))
 
 

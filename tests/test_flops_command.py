@@ -94,7 +94,7 @@ def model(tmp_path):
 
 @pytest.fixture(autouse=True)
 def as_a_process(monkeypatch):
-    """What the command leaves in its process: the way to fetch nothing, folders of models and what it imported."""
+    """Undo what the command leaves in its process: variables against downloads, folders of models and imports."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)

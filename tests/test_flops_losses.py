@@ -30,8 +30,10 @@ def count(work):
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda one: one.name)
 def test_every_loss_is_counted_or_named(implementation):
-    """What has a rule counts at least the softmax over V of each cell (the pruned and additive ones project to V, too);
-    what has none is named with its custom function."""
+    """A loss with a rule counts at least the softmax over V of each cell (pruned and additive ones project to V, too).
+
+    A loss without one is named with its custom function.
+    """
     adapter = adapter_of(implementation, "cpu")
     model, batch, _ = setting_of(adapter, SHAPES, "cpu")
     work = prepare(adapter, model, batch, "loss" if adapter.layout in ("padded", "packed") else "step")
@@ -137,7 +139,7 @@ def test_torchaudio_s_aligner_is_named():
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda one: one.name)
 def test_the_roofline_s_formula_is_what_the_step_multiplies(implementation):
-    """In the layout that it computes in; the pruned loss multiplies once more, a matrix by a vector, to smooth."""
+    """Each in its own layout. The pruned loss multiplies once more, a matrix by a vector, to smooth."""
     pytest.importorskip("msgspec", reason="the roofline reads records")
     from common.analysis import roofline
     from common.records.schema import Batch

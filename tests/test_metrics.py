@@ -56,7 +56,7 @@ def test_a_metric_in_one_line_is_everywhere(made, tmp_path):
 
 
 def test_compare_shows_metrics_with_their_units(monkeypatch, tmp_path):
-    """What compare.py compares is a list of keys, like every table."""
+    """compare.py takes a list of keys, like every table."""
     sides = [write_run(tmp_path / name) and tmp_path / name for name in ("a", "b")]
     for key, unit in (("step_median", "MS"), ("peak_mb", "Mb")):
         monkeypatch.setitem(metrics.METRICS, key, metrics.METRICS[key]._replace(unit=unit))

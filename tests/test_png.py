@@ -131,7 +131,7 @@ def figures_of(folder):
 
 
 def bars_of(axes):
-    """Those that are filled: each is drawn a second time as its outline."""
+    """Return the filled bars; each is drawn a second time as an outline."""
     return [patch for patch in axes.patches if patch.get_fill()]
 
 

@@ -92,29 +92,29 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def two_nodes():
     """A cluster whose head runs no job, and a list of its nodes, two at first."""
-    with local_cluster.started(Path(PYTHON), 0) as there:
-        yield there, [there.add(), there.add()]
+    with local_cluster.started(Path(PYTHON), 0) as ray_cluster:
+        yield ray_cluster, [ray_cluster.add(), ray_cluster.add()]
 
 
 @pytest.fixture
 def nodes(two_nodes):
     """`two_nodes`; where a test killed one, another takes its place."""
-    there, known = two_nodes
+    ray_cluster, known = two_nodes
     for index, node in enumerate(known):
         stat = Path(f"/proc/{node['raylet']}/stat")
         if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            known[index] = there.add()
-    return there, known
+            known[index] = ray_cluster.add()
+    return ray_cluster, known
 
 
 @contextmanager
-def added(there, **options):
+def added(ray_cluster, **options):
     """Add a node until the end of the block; yields its name in labels."""
-    node = there.add(**options)
+    node = ray_cluster.add(**options)
     try:
         yield node["id"][:8]
     finally:
-        there.kill(node["raylet"])
+        ray_cluster.kill(node["raylet"])
 
 
 @pytest.fixture
@@ -123,15 +123,15 @@ def own_model(tmp_path):
     return tmp_path / "mymodel.py"
 
 
-def session(there, rounds, seconds, log_dir, *flags):
+def session(ray_cluster, rounds, seconds, log_dir, *flags):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), cluster.PYTHON: str(PYTHON)}
-    command = [sys.executable, "-c", SESSION, there.address, str(rounds), str(seconds), str(log_dir), *flags]
+    command = [sys.executable, "-c", SESSION, ray_cluster.address, str(rounds), str(seconds), str(log_dir), *flags]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def started(script, *flags, there=None):
-    """Start a command, with the cluster `there` where one is given."""
-    through = ("--executor", "ray", "--ray-address", there.address) if there else ()
+def started(script, *flags, ray_cluster=None):
+    """Start a command, through the cluster if one is given."""
+    through = ("--executor", "ray", "--ray-address", ray_cluster.address) if ray_cluster else ()
     return start(script, *flags, *through, env={**os.environ, cluster.PYTHON: str(PYTHON)})
 
 
@@ -141,11 +141,11 @@ def finished(process):
     return process.returncode, err
 
 
-def both(script, *flags, there, tmp_path):
+def both(script, *flags, ray_cluster, tmp_path):
     """Run a command on this machine, and through the cluster, at once; returns their log folders."""
     folders = [tmp_path / name for name in ("local", "ray")]
     where = "--output" if script == "conformance.py" else "--log-dir"
-    processes = [started(script, *flags, where, log, there=on) for log, on in zip(folders, (None, there))]
+    processes = [started(script, *flags, where, log, ray_cluster=on) for log, on in zip(folders, (None, ray_cluster))]
     for process in processes:
         code, err = finished(process)
         assert code == 0, err
@@ -168,16 +168,16 @@ def results(log):
 
 @needs_ray
 def test_a_killed_driver_resumes_and_a_node_that_dies_costs_its_job_alone(nodes, tmp_path):
-    there, known = nodes
+    ray_cluster, known = nodes
     log = tmp_path / "log"
-    process = session(there, 4, 1.5, log)
+    process = session(ray_cluster, 4, 1.5, log)
     wait_for(lambda: len(results(log)) >= 3, "three jobs that ended")
     process.kill()
     process.communicate()
     before = results(log)
-    process = session(there, 4, 1.5, log, "--resume")
+    process = session(ray_cluster, 4, 1.5, log, "--resume")
     wait_for(lambda: len(results(log)) > len(before), "another job that ended")
-    there.kill(known[0]["raylet"])
+    ray_cluster.kill(known[0]["raylet"])
     code, err = finished(process)
     assert code == 0 and f"{known[0]['id'][:8]} died" in err, err
     assert len(results(log)) == 2 * 5 and set(before) < set(results(log))  # what had ended did not run again
@@ -209,7 +209,7 @@ def copied(checkout):
 @needs_ray
 def test_nodes_that_cannot_measure_the_same_are_left_out(nodes, tmp_path):
     """One whose set-up fails, one of another revision, and one without a checkout."""
-    there, known = nodes
+    ray_cluster, known = nodes
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
     bare, other = copied(tmp_path / "bare"), copied(tmp_path / "other")
     for shared in (".venv", ".build"):
@@ -219,8 +219,8 @@ def test_nodes_that_cannot_measure_the_same_are_left_out(nodes, tmp_path):
     variables = [{"TRANSDUCER_CHECKOUT": str(bare), **nowhere}]
     variables += [{"TRANSDUCER_CHECKOUT": str(folder)} for folder in (other, tmp_path)]
     with ExitStack() as stack:
-        bad = [stack.enter_context(added(there, **of_node)) for of_node in variables]
-        code, err = finished(session(there, 1, 0.1, tmp_path / "log"))
+        bad = [stack.enter_context(added(ray_cluster, **of_node)) for of_node in variables]
+        code, err = finished(session(ray_cluster, 1, 0.1, tmp_path / "log"))
     assert code == 0 and all(f"{node} is left out" in err for node in bad), err
     assert "bring both to one revision" in err and "no checkout" in err
     used = {node.rpartition("/")[2] for _, _, _, node in results(tmp_path / "log")}
@@ -236,15 +236,15 @@ def may_mount():
 @contextmanager
 def blind(folder):
     """A cluster of one node, which sees nothing of `folder`."""
-    with local_cluster.started(Path(PYTHON), 0) as there:
-        flags = (f"--address={there.address}", "--num-cpus=1", "--object-store-memory=83886080", "--block")
+    with local_cluster.started(Path(PYTHON), 0) as ray_cluster:
+        flags = (f"--address={ray_cluster.address}", "--num-cpus=1", "--object-store-memory=83886080", "--block")
         hide = ("unshare", "-rm", "sh", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "sh")
         command = [*hide, str(PYTHON), "-m", "ray.scripts.scripts", "start", *flags, "--disable-usage-stats"]
         environment = {**os.environ, "TRANSDUCER_CHECKOUT": str(ROOT)}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert any("Ray runtime started" in line for line in process.stdout)
-                yield there
+                yield ray_cluster
             finally:
                 process.terminate()
 
@@ -253,13 +253,14 @@ def blind(folder):
 def test_traces_and_an_own_loss_come_through(nodes, tmp_path, tiny_shapes):
     """A loss of the user's own, his shape file, and the trace files of the pass: none of them is on the node, which
     does not see their folder where that can be."""
-    own, log = tmp_path / "benchmark_flash.py", tmp_path / "log"
+    script_path, log = tmp_path / "benchmark_flash.py", tmp_path / "log"
     script = (ROOT / "benchmark_torchaudio.py").read_text()
-    own.write_text(script.replace('"torchaudio"', '"flash"').replace("self.module", '__import__("torchaudio")'))
+    script_path.write_text(script.replace('"torchaudio"', '"flash"').replace("self.module", '__import__("torchaudio")'))
     flags = ("--preset", "quick", "--rounds", 1, "--scope", "step", "--passes", "correctness,trace", *CPU)
-    with blind(tmp_path) if may_mount() else nullcontext(nodes[0]) as there:
+    with blind(tmp_path) if may_mount() else nullcontext(nodes[0]) as ray_cluster:
         process = started(
-            *("benchmark_all.py", "--only", own, *flags, "--shape-file", tiny_shapes, "--log-dir", log), there=there
+            *("benchmark_all.py", "--only", script_path, *flags, "--shape-file", tiny_shapes, "--log-dir", log),
+            ray_cluster=ray_cluster,
         )
         code, err = finished(process)
     assert code == 0, err
@@ -298,7 +299,7 @@ def test_rows_are_those_of_the_local_executor(nodes, tmp_path, tiny_shapes, flag
     """The same keys, statuses, batches and sizes."""
     small = ("--preset", "quick", "--scope", "step", "--shape-file", tiny_shapes, *CPU)
     rows = []
-    for log in both("benchmark_all.py", *flags, *small, there=nodes[0], tmp_path=tmp_path):
+    for log in both("benchmark_all.py", *flags, *small, ray_cluster=nodes[0], tmp_path=tmp_path):
         done = run("summarize.py", log, "--format", "json")
         assert done.returncode == 0, done.stderr
         rows.append([unmeasured(row) for row in json.loads(done.stdout)])
@@ -308,23 +309,23 @@ def test_rows_are_those_of_the_local_executor(nodes, tmp_path, tiny_shapes, flag
 
 @needs_ray
 def test_a_profile_of_inference_resumes_and_survives_a_node(nodes, tmp_path, own_model):
-    """Of a model in a file of the user's: Ctrl-C keeps what came back; then a node dies."""
-    there, known = nodes
+    """The model is in a user's file. Ctrl-C keeps what came back; then a node dies."""
+    ray_cluster, known = nodes
     (tmp_path / "slow.yaml").write_text(
         "pretrained_model: {source: mymodel.py:Net, sample_rate: 100, arguments: {wait: 0.15}}\n"
         "profiling_dimensions: {audio_mockup_secs: [1, 2, 3, 4, 5, 6, 7], batch_sizes: [1], export_logs: true}\n"
     )
     log = tmp_path / "log"
     command = ("profile_inference.py", tmp_path / "slow.yaml", "--max-samples", 1, "--log-dir", log)
-    process = started(*command, there=there)
+    process = started(*command, ray_cluster=ray_cluster)
     wait_for(lambda: results(log), "a cell that ended")
     process.send_signal(signal.SIGINT)
     code, err = finished(process)
     assert code == EXIT_INTERRUPTED, err
     before = len(results(log))
-    process = started(*command, "--resume", there=there)
+    process = started(*command, "--resume", ray_cluster=ray_cluster)
     wait_for(lambda: len(results(log)) > before, "another cell that ended")
-    there.kill(known[1]["raylet"])
+    ray_cluster.kill(known[1]["raylet"])
     code, err = finished(process)
     assert code == 0 and f"{known[1]['id'][:8]} died" in err, err
     well = [job for _, job, status, _ in results(log) if status == "ok"]
@@ -342,7 +343,7 @@ def test_a_profile_of_a_model_is_that_of_the_local_command(nodes, tmp_path, own_
     sizes = ("--sweep", "batch-size=1,2", "--shape-file", tiny_shapes)
     folders = [
         log / "profile-sweep-batch-size"
-        for log in both("profile_model.py", *flags, *sizes, there=nodes[0], tmp_path=tmp_path)
+        for log in both("profile_model.py", *flags, *sizes, ray_cluster=nodes[0], tmp_path=tmp_path)
     ]
     here, through = (json.loads((folder / "profile.json").read_text()) for folder in folders)
     assert len({cell.pop("node") for cell in through}) == 2  # a size on each
@@ -386,19 +387,19 @@ def slow_command(kind, folder, shapes):
 @needs_ray
 @pytest.mark.parametrize("kind", ["profile", "conformance"])
 def test_a_killed_command_resumes_and_a_dying_node_costs_nothing(nodes, tmp_path, tiny_shapes, kind):
-    there, known = nodes
+    ray_cluster, known = nodes
     command, jobs, kept = slow_command(kind, tmp_path, tiny_shapes)
-    process = started(*command, there=there)
+    process = started(*command, ray_cluster=ray_cluster)
     wait_for(kept, "job that ended")
     process.kill()
     process.communicate()
     before = kept()
     assert len(before) < len(jobs)
-    process = started(*command, "--resume", there=there)
+    process = started(*command, "--resume", ray_cluster=ray_cluster)
     wait_for(lambda: len(kept()) > len(before) or process.poll() is not None, "another job that ended")
     (last, *_) = [node for job, node in kept().items() if job not in before]
     dying = next(node for node in known if node["id"][:8] not in last)  # has the slow job, if it has not ended
-    there.kill(dying["raylet"])
+    ray_cluster.kill(dying["raylet"])
     code, err = finished(process)
     assert code == 0, err
     assert sorted(kept()) == jobs and before.items() <= kept().items()
@@ -409,12 +410,12 @@ def test_a_killed_command_resumes_and_a_dying_node_costs_nothing(nodes, tmp_path
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_devices_of_another_kind_have_a_table_of_their_own(nodes, tmp_path, tiny_shapes):
     """Two nodes with all cores, and one with one of them."""
-    there, known = nodes
+    ray_cluster, known = nodes
     log = tmp_path / "log"
     flags = ("--only", "torchaudio,reference", "--rounds", 1, "--passes", "correctness,timing", "--log-dir", log)
     small = ("--preset", "quick", "--scope", "step", "--shape-file", tiny_shapes, *CPU)
-    with added(there, cores=1) as single:
-        code, err = finished(started("benchmark_all.py", *flags, *small, there=there))
+    with added(ray_cluster, cores=1) as single:
+        code, err = finished(started("benchmark_all.py", *flags, *small, ray_cluster=ray_cluster))
     assert code == 0 and "on 2 devices: " in err and "on 1 device: " in err, err
     rows = logs.read([log], all_runs=True).rows
     nodes_of = {
@@ -428,12 +429,12 @@ def test_devices_of_another_kind_have_a_table_of_their_own(nodes, tmp_path, tiny
 
 @needs_ray
 def test_each_gpu_of_a_node_is_a_device_that_one_run_holds(nodes):
-    there, _ = nodes
+    ray_cluster, _ = nodes
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    with added(there, gpus=2) as node, ExitStack() as holders:
+    with added(ray_cluster, gpus=2) as node, ExitStack() as holders:
         answers = []
         for _ in range(2):
-            process = subprocess.Popen([str(PYTHON), "-c", HOLDER, there.address], cwd=ROOT, **options)
+            process = subprocess.Popen([str(PYTHON), "-c", HOLDER, ray_cluster.address], cwd=ROOT, **options)
             holders.enter_context(process)
             answers.append(json.loads(process.stdout.readline()))
     labels = [[label.partition(node)[2] for label, _ in answer] for answer in answers]
@@ -445,7 +446,7 @@ def test_each_gpu_of_a_node_is_a_device_that_one_run_holds(nodes):
 @needs_ray
 def test_conformance_is_that_of_the_local_command(nodes, tmp_path):
     cases = ("--cases", "no-target,float64,repeated-labels", "--only", "torchaudio,reference", "--device", "cpu")
-    folders = both("conformance.py", *cases, there=nodes[0], tmp_path=tmp_path)
+    folders = both("conformance.py", *cases, ray_cluster=nodes[0], tmp_path=tmp_path)
     here, through = (json.loads((log / "conformance.json").read_text())["implementations"] for log in folders)
     assert [row["cells"] for row in through] == [row["cells"] for row in here] and here[0]["cells"]
     assert len({row.pop("node") for row in through}) == 2
@@ -461,7 +462,7 @@ def test_a_pipeline_takes_its_stage_and_its_data_to_the_nodes(nodes, tmp_path, o
         "general: {dataset_type: npy, dataset_path: data.npz, warmup: 0, repeats: 1}\n"
         "stage1: {factory: mymodel.py:Net}\n"
     )
-    code, err = finished(started("pipeline_metrics.py", "--config", config, "--log-dir", log, there=nodes[0]))
+    code, err = finished(started("pipeline_metrics.py", "--config", config, "--log-dir", log, ray_cluster=nodes[0]))
     assert code == 0, err
     assert {job: status for _, job, status, _ in results(log)} == {"a": "ok", "b": "ok"}
 
@@ -489,7 +490,7 @@ def beside(own_model, monkeypatch):
 
 
 def test_a_task_takes_its_files_along(beside):
-    """As its values name them, wherever they stand; what is installed is there already."""
+    """Files are found in nested values; what is installed stays."""
     weights = beside / "weights.bin"
     weights.write_bytes(b"1")
     installed = [
@@ -504,9 +505,9 @@ def test_a_task_takes_its_files_along(beside):
     given = {"model": f"{beside}/mymodel.py:Net", "arguments": {"path": [str(weights)], "more": installed}}
     files = carried.files(given)
     assert files == (f"{beside}/mymodel.py", str(weights))
-    there = carried.placed(given, dict(zip(files, ("/there/mymodel.py", "/there/weights.bin"))))
-    assert there["model"] == "/there/mymodel.py:Net" and there["arguments"]["path"] == ["/there/weights.bin"]
-    assert there["arguments"]["more"] == installed
+    placed = carried.placed(given, dict(zip(files, ("/there/mymodel.py", "/there/weights.bin"))))
+    assert placed["model"] == "/there/mymodel.py:Net" and placed["arguments"]["path"] == ["/there/weights.bin"]
+    assert placed["arguments"]["more"] == installed
 
 
 @pytest.mark.parametrize(
@@ -599,7 +600,7 @@ def test_an_error_stops_what_is_not_begun():
 
 
 def test_a_node_needs_no_package_in_the_python_of_ray():
-    """Of all that runs there: a cluster of another version has its own Python."""
+    """A cluster of another version has its own Python, so nothing that runs on a node needs a package."""
     lacking = "import sys; sys.modules.update(dict.fromkeys(['msgspec', 'numpy', 'torch', 'jinja2', 'tqdm', 'yaml']))"
     code = f"{lacking}; import common.jobs.node, common.jobs.cascade, common.conformance.isolated"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
@@ -614,7 +615,7 @@ def test_a_node_without_the_environment_of_a_task_says_so(monkeypatch, tmp_path)
 
 
 def test_rounds_of_two_devices_are_not_paired(tmp_path):
-    """Of the same round on two devices nothing is paired; on one device all is."""
+    """A round on two devices is not paired; on one device it is."""
     chosen = settings.resolve({"preset": "quick"}, "cpu")
 
     def records(name, factor, nodes_of_rounds):

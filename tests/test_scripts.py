@@ -125,8 +125,8 @@ def test_files_that_are_no_rows(copy, tmp_path):
 
 
 def test_a_file_of_the_table_is_its_line(tmp_path):
-    found = scripts.of_file(str(ROOT / "benchmark_ot.py"))
-    assert found.name == "optimized_transducer" and found.script == "benchmark_ot"
+    implementation = scripts.of_file(str(ROOT / "benchmark_ot.py"))
+    assert implementation.name == "optimized_transducer" and implementation.script == "benchmark_ot"
 
 
 def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
@@ -161,8 +161,8 @@ def test_variants_that_are_none_are_told(copy, value):
 def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
     attributes = scripts.described(scripts.file_of(implementation))
-    own = {key: getattr(adapter, key) for key in vars(attributes)}
-    assert vars(attributes) == json.loads(json.dumps(own))
+    values = {key: getattr(adapter, key) for key in vars(attributes)}
+    assert vars(attributes) == json.loads(json.dumps(values))
     assert attributes.of_variant(implementation.variant).kind(implementation.name) == implementation.kind
 
 

@@ -38,14 +38,14 @@ def recording(number):
 
 def supervision(number):
     of = recording(number)
-    about = {"id": f"s{number}", "recording_id": of["id"], "start": 0.0, "duration": of["duration"], "channel": 0}
-    return {**about, "text": TEXTS[number % len(TEXTS)]}
+    fields = {"id": f"s{number}", "recording_id": of["id"], "start": 0.0, "duration": of["duration"], "channel": 0}
+    return {**fields, "text": TEXTS[number % len(TEXTS)]}
 
 
 def a_cut(number):
     of = recording(number)
-    about = {"id": f"c{number}", "start": 0.0, "duration": of["duration"], "channel": 0, "type": "MonoCut"}
-    return {**about, "supervisions": [supervision(number)], "recording": of}
+    fields = {"id": f"c{number}", "start": 0.0, "duration": of["duration"], "channel": 0, "type": "MonoCut"}
+    return {**fields, "supervisions": [supervision(number)], "recording": of}
 
 
 def write(path, entries):
@@ -126,14 +126,14 @@ def test_the_first_error_of_the_file_is_told(run, tmp_path, model, jobs):
 
 def processes_of(word):
     """Numbers of the processes in whose command `word` is."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if word.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
+                processes.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return processes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -168,10 +168,10 @@ def slow_first(item):
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_results_come_in_order_and_an_error_in_its_place(jobs):
-    found = []
+    results = []
     with pytest.raises(UserError, match="item 6"):
-        found.extend(shards.in_order(slow_first, range(8), jobs))
-    assert found == [] or found == [0, 10, 20, 30, 40, 50]
+        results.extend(shards.in_order(slow_first, range(8), jobs))
+    assert results == [] or results == [0, 10, 20, 30, 40, 50]
     assert list(shards.in_order(slow_first, range(6), jobs)) == [0, 10, 20, 30, 40, 50]
 
 
@@ -187,18 +187,18 @@ def test_a_shard_is_no_larger_than_its_entries_allow(monkeypatch):
 
 
 def test_spans_by_id():
-    one, two = Named(), Named()
-    one.add("a", Span(0.0, 1.5, 16000))
-    one.add("b", Span(0.0, 2.5, 8000, 250, 0.01))
-    two.add("a", Span(3.0, 4.5, 16000, 30))
-    two.add(7, Span(0.0, 1.0, 44100.5))
-    spans = Spans([one, two])
+    first, second = Named(), Named()
+    first.add("a", Span(0.0, 1.5, 16000))
+    first.add("b", Span(0.0, 2.5, 8000, 250, 0.01))
+    second.add("a", Span(3.0, 4.5, 16000, 30))
+    second.add(7, Span(0.0, 1.0, 44100.5))
+    spans = Spans([first, second])
     assert (len(spans), spans.rows) == (3, 4)
     assert spans.named("a")[1] == [Span(0.0, 1.5, 16000), Span(3.0, 4.5, 16000, 30)]
     assert spans.named("b")[1] == [Span(0.0, 2.5, 8000, 250, 0.01)]
     assert spans.named(7)[1] == [Span(0.0, 1.0, 44100.5)] and spans.named("7")[1] == [] == Spans().named("a")[1]
     with pytest.raises(TypeError):
-        one.add("c", Span(0.0, "long", 16000))
+        first.add("c", Span(0.0, "long", 16000))
 
 
 def test_of_a_long_file_a_sample_is_told(tmp_path, monkeypatch):

@@ -193,8 +193,8 @@ def test_curves_over_numbers_and_bars_over_words(sweep):
     ]
     assert curve.data[0]["error_y"]["array"][0] == pytest.approx(0.3)  # p80 of 4.5, 5, 5.5
     assert curve.layout["xaxis"]["type"] == curve.layout["yaxis"]["type"] == "log"
-    looks = {(trace["marker"]["color"], trace["marker"]["symbol"], trace["line"]["dash"]) for trace in curve.data}
-    assert len(looks) == 2
+    styles = {(trace["marker"]["color"], trace["marker"]["symbol"], trace["line"]["dash"]) for trace in curve.data}
+    assert len(styles) == 2
     assert "At dtype float32." in curve.caption and "Not drawn: square at 4000 (oom)." in curve.caption
     assert "linear 1.00" in curve.caption
     assert "linear 5.000 ms at 500, 10.00 ms at 1000" in curve.summary

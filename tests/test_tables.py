@@ -188,17 +188,17 @@ def test_errors_at_the_measured_size_stand_below_the_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "device, about, said",
+    "device, settings_given, expected",
     [
         ("cpu", {"allocator": "system"}, ["denormals: flush", "allocator: system"]),
         ("cpu", {"allocator": "reuse", "denormals": "keep"}, ["denormals: keep", "allocator: reuse"]),
         ("cuda", {}, ["TF32: on", "L2: warm"]),
     ],
 )
-def test_the_head_says_what_else_changes_the_numbers(tmp_path, device, about, said):
+def test_the_head_says_what_else_changes_the_numbers(tmp_path, device, settings_given, expected):
     variables = {**settings.REUSE_VARIABLES, "LD_PRELOAD": "/opt/lib/libjemalloc.so"}
-    line = environment("timing-1", device=device, variables=variables, **about)
+    line = environment("timing-1", device=device, variables=variables, **settings_given)
     jobs = [correctness(), [line, *timing("timing-1", [2, 2], [1, 1])[1:]]]
     write_run(tmp_path, jobs=jobs, passes=["correctness", "timing"], rounds=1, device=device, tf32=True, l2="warm")
     head = summarize(tmp_path).splitlines()[0].split(", ")
-    assert head[-5:-2] == [*said, "LD_PRELOAD=libjemalloc.so"] and not any("MALLOC_" in part for part in head)
+    assert head[-5:-2] == [*expected, "LD_PRELOAD=libjemalloc.so"] and not any("MALLOC_" in part for part in head)

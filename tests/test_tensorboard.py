@@ -210,7 +210,7 @@ def test_a_name_means_the_newest_run_of_it(tmp_path, name, folder):
 
 
 def test_runs_are_searched_for_in_folders_below(tmp_path):
-    """As summarize.py does: make trace-viewer LOGDIR=results NAME=k2."""
+    """make trace-viewer LOGDIR=results NAME=k2 finds it, as summarize.py does."""
     many(tmp_path / "2026-02")
     old, new = tmp_path / "2026-01" / "k2-2", tmp_path / "2026-02" / "k2-2"
     os.utime(write(old / "w.1.pt.trace.json", window([1], 1)), (1, 1))
