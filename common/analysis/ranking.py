@@ -76,7 +76,7 @@ def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confiden
     (before, after, here, control), beside_load = _comparable([baseline, row, *pair], scope)
 
     def combined(*powers: float) -> Optional[Ratio]:
-        """Return the interval of one paired quantity: `after`, `here` and `there` to these powers, over `before`."""
+        """Return the ratio with its interval of after^a here^b control^c / before, for powers (a, b, c)."""
         return _ratio(before, _product((after, here, control), powers), baseline, row, confidence)[0]
 
     divided = _ratio(_product((before, control), (1, 1)), _product((after, here), (1, 1)), baseline, row, confidence)[0]

@@ -29,7 +29,7 @@ WAIT_SECONDS = 60.0
 
 
 class Made(BaseException):
-    """Carries the parser of a command to who wants it and not what the command does, see Parser.hands_over."""
+    """Raised in place of parsing, with the parser, while Parser.hands_over is set."""
 
     def __init__(self, parser: argparse.ArgumentParser):
         self.parser = parser

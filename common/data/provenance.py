@@ -36,13 +36,13 @@ def versions(*packages: str) -> Dict[str, str]:
 
 
 def known_factor(shape_file: Path) -> Optional[int]:
-    """Return the subsampling of its frames; None where it is not known."""
+    """Return the subsampling factor of a shape file's frames; None if that is not known."""
     factor = part(shape_file, "options").get("subsampling_factor")
     return factor if type(factor) is int and factor in FACTORS else None
 
 
 def known_vocab_size(shape_file: Path) -> Optional[int]:
-    """Return the vocabulary size of the model that counted its tokens; None where it is not known."""
+    """Return the vocabulary size of the model that counted a shape file's tokens; None if that is not known."""
     size = part(shape_file, "bpe_model").get("vocab_size")
     return size if type(size) is int and size >= 2 else None
 

@@ -1,4 +1,4 @@
-"""Finds the files that a task reads of this machine: they go with it, by their content, to the node where it runs.
+"""Find the files of this machine that a task reads, so that their content is sent to the node where it runs.
 
 A value of a model or a stage may be any argument, so each text that names a file counts as that file.
 """

@@ -58,7 +58,7 @@ class Executor(ABC):
         process found, Interrupted, and Lost."""
 
     def lanes(self) -> Sequence[Executor]:
-        """Return one for each device: each carries out one job at a time, all of them at once."""
+        """Return an executor for each device; they run side by side, each one job at a time."""
         return [self]
 
     def stop(self) -> None:

@@ -97,7 +97,7 @@ class Environment:
         return hashlib.sha256((ROOT / self.requirements).read_bytes()).hexdigest()
 
     def current(self) -> bool:
-        """Return whether it is complete and made of today's lock; False where this user may not look."""
+        """Return whether the environment is complete and matches its lock file; False if this user may not read it."""
         stamp = self.stamp()
         try:
             same = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.allowed

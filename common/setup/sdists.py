@@ -80,7 +80,7 @@ _TORCH_WITH_A_GPU = {
 
 
 def _download(pin: Pin, folder: Path, python: str, **variables: str) -> Tuple[Optional[Path], str]:
-    """Return the sdist that pip has put into `folder`, None where it could not, and what pip printed.
+    """Return the sdist that pip downloads into `folder`, or None if it fails, and what pip prints.
 
     pip runs the sdist's setup.py even here, to ask for its metadata; without isolation that takes what is installed:
     setuptools, torch.

@@ -1,4 +1,4 @@
-"""What a model is given: tensors by their shapes, and the lengths of audio."""
+"""Make the inputs of a model: tensors by their shapes, and the lengths of audio."""
 
 from __future__ import annotations
 

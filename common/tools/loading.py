@@ -167,7 +167,7 @@ def _result(name: str, maker: Any, arguments: Mapping[str, Any], device: str) ->
 
 
 def _call(maker: Callable[..., Any], arguments: Mapping[str, Any], device: str) -> Any:
-    """Make a model; on the meta device without weights, where its own initialisation allows that."""
+    """Make a model.  On the meta device it has no weights, if its initialisation allows that."""
     if device == "meta":
         try:
             with torch.device("meta"):

@@ -44,7 +44,7 @@ def entry(path: Path, number: int, line: str) -> Any:
 
 
 def of_kind(kind: Type, path: Path, number: int, line: str) -> Any:
-    """Return what `entry` does.  Raises UserError for an object that is not a `kind`."""
+    """Return the object of a line, as `entry` does.  Raises UserError if it is not a `kind`."""
     item = entry(path, number, line)
     if not isinstance(item, kind):
         raise UserError(f"{path}: entry {number} is a {type(item).__name__}, not a {kind.__name__}")

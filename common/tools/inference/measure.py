@@ -199,7 +199,7 @@ def _checked(calls: Calls, variant: grid.Variant) -> Iterator[OutputCheck]:
 
 
 def quantized(model: Recogniser, device: torch.device) -> Recogniser:
-    """Return the model with weights of Linear and LSTM in int8, inputs quantized as they come.  Raises NotRunnable."""
+    """Return the model with int8 weights in Linear and LSTM; inputs are quantized at run time.  Raises NotRunnable."""
     if device.type != "cpu":
         raise NotRunnable("unsupported", "--quantize dynamic runs on a CPU alone: give --device cpu")
     from torch.ao.quantization import quantize_dynamic
