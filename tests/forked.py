@@ -1,7 +1,8 @@
 """Commands as forks of a process that has imported what they import: real processes, which start in no time.
 
-``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server forks a keeper for each
-command, which forks the command and says how it ends: nothing else of the suite is between a command and its end.
+``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server, which all processes of a test
+run share, forks a keeper for each command, which forks the command and says how it ends: nothing else of the suite is
+between a command and its end.
 The servers of jobs that a command starts are forks of the command, with its imports, and so are the scripts that
 compare.py, fused_table.py and train_table.py start; a script beside another `common` imports that one.
 
@@ -12,24 +13,28 @@ round of its jobs, and the tests run some hundred of them.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import errno
+import fcntl
 import gc
 import importlib
 import json
 import os
 import resource
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
-from ctypes import CDLL
 from functools import cache, partial
 from pathlib import Path
 
 from common.core.errors import UserError
 from common.present import html
+from common.report import page
 from common.system import forkserver
 from common.system.processes import Server, die_with_parent
 
@@ -85,18 +90,24 @@ MALLOPT = {
     "MALLOC_MMAP_MAX_": -4,
     "MALLOC_ARENA_MAX": -8,
 }
-LIBRARY = CDLL(None)
+LIBRARY = ctypes.CDLL(None)
+LIBRARY.getenv.restype = ctypes.c_void_p
 #: sys.path without what a process is started with.
 INSTALLED = [path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "tests"))]
 #: The variable with which a script elsewhere finds the suite.
 WHERE = ("PYTHONPATH", str(ROOT))
 #: What servers are started with, whatever a test changes.
 ENVIRONMENT = dict(os.environ)
+#: The variable by which the processes of a command are found in /proc (faults.running.Mark), as the server has it.
+MARK, UNMARKED = "MARK_OF_FAULT", 32 * "0"
+#: The folder of the server: one for all workers of pytest-xdist, which gives a run a number.
+FOLDER = Path(tempfile.gettempdir(), f"forked-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}")
 
 
 def read_later(name):
     """Is this environment variable read when it is used, by us or by what we start?"""
-    return name in ("PYTEST_CURRENT_TEST", "PATH", "TMPDIR", "CXX") or name.startswith(("PIP_", "GIT_", "TORCH_CUDA"))
+    names = (MARK, "PYTEST_CURRENT_TEST", "PATH", "TMPDIR", "CXX", "TERM", "NO_COLOR")
+    return name in names or name.startswith(("PIP_", "GIT_", "TORCH_CUDA"))
 
 
 def variables(environment):
@@ -106,23 +117,61 @@ def variables(environment):
 
 @cache
 def server():
-    """Start the process that forks commands."""
-    process = [sys.executable, "-c", "import forked; forked.serve()", *MODULES]
+    """Return the pipe to the process that forks commands, which the first who asks starts; it ends when all who have
+    the pipe have closed it."""
+    FOLDER.mkdir(mode=0o700, exist_ok=True)
+    path = FOLDER / "requests"
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(FileExistsError):
+            os.mkfifo(path)
+        try:
+            pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nobody reads
+                raise
+            both = os.open(path, os.O_RDWR)  # either end alone would wait for the other
+            process, pipe = started(path), os.open(path, os.O_WRONLY)
+            os.close(both)
+            atexit.register(end, pipe, process)
+    os.set_blocking(pipe, True)
+    return pipe
+
+
+def started(requests):
+    """Start the process that forks commands for each line of the pipe `requests`."""
+    line = [sys.executable, "-c", "import forked; forked.serve()", *MODULES]
     path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, [ENVIRONMENT.get("PYTHONPATH")])])
-    started = Server(process, ROOT, {**ENVIRONMENT, "PYTHONPATH": path}, Path(os.devnull))
-    atexit.register(started.process.communicate)  # it ends with its input; waited for, so that what it used is counted
-    return started
+    environment = {**ENVIRONMENT, "PYTHONPATH": path, MARK: UNMARKED}
+    with requests.open("rb", buffering=0) as stdin:
+        streams = {"stdin": stdin, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(line, cwd=ROOT, env=environment, start_new_session=True, **streams)
 
 
-def start(command, cwd, env=None, limits=()):
+def end(pipe, process):
+    os.close(pipe)
+    process.wait()  # so that what it used is counted
+    shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+def send(request):
+    """Send a request to the server, whole: a pipe takes 4 kB at a time, and others write too."""
+    pipe, line = server(), json.dumps(request).encode() + b"\n"
+    fcntl.flock(pipe, fcntl.LOCK_EX)
+    while line:
+        line = line[os.write(pipe, line) :]
+    fcntl.flock(pipe, fcntl.LOCK_UN)
+
+
+def start(command, cwd, env=None, limits=(), terminal=None):
     """Start [sys.executable, script, ...] as subprocess.Popen does; None where it cannot be a fork.  limits: pairs
-    of setrlimit(2)."""
+    of setrlimit(2); terminal: the path of one, for all its streams."""
     path, environment = Path(cwd, command[1]), dict(os.environ) if env is None else env
     suite = ROOT in path.parents or path.parent.joinpath("common").is_dir() or WHERE in environment.items()
     known = path.name.startswith("benchmark_") or path.name in SCRIPTS
     if not suite or not known or variables(environment) != variables(ENVIRONMENT):
         return None
-    return Command(server(), command, cwd, environment, limits)
+    return Command(command, cwd, environment, limits, terminal)
 
 
 def run(command, cwd, timeout=600, **options):
@@ -134,15 +183,17 @@ def run(command, cwd, timeout=600, **options):
 class Command:
     """Offer what the tests need of subprocess.Popen."""
 
-    def __init__(self, server, command, cwd, environment, limits):
+    def __init__(self, command, cwd, environment, limits, terminal):
         self.args, self.scratch = command, tempfile.TemporaryDirectory(prefix="forked-")
         stdout, stderr, self.answers = (Path(self.scratch.name) / name for name in ("stdout", "stderr", "answers"))
         for path in (stdout, stderr, self.answers):
             path.touch()
         self.stdout, self.stderr = stdout.open(), stderr.open()
         asked = {"command": command, "cwd": str(cwd), "environment": environment, "limits": limits}
-        asked.update(stdout=str(stdout), stderr=str(stderr), answers=str(self.answers))
-        server.process.stdin.write(json.dumps(asked).encode() + b"\n")
+        asked.update(stdin=os.devnull, stdout=str(stdout), stderr=str(stderr), answers=str(self.answers))
+        if terminal:
+            asked.update(stdin=terminal, stdout=terminal, stderr=terminal)
+        send(asked)
         self.pid, self.returncode = self.number(0, 600), None
 
     def number(self, line, seconds=0.0):
@@ -206,6 +257,7 @@ def serve():
         templates = html.environment()
         for name in templates.list_templates(["jinja"]):
             templates.get_template(name)  # compiled once, for the pages of all commands
+        html.packed(page.LIBRARY.read_text(encoding="utf-8"))
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
@@ -229,9 +281,10 @@ def keep(server, asked):
 def main(keeper, asked):
     die_with_parent(keeper)
     os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for standard, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(asked[name], os.O_WRONLY | os.O_APPEND), standard)
+    for standard, name in enumerate(("stdin", "stdout", "stderr")):  # a terminal becomes that of the session
+        os.dup2(os.open(asked[name], os.O_WRONLY | os.O_APPEND if standard else os.O_RDONLY), standard)
+    if os.isatty(1):  # Python's own streams were made for files, which have a position
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
     limit(asked["limits"])
     script(asked["command"], asked["cwd"], asked["environment"])
 
@@ -262,6 +315,9 @@ def script(command, cwd, environment):
 def enter(cwd, environment, *path):
     """Take the folder, variables and paths of a process that was started there."""
     os.chdir(cwd)
+    address = LIBRARY.getenv(MARK.encode())
+    if address and MARK in environment:  # where /proc shows it
+        ctypes.memmove(address, environment[MARK].encode(), len(UNMARKED))
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = [*path, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *INSTALLED]

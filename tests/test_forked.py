@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 
 import forked
 import pytest
-from commands import command, wait_for
+from commands import ROOT, command, wait_for
+from faults.running import Mark
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,36 @@ def test_a_benchmark_that_a_command_starts_is_a_fork_of_it(script, tmp_path):
     )
     done = forked.run(script("compare.py", starts), tmp_path)
     assert done.stdout == "3 True --only k2\n" and done.stderr == "True\n--only k2\n"
+
+
+def test_its_processes_are_found_by_their_mark(script, tmp_path):
+    mark = Mark()
+    line = script("marked.py", "import time; print(1, flush=True); time.sleep(300)")
+    process = forked.start(line, tmp_path, {**os.environ, **mark.variable})
+    wait_for(process.stdout.read, "its word")
+    assert len(mark.left()) == 1 and not Mark().left()
+    process.kill()
+    process.wait()
+    wait_for(lambda: not mark.left(), "its end", seconds=5)
+
+
+ASKS = """
+import json, sys
+from pathlib import Path
+import forked
+forked.FOLDER, forked.SCRIPTS, forked.ENVIRONMENT = Path(sys.argv[1]), {"parents.py"}, json.loads(sys.argv[2])
+print(forked.run(sys.argv[3:], Path.cwd(), env=forked.ENVIRONMENT).stdout)
+"""
+
+
+def test_another_process_of_the_suite_uses_the_same_server(script, tmp_path):
+    parents = "import os\nfrom pathlib import Path\nprint(Path(f'/proc/{os.getppid()}/stat').read_text().split()[3])"
+    line = script("parents.py", f"{parents}\n")
+    mine = forked.run(line, tmp_path).stdout
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    asks = [sys.executable, "-c", ASKS, str(forked.FOLDER), json.dumps(forked.ENVIRONMENT), *line]
+    other = subprocess.run(asks, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert int(other.stdout) == int(mine), other.stderr
 
 
 def test_another_environment_is_no_fork(monkeypatch, tmp_path):

@@ -6,18 +6,19 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
-import subprocess
-import sys
 import termios
 import time
 
+import forked
 import pytest
-from commands import ROOT
+from commands import ROOT, command
 
 pytest.importorskip("tqdm", reason="tqdm draws the bar")
 WIDTH, HEIGHT = 100, 50
 FLAGS = ("--only", "reference", "--preset", "quick", "--max-seconds", "0.02", "--device", "cpu", "--wait", "0")
+FLAGS += ("--passes", "correctness,timing")
 
 
 def screen_of(printed: str) -> list:
@@ -50,28 +51,19 @@ def on_terminal(flags, stop_at=None):
     """Run benchmark_all.py on a terminal; return what it printed and its exit code.  stop_at: press Ctrl-C then."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
-    line = [sys.executable, str(ROOT / "benchmark_all.py"), *map(str, flags)]
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-
-    def begin():
-        os.setsid()
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    process = subprocess.Popen(line, **ends, cwd=ROOT, env=environment, preexec_fn=begin)
-    os.close(theirs)
+    process = forked.start(command("benchmark_all.py", *flags), ROOT, environment, terminal=os.ttyname(theirs))
     printed, stopped, ends_at = b"", False, time.monotonic() + 300
     while time.monotonic() < ends_at:
-        try:
-            read = os.read(ours, 65536)
-        except OSError:  # the other end is closed
+        ended = process.poll() is not None
+        if select.select([ours], [], [], 0 if ended else 0.2)[0]:
+            printed += os.read(ours, 65536)
+        elif ended:
             break
-        printed += read
         if stop_at and not stopped and stop_at in printed.decode(errors="replace"):
             os.write(ours, b"\x03")
             stopped = True
-        if not read:
-            break
+    os.close(theirs)
     os.close(ours)
     return printed.decode(errors="replace"), process.wait(60)
 
