@@ -31,6 +31,7 @@ Jobs = Mapping[str, Sequence[JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
+NO_TRACES = "stopped before its traces, which --resume writes"
 BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
 
 
@@ -56,7 +57,8 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
     utterances_per_second, frames_per_second = times.rates(samples, batches)
     alike, limits = times.of_one_device(samples, [line for line in records if isinstance(line, Limits)], node_of)
     bound, remarks = roofline.of_run(limits, header.kind, batches, header.settings, alike, checked.at_size)
-    status, reason = _status(jobs, header, correctness, numbers)
+    lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
+    status, reason = _status(jobs, header, correctness, Profiled() if lacks_traces else numbers)
     flagged = sum(bool(sample.flags) for sample in samples)
     notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
     return Row(
@@ -120,7 +122,13 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
         suffix=header.suffix,
         run_id=header.run_id,
         started=header.started,
-        notes=[*notes, *remarks, *_about_errors(header, correctness), *_about_traces(numbers, trace)],
+        notes=[
+            *notes,
+            *remarks,
+            *_about_errors(header, correctness),
+            *_about_traces(numbers, trace),
+            *([NO_TRACES] if lacks_traces and status == "ok" else []),
+        ],
         header=header,
         environment=environment,
         jobs=jobs,
@@ -166,7 +174,9 @@ def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numb
 
 
 def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
-    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing."""
+    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing.
+
+    A run that was stopped at its traces is whole: they come last, and no table needs them."""
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
     first_round = settings.get("rounds", 1)
@@ -176,6 +186,8 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
             first_round = min(first_round, end.round or 1)
         status = "interrupted" if end is None else end.status if end.status in SEVERITY else "error"
         pass_name = (end and end.pass_name) or job
+        if pass_name == "trace" and status == "interrupted":
+            continue
         done[pass_name] = done.get(pass_name, 0) + 1
         if SEVERITY.index(status) > SEVERITY.index(worst):
             why = (end.reason or "no reason was recorded") if end else "stopped before its end"
@@ -192,7 +204,7 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
             for name, count in planned.items()
             if done.get(name, 0) < count
         ]
-        if absent or not jobs:
+        if not jobs or (absent and not (absent == ["trace"] and done.get("timing"))):
             return "interrupted", "stopped before: " + (", ".join(absent) or "its first pass")
     return worst, reason
 

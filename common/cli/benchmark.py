@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, ContextManager, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
 from common.analysis.logs import Log
@@ -16,6 +16,7 @@ from common.cli.parser import standard
 from common.core import presets, scripts, settings
 from common.core.errors import EXIT_OK, UserError
 from common.core.implementations import LATTICES, find
+from common.core.paths import INSTALLED
 from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import costs
@@ -29,6 +30,7 @@ from common.jobs.spec import Job, like
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
 from common.setup.interpreters import Choice
+from common.setup.meanwhile import setting_up
 from common.tables import answer, results, search
 
 #: Of a run with --budget, where --passes does not say.
@@ -88,6 +90,9 @@ def measured(
     if _is_short(arguments) and (arguments.find_largest or arguments.sweep):
         flag = "--budget" if arguments.budget else "--first-verdict"
         raise UserError(f"{flag} is for an ordinary run: leave --find-largest and --sweep out")
+    if arguments.then_set_up and (INSTALLED or not arguments.first_verdict):
+        where = "goes with --first-verdict, in a checkout of the suite"
+        raise UserError(f"--then-set-up {where}: leave it out")
     given = parser.given_settings(arguments)
     python_of = executor.choose(names, arguments.in_place, names_of_script)
     device = executor.resolve_device(arguments.device, python_of)
@@ -116,10 +121,15 @@ def measured(
         if not arguments.quiet:
             announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit(), given)
 
+        jobs = [] if resolved.find_largest else _jobs(names, resolved, arguments)
+        last = jobs_after_verdict(names, resolved, arguments)
+
         def measure() -> None:
             if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
                 ending.warn_of_load(executor, resolved)
-            jobs = [] if resolved.find_largest else _jobs(names, resolved, arguments)
+            carry_out([job for job in jobs if job not in last])
+
+        def carry_out(jobs: Sequence[Job]) -> None:
             with Progress(arguments.quiet, costs.of([like(job) for job in jobs], resolved)) as progress:
                 session = Session(
                     run_of, python_of, resolved, arguments.timeout, progress, executor, wait=parser.wait(arguments)
@@ -134,10 +144,42 @@ def measured(
                 else:
                     session.run(jobs, parser.with_limits(arguments, resolved))
 
+        def go_on() -> None:
+            pending = [job for job in last if is_pending(run_of[job.implementation], job)]
+            if pending and not arguments.quiet:
+                what, rows = "memory" if arguments.then_set_up else "traces", count(len(pending), "row")
+                print(f"then the {what} of {rows}; Ctrl-C leaves out these alone", file=sys.stderr)
+            beside: ContextManager[None] = setting_up() if arguments.then_set_up else nullcontext()
+            with beside:
+                carry_out(pending)
+
         kept = "the rows above are what is known; --resume continues" if resolved.find_largest else ""
         return ending.finish(
-            measure, lambda log: show(run_of, log, arguments), lambda: ending.discard_empty(run_of), arguments, kept
+            measure,
+            partial(show, run_of, arguments),
+            lambda: ending.discard_empty(run_of),
+            arguments,
+            kept,
+            later=go_on if last else None,
+            show_again=partial(show, run_of, arguments, on_screen=False),
         )
+
+
+def is_pending(run: Run, job: Job) -> bool:
+    """Tell whether a job of this run is still to be carried out, and can be."""
+    return not (run.failed or run.is_done(job.name))
+
+
+def jobs_after_verdict(names: Sequence[str], resolved: Settings, arguments: argparse.Namespace) -> List[Job]:
+    """Return the jobs that the table and the verdict do not wait for.
+
+    They are the traces of a run that measures times without a budget; with --then-set-up the memory pass."""
+    if resolved.find_largest or arguments.budget or "timing" not in resolved.passes:
+        return []
+    if arguments.first_verdict and not arguments.then_set_up:
+        return []
+    name_of_pass = "memory" if arguments.then_set_up else "trace"
+    return [job for job in plan(names, resolved) if job.pass_name == name_of_pass]
 
 
 def verdict_so_far(run_of: Mapping[str, Run], progress: Progress, arguments: argparse.Namespace, number: int) -> None:
@@ -224,8 +266,9 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
-def show(run_of: Mapping[str, Run], log: Log, arguments: argparse.Namespace) -> Shown:
-    """Print the table of this run's rows; return the status of each."""
+def show(run_of: Mapping[str, Run], arguments: argparse.Namespace, log: Log, on_screen: bool = True) -> Shown:
+    """Print the table of this run's rows, or with `on_screen` False only write its details; return the status of
+    each."""
     folders = [run.folder for run in run_of.values()]
     if arguments.first_verdict:
         for row in log.rows:  # it stopped where it was asked to
@@ -236,4 +279,4 @@ def show(run_of: Mapping[str, Run], log: Log, arguments: argparse.Namespace) -> 
     details = search.render(searches, "table") if searches else results.render(rows, "table")
     statuses = [row.status for row in searches] or [run.status for run in run_of.values()]
     short = answer.render(searches or rows, folders=[arguments.log_dir], **screen.how())
-    return ending.printed(short + "\n", details + "\n", statuses, arguments)
+    return ending.printed(short + "\n", details + "\n", statuses, arguments, on_screen)

@@ -31,6 +31,8 @@ def finish(
     discard: Callable[[], bool],
     arguments: argparse.Namespace,
     kept: str = "",
+    later: Optional[Callable[[], None]] = None,
+    show_again: Callable[[Log], Shown] = lambda _: None,
 ) -> int:
     """Measure, then print the table and write the report; return the exit code.
 
@@ -40,31 +42,46 @@ def finish(
         discard: removes folders without results, and tells whether others are left.
         arguments: the flags of the command.
         kept: what an interruption leaves, for the user; "" for the usual words.
+        later: carries out the jobs that the table does not wait for; not called after an interruption.
+        show_again: does after `later` what `show` did before, but for the table on the screen.
 
     Raises the UserError of a mistake that stops the measuring, after the table of what was measured before."""
-    interrupted = failed = False
     try:
-        measure()
-    except KeyboardInterrupt:
-        interrupted = True
-    except store.NotWritten as error:  # no room for a run's first line: what is measured stays
-        print(f"error: {error}", file=sys.stderr)
-        failed = True
+        code = _carried_out(measure)
     except UserError:
         if discard():
             show(logs.read([arguments.log_dir], all_runs=True))
         raise
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
     statuses = show(log)
+    if later is not None and code == EXIT_OK:
+        code = _carried_out(later)
+        log = logs.read([arguments.log_dir], all_runs=True)
+        again = show_again(log)
+        statuses = statuses and again
+        kept = "the table above is whole; --resume goes on with what comes after it"
     writing.after_run(arguments.log_dir, arguments.quiet, log)
-    if interrupted:
+    if code == EXIT_INTERRUPTED:
         kept = kept or (
             f"what was measured is in {arguments.log_dir} (of the stopped job too; the table leaves that out); "
             "--resume continues and runs that job again"
         )
         print(f"interrupted: {kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if failed or statuses is None else exit_code(statuses)
+    return EXIT_FAILED if code == EXIT_FAILED or statuses is None else exit_code(statuses)
+
+
+def _carried_out(measure: Callable[[], None]) -> int:
+    """Call `measure`; return EXIT_OK, EXIT_INTERRUPTED after Ctrl-C, or EXIT_FAILED where the disk had no room for a
+    run's first line: what is measured stays.  Raises UserError."""
+    try:
+        measure()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except store.NotWritten as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
 
 
 def warn_of_load(executor: Executor, settings: Settings) -> None:
@@ -80,12 +97,16 @@ def exit_code(statuses: Sequence[str]) -> int:
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
 
 
-def printed(short: str, details: str, statuses: Sequence[str], arguments: argparse.Namespace) -> Shown:
+def printed(
+    short: str, details: str, statuses: Sequence[str], arguments: argparse.Namespace, on_screen: bool = True
+) -> Shown:
     """Print the short table, or the whole one with --details, and return the statuses.
 
-    The whole one is written to --log-dir in any case.  Where stdout does not take the table, warn: the results are on
-    disk."""
+    The whole one is written to --log-dir in any case; on_screen: whether to print one too.  Where stdout does not take
+    the table, warn: the results are on disk."""
     kept = _keep(arguments.log_dir / DETAILS, details)
+    if not on_screen:
+        return statuses
     try:
         print(details if arguments.details else short, end="", flush=True)
         if kept and not arguments.quiet:

@@ -84,6 +84,13 @@ def _add_flags_of_run(run: Any) -> None:
     )
     add(
         run,
+        "--then-set-up",
+        **SWITCH,
+        help="after --first-verdict: make the environments of the other losses, as `make setup` does, and meanwhile "
+        "measure the memory of these, which does not depend on what runs beside it",
+    )
+    add(
+        run,
         "--in-place",
         **SWITCH,
         help="Run everything in this Python, with what it has installed, and use no environment of `make setup`.",
