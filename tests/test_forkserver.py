@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from commands import ROOT, wait_for
 
-from common.system.processes import Child, close_servers
+from common.system import processes
+from common.system.processes import Child, close_servers, start_servers
 
 #: Writes what it is asked for, and ends as it is asked to.
 MODULE = """
@@ -55,6 +56,16 @@ def test_jobs_of_a_round_share_their_imports_and_nothing_else(folder):
     assert child(folder, generation=2).records[0]["parent"] != first["parent"]
     (record,) = child(folder, generation=2, OF_THE_JOB="5").records
     assert record["variable"] == "5" and record["parent"] != first["parent"]
+
+
+def test_servers_of_a_round_are_ready_before_its_first_job(folder):
+    other = folder / "other"
+    other.symlink_to(sys.executable)
+    pythons = [Path(sys.executable), other]
+    start_servers(pythons, "answering", folder, {}, 1, ("torch",))
+    servers = {python: server for python, (_, server) in processes._waiting.items()}
+    assert all(servers[python].ready for python in pythons)
+    assert child(folder, generation=1).records[0]["parent"] == servers[pythons[0]].process.pid
 
 
 #: Waits for the end of a job that takes a second, and says how long that took it.

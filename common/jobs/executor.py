@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Seque
 
 from common.core.implementations import find
 from common.core.settings import Settings
-from common.jobs.spec import Runnable
+from common.jobs.spec import Job, Runnable
 from common.setup import environments, interpreters
 from common.setup.interpreters import Choice
 from common.system import load, memory
@@ -56,6 +56,10 @@ class Executor(ABC):
         process; folder: of the run, where traces go; timeout: seconds; note: called now and then with how far the job
         is.  Whatever ends the process becomes a status.  Raises UserError for a mistake in the user's input that the
         process found, Interrupted, and Lost."""
+
+    def get_ready(self, jobs: Sequence[Job], pythons: Sequence[Path], settings: Settings) -> None:
+        """Start what these jobs of one round need before the first of them is timed, in as little time as it takes."""
+        return
 
     def lanes(self) -> Sequence[Executor]:
         """Return an executor for each device; they run side by side, each one job at a time."""

@@ -13,15 +13,24 @@ from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import clipped
 from common.jobs.executor import Executor, Interrupted
-from common.jobs.spec import STARTING, SUBJECTS, Runnable
+from common.jobs.spec import STARTING, SUBJECTS, Job, Runnable
 from common.system.memory import tells_of_no_memory
-from common.system.processes import Child, signal_name
+from common.system.processes import Child, signal_name, start_servers
 
 if TYPE_CHECKING:
     from common.records.schema import Record
 
 #: Between two looks at the process: looking takes time from what it measures.
 POLL_SECONDS = 0.2
+
+#: The module of the processes, and what their servers import once for all jobs of a round.
+WORKER = "common.jobs.worker"
+IMPORTS = (
+    "torch",
+    "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, with sympy
+    "common.losses.subject",
+    "common.losses.passes.timing",
+)
 
 #: Status and reason.
 Ending = Tuple[str, str]
@@ -34,6 +43,11 @@ class Local(Executor):
     """
 
     shared: Optional[tempfile.TemporaryDirectory[str]] = None
+
+    def get_ready(self, jobs: Sequence[Job], pythons: Sequence[Path], settings: Settings) -> None:
+        variables = {tuple(job.variables(settings).items()) for job in jobs}
+        if len(variables) == 1 and len(pythons) > 1:
+            start_servers(pythons, WORKER, ROOT, dict(next(iter(variables))), jobs[0].round, IMPORTS)
 
     def execute(
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
@@ -53,7 +67,7 @@ class Local(Executor):
                     raise Interrupted([job.status(*stopped)]) from None
                 ended = bool(records) and records[-1]["record"] == "status"
                 return records if ended else [*records, job.status("ok", "")]
-            with Child.run(python, "common.jobs.worker", description, ROOT, variables, job.round) as child:
+            with Child.run(python, WORKER, description, ROOT, variables, job.round, IMPORTS) as child:
                 try:
                     while child.alive(POLL_SECONDS):
                         if child.seconds() > timeout:

@@ -95,6 +95,8 @@ class Session:
                         self.progress.skip(like(job))
                 chain.clear()
                 return
+            if pass_name == "timing":
+                self._get_ready(lane, chain)
             if pass_name == "timing" and number in rounds:
                 self.limits(lane, number)
             while chain:
@@ -118,6 +120,12 @@ class Session:
             self.each(_chains(job for job in pending if (job.pass_name == "correctness") is correctness), serve)
         if self.wait:
             self.measure_again(_chains(job for job in jobs if job.pass_name == "timing"))
+
+    def _get_ready(self, lane: Executor, chain: Chain) -> None:
+        """Let a device start what a timing round needs, for the jobs that will run."""
+        jobs = [job for job in chain if not self.run_of[job.implementation].failed and not self._has_enough(job)]
+        pythons = [self.python_of[job.implementation].python for job in jobs]
+        lane.get_ready(jobs, list(dict.fromkeys(filter(None, pythons))), self.settings)
 
     def _has_room(self, chain: Chain) -> bool:
         """Tell whether a timing round is to begin: with --budget, where it and the passes after it still fit."""

@@ -2,9 +2,9 @@
 
 The server imports the packages that are installed and MODULE, then reads requests from stdin, a line of JSON each:
 "argument" and "output".  For each it forks; the fork calls ``MODULE.main(argument)`` and exits with what that returns;
-its stdout and stderr go to the file `output`.  It answers on stdout, a line of JSON each: {"pid": ...} at the fork, and
-{"returncode": ...} at its end, minus the signal that killed it; what it left running is killed first.  It ends when its
-stdin does.
+its stdout and stderr go to the file `output`.  It answers on stdout, a line of JSON each: {"ready": true} when all is
+imported, {"pid": ...} at the fork, and {"returncode": ...} at its end, minus the signal that killed it; what it left
+running is killed first.  It ends when its stdin does.
 
 Nothing but imports is shared: no thread pool has run, no device is open, no heap has grown.
 """
@@ -88,6 +88,7 @@ def main(module: str, *packages: str) -> None:
     called = importlib.import_module(module).main
     gc.collect()
     gc.freeze()  # so that a collection in a fork does not copy the pages of all this
+    print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         with adopting():
             number = fork(called, json.loads(line), answers)

@@ -26,6 +26,8 @@ MOST_PRINTED_BYTES = 64 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 #: Exit code of a child that could not write its records (EX_IOERR of sysexits.h).
 EXIT_UNWRITTEN = 74
+#: Seconds to wait for a server to import its packages before its first job is sent anyway.
+START_SECONDS = 60.0
 #: Seconds to wait for the end of processes that a child left behind.
 LAST_SECONDS = 5.0
 
@@ -125,7 +127,7 @@ class Server:
 
     def listen_to(self, process: subprocess.Popen[bytes]) -> None:
         """Take requests and answers through the pipes of `process`."""
-        self.process, self.answers, self.busy = process, b"", False
+        self.process, self.answers, self.busy, self.ready = process, b"", False, False
         self.poll = select.poll()
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
@@ -149,6 +151,9 @@ class Server:
             self.answers += read
         line, _, self.answers = self.answers.partition(b"\n")
         answer: Dict[str, int] = json.loads(line)
+        if answer.get("ready"):
+            self.ready = True
+            return self.answer(max(deadline - time.monotonic(), 0)) if self.busy else answer
         self.busy = "returncode" not in answer
         return answer
 
@@ -178,6 +183,40 @@ def _server(python: Path, key: Hashable, start: Callable[[], Server]) -> Iterato
             _waiting[python] = key, server
         else:
             server.close()
+
+
+def start_servers(
+    pythons: Sequence[Path],
+    module: str,
+    root: Path,
+    variables: Mapping[str, str],
+    generation: Hashable,
+    imports: Sequence[str],
+) -> None:
+    """Start the servers of these Pythons that do not wait already, all at once, and return when they are ready.
+
+    See Child.run for the arguments.  What fails to start fails again, and is said, at its first job.
+    """
+    for python in pythons:
+        key, start = _wanted(python, module, root, variables, generation, imports)
+        with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
+            with _server(python, key, partial(start, Path(scratch) / "stderr.txt")):
+                pass
+    for python in pythons:
+        _, server = _waiting.get(python, (None, None))
+        if server and not server.ready:
+            server.answer(START_SECONDS)
+
+
+def _wanted(
+    python: Path, module: str, root: Path, variables: Mapping[str, str], generation: Hashable, imports: Sequence[str]
+) -> Tuple[Hashable, Callable[[Path], Server]]:
+    """Return the key of a server, and a function that starts it with a file for what the server itself prints."""
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    command = [str(python), "-m", "common.system.forkserver", module, *imports]
+    key = (tuple(command), root, tuple(sorted(environment.items())), generation)
+    return key, lambda errors: Server(command, root, environment, errors)
 
 
 @atexit.register
@@ -225,12 +264,13 @@ class Child:
         root: Path,
         variables: Mapping[str, str],
         generation: Hashable = None,
+        imports: Sequence[str] = ("torch",),
     ) -> Iterator[Child]:
         """Start ``module.main(JOB.json)`` in a process; kill it, with all that it started, at the end of the block.
 
         JOB.json holds `job` and "output", the file for its records.  The process is forked from a server that has
-        imported torch, in a session of its own, so that Ctrl-C reaches only this one.  Raises OSError if there is no
-        such Python, or no room for its files.
+        imported `imports`, in a session of its own, so that Ctrl-C reaches only this one.  Raises OSError if there is
+        no such Python, or no room for its files.
 
         Args:
             python: interpreter.
@@ -239,16 +279,14 @@ class Child:
             root: current folder of the process, from which it imports.
             variables: added to its environment.
             generation: jobs of another generation get a server of their own, and so another layout of addresses.
+            imports: packages and modules that the server imports before its first job, where they are installed.
         """
-        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, **variables}
-        command = [str(python), "-m", "common.system.forkserver", module, "torch"]
+        key, start = _wanted(python, module, root, variables, generation, imports)
         with stops.with_children(), tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
             output.touch()
             description.write_text(json.dumps({**job, "output": str(output)}))
-            key = (tuple(command), root, tuple(sorted(environment.items())), generation)
-            with _server(python, key, lambda: Server(command, root, environment, errors)) as server, adopting():
+            with _server(python, key, partial(start, errors)) as server, adopting():
                 errors.touch()
                 child = cls(server, output, errors)
                 server.ask(argument=str(description), output=str(errors))
