@@ -22,7 +22,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.analysis import logs  # noqa: E402
+from common.analysis import logs, roofline  # noqa: E402
 from common.analysis.row import PEAKS, Row  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
 from common.core import flag_types  # noqa: E402
@@ -207,6 +207,15 @@ def limit_of(row: Row) -> Optional[float]:
     return row.limit_percent.get("step", {}).get("packed")
 
 
+def needed_flops(row: Row, index: int) -> Optional[float]:
+    """Return the operations of the needed cells of a measured batch, see `roofline`; None where they are not known."""
+    batch = next((batch for batch in row.batches if batch.index == index), None)
+    if batch is None or row.needed_share is None:
+        return None
+    size = roofline.sizes(batch, "packed", row.header.settings["prune_range"], row.needed_share)
+    return roofline.work("step", "exact", size, row.header.settings).flops if size else None
+
+
 def pair(ratio: Optional[Ratio]) -> Tuple[Cell, Cell]:
     """Return the cells of fused and of the best other loss, with its name."""
     if ratio is None:
@@ -271,8 +280,8 @@ def parts_line(entry: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
     ways, row = (parts["forward"], parts["backward"]), entry.fused
     spent = parts["threads"] * sum(way["ns"] for way in ways)
     of = {part: sum(way["parts_ns"][part] for way in ways) for part in ways[0]["parts_ns"]}
-    flops, first = sum(way["flops"] for way in ways), ways[0]["flops"]
-    needed = first * (1 + 2 * row.needed_share) if row.needed_share else None
+    flops = sum(way["flops"] for way in ways)
+    needed = needed_flops(row, parts["batch"])
     rate = 1e9 * flops * parts["threads"] / of["products"] / row.flops_per_second if row.flops_per_second else None
     forward, total = (times.median if times else None for times in (row.step_forward_ms, row.step_ms))
 

@@ -1,22 +1,23 @@
 """Bound how long a loss must take at least: bytes to move, operations and exponentials, over the device's best rates.
 
 The bound is the longest of the three, since they may overlap (the roofline model, Williams et al., 2009).  A row over
-100% shows that the bound is wrong.  The exception is `fused` with the logits of a trained model: it proves that it need
-not compute all of them.  docs/method.md tells what is counted.
+100% shows that the bound is wrong.  docs/method.md tells what is counted.
 
-- Given logits (scope "loss"): every logit is read once for the normalisers and those of needed cells a second time.
-  Gradients are written for all: itemsize V (cells + needed + cells) bytes.
+Only needed cells count, in forward too: those whose posterior the gradient's dtype can tell from zero.  An exact loss
+may leave out the others where it proves that they change nothing, as `fused` does with the logits of a trained model.
+
+- Given logits (scope "loss"): those of needed cells are read for the normalisers and again for the gradient, and
+  gradients are written for all cells: itemsize V (2 needed + cells) bytes.
 - From encoder and decoder outputs (scope "step"): no logits are stored, so only inputs, weights and gradients move.
-  Each product takes 2 H V operations a cell: forward for all cells, gradients for the needed ones.  Each logit has one
-  exponential.  V includes durations and longer blanks.
-- Pruned losses have S symbols a frame and two projections (6 rows H V).
-- Simple and additive losses multiply am and lm for every cell (2 cells V), and twice more for the needed ones.
+  Three products, the logits and two gradients, take 2 H V operations each for a needed cell.  Each of its logits has
+  one exponential.  V includes durations and longer blanks.
+- Pruned losses have S symbols a frame, two projections (6 rows H V), and normalisers of am + lm (2 cells V).  Additive
+  losses multiply am and lm, three times 2 V for a needed cell.
 - Left out, which keeps the bound too low rather than too high: tanh, the lattice, targets, and the gradient of a pruned
   loss's simple loss.
 
-A cell is needed if the gradient's dtype can tell its posterior from zero.  The oracle counts these on one measured
-batch (`at_size`), and other batches get the same share.  Without a record, the cells of one path are taken.  "packed"
-counts the cells of the utterances, "padded" those of the padded tensor.
+The oracle counts the needed cells of one measured batch (`at_size`); other batches get the same share.  Without that
+there is no bound.  "packed" counts the cells of the utterances, "padded" those of the padded tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from common.records.schema import AtSize, Batch, Limits, Sample
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 PRODUCTS = 3  # forward, gradient of the input, gradient of the weight
-GRADIENTS = PRODUCTS - 1
 LAYOUTS = ("packed", "padded")
 #: Settings that the work depends on.
 NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe", "prune_range"}
@@ -125,14 +125,14 @@ def ranges(limits: Sequence[Limits]) -> Dict[str, Dict[str, float]]:
     }
 
 
-def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = None) -> Optional[Sizes]:
+def sizes(batch: Batch, layout: str, prune_range: int, share: float) -> Optional[Sizes]:
     """Return the sizes of a batch; None for a batch of older records, which hold too little.
 
     Args:
         batch: the measured batch.
         layout: "packed", or another for padded tensors.
         prune_range: symbols of each frame that a pruned loss keeps.
-        share: the share of the cells whose gradient is needed; None: the cells of one path.
+        share: the share of the cells whose gradient is needed.
     """
     if not batch.frames or batch.tokens is None or not batch.one_symbol_cells or not batch.pruned_cells:
         return None
@@ -143,7 +143,7 @@ def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = 
         frames, tokens = batch.N * batch.T_max, batch.U_max + 1
         cells = met = batch.padded_cells
         pruned, rows = frames * min(prune_range, tokens), frames + batch.N * tokens
-    return Sizes(cells, met, pruned, rows, min(cells, rows - batch.N) if share is None else share * cells, batch.N)
+    return Sizes(cells, met, pruned, rows, share * cells, batch.N)
 
 
 def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Least:
@@ -154,24 +154,24 @@ def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Lea
     itemsize, H = ITEMSIZE[settings["dtype"]], settings["encoder_dim"]
     V = settings["vocab_size"] + len(durations_of(kind, settings.get("durations")))
     met = dict.fromkeys(ONE_SYMBOL, size.met)
-    read = {**met, "pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
-    written = {"pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
-    needed = min(size.needed, size.cells if kind == "additive" else read)
-    normalisers = 2 * size.cells * V  # am + lm of all cells
-    inner = 2 * V * (size.cells + GRADIENTS * needed)
+    needed = min(size.needed, {**met, "pruned": size.pruned}.get(kind, size.cells))
+    inner = 2 * V * PRODUCTS * needed  # of am + lm
+    read = size.rows if kind == "additive" else needed
+    exps = V * read
     if scope == "loss":
-        again = size.rows if kind == "additive" else needed
-        moved = itemsize * V * (read + again + written)
-        return Least(moved, inner if kind == "additive" else 0, V * read, itemsize * V * written / size.N)
+        written = {"pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
+        moved = itemsize * V * (2 * read + written)
+        return Least(moved, inner if kind == "additive" else 0, exps, itemsize * V * written / size.N)
     layers, product = 1, 2 * H * V  # of one row
     if kind == "additive":
         layers, flops = 2, PRODUCTS * product * size.rows + inner
     else:
-        flops = product * (read + GRADIENTS * needed) + (normalisers if kind == "pruned" else 0)
+        normalisers = 2 * size.cells * V  # am + lm of all cells
+        flops = PRODUCTS * product * needed + (normalisers if kind == "pruned" else 0)
         if kind == "pruned" and settings["pruned_recipe"] == "icefall":  # else no projections
             layers, flops = 3, flops + PRODUCTS * product * size.rows
     moved = 2 * itemsize * (size.rows * H + layers * H * V)
-    return Least(moved, flops, V * read, moved / 2)
+    return Least(moved, flops, exps, moved / 2)
 
 
 def seconds(least: Least, best: Peaks) -> Optional[float]:
@@ -216,7 +216,7 @@ class Bound:
     Attributes:
         bytes_per_second, flops_per_second, exps_per_second: None where not measured.
         ranges: of each of these three that was measured several times, see ``ranges``.
-        needed_share: the share of the cells whose gradient the dtype can tell from zero.
+        needed_share: the share of the cells whose gradient the dtype can tell from zero; None where not counted.
         floor: scope -> layout -> the least work.
         percent: scope -> layout -> see ``limit_percent``.
     """
@@ -238,7 +238,7 @@ def of_layout(
     settings: Mapping[str, Any],
     best: Peaks,
     measured: Mapping[Any, Sequence[float]],
-    share: Optional[float],
+    share: float,
 ) -> Optional[Tuple[Floor, Optional[float]]]:
     """Return (least work of the measured batches in a layout, bound in percent of the time).
 
@@ -277,12 +277,12 @@ def of_run(
     if not limits:
         return Bound(), []
     best = peaks(limits)
-    share = None
+    share = 0.0
     if at_size and at_size.needed_cells and at_size.useful_cells:
         share = at_size.needed_cells / at_size.useful_cells
-    bound = Bound(best.bytes_per_second, best.flops_per_second, best.exps_per_second, ranges(limits), share)
+    bound = Bound(best.bytes_per_second, best.flops_per_second, best.exps_per_second, ranges(limits), share or None)
     known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and not settings.get("amp")
-    for scope in ("step", "loss") if known else ():
+    for scope in ("step", "loss") if known and share else ():
         measured = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == scope)
         for layout in LAYOUTS:
             least = of_layout(layout, scope, kind, batches, settings, best, measured, share)
