@@ -3,9 +3,10 @@
 
     .venv/main/bin/python benchmarks/train_table.py
 
-Five seeds of three losses, one process after another, take some 10 minutes on two quiet cores.  Output is Markdown:
-error rate on held-out utterances, CPU time and memory of each loss, and how far its curve is from torchaudio's.  The
-numbers are kept in --output, a line a training, and a training that is there is not repeated.
+Five seeds of three losses, one process after another, take some 10 minutes on two cores; then --rounds short trainings
+of each loss in turn, for its time and memory, take four more, on a machine that does nothing else (--rounds 0 leaves
+them for later).  Output is Markdown: error rate on held-out utterances, time of a step, memory, and how far the curve
+is from torchaudio's.  The numbers are kept in --output, a line a training; what is there is not repeated.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ SCRIPT = ROOT / "examples" / "train.py"
 LOSSES = ("torchaudio", "fused", "fast_rnnt-pruned")
 #: Steps of the curves that are compared: later ones show how rounding grows in training.
 COMPARED = 30
+#: Flags of the short trainings.
+SHORT = ("--steps", "150", "--utterances", "300")
 Results = List[Dict[str, Any]]
 
 
@@ -43,18 +46,27 @@ def measure(arguments: argparse.Namespace) -> None:
     """Train with each loss and seed that --output does not have, and add a line each.
 
     Raises UserError if a training fails."""
-    done = {(result["loss"], result["seed"]) for results in known(arguments.output).values() for result in results}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    for seed in range(arguments.seeds):
-        for loss in [loss for loss in arguments.losses if (loss, seed) not in done]:
-            command = [sys.executable, str(SCRIPT), "--loss", loss, "--seed", str(seed), *arguments.flags]
-            run = subprocess.run(command, env=environment(arguments.losses), stdout=subprocess.PIPE, text=True)
-            if run.returncode:
-                raise UserError(f"{loss}, seed {seed}: examples/train.py failed; its error is above")
-            result = json.loads(run.stdout)
-            with arguments.output.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps({**result, "curve": result["curve"][:COMPARED]}) + "\n")
-            print(f"{loss}, seed {seed}: {100 * result['error_rate']:.1f}% errors", file=sys.stderr)
+    for timed, seeds, flags in ((False, arguments.seeds, ()), (True, arguments.rounds, SHORT)):
+        done = {(run["loss"], run["seed"]) for runs in known(arguments.output, timed).values() for run in runs}
+        for seed in range(seeds):
+            for loss in [loss for loss in arguments.losses if (loss, seed) not in done]:
+                result = {**train(loss, seed, [*flags, *arguments.flags], arguments.losses), "timed": timed}
+                with arguments.output.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(result) + "\n")
+
+
+def train(loss: str, seed: int, flags: Sequence[str], losses: Sequence[str]) -> Dict[str, Any]:
+    """Return what examples/train.py prints, of its curve the first steps.  Raises UserError if it fails.
+
+    losses: that are measured beside this one."""
+    command = [sys.executable, str(SCRIPT), "--loss", loss, "--seed", str(seed), *flags]
+    run = subprocess.run(command, env=environment(losses), stdout=subprocess.PIPE, text=True)
+    if run.returncode:
+        raise UserError(f"{loss}, seed {seed}: examples/train.py failed; its error is above")
+    result = json.loads(run.stdout)
+    print(f"{loss}, seed {seed}: {100 * result['error_rate']:.1f}% errors", file=sys.stderr)
+    return {**result, "curve": result["curve"][:COMPARED]}
 
 
 def environment(losses: Sequence[str]) -> Dict[str, str]:
@@ -71,10 +83,12 @@ def environment(losses: Sequence[str]) -> Dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def known(path: Path) -> Dict[str, Results]:
-    """Return the results in a file by loss, in the order of LOSSES; none without a file."""
+def known(path: Path, timed: bool = False) -> Dict[str, Results]:
+    """Return the results in a file by loss, in the order of LOSSES; none without a file.
+
+    timed: of the short trainings."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    results = [json.loads(line) for line in lines]
+    results = [result for result in map(json.loads, lines) if result.get("timed", False) == timed]
     by_loss = {loss: [result for result in results if result["loss"] == loss] for loss in LOSSES}
     return {loss: of for loss, of in by_loss.items() if of}
 
@@ -96,17 +110,17 @@ def largest_difference(results: Results, others: Results) -> float:
     )
 
 
-def line(loss: str, results: Results, others: Results) -> Dict[str, Cell]:
-    """Return a line of the table."""
-    steps = results[0]["steps"]
+def line(loss: str, results: Results, others: Results, timed: Results) -> Dict[str, Cell]:
+    """Return a line of the table.  timed: the short trainings; none where they were not measured."""
+    ms = [1e3 * result["seconds"] / result["steps"] for result in timed]
     exact = loss in LOSSES[:2] and results is not others
     difference = f"{largest_difference(results, others):.1e}" if exact else "-"
     return {
         "loss": Cell(loss),
         "errors, %": Cell(with_interval([100 * result["error_rate"] for result in results]), 0),
         "held out, nats a symbol": Cell(with_interval([result["nats"] for result in results], 3), 0),
-        "CPU ms a step": Cell(number(mean([1e3 * result["cpu_seconds"] / steps for result in results]), 3), 0),
-        "MB of training": Cell(number(mean([result["mb"] for result in results]), 3), 0),
+        "ms a step": Cell(with_interval(ms, 1) if timed else "-", 0),
+        "MB of training": Cell(number(mean([result["mb"] for result in timed]) if timed else None, 3), 0),
         "largest difference": Cell(difference, 0),
     }
 
@@ -119,9 +133,11 @@ def render(path: Path) -> str:
     first = results.get(LOSSES[0], next(iter(results.values())))
     trained = (
         f"{count(len(first), 'seed')}, {first[0]['steps']} steps with {first[0]['vocab'] - 1} syllables; means with "
-        f"95% intervals over the seeds; difference: of the first {COMPARED} losses to torchaudio's, relative."
+        f"95% intervals over the seeds; difference: of the first {COMPARED} losses to torchaudio's, relative.  "
+        "Time and memory are of short trainings, in turn, with nothing beside them."
     )
-    lines = [line(loss, of, results.get(LOSSES[0], of)) for loss, of in results.items()]
+    timed = known(path, timed=True)
+    lines = [line(loss, of, results.get(LOSSES[0], of), timed.get(loss, [])) for loss, of in results.items()]
     return f"{trained}\n\n{markdown(tabulated('training', '', lines))}"
 
 
@@ -142,6 +158,8 @@ def parser() -> Parser:
         help="Losses to train with. Default: all",
     )
     add("--seeds", type=flag_types.whole(1), default=5, metavar="N", help="Number of seeds. Default: 5")
+    rounds = "Short trainings of each loss, for its time and memory. Default: 5"
+    add("--rounds", type=flag_types.whole(0), default=5, metavar="N", help=rounds)
     output = ROOT / "log" / "training.jsonl"
     add("--output", type=flag_types.path, default=output, metavar="FILE", help="File. Default: log/training.jsonl")
     add("flags", nargs="*", help="Further flags of examples/train.py, after --.")

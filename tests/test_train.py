@@ -22,7 +22,7 @@ SMALL = ("--steps", 4, "--utterances", 112, "--vocab", 9)
 def results(tmp_path_factory):
     """The file of a table of one seed of each loss."""
     path = tmp_path_factory.mktemp("trained") / "results.jsonl"
-    done = run("benchmarks/train_table.py", "--seeds", 1, "--output", path, "--", *SMALL)
+    done = run("benchmarks/train_table.py", "--seeds", 1, "--rounds", 0, "--output", path, "--", *SMALL)
     assert done.returncode == 0, done.stderr
     assert all(f"| {loss} |" in done.stdout for loss in train_table.LOSSES)
     return path
@@ -33,6 +33,19 @@ def test_the_curves_of_two_losses_agree(results):
     assert len(fused["curve"]) == 4 and torchaudio["curve"] == pytest.approx(fused["curve"], rel=1e-6)
     assert fused["curve"][3] < fused["curve"][0] and pruned["curve"] != pytest.approx(fused["curve"], rel=1e-2)
     assert fused["nats"] == pytest.approx(torchaudio["nats"], rel=1e-4)
+
+
+def test_times_come_from_trainings_of_their_own(results):
+    """And a training that is in the file is not repeated."""
+    shown = train_table.render(results)
+    assert "| - | - |" in next(line for line in shown.splitlines() if line.startswith("| fused |"))
+    flags = ("--losses", "fused", "--seeds", 1, "--rounds", 1, "--output", results)
+    done = run("benchmarks/train_table.py", *flags, "--", *SMALL)
+    assert done.returncode == 0 and done.stderr.count("% errors") == 1, done.stderr
+    ((timed,),) = train_table.known(results, timed=True).values()
+    assert len(results.read_text().splitlines()) == 4 and timed["loss"] == "fused" and timed["seconds"] > 0
+    ms = f"| {1e3 * timed['seconds'] / timed['steps']:.1f} |"
+    assert ms in next(line for line in train_table.render(results).splitlines() if line.startswith("| fused |"))
 
 
 def test_intervals_and_differences_by_hand():
