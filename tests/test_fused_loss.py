@@ -102,6 +102,21 @@ def test_kept_logits_give_the_same_bits(cells, V):
     assert all(torch.equal(gradients[name], gradients_of_kept[name]) for name in NAMES)
 
 
+def test_how_many_logits_are_kept_has_no_cliff():
+    """All of 2 MiB, hardly fewer of a little more, none of a large batch."""
+    if native.unavailable("cpu", torch.float32):
+        pytest.skip("the plain code keeps none")
+    V, kept = 2**14, []
+    for frames in (31, 32, 33, 36, 100, 200):
+        one = problem([(frames, 0)], H=4, V=V, dtype=torch.float32)
+        losses = one.loss(one.leaves(), backend="native")
+        node = losses.grad_fn
+        while not hasattr(node, "saved_tensors"):
+            node = node.next_functions[0][0]
+        kept += [len(tensor) for tensor in node.saved_tensors if tensor is not None and tensor.shape[1:] == (V,)]
+    assert kept == [31, 32, 32, 31, 15, 0]
+
+
 def test_threads_do_not_matter():
     before = torch.get_num_threads()
     try:
