@@ -33,10 +33,10 @@ class MadeUp(Executor):
         return correctness()
 
 
-def measured(folder, executor, *words):
+def measured(folder, executor, *words, quiet=("--quiet",)):
     made = Parser(prog="x.py")
     flags.add_flags(made)
-    line = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", "--quiet", *words]
+    line = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", *quiet, *words]
     return benchmark.benchmark(NAMES, made.parse_args([*line, "--log-dir", str(folder)]), executor=executor)
 
 
@@ -52,6 +52,12 @@ def test_the_verdict_is_on_the_screen_before_the_first_trace(tmp_path, capsys):
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
     again = MadeUp(capsys)
     assert measured(tmp_path, again, "--resume") == EXIT_OK and not again.seen
+
+
+def test_a_run_ends_in_its_verdict(tmp_path, capsys):
+    assert measured(tmp_path, MadeUp(capsys), quiet=()) == EXIT_OK
+    progress = capsys.readouterr().err
+    assert "fastest exact" in progress[progress.rindex("trace") :].partition("VERDICT")[2]
 
 
 def test_ctrl_c_leaves_out_traces_alone(tmp_path, capsys):

@@ -267,8 +267,9 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
 
 
 def show(run_of: Mapping[str, Run], arguments: argparse.Namespace, log: Log, on_screen: bool = True) -> Shown:
-    """Print the table of this run's rows, or with `on_screen` False only write its details; return the status of
-    each."""
+    """Print the table of this run's rows and return the status of each.
+
+    on_screen: whether the table is printed; else only its verdict is, on stderr, and the details are written."""
     folders = [run.folder for run in run_of.values()]
     if arguments.first_verdict:
         for row in log.rows:  # it stopped where it was asked to
@@ -278,5 +279,7 @@ def show(run_of: Mapping[str, Run], arguments: argparse.Namespace, log: Log, on_
     searches = [row for folder in folders for row in log.searches if row.folder == folder]
     details = search.render(searches, "table") if searches else results.render(rows, "table")
     statuses = [row.status for row in searches] or [run.status for run in run_of.values()]
+    if not on_screen and not arguments.quiet:
+        print(f"\n{answer.verdict_alone(rows, folders=[arguments.log_dir], **screen.how())}", file=sys.stderr)
     short = answer.render(searches or rows, folders=[arguments.log_dir], **screen.how())
     return ending.printed(short + "\n", details + "\n", statuses, arguments, on_screen)

@@ -43,7 +43,7 @@ def finish(
         arguments: the flags of the command.
         kept: what an interruption leaves, for the user; "" for the usual words.
         later: carries out the jobs that the table does not wait for; not called after an interruption.
-        show_again: does after `later` what `show` did before, but for the table on the screen.
+        show_again: does after `later` what `show` did before, but repeats the verdict alone.
 
     Raises the UserError of a mistake that stops the measuring, after the table of what was measured before."""
     try:

@@ -71,6 +71,13 @@ def render(
     return spaced(block for group in groups(rows) for block in _of_group(group, width, colors, folders))
 
 
+def verdict_alone(
+    rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
+) -> str:
+    """Return the verdict that `render` ends in, without the table."""
+    return spaced(_of_times(group, width, colors, folders) for group in groups(rows))
+
+
 def so_far(
     rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
 ) -> str:
