@@ -86,8 +86,8 @@ def _add_flags_of_run(run: Any) -> None:
         run,
         "--then-set-up",
         **SWITCH,
-        help="after --first-verdict: make the environments of the other losses, as `make setup` does, and meanwhile "
-        "measure the memory of these, which does not depend on what runs beside it",
+        help="After --first-verdict, make the environments of the other losses, as `make setup` does, and meanwhile "
+        "measure the memory of these, which does not depend on what runs beside it.",
     )
     add(
         run,

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 #: Between two looks at the process: looking takes time from what it measures.
 POLL_SECONDS = 0.2
 
-#: The module of the processes, and what their servers import once for all jobs of a round.
+#: The module of the processes, and what their servers import once for all jobs of a round; for jobs without rounds torch
+#: alone, since some of them measure the memory of the whole process.
 WORKER = "common.jobs.worker"
-IMPORTS = (
-    "torch",
+IMPORTS = ("torch",)
+IMPORTS_OF_A_ROUND = (
+    *IMPORTS,
     "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, with sympy
     "common.losses.subject",
     "common.losses.passes.timing",
@@ -47,7 +49,7 @@ class Local(Executor):
     def get_ready(self, jobs: Sequence[Job], pythons: Sequence[Path], settings: Settings) -> None:
         variables = {tuple(job.variables(settings).items()) for job in jobs}
         if len(variables) == 1 and len(pythons) > 1:
-            start_servers(pythons, WORKER, ROOT, dict(next(iter(variables))), jobs[0].round, IMPORTS)
+            start_servers(pythons, WORKER, ROOT, dict(next(iter(variables))), jobs[0].round, IMPORTS_OF_A_ROUND)
 
     def execute(
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
@@ -67,7 +69,8 @@ class Local(Executor):
                     raise Interrupted([job.status(*stopped)]) from None
                 ended = bool(records) and records[-1]["record"] == "status"
                 return records if ended else [*records, job.status("ok", "")]
-            with Child.run(python, WORKER, description, ROOT, variables, job.round, IMPORTS) as child:
+            imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
+            with Child.run(python, WORKER, description, ROOT, variables, job.round, imports) as child:
                 try:
                     while child.alive(POLL_SECONDS):
                         if child.seconds() > timeout:
