@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 #: Between two looks at the process: looking takes time from what it measures.
 POLL_SECONDS = 0.2
 
-#: The module of the processes, and what their servers import once for all jobs of a round; for jobs without rounds torch
-#: alone, since some of them measure the memory of the whole process.
+#: The module of the processes, and what their servers import once for all jobs of a round.
+#: Jobs without rounds get torch alone, since some of them measure the memory of the whole process.
 WORKER = "common.jobs.worker"
 IMPORTS = ("torch",)
 IMPORTS_OF_A_ROUND = (
