@@ -3,7 +3,7 @@
 
     .venv/main/bin/python benchmarks/fused_table.py --parts
 
-benchmark_all.py measures three workloads, each with random and with peaky logits, in three rounds with few samples.  On
+benchmark_all.py measures three workloads, each with the kinds of --logits, in three rounds with few samples.  On
 two cores this takes some 27 minutes.  The best loss is the fastest for times and the smallest for memory.  Memory does
 not depend on the logits, so it is measured once for each workload.  Losses whose steps take several times as long are
 measured for memory alone.  Ratios are geometric means over the batches.  --parts also times the parts of fused's steps

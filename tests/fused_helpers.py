@@ -79,7 +79,10 @@ def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @dataclass
 class Problem:
-    """tensors: encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None."""
+    """Holds the inputs of a loss.
+
+    tensors: encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None.
+    """
 
     tensors: List[Optional[torch.Tensor]]
     targets: torch.Tensor
@@ -102,7 +105,7 @@ class Problem:
             self.targets[n, U:] = -100
 
     def leaves(self, dtype: Optional[torch.dtype] = None) -> List[Optional[torch.Tensor]]:
-        return [None if one is None else one.detach().to(dtype or one.dtype).requires_grad_() for one in self.tensors]
+        return [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in self.tensors]
 
     def loss(self, leaves: List[Optional[torch.Tensor]], **options: Any) -> torch.Tensor:
         options = {"reduction": "none", **self.options, **options}
@@ -110,7 +113,7 @@ class Problem:
 
 
 def problem(lengths, H=12, V=11, dtype=torch.float64, bias=True, seed=0, scale=1.0, **options) -> Problem:
-    """Normal inputs for utterances of these (T, U); options are those of transducer_loss."""
+    """Return normal inputs for utterances of these (T, U); options are those of transducer_loss."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -128,12 +131,12 @@ def speech(
     """Return passages of a model in training, as `--logits trained` has them; stage: early, middle or trained."""
     from common.losses.speech import Speech
 
-    one = problem(shapes, H=H, V=V, dtype=torch.float32, **options)
+    case = problem(shapes, H=H, V=V, dtype=torch.float32, **options)
     model = Speech(stage, V, H)
-    outputs = model.outputs(*(x.numpy() for x in one.tensors[:2]), one.targets.numpy(), shapes, (1,))
+    outputs = model.outputs(*(x.numpy() for x in case.tensors[:2]), case.targets.numpy(), shapes, (1,))
     arrays = [numpy.ascontiguousarray(x) for x in (*outputs[:2], *model.joiner_layer())]
-    one.tensors, one.targets = [torch.from_numpy(x).to(dtype) for x in arrays], torch.from_numpy(outputs[2])
-    return one
+    case.tensors, case.targets = [torch.from_numpy(x).to(dtype) for x in arrays], torch.from_numpy(outputs[2])
+    return case
 
 
 def lattice_problem(topology: str, lengths, **options: Any) -> Problem:
@@ -149,10 +152,10 @@ def lattice_problem(topology: str, lengths, **options: Any) -> Problem:
     return case
 
 
-def mask_of(one: Problem) -> torch.Tensor:
+def mask_of(case: Problem) -> torch.Tensor:
     """Return what dropout multiplies the activations with (N, T, U+1, H): 0 or 1 / (1 - p).  The hash is written out as
     its definition says, in Python's integers of numpy."""
-    (N, T, H), U1 = one.tensors[0].shape, one.tensors[1].shape[1]
+    (N, T, H), U1 = case.tensors[0].shape, case.tensors[1].shape[1]
     bits = 2**32 - 1
 
     def mixed(x):
@@ -162,19 +165,19 @@ def mask_of(one: Problem) -> torch.Tensor:
 
     n, t, u, h = (numpy.arange(size, dtype=object) for size in (N, T, U1, H))
     n, t, u = n[:, None, None, None], t[:, None, None], u[:, None]
-    low, high = one.options["dropout_seed"] & bits, (one.options["dropout_seed"] >> 32) & bits
+    low, high = case.options["dropout_seed"] & bits, (case.options["dropout_seed"] >> 32) & bits
     first = mixed(mixed(mixed(low ^ n) ^ t) ^ u)
     second = mixed((mixed((mixed(high ^ n) + t) & bits) + u) & bits)
     x = h ^ first
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & bits
     x = (((x ^ (x >> 15)) + second) * 0xD35A2D97) & bits
     x = x ^ (x >> 15)
-    p = one.options["dropout"]
+    p = case.options["dropout"]
     return torch.from_numpy((x >= round(p * 2**32)).astype(numpy.float64)) / (1 - p)
 
 
 def logits_of(tensors, activation: str = "tanh", mask=None) -> torch.Tensor:
-    """(N, T, U+1, V)."""
+    """Return the logits (N, T, U+1, V)."""
     encoder_out, decoder_out, weight, bias = tensors
     joined = ACTIVATIONS[activation](encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
     joined = joined if mask is None else joined * mask
@@ -182,7 +185,8 @@ def logits_of(tensors, activation: str = "tanh", mask=None) -> torch.Tensor:
 
 
 def vectorised(logits, targets, T_lengths, U_lengths, blank=0) -> torch.Tensor:
-    """(N,) losses of float64 logits, row by row with torch.logcumsumexp: for sizes too large for the oracle."""
+    """Return the losses (N,) of float64 logits, row by row with torch.logcumsumexp.  It serves sizes too large for the
+    oracle."""
     N, T, U1, _ = logits.shape
     log_probs = logits.log_softmax(-1)
     blanks = log_probs[..., blank]
@@ -207,23 +211,23 @@ def topology_of(options: Dict[str, Any]):
     return replace(topologies.TOPOLOGIES[options.get("topology", "regular")], **parameters)
 
 
-def by_arcs(one: Problem):
+def by_arcs(case: Problem):
     """Return what `right` does, for any lattice, with FastEmit and the delay penalty as defined on its arcs."""
     from common.losses import oracle, topologies
 
-    leaves, topology = one.leaves(torch.float64), topology_of(one.options)
-    mask = mask_of(one) if one.options.get("dropout") else None
-    logits = logits_of(leaves, one.options.get("activation", "tanh"), mask)
-    following = topologies.next_targets(one.targets, *logits.shape[1:3])
-    parts = topology.parts(logits, following, one.options.get("blank", 0))
+    leaves, topology = case.leaves(torch.float64), topology_of(case.options)
+    mask = mask_of(case) if case.options.get("dropout") else None
+    logits = logits_of(leaves, case.options.get("activation", "tanh"), mask)
+    following = topologies.next_targets(case.targets, *logits.shape[1:3])
+    parts = topology.parts(logits, following, case.options.get("blank", 0))
     losses, derivatives = torch.zeros(len(parts), dtype=torch.float64), torch.zeros_like(parts)
-    for n, (T, U) in enumerate(one.lengths):
+    for n, (T, U) in enumerate(case.lengths):
         leaf = parts[n, :T, : U + 1].detach().clone().requires_grad_()
         early = (T - 1) / 2 - torch.arange(T, dtype=torch.float64).view(T, 1, 1)
         is_label = (torch.arange(leaf.shape[-1]) == 1).double()
-        arcs = topology.arcs(leaf + one.options.get("delay_penalty", 0.0) * early * is_label)
+        arcs = topology.arcs(leaf + case.options.get("delay_penalty", 0.0) * early * is_label)
         likelihood, posteriors = oracle.lattice(arcs)
-        factors = [1 + arc.du * one.options.get("fastemit_lambda", 0.0) for arc in arcs]
+        factors = [1 + arc.du * case.options.get("fastemit_lambda", 0.0) for arc in arcs]
         pairs = zip(arcs, posteriors, factors)
         sums = sum((arc.weight.masked_fill(mass == 0, 0) * mass * factor).sum() for arc, mass, factor in pairs)
         losses[n], (derivatives[n, :T, : U + 1],) = -likelihood, torch.autograd.grad(-sums, leaf)
@@ -231,42 +235,45 @@ def by_arcs(one: Problem):
     return losses, {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
 
 
-def right(one: Problem, large: bool = False):
-    """(losses, gradients of their sum by name): the oracle's, or `vectorised`'s.  On the regular lattice with a
-    fastemit_lambda no target may be the blank."""
+def right(case: Problem, large: bool = False):
+    """Return the oracle's losses, or those of `vectorised`, and the gradients of their sum by name.
+
+    On the regular lattice with a fastemit_lambda no target may be the blank."""
     from common.losses import oracle
 
-    if one.options.get("topology", "regular") != "regular":
-        return by_arcs(one)
-    leaves = one.leaves(torch.float64)
-    mask = mask_of(one) if one.options.get("dropout") else None
-    logits, blank = logits_of(leaves, one.options.get("activation", "tanh"), mask), one.options.get("blank", 0)
+    if case.options.get("topology", "regular") != "regular":
+        return by_arcs(case)
+    leaves = case.leaves(torch.float64)
+    mask = mask_of(case) if case.options.get("dropout") else None
+    logits, blank = logits_of(leaves, case.options.get("activation", "tanh"), mask), case.options.get("blank", 0)
     if large:
-        losses = vectorised(logits, one.targets, one.T_lengths, one.U_lengths, blank)
+        losses = vectorised(logits, case.targets, case.T_lengths, case.U_lengths, blank)
     else:
-        losses = oracle.losses(logits, one.targets, one.lengths, blank)
-    more = one.options.get("fastemit_lambda", 0.0)
-    if more:
+        losses = oracle.losses(logits, case.targets, case.lengths, blank)
+    fastemit_lambda = case.options.get("fastemit_lambda", 0.0)
+    if fastemit_lambda:
         log_probs = logits.log_softmax(-1)
         arcs = log_probs.detach().requires_grad_()
-        oracle.arc_losses(arcs, one.targets, one.lengths, blank).sum().backward()
-        arcs.grad[..., torch.arange(arcs.shape[-1]) != blank] *= 1 + more
+        oracle.arc_losses(arcs, case.targets, case.lengths, blank).sum().backward()
+        arcs.grad[..., torch.arange(arcs.shape[-1]) != blank] *= 1 + fastemit_lambda
         log_probs.backward(arcs.grad)
     else:
         losses.sum().backward()
     return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
 
 
-def found(one: Problem, **options):
-    """Likewise, fused_transducer's."""
-    leaves = one.leaves()
-    losses = one.loss(leaves, **options)
+def found(case: Problem, **options):
+    """Return the losses of fused_transducer and the gradients of their sum by name."""
+    leaves = case.leaves()
+    losses = case.loss(leaves, **options)
     losses.sum().backward()
     return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over the largest expected magnitude; inf where a value is not finite, 0 where both are 0."""
+    """Return the largest difference over the largest expected magnitude.
+
+    It is inf where a value is not finite, and 0 where both are 0."""
     actual, expected = actual.double(), expected.double()
     difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
     if difference != difference:
@@ -274,9 +281,9 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return difference / max(expected.abs().max().item(), 1e-30) if difference else 0.0
 
 
-def errors(one: Problem, expected=None, **options) -> Dict[str, float]:
-    """Of the losses ("loss") and of each gradient."""
-    right_losses, right_gradients = expected or right(one)
-    losses, gradients = found(one, **options)
+def errors(case: Problem, expected=None, **options) -> Dict[str, float]:
+    """Return the error of the losses ("loss") and of each gradient, by name."""
+    right_losses, right_gradients = expected or right(case)
+    losses, gradients = found(case, **options)
     result = {"loss": error(losses, right_losses)}
     return {**result, **{name: error(gradients[name], gradient) for name, gradient in right_gradients.items()}}

@@ -38,7 +38,7 @@ def test_sizes_around_those_of_blocks(H, V, dtype, allowed):
 @pytest.mark.parametrize("blank", [0, 511, 512, 1599])
 @pytest.mark.parametrize("dtype, allowed", [(torch.float32, 5e-6), (torch.float64, 1e-12)])
 def test_many_symbols_some_at_a_time(dtype, allowed, blank):
-    """Of a tile of 40 cells backward has the logits of 512 symbols at once, with the normalisers from forward."""
+    """Backward holds the logits of 512 symbols of a tile at once, and takes the normalisers from forward."""
     one = problem(RAGGED, H=33, V=1600, dtype=dtype, scale=0.5, blank=blank, tile_cells=40, **EXACT)
     one.targets[:, :3] = torch.tensor([1599, 512, blank])
     assert max(errors(one).values()) < allowed
@@ -342,7 +342,7 @@ def test_backward_twice_through_a_retained_graph():
 @pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
 @pytest.mark.parametrize("dtype, allowed", [(torch.float32, 5e-6), (torch.float64, 1e-12)])
 def test_every_instruction_set(backend, instruction_set, dtype, allowed, monkeypatch, tmp_path):
-    """What this processor lacks falls to a lesser one, and says so."""
+    """A set that this processor lacks gives way to a smaller one, with a message."""
     if backend != "native":
         pytest.skip("the C++ code has instruction sets")
     copied = tmp_path / "copied.so"  # each library chooses once
@@ -361,7 +361,7 @@ def test_every_instruction_set(backend, instruction_set, dtype, allowed, monkeyp
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_it_never_holds_the_logits(backend):
-    """Of 100 x 51 cells and V = 4,000 they take 78 MiB, and so does their gradient."""
+    """The logits of 100 x 51 cells with V = 4,000 take 78 MiB, and so does their gradient."""
     script = """
 import gc, torch, fused_helpers as helpers
 def peak():

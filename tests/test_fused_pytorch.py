@@ -141,7 +141,7 @@ class Products(TorchDispatchMode):
     ids=str,
 )
 def test_frozen_inputs_skip_their_products(wanted, each):
-    """Of each tile the plain code makes the logits, the weight's gradient, and that of both outputs."""
+    """The plain code computes three products a tile: the logits, the weight's gradient and that of both outputs."""
     one, tiles = problem([(6, 3)]), 3
     values, inputs = (0, "tanh", 0.0, 0.0, 8), (*one.tensors, one.targets, one.T_lengths, one.U_lengths)
     _, _, arcs, kept = torch.ops.fused_transducer.losses(*inputs, *values, "torch", True, 24, 0)
@@ -210,7 +210,7 @@ def test_under_ddp(tmp_path):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_a_sharded_weight(tmp_path):
-    """In a module that FSDP wraps it is whole; alone it is refused."""
+    """The weight of a module that FSDP wraps is whole; a sharded weight alone is refused."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -343,7 +343,7 @@ print(max(errors(problem([(9, 4), (6, 5), (8, 1)], negligible=0.0)).values()) < 
 
 
 def test_without_a_compiler_the_plain_code_runs_and_says_so_once(tmp_path):
-    """In a new process, which has looked for no compiler yet."""
+    """The test starts a new process, which has looked for no compiler yet."""
     variables = {"FUSED_TRANSDUCER_BACKEND": "", "FUSED_TRANSDUCER_CACHE": str(tmp_path), "CXX": "no-such-compiler"}
     variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command, environment = [sys.executable, "-c", PLAIN], {**os.environ, **variables}

@@ -165,7 +165,7 @@ RECIPES = (80, 500, "bfloat16", 90, 500, "float32", 90, 500, "bfloat16")
 
 
 def test_the_kernels_of_a_recipe_fit_a_gpu(thorough):
-    """With another activation, dropout and label smoothing."""
+    """The recipe has another activation, dropout and label smoothing."""
     if not thorough:
         pytest.skip("with --thorough")
     for made in lines_of("compiled_launches.py", "recipe", *RECIPES):

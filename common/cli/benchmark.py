@@ -279,7 +279,10 @@ def show(run_of: Mapping[str, Run], arguments: argparse.Namespace, log: Log, on_
     searches = [row for folder in folders for row in log.searches if row.folder == folder]
     details = search.render(searches, "table") if searches else results.render(rows, "table")
     statuses = [row.status for row in searches] or [run.status for run in run_of.values()]
-    if not on_screen and not arguments.quiet:
-        print(f"\n{answer.verdict_alone(rows, folders=[arguments.log_dir], **screen.how())}", file=sys.stderr)
+    if not on_screen:
+        if not arguments.quiet:
+            print(f"\n{answer.verdict_alone(rows, folders=[arguments.log_dir], **screen.how())}", file=sys.stderr)
+        ending.keep(details + "\n", arguments)
+        return statuses
     short = answer.render(searches or rows, folders=[arguments.log_dir], **screen.how())
-    return ending.printed(short + "\n", details + "\n", statuses, arguments, on_screen)
+    return ending.printed(short + "\n", details + "\n", statuses, arguments)

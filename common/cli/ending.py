@@ -97,16 +97,12 @@ def exit_code(statuses: Sequence[str]) -> int:
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
 
 
-def printed(
-    short: str, details: str, statuses: Sequence[str], arguments: argparse.Namespace, on_screen: bool = True
-) -> Shown:
+def printed(short: str, details: str, statuses: Sequence[str], arguments: argparse.Namespace) -> Shown:
     """Print the short table, or the whole one with --details, and return the statuses.
 
-    The whole one is written to --log-dir in any case; on_screen: whether to print one too.  Where stdout does not take
-    the table, warn: the results are on disk."""
-    kept = _keep(arguments.log_dir / DETAILS, details)
-    if not on_screen:
-        return statuses
+    The whole one is written to --log-dir in any case.  Where stdout does not take the table, warn: the results are on
+    disk."""
+    kept = keep(details, arguments)
     try:
         print(details if arguments.details else short, end="", flush=True)
         if kept and not arguments.quiet:
@@ -119,10 +115,11 @@ def printed(
         return None
 
 
-def _keep(path: Path, text: str) -> Optional[Path]:
-    """Write a file and return its path; warn and return None where it cannot be written."""
+def keep(details: str, arguments: argparse.Namespace) -> Optional[Path]:
+    """Write the whole table to --log-dir and return the file's path; warn and return None where that fails."""
+    path: Path = arguments.log_dir / DETAILS
     try:
-        write_whole("summarize.py --details has it", (path, text))
+        write_whole("summarize.py --details has it", (path, details))
         return path
     except UserError as error:
         print(f"warning: {error}", file=sys.stderr)
