@@ -346,7 +346,7 @@ class Fork:
         (requests, write), (read, answers) = os.pipe(), os.pipe()
         with errors.open("ab") as stream:
             streams = requests, answers, stream.fileno()
-            self.pid = fork(forked, os.getpid(), command, cwd, dict(environment), streams, (write, read))
+            self.pid = fork(forked, os.getpid(), command, cwd, dict(environment), streams)
         os.close(requests)
         os.close(answers)
         self.stdin, self.stdout = open(write, "wb", buffering=0), open(read, "rb", buffering=0)
@@ -416,17 +416,27 @@ def measure(parent, command, environment, streams):
     for standard, stream in streams.items():
         if stream is not None:
             os.dup2(stream.fileno(), standard)
+    let_go()
     script(command, os.getcwd(), environment)
 
 
-def forked(parent, command, cwd, environment, streams, others):
-    """Be a server of jobs in such a fork.  streams: its stdin, stdout and stderr; others: its parent's ends of them."""
+def let_go():
+    """Let go of the files that the parent has open, as a process that executes a program does: a lock that the parent
+    holds ends with the parent.  Their numbers stay taken, for the objects that still have them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in [int(name) for name in os.listdir("/proc/self/fd")]:
+        with suppress(OSError):  # that of the folder
+            if number > 2 and not os.get_inheritable(number):
+                os.dup2(nothing, number, inheritable=False)
+
+
+def forked(parent, command, cwd, environment, streams):
+    """Be a server of jobs in such a fork.  streams: its stdin, stdout and stderr."""
     die_with_parent(parent)
     os.setsid()
     for opened, standard in zip(streams, range(3)):
         os.dup2(opened, standard)
-    for opened in {*streams, *others} - {0, 1, 2}:
-        os.close(opened)
+    let_go()
     sys.stdin = open(0, closefd=False)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
