@@ -2,8 +2,8 @@
 
 The correctness pass judges a loss in a fresh process.  This judges it after many calls on several batches: first the
 loss of the last timed step of each batch, against the float64 loss; then one more step on other numbers, whose inputs
-must stay the same bit for bit.  Of a loss with two scopes these take turns in it from round to round.  None of this is
-timed.  Leaves out gradients; losses that loop in Python get no further step, which would take seconds.
+must stay the same bit for bit.  Every third round has that step, of the scopes in turn.  None of this is timed.  Leaves
+out gradients; losses that loop in Python get no further step, which would take seconds.
 """
 
 from __future__ import annotations

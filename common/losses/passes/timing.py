@@ -31,6 +31,8 @@ from common.system import memory
 #: cap: making its logits takes the joiner's time, which no sample shows.
 BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
+#: One in so many rounds ends with a further step of a scope, see afterwards.py.
+FURTHER_EVERY = 3
 
 
 @dataclass
@@ -136,9 +138,13 @@ def _scopes(settings: Settings, loss_last: bool, number: int) -> List[str]:
 
 
 def _further_scopes(settings: Settings, number: int) -> Sequence[str]:
-    """Return the scopes that take a further step after round `number`: one in turn, all where there is one round."""
+    """Return the scopes that take a further step after round `number`: all where there is one round, else one in turn,
+    the step first, in every third round: a row may begin with a later round than the others."""
     scopes = settings.scopes
-    return scopes if settings.rounds == 1 else [scopes[number % len(scopes)]]
+    if settings.rounds == 1:
+        return scopes
+    turn, rest = divmod(number - 1, FURTHER_EVERY)
+    return [] if rest else [scopes[-1 - turn % len(scopes)]]
 
 
 def _for_the_loss(batches: Sequence[int], number: int) -> List[int]:
