@@ -38,7 +38,7 @@ command.register()  # as every script does
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "run the test files in another order, and the tests of each, drawn with this seed"
     parser.addoption("--shuffle", type=int, metavar="SEED", help=text)
-    text = "repeat what is drawn by seed, simulated or garbled as often as a night allows"
+    text = "run the slow tests too, and repeat what is drawn by seed, simulated or garbled as often as a night allows"
     parser.addoption("--thorough", action="store_true", help=text)
 
 
@@ -47,6 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
         chosen = [item for item in items if is_of(item, Path(sys.prefix).name)]
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
+    for item in items:
+        if item.get_closest_marker("thorough") and not config.option.thorough:
+            item.add_marker(pytest.mark.skip(reason="with --thorough"))
     if config.option.shuffle is not None:
         drawn = random.Random(config.option.shuffle)
         places = {path: drawn.random() for path in dict.fromkeys(item.path for item in items)}

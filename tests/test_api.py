@@ -85,6 +85,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_a_script_measures_its_own_function(folder):
     (folder / "common.py").write_text("MINE = True\n")
     (folder / "mine.py").write_text(SCRIPT)

@@ -371,9 +371,11 @@ def test_what_is_kept_of_held_inputs_is_found(monkeypatch):
     [*product(with_variants(), ["random"]), *product(IMPLEMENTATIONS, ["peaky"])],
     ids=lambda given: getattr(given, "name", given),
 )
-def test_the_last_timed_steps_of_every_implementation_are_right(implementation, logits):
+def test_the_last_timed_steps_of_every_implementation_are_right(implementation, logits, thorough):
     flags = {"vocab_size": 40, "encoder_dim": 64, "allocator": "system", "max_samples": 3, "prune_range": 3}
     adapter = adapter_of(implementation, "cpu", logits=logits, **flags)
+    if is_left_out(adapter, thorough):
+        pytest.skip("with --thorough")
     if adapter.simulated:
         pytest.skip("in a simulator nothing is timed")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import pytest
 from commands import ROOT, assert_user_error, run
 
 SCRIPT = "benchmarks/compare_counters.py"
@@ -16,6 +17,7 @@ def rows(text, first="model"):
     return {row[0]: dict(zip(heads[1:], row[1:])) for row in body}
 
 
+@pytest.mark.thorough
 def test_the_documentation_has_what_it_prints():
     done = run(SCRIPT)
     assert done.returncode == 0, done.stderr

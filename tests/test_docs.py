@@ -118,6 +118,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_links_of_the_site_lead_to_its_files(site):
     broken = []
     for page in site.rglob("*.html"):
@@ -135,6 +136,7 @@ NEEDS_BROWSER = pytest.mark.skipif(
 
 
 @NEEDS_BROWSER
+@pytest.mark.thorough
 def test_tables_of_the_site_fit_on_a_screen(site, tmp_path):
     browser = Browser(tmp_path / "profile")
     try:
@@ -148,6 +150,7 @@ def test_tables_of_the_site_fit_on_a_screen(site, tmp_path):
 
 
 @NEEDS_BROWSER
+@pytest.mark.thorough
 def test_the_site_is_searched_where_it_is_opened_from_the_disk(site, tmp_path):
     browser = Browser(tmp_path / "profile")
     try:
@@ -165,6 +168,7 @@ def test_the_site_is_searched_where_it_is_opened_from_the_disk(site, tmp_path):
         browser.close()
 
 
+@pytest.mark.thorough
 def test_the_site_builds_and_asks_for_nothing_from_the_net(site):
     pages = {path.name: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert "utterances_per_second" in pages["metrics.html"]
@@ -175,6 +179,7 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(site):
         assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^\">]*", text), name
 
 
+@pytest.mark.thorough
 def test_pages_have_what_the_records_say():
     """If this fails, run docs/_figures.py."""
     figures = runpy.run_path(str(ROOT / "docs" / "_figures.py"))

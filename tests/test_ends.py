@@ -288,6 +288,7 @@ def test_a_list_has_a_script_that_ends_its_process(tmp_path):
     assert done.returncode == 0 and "missing" not in row and "unsupported" not in row
 
 
+@pytest.mark.thorough
 def test_a_script_that_hangs_at_import_times_out(flags, tmp_path):
     script = own_loss(tmp_path, at_import="import time; time.sleep(600)")
     done = run("benchmark_all.py", "--only", script, *flags, *SHORT, "--timeout", "2", timeout=60)

@@ -355,6 +355,7 @@ def bundled(checkout, *arguments):
     return done
 
 
+@pytest.mark.thorough
 def test_what_a_bundle_holds_is_enough_for_set_up(checkout):
     checkout.lock("other", make_wheel(checkout.wheels, "1") + make_wheel(checkout.wheels, "1", name="torch"))
     done = bundled(checkout, "all", "other")

@@ -379,6 +379,7 @@ def test_the_meta_device_has_no_values(count, model):
 HUBERT = ("torchaudio.models:hubert_pretrain_base", "--arg", "num_classes=504", "--method", "wav2vec2.extract_features")
 
 
+@pytest.mark.thorough
 def test_hubert_base_as_superb_published_it(answer):
     """149.26, 261.28, 422.37 and 836.25 GMACs, the least and most per second of audio, and 94.7 M parameters."""
     lengths = ROOT / "docs" / "superb_lengths.txt"

@@ -108,7 +108,9 @@ def interpreted(once, thorough):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted(interpreted, name):
+def test_interpreted(interpreted, name, thorough):
+    if name not in interpreted and not thorough:
+        pytest.skip("with --thorough")
     case = interpreted[name]
     allowed = ALLOWED.get(name, 5e-6)
     if name == "too many targets":
@@ -130,8 +132,8 @@ def test_interpreted(interpreted, name):
         assert case["same"]
 
 
-def test_every_case_is_asked(interpreted):
-    assert set(interpreted) == set(CASES)
+def test_every_case_is_asked(interpreted, thorough):
+    assert set(interpreted) == set(CASES) if thorough else set(interpreted) < set(CASES)
 
 
 COMPILED = [
@@ -141,7 +143,7 @@ COMPILED = [
     (90, 500, "float16"),
 ]
 #: Those that are compiled without --thorough: a fresh checkout needs a quarter of a minute for each.
-COMMON = [(80, 500, "bfloat16"), (90, 500, "float32")]
+COMMON = [(80, 500, "bfloat16")]
 #: What of PTX multiplies matrices on the tensor cores of each architecture.
 TENSOR_CORES = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
 PERSISTENT = ("arcs_of_cells", "gradients_of_cells")
@@ -164,10 +166,9 @@ def launched(once, thorough):
 RECIPES = (80, 500, "bfloat16", 90, 500, "float32", 90, 500, "bfloat16")
 
 
-def test_the_kernels_of_a_recipe_fit_a_gpu(thorough):
+@pytest.mark.thorough
+def test_the_kernels_of_a_recipe_fit_a_gpu():
     """The recipe has another activation, dropout and label smoothing."""
-    if not thorough:
-        pytest.skip("with --thorough")
     for made in lines_of("compiled_launches.py", "recipe", *RECIPES):
         for name, kernel in made["kernels"].items():
             assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= 200, (name, kernel)
@@ -215,6 +216,7 @@ def test_activations_are_kept_where_it_pays(capability, H, options, kept, monkey
     assert not triton_backend._kept("gradients_of_cells", torch.float32, launch)
 
 
+@pytest.mark.thorough
 def test_fifty_batches_compile_few_kernels_and_launch_them_seldom():
     for made in lines_of("compiled_launches.py", "specialisations", 90, 500, "float32", 90, 500, "bfloat16"):
         assert made["specialisations"] <= 12, made["by_kernel"]

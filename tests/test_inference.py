@@ -674,6 +674,7 @@ def test_a_run_for_real(tmp_path):
     assert late["status"] == "timeout" and late["rtf"] is None and "--timeout" in late["reason"]
 
 
+@pytest.mark.thorough
 def test_the_whole_process_holds_its_libraries(tmp_path):
     """A cell is a fork of a process that has torch loaded; it reads what a process of its own would."""
     config = {

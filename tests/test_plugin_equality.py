@@ -79,6 +79,7 @@ def ours(log, name):
     return [(window.average_step_time_us, window.peak_memory_mb * MIB) for window in row.windows]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [
@@ -96,6 +97,7 @@ def test_step_time_and_peak_of_every_window_are_the_plugins(plugin, log, name):
         assert plugin_peak == peak
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["torch-1.13.1-stub", "torch-2.11.0-stub"])
 def test_the_plugin_counts_the_stub_of_a_cut_off_step_and_we_do_not(plugin, log, name):
     (first, second), mine = windows_of(plugin, name), ours(log, name)
@@ -105,6 +107,7 @@ def test_the_plugin_counts_the_stub_of_a_cut_off_step_and_we_do_not(plugin, log,
     assert mine[1][0] == whole > 1.5 * second[0]
 
 
+@pytest.mark.thorough
 def test_the_plugin_counts_gpu_copies_as_steps_and_we_do_not(plugin, log):
     """Since torch 2.0 every record_function span over GPU work has a copy of category "gpu_user_annotation", from its
     first kernel to its last: ProfilerStep too.  The plugin takes the copies for further steps, so that its average is

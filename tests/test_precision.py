@@ -59,6 +59,7 @@ def test_autocast_rounds_the_products_and_gives_each_loss_a_dtype_that_it_takes(
     assert errors[amp] > 10 * errors[None]
 
 
+@pytest.mark.thorough
 def test_a_run_with_autocast_and_torch_compile(tmp_path, tiny_shapes):
     """The correctness pass judges it at the measured size; a loss that is compiled too: test_contract.py."""
     flags = ["--in-place", "--preset", "quick", "--shape-file", tiny_shapes, "--log-dir", tmp_path]

@@ -136,6 +136,7 @@ def test_plots_are_drawn(browser, report):
         assert browser.js("document.querySelector(arguments[0]).getAttribute('aria-label')", f"#{key} .plot")
 
 
+@pytest.mark.thorough
 def test_every_figure_is_one_that_plotly_knows(browser, report, tmp_path):
     side_by_side(tmp_path)
     write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))  # a trace alone
@@ -176,6 +177,7 @@ def test_sorting_by_click(browser, report):
         assert column(browser, step)[-1] == ""  # died was not timed: last, whichever way
 
 
+@pytest.mark.thorough
 def test_sorting_by_keyboard(browser, report):
     from selenium.webdriver.common.keys import Keys
 
@@ -224,6 +226,7 @@ def test_the_conformance_matrix_fits_a_screen_and_keeps_its_cases_on_a_phone(bro
     assert browser.js("document.querySelector('.matrix').scrollLeft") == 200 and browser.js(left) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width, dark", [(1200, False), (390, True)])
 def test_the_first_column_stays_while_a_table_is_scrolled(browser, report, width, dark):
     browser.open(report, width=width, dark=dark)
@@ -281,6 +284,7 @@ def test_text_has_contrast_in_light_and_dark(browser, report, dark):
         assert contrast(browser, selector, "fill") >= 4.5, selector
 
 
+@pytest.mark.thorough
 def test_it_prints_dark_or_not_on_white(browser, report):
     browser.open(report, dark=True, media="print")
     assert browser.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -289,6 +293,7 @@ def test_it_prints_dark_or_not_on_white(browser, report):
     assert browser.js("document.documentElement.scrollWidth") <= 1200  # and the screen is as it was
 
 
+@pytest.mark.thorough
 def test_nothing_is_wider_than_a_sheet(browser, report):
     browser.open(report, width=680, media="print")  # of A4 within its margins
     widest = "Math.max(...[...document.querySelectorAll('table')].map(it => it.getBoundingClientRect().right))"
@@ -296,6 +301,7 @@ def test_nothing_is_wider_than_a_sheet(browser, report):
     assert browser.js("document.querySelector('.matrix').getBoundingClientRect().height") < 900  # on one sheet
 
 
+@pytest.mark.thorough
 def test_plots_fill_a_sheet_and_then_the_screen_again(browser, report):
     size = "(({width, height}) => [width, height])(document.querySelector(arguments[0]).getBoundingClientRect())"
     browser.open(report)
@@ -310,6 +316,7 @@ def test_plots_fill_a_sheet_and_then_the_screen_again(browser, report):
     assert {plot: browser.js(size, plot) for plot in plots} == before
 
 
+@pytest.mark.thorough
 def test_a_plot_follows_the_width(browser, report):
     browser.open(report)
     wide = browser.js("document.querySelector('#ratios-0 .main-svg').getBoundingClientRect().width")
@@ -340,6 +347,7 @@ def apart(first, other):
     return (across**2 + max(first[1] - other[3], other[1] - first[3], 0) ** 2) ** 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width, paper", [(1440, False), (768, False), (390, False), (1440, True)])
 def test_names_stand_beside_their_own_marker_at_every_width(browser, crowded, width, paper):
     browser.open(crowded, width=width)
@@ -359,6 +367,7 @@ def test_names_stand_beside_their_own_marker_at_every_width(browser, crowded, wi
 # Contents, width, columns.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1440, 390])
 def test_the_contents_stay_and_say_where_one_is(browser, report, width):
     browser.open(report, width=width)
@@ -389,6 +398,7 @@ def test_plots_have_the_width_of_the_page(browser, report):
 SHOWN = "[...document.querySelector('table').tHead.rows[0].cells].filter((it) => it.offsetWidth).length"
 
 
+@pytest.mark.thorough
 def test_a_wide_table_begins_with_eight_columns(browser, report):
     browser.open(report)
     button = browser.driver.find_element("css selector", "button.more")
@@ -404,6 +414,7 @@ def test_a_wide_table_begins_with_eight_columns(browser, report):
     assert browser.js(SHOWN) == 8  # on paper, whatever is open
 
 
+@pytest.mark.thorough
 def test_names_wrap_at_underscores_on_a_phone(browser, report):
     browser.open(report, width=390)
     lines = """(() => [...document.querySelectorAll('td.name')]
@@ -419,6 +430,7 @@ def test_names_wrap_at_underscores_on_a_phone(browser, report):
     assert browser.js(height) > 0
 
 
+@pytest.mark.thorough
 def test_the_titles_of_the_columns_are_on_every_sheet(browser, tmp_path):
     columns = [table.Column(f"column {at}") for at in range(12)]
     rows = [[table.measured(at)] * 12 for at in range(200)]

@@ -180,6 +180,7 @@ def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, t
     assert [line["status"] for line in kept if line["record"] == "status"] == ["interrupted"]
 
 
+@pytest.mark.thorough
 def test_a_loss_of_ones_own_is_each_revisions_file(repository, tiny_shapes):
     """Named by its file, of which each revision has its own; one that has none is refused before anything runs."""
     slow_copy(repository)
@@ -198,6 +199,7 @@ exec {python} compare.py --rev fast --rev slow --log-dir {keep} -- {flags} >{sai
 """
 
 
+@pytest.mark.thorough
 def test_a_hook_commits_what_the_user_has_staged(repository, tiny_shapes, tmp_path):
     """`git commit --all` gives its hook an index of its own, which no other git may write."""
     keep, written, hook = tmp_path / "keep", tmp_path / "said.txt", repository / ".git" / "hooks" / "pre-commit"

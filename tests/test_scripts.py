@@ -75,6 +75,7 @@ def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
     assert len(list((tmp_path / "log").glob("*/results.jsonl"))) == 4
 
 
+@pytest.mark.thorough
 def test_its_largest_batch_is_searched_and_its_cells_are_swept(copy, quick, tmp_path):
     path = copy()
     largest = ["--find-largest", "batch-size", "--largest-cap", "2", "--rounds", "1", "--max-seconds", "0.05"]

@@ -31,6 +31,7 @@ def adapter_of(implementation):
 SIMULATED = [implementation for implementation in IMPLEMENTATIONS if adapter_of(implementation).simulator]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("implementation", SIMULATED, ids=lambda implementation: implementation.name)
 def test_the_contract_holds_in_the_simulator(implementation):
     if importlib.util.find_spec(implementation.package) is None:

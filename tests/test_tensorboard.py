@@ -272,6 +272,7 @@ WORDS = """(() => {
 
 @needs_viewer
 @needs_browser
+@pytest.mark.thorough
 def test_no_word_is_broken_in_the_text_tab(tmp_path):
     for name in ("optimized_transducer", "fast_rnnt-pruned", "warp-transducer"):
         write_run(tmp_path / "log" / name, name)

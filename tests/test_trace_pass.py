@@ -72,6 +72,7 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     assert "without the profiler: torchaudio" in (tmp_path / "details.txt").read_text()
 
 
+@pytest.mark.thorough
 def test_loops_in_python_are_not_profiled_and_not_warmed_up(tmp_path, flags):
     """A thousand profiler events for each cell: a real batch's would not fit the machine."""
     pytest.importorskip("warprnnt_numba", reason="this test measures warprnnt_numba for real")

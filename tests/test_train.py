@@ -28,6 +28,7 @@ def results(tmp_path_factory):
     return path
 
 
+@pytest.mark.thorough
 def test_the_curves_of_two_losses_agree(results):
     (torchaudio,), (fused,), (pruned,) = train_table.known(results).values()
     assert len(fused["curve"]) == 4 and torchaudio["curve"] == pytest.approx(fused["curve"], rel=1e-6)
@@ -35,6 +36,7 @@ def test_the_curves_of_two_losses_agree(results):
     assert fused["nats"] == pytest.approx(torchaudio["nats"], rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_times_come_from_trainings_of_their_own(results):
     """And a training that is in the file is not repeated."""
     shown = train_table.render(results)
