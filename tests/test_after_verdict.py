@@ -101,14 +101,14 @@ def test_a_first_verdicts_memory_is_measured_while_environments_are_made(tmp_pat
         executor.seen.append("set-up ends")
 
     monkeypatch.setattr(benchmark, "setting_up", setting_up)
-    assert measured(tmp_path, executor, "--rounds", "8", "--first-verdict", "--then-set-up") == EXIT_OK
+    assert measured(tmp_path, executor, "--rounds", "9", "--first-verdict", "--then-set-up") == EXIT_OK
     begin = executor.seen.index("set-up begins")
-    assert {job for _, job in executor.seen[:begin]} == {"correctness", "timing-1", "timing-2", "timing-3"}
+    assert {job for _, job in executor.seen[:begin]} == {"correctness", *(f"timing-{number}" for number in range(1, 5))}
     assert {job for _, job in executor.seen[begin + 1 : -1]} == {"memory"} and executor.seen[-1] == "set-up ends"
     assert "VERDICT" in executor.output
     again = MadeUp(capsys)
-    assert measured(tmp_path, again, "--rounds", "8", "--resume") == EXIT_OK
-    assert {job for _, job in again.seen} == {"trace", *(f"timing-{number}" for number in range(4, 9))}
+    assert measured(tmp_path, again, "--rounds", "9", "--resume") == EXIT_OK
+    assert {job for _, job in again.seen} == {"trace", *(f"timing-{number}" for number in range(5, 10))}
 
 
 def test_environments_are_made_after_a_first_verdict_alone():

@@ -132,22 +132,22 @@ def test_a_budget_is_for_an_ordinary_run():
 
 
 def test_rows_that_join_after_the_first_verdict_measure_the_rounds_that_are_left(tmp_path, tiny_shapes):
-    flags = ["--preset", "quick", "--rounds", "8", "--max-seconds", "0.02", "--device", "cpu", "--limits", "false"]
+    flags = ["--preset", "quick", "--rounds", "9", "--max-seconds", "0.02", "--device", "cpu", "--limits", "false"]
     flags += ["--passes", "correctness,timing", "--scope", "step", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
     done = run("benchmark_all.py", "--only", "reference", "--first-verdict", *flags)
     assert done.returncode == 0, done.stderr
     assert "VERDICT" in done.stdout and "interrupted" not in done.stdout
     row = rows_of(tmp_path)["reference"]
-    assert (row["status"], row["rounds"]) == ("interrupted", 3)
+    assert (row["status"], row["rounds"]) == ("interrupted", 4)
     done = run("benchmark_all.py", "--only", "reference,torchaudio", "--resume", *flags)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path)
     assert {name: (row["status"], row["rounds"]) for name, row in rows.items()} == {
-        "reference": ("ok", 8),
+        "reference": ("ok", 9),
         "torchaudio": ("ok", 5),
     }
     again = run("benchmark_all.py", "--only", "reference,torchaudio", "--resume", *flags)
-    assert "/8: " not in again.stderr and rows_of(tmp_path)["torchaudio"]["rounds"] == 5
+    assert "/9: " not in again.stderr and rows_of(tmp_path)["torchaudio"]["rounds"] == 5
 
 
 def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
@@ -155,5 +155,9 @@ def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
     assert benchmark._default_rows(names, "cpu", False, None) == ["fused", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
     assert "warprnnt_numba" in benchmark._default_rows(names, "cuda:0", False, None)
     assert benchmark._default_rows(names, "cpu", True, None) == ["fused", "fast_rnnt-pruned"]
+    assert benchmark._default_rows(["fused", "reference"], "cpu", True, None) == ["fused"]
+    assert benchmark._default_rows(["fused", "reference"], "cpu", False, None) == ["fused", "reference"]
+    assert benchmark._default_rows(["fused", "reference"], "cuda:0", True, None) == ["fused", "reference"]
+    assert benchmark._default_rows(["reference:tdt"], "cpu", True, "tdt") == ["reference:tdt"]
     assert benchmark._default_rows(["fused", "nemo-tdt"], "cpu", False, None) == ["fused"]
     assert benchmark._default_rows(["fused:tdt", "nemo-tdt"], "cpu", False, "tdt") == ["fused:tdt", "nemo-tdt"]

@@ -69,16 +69,18 @@ def _is_default(arguments: argparse.Namespace) -> bool:
 def _default_rows(names: Sequence[str], device: str, is_short: bool, topology: Optional[str]) -> List[str]:
     """Return what of these is measured where no row was named.
 
-    Losses on another lattice only with --topology.  On a CPU no loop in Python, which would take most of the time; for
-    a first answer the main environment's rows alone, and no additive ones, which are of another model.
+    Losses on another lattice only with --topology.  On a CPU no loop in Python, which would take most of the time.  For
+    a first answer the main environment's rows alone: no additive ones, which are of another model, and on a CPU not the
+    one in plain torch, which nobody trains with where another is installed.
     """
-    kept = []
+    kept, device_type = [], device.partition(":")[0]
     for name in names:
         implementation = find(name)
-        is_loop = device.partition(":")[0] in scripts.described(scripts.file_of(implementation)).python_loops
+        is_loop = device_type in scripts.described(scripts.file_of(implementation)).python_loops
         is_extra = implementation.environment != "main" or implementation.kind == "additive"
+        is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in LATTICES and not topology
-        if not (is_loop or is_other_lattice or (is_short and is_extra)):
+        if not (is_loop or is_other_lattice or (is_short and (is_extra or is_plain))):
             kept.append(name)
     return kept
 
@@ -206,7 +208,7 @@ def _jobs(names: Sequence[str], resolved: Settings, arguments: argparse.Namespac
     return [
         job
         for job in jobs
-        if job.pass_name == "correctness" or (job.pass_name == "timing" and (job.round or 0) <= settings.FEWEST_ROUNDS)
+        if job.pass_name == "correctness" or (job.pass_name == "timing" and (job.round or 0) <= settings.FIRST_ROUNDS)
     ]
 
 
@@ -273,7 +275,7 @@ def show(run_of: Mapping[str, Run], arguments: argparse.Namespace, log: Log, on_
     folders = [run.folder for run in run_of.values()]
     if arguments.first_verdict:
         for row in log.rows:  # it stopped where it was asked to
-            if row.folder in folders and row.status == "interrupted" and row.rounds >= settings.FEWEST_ROUNDS:
+            if row.folder in folders and row.status == "interrupted" and row.rounds >= settings.FIRST_ROUNDS:
                 row.status, row.reason = "ok", ""
     rows = [row for folder in folders for row in log.rows if row.folder == folder]
     searches = [row for folder in folders for row in log.searches if row.folder == folder]

@@ -79,7 +79,7 @@ def _add_flags_of_run(run: Any) -> None:
         run,
         "--first-verdict",
         **SWITCH,
-        help="Stop after three rounds with the table and the verdict of the losses of this torch; --resume measures "
+        help="Stop after four rounds with the table and the verdict of the losses of this torch; --resume measures "
         "the other rounds, and all losses.",
     )
     add(

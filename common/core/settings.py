@@ -26,6 +26,8 @@ SEARCH = "--find-largest"
 MOST_ROUNDS = 10_000
 #: What every loss gets, before anything ends; and what a loss gets that is far behind.
 FEWEST_ROUNDS, SLOW_ROUNDS = 3, 5
+#: Those of --first-verdict: after three the interval of a loss at twice the time often still holds 1.
+FIRST_ROUNDS = 4
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
