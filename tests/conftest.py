@@ -25,6 +25,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Threads of torch sleep while they wait: by default they spin, and slow down what runs beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# No test asks the network: Hugging Face's client, which reads this at its import, would try for half a minute.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # Commands see an idle machine, whatever runs beside the tests: what they say of load is tested with made-up numbers.
 os.environ["HOST_PROC"] = str(Path(__file__).parent / "data" / "idle")
 
