@@ -69,7 +69,9 @@ class Uv:
         used only where its index lacks something: uv would take another build of the same version from there (torch
         2.11.0+cpu), which the lock does not allow."""
         # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would cost seconds more.
-        options = ("--compile-bytecode", "--require-hashes", *self._no_index)
+        # Elsewhere the first import of a module writes its own: all of them take 18 seconds, and few are ever imported.
+        compiled = ("--compile-bytecode",) if sys.dont_write_bytecode else ()
+        options = (*compiled, "--require-hashes", *self._no_index)
         command = ("pip", "sync", "--python", str(python), *options, str(requirements))
         try:
             self.run(*command)
