@@ -89,6 +89,11 @@ class Timed(Executor):
         self.rounds = {}
 
     def execute(self, job, python, folder, chosen, timeout, note):
+        if job.implementation == "apex":
+            return [job.status("missing", "not installed")]
+        if job.pass_name == "limits":
+            self.rounds.setdefault("limits", []).append(job.round)
+            return [{"record": "limits", "job": job.name}, job.status("ok", "")]
         if job.pass_name == "correctness":
             return correctness()
         self.rounds.setdefault(job.implementation, []).append(job.round)
@@ -96,13 +101,13 @@ class Timed(Executor):
         return [{**line, "round": job.round} for line in lines]
 
 
-def rounds_of(folder, names, most=8, resume=False):
-    """Measure the first `most` of eight rounds; return the rounds that each loss was timed in."""
-    chosen = settings.resolve({"rounds": 8, "slow_rounds": 4, "passes": ("timing",)}, "cpu")
+def rounds_of(folder, names, most=8, resume=False, passes=("timing",), with_limits=False):
+    """Measure the first `most` of eight rounds; return the rounds that each loss, or the device, was timed in."""
+    chosen = settings.resolve({"rounds": 8, "slow_rounds": 4, "passes": passes}, "cpu")
     executor, choices = Timed(), dict.fromkeys(names, interpreters.Choice(Path(sys.executable)))
     with open_runs(names, chosen, folder, resume) as run_of, Progress(quiet=True) as progress:
         session = Session(run_of, choices, chosen, 60, progress, executor, resumed=resume)
-        session.run([job for job in plan(names, chosen) if (job.round or 0) <= most], with_limits=False)
+        session.run([job for job in plan(names, chosen) if (job.round or 0) <= most], with_limits)
     return executor.rounds
 
 
@@ -122,6 +127,13 @@ def test_a_run_that_goes_on_knows_who_was_slow(tmp_path):
     joined = rounds_of(tmp_path, ["fused", "reference", "torchaudio"], resume=True)
     assert joined == {"fused": [4, 5, 6, 7, 8], "reference": [4], "torchaudio": [4, 5, 6, 7]}
     assert all(row["status"] == "ok" for row in rows_of(tmp_path).values())
+
+
+def test_rounds_that_others_have_ended_are_not_begun_for_a_row_that_cannot_run(tmp_path, capsys):
+    assert rounds_of(tmp_path, ["fused", "reference"], most=5)["fused"] == [1, 2, 3, 4, 5]
+    names, passes = ["fused", "reference", "apex"], ("correctness", "timing")
+    joined = rounds_of(tmp_path, names, resume=True, passes=passes, with_limits=True)
+    assert joined == {"fused": [6, 7, 8], "limits": [7]}
 
 
 def test_a_budget_is_for_an_ordinary_run():

@@ -95,10 +95,15 @@ class Session:
                         self.progress.skip(like(job))
                 chain.clear()
                 return
-            if pass_name == "timing":
-                self._get_ready(lane, chain)
-            if pass_name == "timing" and number in rounds:
-                self.limits(lane, number)
+            timed = [job for job in chain if self._will_run(job)] if pass_name == "timing" else []
+            if timed:
+                self._get_ready(lane, timed)
+            if number in rounds:
+                if timed:
+                    self.limits(lane, number)
+                else:
+                    with self.lock:
+                        self.progress.skip(("limits", "limits"))
             while chain:
                 if self.run_of[chain[0].implementation].failed:
                     with self.lock:
@@ -111,7 +116,7 @@ class Session:
                     self.carry_out(chain[0], lane)
                 chain.popleft()
             with self.lock:
-                if pass_name == "timing" and self.standing.ms:
+                if timed and self.standing.ms:
                     words = f"round {number}/{self.settings.rounds}: {self.standing.words()}"
                     self.progress.say_round("; ".join(filter(None, [words, self.progress.left()])))
                     self.after_round(number or 0)
@@ -121,9 +126,12 @@ class Session:
         if self.wait:
             self.measure_again(_chains(job for job in jobs if job.pass_name == "timing"))
 
-    def _get_ready(self, lane: Executor, chain: Chain) -> None:
-        """Let a device start what a timing round needs, for the jobs that will run."""
-        jobs = [job for job in chain if not self.run_of[job.implementation].failed and not self._has_enough(job)]
+    def _will_run(self, job: Job) -> bool:
+        """Tell whether a timing job is carried out when its turn comes."""
+        return not self.run_of[job.implementation].failed and not self._has_enough(job)
+
+    def _get_ready(self, lane: Executor, jobs: Sequence[Job]) -> None:
+        """Let a device start what the jobs of a timing round need."""
         pythons = [self.python_of[job.implementation].python for job in jobs]
         lane.get_ready(jobs, list(dict.fromkeys(filter(None, pythons))), self.settings)
 
