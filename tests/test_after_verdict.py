@@ -8,20 +8,23 @@ import pytest
 from commands import assert_user_error, rows_of, run
 from fixtures_runs import correctness, memory, status, timing, trace
 
+from common.analysis.measured import _of_jobs
 from common.cli import benchmark, flags
-from common.cli.parser import Parser
+from common.cli.parser import Parser, standard
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from common.jobs.executor import Executor, Interrupted
+from common.records import schema
 
 NAMES = ["torchaudio", "reference"]
 
 
 class MadeUp(Executor):
     """seen: (implementation, job) of each process that would have been started; ends: called as a trace begins, with
-    the job; output: what was on the screen as the last pass began."""
+    the job; output: what was on the screen as the last pass began; after_verdict: jobs of `seen` that the verdict did
+    not wait for."""
 
     def __init__(self, capsys, ends=lambda job: trace([])):
-        self.seen, self.ends, self.capsys, self.output = [], ends, capsys, ""
+        self.seen, self.ends, self.capsys, self.output, self.after_verdict = [], ends, capsys, "", []
 
     def execute(self, job, python, folder, chosen, timeout, note):
         self.seen.append((job.implementation, job.name))
@@ -29,15 +32,19 @@ class MadeUp(Executor):
             return [{**line, "round": job.round} for line in timing(job.name, [10, 20], [1, 2])]
         if job.pass_name in ("memory", "trace"):
             self.output += self.capsys.readouterr().out
+            if "VERDICT" in self.output:
+                self.after_verdict.append((job.implementation, job.name))
             return self.ends(job) if job.pass_name == "trace" else memory(8)
         return correctness()
 
 
-def measured(folder, executor, *words, quiet=("--quiet",)):
+def measured(folder, executor, *words, quiet=("--quiet",), only=()):
     made = Parser(prog="x.py")
     flags.add_flags(made)
     line = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", *quiet, *words]
-    return benchmark.benchmark(NAMES, made.parse_args([*line, "--log-dir", str(folder)]), executor=executor)
+    arguments = made.parse_args([*line, "--log-dir", str(folder)])
+    arguments.only, arguments.topology = only, None
+    return benchmark.benchmark(NAMES, arguments, executor=executor)
 
 
 def stop(job):
@@ -58,6 +65,28 @@ def test_a_run_ends_in_its_verdict(tmp_path, capsys):
     assert measured(tmp_path, MadeUp(capsys), quiet=()) == EXIT_OK
     progress = capsys.readouterr().err
     assert "fastest exact" in progress[progress.rindex("trace") :].partition("VERDICT")[2]
+
+
+def test_the_verdict_does_not_wait_for_the_memory_of_controls(tmp_path, capsys, monkeypatch):
+    executor = MadeUp(capsys, stop)
+    monkeypatch.setattr(executor, "controls", lambda python_of, device: {"reference@k2": python_of["reference"]})
+    assert measured(tmp_path, executor, only=standard()) == EXIT_INTERRUPTED
+    jobs = [job for job in executor.seen if job[1] in ("memory", "trace")]
+    assert jobs == [
+        ("torchaudio", "memory"),
+        ("reference", "memory"),
+        ("reference@k2", "memory"),
+        ("torchaudio", "trace"),
+    ]
+    assert executor.after_verdict == jobs[2:]
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+
+
+def test_a_control_is_whole_without_its_memory():
+    settings = {"passes": ["timing", "memory", "trace"], "rounds": 1}
+    jobs = {"timing-1": [schema.typed(status("timing-1"))]}
+    assert _of_jobs(jobs, settings, is_control=True) == ("ok", "")
+    assert _of_jobs(jobs, settings, is_control=False)[0] == "interrupted"
 
 
 def test_ctrl_c_leaves_out_traces_alone(tmp_path, capsys):

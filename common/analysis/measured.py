@@ -165,7 +165,7 @@ def _configuration(header: Header, environment: Environment) -> Configuration:
 def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numbers: Profiled) -> Tuple[str, str]:
     """Return (status, reason): the worst status of the jobs, or, where all are ok, the mistake that the run shows
     otherwise."""
-    status, reason = _of_jobs(jobs, header.settings)
+    status, reason = _of_jobs(jobs, header.settings, "@" in header.name)
     if status == "ok" and correctness and correctness.ok is False:
         return "error", f"loss or gradient is further from the oracle than {correctness.tolerance}"
     if status == "ok" and numbers.error:
@@ -173,10 +173,12 @@ def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numb
     return status, reason
 
 
-def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
+def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple[str, str]:
     """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing.
 
-    A run that was stopped at its traces is whole: they come last, and no table needs them."""
+    is_control: whether the loss is there for its times.  A run that was stopped at its traces is whole: they come last,
+    and no table needs them.  So is a control without its memory."""
+    needless = {"trace", "memory"} if is_control else {"trace"}
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
     first_round = settings.get("rounds", 1)
@@ -186,7 +188,7 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
             first_round = min(first_round, end.round or 1)
         status = "interrupted" if end is None else end.status if end.status in SEVERITY else "error"
         pass_name = (end and end.pass_name) or job
-        if pass_name == "trace" and status == "interrupted":
+        if pass_name in needless and status == "interrupted":
             continue
         done[pass_name] = done.get(pass_name, 0) + 1
         if SEVERITY.index(status) > SEVERITY.index(worst):
@@ -204,7 +206,7 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
             for name, count in planned.items()
             if done.get(name, 0) < count
         ]
-        if not jobs or (absent and not (absent == ["trace"] and done.get("timing"))):
+        if not jobs or (absent and not (needless.issuperset(absent) and done.get("timing"))):
             return "interrupted", "stopped before: " + (", ".join(absent) or "its first pass")
     return worst, reason
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Callable, ContextManager, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Container, ContextManager, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
 from common.analysis.logs import Log
@@ -106,9 +107,9 @@ def measured(
             print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
-    if _with_controls(arguments):
-        python_of.update(executor.controls(python_of, device))
-        names = list(python_of)
+    controls = executor.controls(python_of, device) if _with_controls(arguments) else {}
+    python_of.update(controls)
+    names = list(python_of)
     if arguments.sweep:
         if arguments.find_largest:
             raise UserError("--sweep does not go with --find-largest, which searches one configuration: remove one")
@@ -124,7 +125,7 @@ def measured(
             announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit(), given)
 
         jobs = [] if resolved.find_largest else _jobs(names, resolved, arguments)
-        last = jobs_after_verdict(names, resolved, arguments)
+        last = jobs_after_verdict(names, resolved, arguments, controls)
 
         def measure() -> None:
             if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
@@ -149,8 +150,7 @@ def measured(
         def go_on() -> None:
             pending = [job for job in last if is_pending(run_of[job.implementation], job)]
             if pending and not arguments.quiet:
-                what, rows = "memory" if arguments.then_set_up else "traces", count(len(pending), "row")
-                print(f"then the {what} of {rows}; Ctrl-C leaves out these alone", file=sys.stderr)
+                print(f"then {_in_words(pending)}; Ctrl-C leaves out these alone", file=sys.stderr)
             beside: ContextManager[None] = setting_up() if arguments.then_set_up else nullcontext()
             with beside:
                 carry_out(pending)
@@ -172,16 +172,32 @@ def is_pending(run: Run, job: Job) -> bool:
     return not (run.failed or run.is_done(job.name))
 
 
-def jobs_after_verdict(names: Sequence[str], resolved: Settings, arguments: argparse.Namespace) -> List[Job]:
+def jobs_after_verdict(
+    names: Sequence[str], resolved: Settings, arguments: argparse.Namespace, controls: Container[str]
+) -> List[Job]:
     """Return the jobs that the table and the verdict do not wait for.
 
-    They are the traces of a run that measures times without a budget; with --then-set-up the memory pass."""
+    They are the traces of a run that measures times without a budget, and the memory of its `controls`, which are there
+    for their times; with --then-set-up the memory pass of all."""
     if resolved.find_largest or arguments.budget or "timing" not in resolved.passes:
         return []
     if arguments.first_verdict and not arguments.then_set_up:
         return []
-    name_of_pass = "memory" if arguments.then_set_up else "trace"
-    return [job for job in plan(names, resolved) if job.pass_name == name_of_pass]
+    jobs = plan(names, resolved)
+    if arguments.then_set_up:
+        return [job for job in jobs if job.pass_name == "memory"]
+    return [
+        job
+        for job in jobs
+        if job.pass_name == "trace" or (job.pass_name == "memory" and job.implementation in controls)
+    ]
+
+
+def _in_words(jobs: Sequence[Job]) -> str:
+    """Return what jobs after the verdict measure: "the memory of 3 rows, the traces of 13 rows"."""
+    nouns = {"memory": "memory", "trace": "traces"}
+    counted = Counter(job.pass_name for job in jobs)
+    return ", ".join(f"the {nouns[name]} of {count(number, 'row')}" for name, number in counted.items())
 
 
 def verdict_so_far(run_of: Mapping[str, Run], progress: Progress, arguments: argparse.Namespace, number: int) -> None:
