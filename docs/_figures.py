@@ -260,7 +260,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
 }
 
 
-def costs(folder: str = "results/2026-11-23-amd-epyc-2-cores") -> str:
+def costs(folder: str = "results/2026-11-24-amd-epyc-2-cores") -> str:
     """Return JSON with the median seconds of a job, by implementation and pass, of what ended well."""
     seconds: Dict[str, Dict[str, List[float]]] = {}
     for row in logs.read([ROOT / folder]).rows:

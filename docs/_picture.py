@@ -24,7 +24,7 @@ from common.present import scales  # noqa: E402
 from common.present.labels import Names  # noqa: E402
 from common.present.style import NEUTRAL, Figure, Trace, axis_of, layout, marker, points  # noqa: E402
 
-FOLDER = "results/2026-11-23-amd-epyc-2-cores"
+FOLDER = "results/2026-11-24-amd-epyc-2-cores"
 PICTURE = ROOT / "docs" / "time-memory.png"
 SMALL, LARGE, WINNER = 8, 20, 30  # pixels of a marker
 HEIGHT = 430  # pixels
