@@ -150,6 +150,7 @@ def test_threads_that_come_first_compile_once(compiler, tmp_path, monkeypatch):
     assert made == [""] * 4 and (tmp_path / "links").read_text().split() == ["linked"]
 
 
+@pytest.mark.thorough
 def test_processes_that_come_first_compile_once(compiler, tmp_path):
     """Processes of their own: a fork of this one, which has threads, may hang."""
     variables = {"FUSED_TRANSDUCER_CACHE": str(tmp_path / "cache"), "CXX": str(compiler), "PYTHONPATH": str(ROOT)}

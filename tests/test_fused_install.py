@@ -102,6 +102,7 @@ print(encoder_out.grad.abs().sum().item() > 0)
     return backend
 
 
+@pytest.mark.thorough
 def test_without_a_compiler_it_is_plain_pytorch(environment):
     install(environment, environment / "source", CXX="no-such-compiler")
     assert example(environment) == "torch"
@@ -149,6 +150,7 @@ def test_a_wheel_says_what_it_is(environment, tmp_path):
     assert not re.search(r"\]\(|docs/", (ROOT / "fused_transducer" / "README.md").read_text())  # no links out of it
 
 
+@pytest.mark.thorough
 def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(environment, tmp_path, thorough):
     """`pip install` makes this wheel and installs it.  The compiler copies the library that the suite has compiled from
     the same sources; with --thorough it is the real one."""

@@ -24,6 +24,7 @@ from fused_transducer import compiling, native
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"
 pytestmark = [
     pytest.mark.compiles,
+    pytest.mark.thorough,
     pytest.mark.skipif(
         not shutil.which(CROSS) or not shutil.which(QEMU),
         reason=f"needs {CROSS} and {QEMU} (Debian: g++-aarch64-linux-gnu, qemu-user)",

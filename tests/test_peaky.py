@@ -176,9 +176,11 @@ def test_all_implementations_agree_on_them(implementation, thorough):
 
 @everywhere
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
-def test_a_loss_near_zero(implementation):
+def test_a_loss_near_zero(implementation, thorough):
     shapes = [(20, 7), (12, 9), (9, 2)]
     adapter = adapter_of(implementation, margin=7.0)
+    if is_left_out(adapter, thorough):
+        pytest.skip("with --thorough")
     wide = adapter.widened(9)
     model, batch = setting_of(adapter, shapes)
     layout = table.of(wide)

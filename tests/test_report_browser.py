@@ -462,6 +462,7 @@ def inflated(stream):
     [{"width": 1440}, {"dark": True}, {"width": 390}, {"media": "print"}],
     ids=str,
 )
+@pytest.mark.thorough
 def test_axe_finds_no_violation(browser, compact, look):
     browser.open(compact, **look)
     words = "details:not(:has(table))"  # tables are open elsewhere

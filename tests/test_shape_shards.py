@@ -211,6 +211,7 @@ def test_of_a_long_file_a_sample_is_told(tmp_path, monkeypatch):
     assert abs(padding[0] - padding[1]) <= 2
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_manifest(tmp_path, model, thorough):
     """Thousands of cuts, whose parsed objects alone would be some kB each; 8 bytes of each are kept."""
     from benchmarks import shape_speed
@@ -221,6 +222,7 @@ def test_memory_does_not_grow_with_the_manifest(tmp_path, model, thorough):
     assert many.stat().st_size > 350 * counts[1] and peaks[1] < 1.1 * peaks[0]
 
 
+@pytest.mark.thorough
 def test_the_table_of_the_benchmark():
     done = commands.run("benchmarks/shape_speed.py", "--utterances", 60, "--jobs", 2, "--repeats", 1)
     assert done.returncode == 0, done.stderr

@@ -122,6 +122,7 @@ def test_it_says_what_its_users_must_know_and_stays_on_loopback(board):
 
 
 @needs_viewer
+@pytest.mark.thorough
 def test_nothing_is_written_twice_unless_it_changed(tmp_path):
     """The first time without the main environment, and so without pictures of the report."""
     log = make_log(tmp_path / "log")

@@ -62,6 +62,7 @@ def test_a_table_of_nothing(tmp_path):
         train_table.render(tmp_path / "none")
 
 
+@pytest.mark.thorough
 def test_a_model_is_saved_and_recognises(tmp_path):
     """Under autocast, whose joiner multiplies in bfloat16."""
     flags = (*SMALL, "--steps", 20, "--autocast", 1, "--save", tmp_path)
