@@ -185,7 +185,7 @@ def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(swept, flags, log)
     rows_of(log)  # reading needs no lock
     process.kill()
     process.communicate(timeout=60)
-    wait_for(lambda: not os.path.exists(f"/proc/{worker}"), "end of the stopped worker", seconds=5)
+    wait_for(lambda: not os.path.exists(f"/proc/{worker}"), "end of the stopped worker")
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in folder.iterdir()] == ["sweep.jsonl" if swept else "results.jsonl"]
