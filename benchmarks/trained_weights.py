@@ -3,9 +3,9 @@
 
     .venv/main/bin/python benchmarks/trained_weights.py
 
-It trains the model of examples/train.py in icefall's manner (fast_rnnt-pruned, so that there are projections of the
-simple loss too) with 100 syllables, which takes a few minutes on two quiet cores and needs espeak-ng, and packs what
-the joiner sees of it after 20 steps, after a third of them and at the end, in float16.
+It trains the model of examples/train.py as icefall does, with 100 syllables.  The loss is fast_rnnt-pruned, so that
+there are projections of the simple loss too.  It packs what the joiner sees after 20 steps, after a third of all steps
+and at the end, in float16.  This takes a few minutes on two quiet cores and needs espeak-ng.
 """
 
 from __future__ import annotations

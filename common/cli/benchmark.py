@@ -148,7 +148,7 @@ def measured(
                     session.run(jobs, parser.with_limits(arguments, resolved))
 
         def go_on() -> None:
-            pending = [job for job in last if is_pending(run_of[job.implementation], job)]
+            pending = [job for job in last if run_of[job.implementation].needs(job.name)]
             if pending and not arguments.quiet:
                 print(f"then {_in_words(pending)}; Ctrl-C leaves out these alone", file=sys.stderr)
             beside: ContextManager[None] = setting_up() if arguments.then_set_up else nullcontext()
@@ -165,11 +165,6 @@ def measured(
             later=go_on if last else None,
             show_again=partial(show, run_of, arguments, on_screen=False),
         )
-
-
-def is_pending(run: Run, job: Job) -> bool:
-    """Tell whether a job of this run is still to be carried out, and can be."""
-    return not (run.failed or run.is_done(job.name))
 
 
 def jobs_after_verdict(

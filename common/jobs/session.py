@@ -201,7 +201,7 @@ class Session:
         for job in jobs:
             run = self.run_of[job.implementation]
             is_behind = job.pass_name == "timing" and (job.round or 0) < first[job.implementation]
-            if not (run.failed or is_behind or run.is_done(job.name)):
+            if run.needs(job.name) and not is_behind:
                 result.append(job)
         return result
 

@@ -1,8 +1,11 @@
 """Share code between the adapters of NeMo's losses on other lattices.  Does not import torch.
 
-Its numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU that say that they are on
-one.  What is replaced there: the calls of the host that choose a device and a stream, the kernel of the normaliser,
-the number of threads of a block, and an exp that raises where that of a GPU overflows.
+NeMo's numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU that claim to be on a
+GPU.  These parts are replaced there:
+- the calls of the host that choose a device and a stream
+- the kernel of the normaliser
+- the number of threads of a block
+- exp, which raises where that of a GPU overflows
 """
 
 from __future__ import annotations

@@ -93,6 +93,10 @@ class Run:
         end = store.status_of(lines) if lines else None
         return end is not None and end.status == "ok"
 
+    def needs(self, job: str) -> bool:
+        """Tell whether the job is still to be carried out, and can be."""
+        return not (self.failed or self.is_done(job))
+
     def timed_rounds(self) -> Dict[int, List[schema.Sample]]:
         """Return the samples of each timing round on disk that ended well.  Raises UserError."""
         rounds = {}

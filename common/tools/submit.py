@@ -1,8 +1,10 @@
 """Make a folder of results/ from a log folder, to be sent as a pull request; --check says what is wrong with one.
 
 The folder holds the raw records and the packed traces, without paths of the machine, and is named after the day and the
-device.  A run is refused, with a line for each reason, if it is incomplete (interrupted rows, no revision, no machine),
-of several machines or measured beside other load, and if two exact losses disagree on one of its batches.
+device.  A run is refused, with a line for each reason, if
+- it is incomplete: interrupted rows, no revision, no machine
+- it is of several machines, or was measured beside other load
+- two exact losses disagree on one of its batches
 """
 
 from __future__ import annotations
