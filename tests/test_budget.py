@@ -162,6 +162,14 @@ def test_rows_that_join_after_the_first_verdict_measure_the_rounds_that_are_left
     assert "/9: " not in again.stderr and rows_of(tmp_path)["torchaudio"]["rounds"] == 5
 
 
+def test_rows_that_a_first_verdict_lacks_are_those_of_resume(capsys):
+    benchmark._say_what_is_left_out(["fused", "k2", "nemo-tdt"], ["fused"], ["fused", "k2"])
+    assert capsys.readouterr().err.splitlines() == [
+        "after the first verdict, with --resume: k2",
+        "left out unless --only or --topology names them: nemo-tdt",
+    ]
+
+
 def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
     names = ["fused", "warprnnt_numba", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
     assert benchmark._default_rows(names, "cpu", False, None) == ["fused", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]

@@ -86,6 +86,16 @@ def _default_rows(names: Sequence[str], device: str, is_short: bool, topology: O
     return kept
 
 
+def _say_what_is_left_out(names: Sequence[str], rows: Sequence[str], all_rows: Sequence[str]) -> None:
+    """Print which of `names` are not measured now.  rows: those that are; all_rows: those of the whole run."""
+    later = [name for name in names if name in all_rows and name not in rows]
+    left_out = [name for name in names if name not in all_rows]
+    if later:
+        print(f"after the first verdict, with --resume: {', '.join(later)}", file=sys.stderr)
+    if left_out:
+        print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
+
+
 def measured(
     names: Sequence[str], names_of_script: Sequence[str], arguments: argparse.Namespace, executor: Executor
 ) -> int:
@@ -101,10 +111,10 @@ def measured(
     device = executor.resolve_device(arguments.device, python_of)
     if _is_default(arguments):
         rows = _default_rows(names, device, _is_short(arguments), arguments.topology)
-        left_out = [name for name in names if name not in rows]
+        all_rows = _default_rows(names, device, False, arguments.topology) if arguments.first_verdict else rows
+        if not arguments.quiet:
+            _say_what_is_left_out(names, rows, all_rows)
         names, python_of = rows, {name: python_of[name] for name in rows}
-        if left_out and not arguments.quiet:
-            print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
     controls = executor.controls(python_of, device) if _with_controls(arguments) else {}
