@@ -262,7 +262,7 @@ def right(case: Problem, large: bool = False):
     return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
 
 
-def found(case: Problem, **options):
+def computed(case: Problem, **options):
     """Return the losses of fused_transducer and the gradients of their sum by name."""
     leaves = case.leaves()
     losses = case.loss(leaves, **options)
@@ -284,6 +284,6 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def errors(case: Problem, expected=None, **options) -> Dict[str, float]:
     """Return the error of the losses ("loss") and of each gradient, by name."""
     right_losses, right_gradients = expected or right(case)
-    losses, gradients = found(case, **options)
+    losses, gradients = computed(case, **options)
     result = {"loss": error(losses, right_losses)}
     return {**result, **{name: error(gradients[name], gradient) for name, gradient in right_gradients.items()}}

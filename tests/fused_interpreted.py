@@ -1,5 +1,5 @@
 """Run by test_fused_triton.py with TRITON_INTERPRET=1: the Triton kernels on the CPU.  Prints one line of JSON for each
-case: its name, the errors of loss and gradients, and what else it found.
+case: its name, the errors of loss and gradients, and what else it computed.
 
 --few: fewer cases, a shorter path and fewer repeats, and not each reduction with each upstream gradient.
 """
@@ -12,7 +12,7 @@ import warnings
 
 import numpy
 import torch
-from fused_helpers import ACTIVATIONS, NAMES, error, errors, found, interpret_faster, problem, right
+from fused_helpers import ACTIVATIONS, NAMES, computed, error, errors, interpret_faster, problem, right
 
 from fused_transducer import align, triton_backend
 
@@ -51,22 +51,22 @@ SIMILAR = ("relu, no bias", "activation sigmoid", "activation silu", "activation
 SIMILAR += ("dropout", "more than a block", "bfloat16", "odd H and V")
 
 
-def report(name: str, **found) -> None:
-    print(json.dumps({"name": name, **found}), flush=True)
+def report(name: str, **values) -> None:
+    print(json.dumps({"name": name, **values}), flush=True)
 
 
-for name, one in CASES.items():
+for name, case in CASES.items():
     if not (few_repeats and name in SIMILAR):
-        report(name, errors=errors(one))
+        report(name, errors=errors(case))
 
 few = [(12, 6), (4, 4), (1, 0)]
 half = {"dtype": torch.bfloat16, "scale": 0.4, **EXACT}
-for case, one in {
+for title, case in {
     "500": problem([(14, 6), (5, 9), (1, 3), (5, 0)], H=64, V=500, blank=499, **half),
     "4096": problem(few, H=31, V=4096, dropout=0.2, dropout_seed=9, **half),
     "float16": problem(few, H=61, V=77, activation="silu", **{**half, "dtype": torch.float16}),
 }.items():
-    report(f"kept activations, {case}", errors=errors(one))
+    report(f"kept activations, {title}", errors=errors(case))
 
 kept = triton_backend.KEPT[8, 0]
 triton_backend.KEPT[8, 0] = triton_backend.KEPT[9, 0]
@@ -75,13 +75,13 @@ triton_backend.KEPT[8, 0] = kept
 
 smooth = problem(few, H=31, V=77, label_smoothing=0.1, delay_penalty=0.1, fastemit_lambda=0.2, blank=3, **half)
 smooth.targets[:, 1] = 3
-(losses, made), (expected_losses, plain) = found(smooth), found(smooth, backend="torch")
+(losses, made), (expected_losses, plain) = computed(smooth), computed(smooth, backend="torch")
 report(
     "kept activations, smoothing",
     errors={"loss": error(losses, expected_losses), **{name: error(made[name], plain[name]) for name in NAMES}},
 )
 widest, triton_backend.WIDEST = triton_backend.WIDEST, 0
-others = found(smooth)
+others = computed(smooth)
 triton_backend.WIDEST = widest
 report(
     "kept activations, left to other kernels",
@@ -107,7 +107,7 @@ peaky.tensors[0][0, torch.arange(6) * 3] = codes[peaky.targets[0]]
 peaky.tensors[1][0, :6] = codes[peaky.targets[0]]
 peaky.tensors[2], peaky.tensors[3] = 30 * codes, 45 * codes[0]
 peaky.tensors[2][0] = 0
-losses, gradients = found(peaky)
+losses, gradients = computed(peaky)
 expected_losses, expected_gradients = right(peaky, large=True)
 report(
     "a loss of 1e-5",
@@ -117,7 +117,7 @@ report(
 
 unknown = problem(RAGGED, dtype=torch.float32, **EXACT)
 unknown.tensors[0][1, 2, 0] = float("nan")
-losses, gradients = found(unknown)
+losses, gradients = computed(unknown)
 report(
     "a NaN",
     errors={},
@@ -126,11 +126,11 @@ report(
     others=bool(torch.isfinite(gradients["encoder_out"][0]).all()),
 )
 
-one = CASES["float32"]
-expected = right(one)
+case = CASES["float32"]
+expected = right(case)
 
-one.targets[:, 1] = 0
-report("a target that is the blank", errors=errors(one))
+case.targets[:, 1] = 0
+report("a target that is the blank", errors=errors(case))
 
 spread = problem(RAGGED, dtype=torch.float32, **EXACT)
 spread.tensors[0] = torch.stack([spread.tensors[0]] * 2, 3)[..., 0]
@@ -140,7 +140,7 @@ report("strides", errors=errors(spread, expected))
 
 padded = problem(RAGGED, dtype=torch.float32, **EXACT)
 padded.spoil_padding()
-losses, gradients = found(padded)
+losses, gradients = computed(padded)
 report(
     "NaN in the padding",
     errors={"loss": error(losses, expected[0]), "weight": error(gradients["weight"], expected[1]["weight"])},
@@ -150,7 +150,7 @@ impossible = problem(RAGGED, dtype=torch.float32, **EXACT)
 impossible.targets[:] = 1
 impossible.targets[0, 1] = 5
 impossible.tensors[3][5] = -float("inf")
-losses, gradients = found(impossible)
+losses, gradients = computed(impossible)
 report(
     "an impossible target",
     errors={},
@@ -162,7 +162,7 @@ dropping = problem([(16, 8)], H=8, V=30, dtype=torch.float32, backend="triton")
 leaves = dropping.leaves()
 losses, dropped = dropping.loss(leaves, negligible=1e-3, return_dropped=True)
 losses.sum().backward()
-_, whole = found(dropping, negligible=0.0)
+_, whole = computed(dropping, negligible=0.0)
 native, of_native = dropping.loss(dropping.leaves(), negligible=1e-3, return_dropped=True, backend="torch")
 report(
     "what is dropped",
@@ -188,12 +188,12 @@ for cells, kept in ((7, 0), (61, 0), (60, 3)):  # the batch has 60 cells with it
 report("sizes that do not fit", errors={}, refused=refused)
 
 fast = problem(RAGGED, dtype=torch.float32, fastemit_lambda=0.3, **EXACT)
-_, made = found(fast)
-_, plain = found(fast, backend="torch")
+_, made = computed(fast)
+_, plain = computed(fast, backend="torch")
 report("FastEmit", errors={name: error(made[name], plain[name]) for name in NAMES})
 
 late = problem(RAGGED, dtype=torch.float32, delay_penalty=0.1, **EXACT)
-(losses, made), (expected_losses, plain) = found(late), found(late, backend="torch")
+(losses, made), (expected_losses, plain) = computed(late), computed(late, backend="torch")
 report(
     "delay penalty",
     errors={"loss": error(losses, expected_losses), **{name: error(made[name], plain[name]) for name in NAMES}},
@@ -201,35 +201,37 @@ report(
 
 smooth = problem(RAGGED, dtype=torch.float32, label_smoothing=0.1, blank=3, **EXACT)
 smooth.targets[:, 1] = 3
-(losses, made), (expected_losses, plain) = found(smooth), found(smooth, backend="torch")
+(losses, made), (expected_losses, plain) = computed(smooth), computed(smooth, backend="torch")
 report(
     "label smoothing",
     errors={"loss": error(losses, expected_losses), **{name: error(made[name], plain[name]) for name in NAMES}},
 )
 
-one = problem(RAGGED, dtype=torch.float32, fastemit_lambda=0.5, **EXACT)
-posteriors, plain = (one.loss(one.leaves(), backend=name, return_posteriors=True)[1] for name in ("triton", "torch"))
+case = problem(RAGGED, dtype=torch.float32, fastemit_lambda=0.5, **EXACT)
+posteriors, plain = (case.loss(case.leaves(), backend=name, return_posteriors=True)[1] for name in ("triton", "torch"))
 report("posteriors", errors={"posteriors": error(posteriors, plain)})
-given = (*one.tensors, one.targets, one.T_lengths, one.U_lengths)
+given = (*case.tensors, case.targets, case.T_lengths, case.U_lengths)
 (frames, scores), (expected_frames, expected_scores) = (align(*given, backend=name) for name in ("triton", "torch"))
 report("best paths", errors={"frames": error(frames, expected_frames), "scores": error(scores, expected_scores)})
 
 frozen = {}
 for wanted in NAMES:
-    one = problem(RAGGED, dtype=torch.float32, **EXACT)
-    leaves = [tensor.detach().requires_grad_(name == wanted) for name, tensor in zip(NAMES, one.tensors)]
-    one.loss(leaves).sum().backward()
+    case = problem(RAGGED, dtype=torch.float32, **EXACT)
+    leaves = [tensor.detach().requires_grad_(name == wanted) for name, tensor in zip(NAMES, case.tensors)]
+    case.loss(leaves).sum().backward()
     assert sum(leaf.grad is not None for leaf in leaves) == 1
     frozen[wanted] = error(leaves[NAMES.index(wanted)].grad, expected[1][wanted])
 report("frozen inputs", errors=frozen)
 
 with torch.no_grad():
-    one = problem(RAGGED, dtype=torch.float32, **EXACT)
-    report("without gradients", errors={"loss": error(one.loss(one.leaves()), expected[0])})
+    case = problem(RAGGED, dtype=torch.float32, **EXACT)
+    report("without gradients", errors={"loss": error(case.loss(case.leaves()), expected[0])})
 
 again = problem([(6, 3), (4, 4)], dtype=torch.float32, tile_cells=20, **EXACT)
-first, *others = (found(again) for _ in range(2 if few_repeats else 5))
-report("repeats", errors={}, same=all(torch.equal(first[1][name], one[1][name]) for one in others for name in NAMES))
+first, *others = (computed(again) for _ in range(2 if few_repeats else 5))
+report(
+    "repeats", errors={}, same=all(torch.equal(first[1][name], other[1][name]) for other in others for name in NAMES)
+)
 
 report("T < U, blank in the middle", errors=errors(problem([(2, 4), (1, 2)], dtype=torch.float32, blank=5, **EXACT)))
 
@@ -268,10 +270,10 @@ report("more frames and states than programs", errors=errors(CASES["more than a 
 
 long = problem([(1, 2**15)], H=1, V=2, dtype=torch.float32, **EXACT)
 try:
-    said = str(long.loss(long.tensors))
+    message = str(long.loss(long.tensors))
 except ValueError as refused:
-    said = str(refused)
-report("too many targets", errors={}, said=said)
+    message = str(refused)
+report("too many targets", errors={}, message=message)
 
 torch.backends.cuda.matmul.fp32_precision = "tf32"
 report("TF32 by torch's new setting", errors=errors(CASES["float32"]))

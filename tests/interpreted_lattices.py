@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 import torch
-from fused_helpers import NAMES, error, errors, found, interpret_faster, lattice_problem, right
+from fused_helpers import NAMES, computed, error, errors, interpret_faster, lattice_problem, right
 from sanitize import LATTICES
 
 from fused_transducer import align
@@ -41,7 +41,7 @@ def on(topology: str, lengths=None, **options):
 
 def of_backends(case):
     """Return the errors of loss and gradients between the Triton kernels and the C++ code."""
-    (losses, made), (expected_losses, expected) = found(case), found(case, backend="native")
+    (losses, made), (expected_losses, expected) = computed(case), computed(case, backend="native")
     return {"loss": error(losses, expected_losses), **{name: error(made[name], expected[name]) for name in NAMES}}
 
 
@@ -50,7 +50,7 @@ def with_a_path(case):
     of the kernels' inputs is NaN."""
     expected, of_finite = right(case)
     case.spoil_padding()
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     finite = expected.isfinite()
     made = {"loss": error(losses[finite], expected[finite])} if torch.equal(losses.isinf(), ~finite) else {"loss": 1e30}
     rest = {"others": gradients["encoder_out"][~finite].abs().sum().item()}
@@ -94,7 +94,7 @@ for topology in [name for name in sys.argv[1:] if name != "--few"] or LATTICES:
 
     case = on(topology)
     case.tensors[0][1, 2, 0] = float("nan")
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     has_nan = [bool(gradients["encoder_out"][n].isnan().any()) for n in range(3)]
     report(f"{topology}: a NaN", errors={}, losses=losses.isnan().tolist(), gradients=has_nan)
 

@@ -8,7 +8,7 @@ import warnings
 import numpy
 import pytest
 import torch
-from fused_helpers import NAMES, error, errors, found, problem, right, use
+from fused_helpers import NAMES, computed, error, errors, problem, right, use
 
 from fused_transducer import TransducerLoss, transducer_loss
 
@@ -113,7 +113,7 @@ def test_what_changes_after_forward_does_not_change_the_gradient(changed, way):
 
 def test_functional_gradients_are_those_of_backward():
     case = problem(RAGGED)
-    _, gradients = found(case)
+    _, gradients = computed(case)
     made = torch.func.grad(lambda tensors: call(case, tensors))(case.tensors)
     assert all(torch.equal(x, gradients[name]) for name, x in zip(NAMES, made))
 
@@ -151,11 +151,11 @@ def test_shapes_and_dtypes_without_values(dtype, reduction):
     expected = call(case, case.leaves(), reduction=reduction)
     integers = case.targets, case.T_lengths, case.U_lengths
     mode = FakeTensorMode()
-    for place in (lambda x: x.to("meta"), mode.from_tensor):
-        leaves = [place(x).requires_grad_() for x in case.tensors]
+    for convert in (lambda x: x.to("meta"), mode.from_tensor):
+        leaves = [convert(x).requires_grad_() for x in case.tensors]
         options = {"backend": "torch"} if leaves[0].device.type == "meta" else {}
         with mode if leaves[0].device.type == "cpu" else torch.enable_grad():
-            loss = transducer_loss(*leaves, *map(place, integers), reduction=reduction, **options)
+            loss = transducer_loss(*leaves, *map(convert, integers), reduction=reduction, **options)
             loss.sum().backward()
         assert (loss.shape, loss.dtype) == (expected.shape, expected.dtype)
         assert all((leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, dtype) for leaf in leaves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_helpers import NAMES, Problem, error, found, problem, right, speech, use
+from fused_helpers import NAMES, Problem, computed, error, problem, right, speech, use
 
 from fused_transducer import align, native, operators
 from fused_transducer.call import Call
@@ -89,15 +89,15 @@ def test_every_option_has_the_gradients_of_all_cells(option):
     if "blank" in options:  # the last symbol changes places with the blank
         for i in (2, 3):
             case.tensors[i] = case.tensors[i][[127, *range(1, 127), 0]]
-    losses, gradients = found(case)
-    exact, expected = found(case, negligible=0.0)
+    losses, gradients = computed(case)
+    exact, expected = computed(case, negligible=0.0)
     assert error(losses, exact) < 1e-7
     assert max(error(gradients[name], expected[name]) for name in NAMES) < 1e-5
 
 
 def test_float64_has_the_gradients_of_the_oracle():
     case = speech("trained", [(40, 6), (30, 5)], dtype=torch.float64, negligible=1e-14)
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     exact, expected = right(case)
     assert error(losses, exact) < 1e-13
     assert max(error(gradients[name], expected[name]) for name in NAMES) < 1e-9
@@ -155,7 +155,7 @@ def test_any_number_of_threads_gives_the_same_bits(stage):
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            made.append((forward(case)[0], *found(case)[1].values()))
+            made.append((forward(case)[0], *computed(case)[1].values()))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for others in made[1:] for a, b in zip(made[0], others))

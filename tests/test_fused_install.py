@@ -26,16 +26,16 @@ from fused_transducer import native  # noqa: E402
 def link(name: str, to: Path, linked: set) -> None:
     """Links to a distribution of this environment, and to those that it requires."""
     try:
-        found = metadata.distribution(name)
+        distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:  # required elsewhere alone
         return
-    if found.metadata["Name"] in linked:
+    if distribution.metadata["Name"] in linked:
         return
-    linked.add(found.metadata["Name"])
-    for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+    linked.add(distribution.metadata["Name"])
+    for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
         if not (to / top).exists():
-            (to / top).symlink_to(found.locate_file(top))
-    for line in found.requires or ():
+            (to / top).symlink_to(distribution.locate_file(top))
+    for line in distribution.requires or ():
         if "extra ==" not in line:
             link(re.match(r"[\w.-]+", line)[0], to, linked)
 

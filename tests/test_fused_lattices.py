@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from fused_helpers import NAMES, error, errors, found, lattice_problem, logits_of, problem, right, topology_of, use
+from fused_helpers import NAMES, computed, error, errors, lattice_problem, logits_of, problem, right, topology_of, use
 from sanitize import LATTICES
 
 from common.losses import oracle, topologies
@@ -77,7 +77,7 @@ def test_few_and_many_symbols(topology, V, dtype, allowed, thorough):
 @pytest.mark.parametrize("topology", LATTICES)
 def test_utterances_without_a_path_cost_inf_and_leave_no_gradient(topology):
     case = on(topology, RAGGED)
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     expected, of_finite = right(case)
     assert torch.equal(losses.isinf(), expected.isinf()) and not losses.isnan().any()
     finite = expected.isfinite()
@@ -93,7 +93,7 @@ def test_utterances_without_a_path_cost_inf_and_leave_no_gradient(topology):
 def test_durations_without_0_with_gaps_and_one_alone(durations, dtype, allowed):
     """Some utterances are shorter than any path of such durations."""
     case = on("tdt", [(9, 2), (8, 4), (2, 1), (6, 0), (21, 3)], durations=durations, dtype=dtype)
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     expected, of_finite = right(case)
     assert torch.equal(losses.isinf(), expected.isinf())
     assert error(losses[losses.isfinite()], expected[losses.isfinite()]) < allowed
@@ -106,7 +106,7 @@ def test_fastemit_and_the_delay_penalty_count_on_the_arcs_of_labels(topology):
     made = errors(case)
     assert max(made.values()) < 1e-12
     _, without = right(case.with_options(fastemit_lambda=0.0))
-    assert error(found(case)[1]["weight"], without["weight"]) > 1e-3
+    assert error(computed(case)[1]["weight"], without["weight"]) > 1e-3
 
 
 @pytest.mark.parametrize("topology", LATTICES)
@@ -124,7 +124,7 @@ def test_label_smoothing_where_there_is_one_softmax(topology):
     smoothed = torch.lerp(log_probabilities, log_probabilities.mean(-1, keepdim=True), 0.1)
     expected = oracle.arc_losses(smoothed, case.targets, case.lengths, 0, topology_of(case.options))
     expected.sum().backward()
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     assert error(losses, expected.detach()) < 1e-12
     assert all(error(gradients[name], leaf.grad) < 1e-12 for name, leaf in zip(NAMES, leaves))
 
@@ -157,7 +157,7 @@ def test_padding_is_never_read(topology):
     case = on(topology)
     expected = right(case)
     case.spoil_padding()
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     assert error(losses, expected[0]) < 1e-12 and error(gradients["weight"], expected[1]["weight"]) < 1e-12
 
 
@@ -264,7 +264,7 @@ def test_a_module_with_longer_blanks_and_an_existing_layer():
 def test_a_compiled_graph_has_every_lattice(backend):
     for topology in LATTICES:
         case = on(topology)
-        losses, expected = found(case)
+        losses, expected = computed(case)
         compiled = torch.compile(lambda leaves, case=case: case.loss(leaves), fullgraph=True, backend="aot_eager")
         leaves = case.leaves()
         made = compiled(leaves)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES, Problem, error, errors, found, problem, right, speech, use
+from fused_helpers import NAMES, Problem, computed, error, errors, problem, right, speech, use
 
 from fused_transducer import library, native
 
@@ -39,9 +39,9 @@ def test_sizes_around_those_of_blocks(H, V, dtype, allowed):
 @pytest.mark.parametrize("dtype, allowed", [(torch.float32, 5e-6), (torch.float64, 1e-12)])
 def test_many_symbols_some_at_a_time(dtype, allowed, blank):
     """Backward holds the logits of 512 symbols of a tile at once, and takes the normalisers from forward."""
-    one = problem(RAGGED, H=33, V=1600, dtype=dtype, scale=0.5, blank=blank, tile_cells=40, **EXACT)
-    one.targets[:, :3] = torch.tensor([1599, 512, blank])
-    assert max(errors(one).values()) < allowed
+    case = problem(RAGGED, H=33, V=1600, dtype=dtype, scale=0.5, blank=blank, tile_cells=40, **EXACT)
+    case.targets[:, :3] = torch.tensor([1599, 512, blank])
+    assert max(errors(case).values()) < allowed
 
 
 @pytest.mark.parametrize("dtype, of_loss, of_gradients", [(torch.bfloat16, 1e-3, 1e-2), (torch.float16, 1e-6, 1e-3)])
@@ -51,29 +51,29 @@ def test_half_precision_loses_few_digits(dtype, of_loss, of_gradients):
 
 
 def test_finite_differences():
-    one = problem([(4, 2), (2, 3), (3, 0)], H=3, V=4, **EXACT)
-    assert torch.autograd.gradcheck(lambda *leaves: one.loss(list(leaves)), one.leaves())
+    case = problem([(4, 2), (2, 3), (3, 0)], H=3, V=4, **EXACT)
+    assert torch.autograd.gradcheck(lambda *leaves: case.loss(list(leaves)), case.leaves())
 
 
 @pytest.mark.parametrize("H, V", [(1, 1), (31, 40), (64, 70), (130, 1600)])
 def test_bfloat16_loses_nothing_where_the_activations_need_eight_bits(H, V):
     """The products of pairs are exact, and their sums are in float32; only what rounds activations loses digits."""
-    one = problem(RAGGED, H=H, V=V, dtype=torch.bfloat16, activation="none", **EXACT)
+    case = problem(RAGGED, H=H, V=V, dtype=torch.bfloat16, activation="none", **EXACT)
     for i in (0, 1):
-        one.tensors[i] = (one.tensors[i] * 8).round().clamp(-64, 64) / 8
-    assert error(found(one)[0], right(one)[0]) < 2e-6
-    rounded = one.with_options(activation="tanh")
-    assert error(found(rounded)[0], right(rounded)[0]) < 3e-3
+        case.tensors[i] = (case.tensors[i] * 8).round().clamp(-64, 64) / 8
+    assert error(computed(case)[0], right(case)[0]) < 2e-6
+    rounded = case.with_options(activation="tanh")
+    assert error(computed(rounded)[0], right(rounded)[0]) < 3e-3
 
 
 def test_bfloat16_keeps_nan_and_impossible_symbols():
-    one = problem(RAGGED, dtype=torch.bfloat16, **EXACT)
-    one.tensors[3][5] = -float("inf")
-    one.targets[:] = 3
-    losses, gradients = found(one)
-    assert error(losses, right(one)[0]) < 1e-2 and all(gradients[name].isfinite().all() for name in NAMES)
-    one.tensors[0][1, 2, 3] = float("nan")
-    assert found(one)[0].isnan().tolist() == [False, True, False, False, False]
+    case = problem(RAGGED, dtype=torch.bfloat16, **EXACT)
+    case.tensors[3][5] = -float("inf")
+    case.targets[:] = 3
+    losses, gradients = computed(case)
+    assert error(losses, right(case)[0]) < 1e-2 and all(gradients[name].isfinite().all() for name in NAMES)
+    case.tensors[0][1, 2, 3] = float("nan")
+    assert computed(case)[0].isnan().tolist() == [False, True, False, False, False]
 
 
 def test_without_bias_and_with_another_blank():
@@ -81,9 +81,9 @@ def test_without_bias_and_with_another_blank():
 
 
 def test_a_target_that_is_the_blank():
-    one = problem(RAGGED, **EXACT)
-    one.targets[:, 1:3] = 0
-    assert max(errors(one).values()) < 1e-12
+    case = problem(RAGGED, **EXACT)
+    case.targets[:, 1:3] = 0
+    assert max(errors(case).values()) < 1e-12
 
 
 @pytest.mark.parametrize("tile_cells", [1, 7, 64, 1000])
@@ -95,9 +95,9 @@ def test_any_tile(tile_cells):
 @pytest.mark.parametrize("cells", [1, 29, 57, 10**6])
 def test_kept_logits_give_the_same_bits(cells, V):
     """Some cells keep their logits, and the last of them may be within a group of cells; or all cells do."""
-    one = problem(RAGGED, V=V, dtype=torch.float32, **EXACT)
-    losses, gradients = found(one, keep_bytes=0)
-    losses_of_kept, gradients_of_kept = found(one, keep_bytes=4 * V * cells)
+    case = problem(RAGGED, V=V, dtype=torch.float32, **EXACT)
+    losses, gradients = computed(case, keep_bytes=0)
+    losses_of_kept, gradients_of_kept = computed(case, keep_bytes=4 * V * cells)
     assert torch.equal(losses, losses_of_kept)
     assert all(torch.equal(gradients[name], gradients_of_kept[name]) for name in NAMES)
 
@@ -108,8 +108,8 @@ def test_how_many_logits_are_kept_has_no_cliff():
         pytest.skip("the plain code keeps none")
     V, kept = 2**14, []
     for frames in (31, 32, 33, 36, 100, 200):
-        one = problem([(frames, 0)], H=4, V=V, dtype=torch.float32)
-        losses = one.loss(one.leaves(), backend="native")
+        case = problem([(frames, 0)], H=4, V=V, dtype=torch.float32)
+        losses = case.loss(case.leaves(), backend="native")
         node = losses.grad_fn
         while not hasattr(node, "saved_tensors"):
             node = node.next_functions[0][0]
@@ -137,7 +137,7 @@ def test_any_number_of_threads_gives_the_same_bits(backend, V, dtype):
     try:
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
-            made.append(found(case))
+            made.append(computed(case))
     finally:
         torch.set_num_threads(before)
     for losses, gradients in made[1:]:
@@ -146,54 +146,54 @@ def test_any_number_of_threads_gives_the_same_bits(backend, V, dtype):
 
 
 def test_reductions():
-    one = problem(RAGGED)
-    losses = one.loss(one.leaves())
+    case = problem(RAGGED)
+    losses = case.loss(case.leaves())
     assert losses.shape == (5,) and losses.dtype == torch.float64
-    assert one.loss(one.leaves(), reduction="sum").item() == pytest.approx(losses.sum().item())
-    leaves = one.leaves()
-    mean = one.loss(leaves, reduction="mean")
+    assert case.loss(case.leaves(), reduction="sum").item() == pytest.approx(losses.sum().item())
+    leaves = case.leaves()
+    mean = case.loss(leaves, reduction="mean")
     mean.backward()
     assert mean.item() == pytest.approx(losses.mean().item())
-    _, gradients = right(one)
+    _, gradients = right(case)
     assert error(leaves[2].grad * 5, gradients["weight"]) < 1e-7
 
 
 def test_each_utterance_has_its_own_upstream_gradient():
-    one = problem(RAGGED, **EXACT)
+    case = problem(RAGGED, **EXACT)
     scales = torch.tensor([1.0, -2.0, 0.0, 3.0, 0.5], dtype=torch.float64)
-    leaves = one.leaves()
-    (one.loss(leaves) * scales).sum().backward()
-    _, gradients = right(one)
+    leaves = case.leaves()
+    (case.loss(leaves) * scales).sum().backward()
+    _, gradients = right(case)
     assert error(leaves[0].grad, gradients["encoder_out"] * scales.view(-1, 1, 1)) < 1e-12
 
 
 def test_strides_do_not_matter():
-    one = problem([(6, 3), (6, 2)], **EXACT)
-    expected = right(one)
+    case = problem([(6, 3), (6, 2)], **EXACT)
+    expected = right(case)
     apart = [
-        torch.stack([one.tensors[0], one.tensors[0]], 3)[..., 0],  # no column beside the next
-        one.tensors[1].transpose(0, 1).contiguous().transpose(0, 1),
-        one.tensors[2].t().contiguous().t(),
-        torch.stack([one.tensors[3]] * 2, 1)[:, 0],
+        torch.stack([case.tensors[0], case.tensors[0]], 3)[..., 0],  # no column beside the next
+        case.tensors[1].transpose(0, 1).contiguous().transpose(0, 1),
+        case.tensors[2].t().contiguous().t(),
+        torch.stack([case.tensors[3]] * 2, 1)[:, 0],
     ]
     assert not any(tensor.is_contiguous() for tensor in apart)
-    spread = Problem(apart, one.targets.t().contiguous().t(), one.T_lengths, one.U_lengths, one.options)
+    spread = Problem(apart, case.targets.t().contiguous().t(), case.T_lengths, case.U_lengths, case.options)
     assert max(errors(spread, expected).values()) < 1e-12
 
 
 def test_expanded_inputs():
     """One frame for all, and one utterance's decoder outputs for both."""
-    one = problem([(6, 3), (6, 2)], **EXACT)
-    one.tensors[0] = one.tensors[0][:, :1].expand(2, 6, -1)
-    one.tensors[1] = one.tensors[1][:1].expand(2, -1, -1)
-    assert max(errors(one).values()) < 1e-12
+    case = problem([(6, 3), (6, 2)], **EXACT)
+    case.tensors[0] = case.tensors[0][:, :1].expand(2, 6, -1)
+    case.tensors[1] = case.tensors[1][:1].expand(2, -1, -1)
+    assert max(errors(case).values()) < 1e-12
 
 
 def test_padding_is_never_read():
-    one = problem(RAGGED, **EXACT)
-    expected = right(one)
-    one.spoil_padding()
-    made, gradients = found(one)
+    case = problem(RAGGED, **EXACT)
+    expected = right(case)
+    case.spoil_padding()
+    made, gradients = computed(case)
     assert error(made, expected[0]) < 1e-12
     for n, (T, U) in enumerate(RAGGED):
         assert not gradients["encoder_out"][n, T:].any() and not gradients["decoder_out"][n, U + 1 :].any()
@@ -201,54 +201,54 @@ def test_padding_is_never_read():
 
 
 def test_an_impossible_target_costs_inf_and_leaves_a_finite_gradient():
-    one = problem([(5, 2), (4, 2)], V=6, dtype=torch.float32, **EXACT)
-    one.targets[:] = torch.tensor([[1, 2], [3, 4]])
-    one.tensors[3][3] = -float("inf")  # the second utterance's first target
-    losses, gradients = found(one)
+    case = problem([(5, 2), (4, 2)], V=6, dtype=torch.float32, **EXACT)
+    case.targets[:] = torch.tensor([[1, 2], [3, 4]])
+    case.tensors[3][3] = -float("inf")  # the second utterance's first target
+    losses, gradients = computed(case)
     alone = problem([(5, 2), (4, 2)], V=6, dtype=torch.float32)
     alone = Problem(
-        [tensor[:1] if tensor.dim() == 3 else tensor for tensor in one.tensors],
-        one.targets[:1],
-        one.T_lengths[:1],
-        one.U_lengths[:1],
+        [tensor[:1] if tensor.dim() == 3 else tensor for tensor in case.tensors],
+        case.targets[:1],
+        case.T_lengths[:1],
+        case.U_lengths[:1],
         EXACT,
     )
     assert torch.isinf(losses[1]) and losses[1] > 0
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
-    losses_alone, gradients_alone = found(alone)
+    losses_alone, gradients_alone = computed(alone)
     assert error(losses[:1], losses_alone) == 0 and error(gradients["weight"], gradients_alone["weight"]) < 1e-6
 
 
 @pytest.mark.parametrize("scale", [1e4, -1e4])
 def test_logits_of_ten_thousand(scale):
     """Adding as much to every logit changes nothing; an output layer of such weights gives logits as far apart."""
-    one = problem([(6, 3), (5, 2)], dtype=torch.float32, **EXACT)
-    expected = right(one)
-    shifted = Problem([*one.tensors[:3], one.tensors[3] + scale], one.targets, one.T_lengths, one.U_lengths, EXACT)
-    made, gradients = found(shifted)
+    case = problem([(6, 3), (5, 2)], dtype=torch.float32, **EXACT)
+    expected = right(case)
+    shifted = Problem([*case.tensors[:3], case.tensors[3] + scale], case.targets, case.T_lengths, case.U_lengths, EXACT)
+    made, gradients = computed(shifted)
     assert error(made, expected[0]) < 2e-3 and error(gradients["weight"], expected[1]["weight"]) < 2e-2  # of 1e4 + x
-    one.tensors[2] *= scale / one.tensors[2].abs().max()
-    made = errors(one)
+    case.tensors[2] *= scale / case.tensors[2].abs().max()
+    made = errors(case)
     assert made.pop("bias") < 1e-3 and max(made.values()) < 1e-3
 
 
 def test_a_nan_shows():
-    one = problem([(5, 2), (4, 2)], **EXACT)
-    one.tensors[0][1, 2, 0] = float("nan")
-    losses, gradients = found(one)
+    case = problem([(5, 2), (4, 2)], **EXACT)
+    case.tensors[0][1, 2, 0] = float("nan")
+    losses, gradients = computed(case)
     assert torch.isfinite(losses[0]) and torch.isnan(losses[1]) and torch.isnan(gradients["encoder_out"][1]).any()
     assert torch.isfinite(gradients["encoder_out"][0]).all()
 
 
 def test_fastemit_scales_the_label_arcs():
     """Its gradient is that of the loss with each label's log-probability counted 1 + lambda times."""
-    one = problem(RAGGED, fastemit_lambda=0.3, **EXACT)
-    one.targets.clamp_(min=1)  # else an entry of a cell's log-probabilities holds both arcs
-    losses, expected = right(one)
-    made, gradients = found(one)
+    case = problem(RAGGED, fastemit_lambda=0.3, **EXACT)
+    case.targets.clamp_(min=1)  # else an entry of a cell's log-probabilities holds both arcs
+    losses, expected = right(case)
+    made, gradients = computed(case)
     assert error(made, losses) < 1e-12  # the value stays
     assert max(error(gradients[name], expected[name]) for name in NAMES) < 1e-12
-    _, without = right(one.with_options(fastemit_lambda=0.0))
+    _, without = right(case.with_options(fastemit_lambda=0.0))
     assert error(gradients["weight"], without["weight"]) > 1e-2
 
 
@@ -260,10 +260,10 @@ def long_one(**options) -> Problem:
 
 
 def test_a_log_likelihood_of_minus_two_thousand():
-    one = long_one()
-    expected = right(one, large=True)
+    case = long_one()
+    expected = right(case, large=True)
     assert 1500 < expected[0].item() < 3000
-    made = errors(one, expected)
+    made = errors(case, expected)
     assert made["loss"] < 1e-6 and max(made.values()) < 1e-5
 
 
@@ -272,64 +272,64 @@ def test_peaky_logits_keep_the_digits_of_a_small_loss(V):
     """One path has nearly all the probability, and the loss is what the other symbols have: 3e-7 of each cell.  The
     logits are whole numbers, so no digit is lost before they are summed."""
     T, U, H = 60, 20, 40
-    one = problem([(T, U)], H=H, V=V, dtype=torch.float32, activation="none", tile_cells=500, **EXACT)
+    case = problem([(T, U)], H=H, V=V, dtype=torch.float32, activation="none", tile_cells=500, **EXACT)
     codes = torch.eye(V)[:, :H]
-    one.targets = torch.randint(1, H, (1, U), generator=torch.Generator().manual_seed(2))
-    one.tensors[0], one.tensors[1] = torch.zeros(1, T, H), torch.zeros(1, U + 1, H)
-    one.tensors[0][0, torch.arange(U) * 3] = codes[one.targets[0]]
-    one.tensors[1][0, :U] = codes[one.targets[0]]
-    one.tensors[2], one.tensors[3] = 30 * codes, 45 * torch.eye(V)[0]
-    one.tensors[2][0] = 0
-    expected = right(one, large=True)
-    losses, gradients = found(one)
+    case.targets = torch.randint(1, H, (1, U), generator=torch.Generator().manual_seed(2))
+    case.tensors[0], case.tensors[1] = torch.zeros(1, T, H), torch.zeros(1, U + 1, H)
+    case.tensors[0][0, torch.arange(U) * 3] = codes[case.targets[0]]
+    case.tensors[1][0, :U] = codes[case.targets[0]]
+    case.tensors[2], case.tensors[3] = 30 * codes, 45 * torch.eye(V)[0]
+    case.tensors[2][0] = 0
+    expected = right(case, large=True)
+    losses, gradients = computed(case)
     assert 1e-6 < expected[0].item() < 1e-4 and error(losses, expected[0]) < 1e-6
     assert all((gradients[name] - expected[1][name]).abs().max() < 1e-9 for name in NAMES)  # of posteriors of 1
 
 
 def test_what_is_dropped_is_told_and_bounds_the_error():
-    one = long_one()
-    _, whole = found(one, negligible=0.0)
-    leaves = one.leaves()
-    losses, dropped = one.loss(leaves, negligible=1e-3, return_dropped=True)
+    case = long_one()
+    _, whole = computed(case, negligible=0.0)
+    leaves = case.leaves()
+    losses, dropped = case.loss(leaves, negligible=1e-3, return_dropped=True)
     losses.sum().backward()
     assert 0 < dropped.item() < 0.2
     L1 = (leaves[3].grad - whole["bias"]).abs().sum().item()
     assert 0 < L1 <= 2 * dropped.item() * (370 + 96) * 1.001
-    none, _ = one.loss(one.leaves(), negligible=0.0, return_dropped=True)
+    none, _ = case.loss(case.leaves(), negligible=0.0, return_dropped=True)
     assert none.item() == losses.item()
-    assert one.loss(one.leaves(), negligible=0.0, return_dropped=True)[1].item() == pytest.approx(0, abs=1e-30)
+    assert case.loss(case.leaves(), negligible=0.0, return_dropped=True)[1].item() == pytest.approx(0, abs=1e-30)
 
 
 def test_five_repeats_have_the_same_bits():
-    one = problem([(60, 20), (40, 25)], H=40, V=100, dtype=torch.float32)
-    first = found(one, tile_cells=200)
+    case = problem([(60, 20), (40, 25)], H=40, V=100, dtype=torch.float32)
+    first = computed(case, tile_cells=200)
     for _ in range(4):
-        losses, gradients = found(one, tile_cells=200)
+        losses, gradients = computed(case, tile_cells=200)
         assert torch.equal(losses, first[0])
         assert all(torch.equal(gradients[name], first[1][name]) for name in NAMES)
 
 
 def test_frozen_inputs_get_no_gradient_and_the_others_the_same():
-    one = problem(RAGGED, **EXACT)
-    _, expected = right(one)
+    case = problem(RAGGED, **EXACT)
+    _, expected = right(case)
     for wanted in NAMES:
-        leaves = [tensor.detach().requires_grad_(name == wanted) for name, tensor in zip(NAMES, one.tensors)]
-        one.loss(leaves).sum().backward()
+        leaves = [tensor.detach().requires_grad_(name == wanted) for name, tensor in zip(NAMES, case.tensors)]
+        case.loss(leaves).sum().backward()
         assert [leaf.grad is not None for leaf in leaves] == [name == wanted for name in NAMES]
         assert error(leaves[NAMES.index(wanted)].grad, expected[wanted]) < 1e-12
 
 
 def test_without_gradients_the_loss_is_the_same():
-    one = problem(RAGGED)
+    case = problem(RAGGED)
     with torch.no_grad():
-        losses = one.loss(one.leaves())
-    assert not losses.requires_grad and torch.equal(losses, one.loss(one.leaves()).detach())
+        losses = case.loss(case.leaves())
+    assert not losses.requires_grad and torch.equal(losses, case.loss(case.leaves()).detach())
 
 
 def test_backward_twice_through_a_retained_graph():
-    one = problem(RAGGED, **EXACT)
-    leaves = one.leaves()
-    losses = one.loss(leaves)
+    case = problem(RAGGED, **EXACT)
+    leaves = case.leaves()
+    losses = case.loss(leaves)
     losses.sum().backward(retain_graph=True)
     once = leaves[2].grad.clone()
     losses.sum().backward()
@@ -356,7 +356,7 @@ def test_every_instruction_set(backend, instruction_set, dtype, allowed, monkeyp
     case = problem([(9, 4), (6, 5), (30, 20)], H=33, V=70, dtype=dtype, scale=0.5, **EXACT)
     assert max(errors(case).values()) < allowed
     trained = speech("trained", dtype=dtype)
-    assert error(found(trained)[0], found(trained, **EXACT)[0]) < 1e-7
+    assert error(computed(trained)[0], computed(trained, **EXACT)[0]) < 1e-7
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -366,11 +366,11 @@ def test_it_never_holds_the_logits(backend):
 import gc, torch, fused_helpers as helpers
 def peak():
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
-one = helpers.problem([(100, 50)], H=32, V=4000, dtype=torch.float32)
-helpers.found(helpers.problem([(9, 4)], H=32, V=40, dtype=torch.float32))
+case = helpers.problem([(100, 50)], H=32, V=4000, dtype=torch.float32)
+helpers.computed(helpers.problem([(9, 4)], H=32, V=40, dtype=torch.float32))
 gc.collect()
 before = peak()
-helpers.found(one)
+helpers.computed(case)
 print(peak() - before)
 """
     done = subprocess.run(

@@ -16,7 +16,7 @@ import pytest
 import sanitize
 import torch
 from commands import ROOT
-from fused_helpers import errors, found, problem, use
+from fused_helpers import computed, errors, problem, use
 
 from common.system import locks
 from fused_transducer import compiling, native
@@ -112,4 +112,4 @@ def test_aarch64_flushes_denormals_and_restores_them_after_a_step(emulated):
     assert emulated == ["forward", "backward"]
     for leaf in leaves:
         assert not leaf.grad.any()
-    assert found(case)[1]["weight"].any()  # as it is with an upstream gradient of 1
+    assert computed(case)[1]["weight"].any()  # as it is with an upstream gradient of 1

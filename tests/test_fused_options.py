@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from fused_helpers import ACTIVATIONS, NAMES, error, errors, found, logits_of, mask_of, problem, right, use
+from fused_helpers import ACTIVATIONS, NAMES, computed, error, errors, logits_of, mask_of, problem, right, use
 
 from fused_transducer import align, transducer_loss
 
@@ -43,7 +43,7 @@ def test_activations_and_slopes_of_all_sizes(backend, activation, dtype, allowed
     wide = x.double().requires_grad_()
     value = ACTIVATIONS[activation](wide)
     (slope,) = torch.autograd.grad(value.sum(), wide)
-    _, gradients = found(case)
+    _, gradients = computed(case)
     share = 1 - torch.sigmoid(-(value * case.tensors[2][1].double()).sum()).item()
     assert (gradients["weight"][1] / share - value).abs().max() < allowed * 20
     of_x = gradients["encoder_out"].flatten() / share / case.tensors[2][1, 0].double()
@@ -119,7 +119,7 @@ def test_checkpointing_keeps_the_mask(reentrant):
 def test_a_compiled_graph_keeps_the_mask():
     case = problem(RAGGED, H=40, dropout=0.3, dropout_seed=9, **EXACT)
     compiled = torch.compile(lambda leaves: case.loss(leaves), fullgraph=True, backend="aot_eager")
-    leaves, (losses, expected) = case.leaves(), found(case)
+    leaves, (losses, expected) = case.leaves(), computed(case)
     made = compiled(leaves)
     made.sum().backward()
     assert error(made.detach(), losses) < 1e-12
@@ -149,7 +149,7 @@ def test_the_delay_penalty_is_added_to_the_labels_arcs():
     arcs = logits.log_softmax(-1) + 0.3 * delay[:, :, None, None] * labels
     expected = oracle.arc_losses(arcs, case.targets, case.lengths, 0)
     expected.sum().backward()
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     assert error(losses, expected.detach()) < 1e-12
     assert all(error(gradients[name], leaf.grad) < 1e-11 for name, leaf in zip(NAMES, leaves))
     assert error(right(case)[0], losses) > 1e-3

@@ -11,7 +11,7 @@ import torch
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis draws the examples: pip install hypothesis")
 
-from fused_helpers import ACTIVATIONS, Problem, error, errors, found, problem, right  # noqa: E402
+from fused_helpers import ACTIVATIONS, Problem, computed, error, errors, problem, right  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.internal.conjecture import providers  # noqa: E402
 from hypothesis.internal.constants_ast import Constants  # noqa: E402
@@ -72,7 +72,7 @@ def lattices(draw) -> Dict[str, Any]:
 def problems(draw) -> Problem:
     lengths = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 8)), min_size=1, max_size=4))
     V = draw(st.integers(1, 70))
-    one = problem(
+    case = problem(
         lengths,
         H=draw(st.integers(1, 50)),
         V=V,
@@ -88,41 +88,41 @@ def problems(draw) -> Problem:
         backend=draw(st.sampled_from(["native", "torch"])),
     )
     if V > 1 and draw(st.booleans()):
-        one.options["fastemit_lambda"] = 0.3
-        one.targets = torch.where(one.targets == one.options["blank"], (one.targets + 1) % V, one.targets)
+        case.options["fastemit_lambda"] = 0.3
+        case.targets = torch.where(case.targets == case.options["blank"], (case.targets + 1) % V, case.targets)
     if draw(st.booleans()):
-        one.options.update(
+        case.options.update(
             dropout=draw(st.sampled_from([0.1, 0.5])), dropout_seed=draw(st.integers(-(2**63), 2**63 - 1))
         )
     if draw(st.booleans()):
-        one.tensors[0] = one.tensors[0][:, :1].expand(one.tensors[0].shape)
+        case.tensors[0] = case.tensors[0][:, :1].expand(case.tensors[0].shape)
     if draw(st.booleans()):
-        one.tensors[1] = one.tensors[1][:1].expand(one.tensors[1].shape)
+        case.tensors[1] = case.tensors[1][:1].expand(case.tensors[1].shape)
     order, step = draw(st.integers(0, 2)), draw(st.integers(1, 3))
-    one.tensors = [
-        tensor if tensor is None or 0 in tensor.stride() else spread(tensor, order, step) for tensor in one.tensors
+    case.tensors = [
+        tensor if tensor is None or 0 in tensor.stride() else spread(tensor, order, step) for tensor in case.tensors
     ]
     integers = draw(st.sampled_from([torch.int32, torch.int64]))
-    one.targets, one.T_lengths, one.U_lengths = (
-        tensor.to(integers) for tensor in (one.targets, one.T_lengths, one.U_lengths)
+    case.targets, case.T_lengths, case.U_lengths = (
+        tensor.to(integers) for tensor in (case.targets, case.T_lengths, case.U_lengths)
     )
-    return one
+    return case
 
 
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @hypothesis.given(problems())
-def test_it_is_the_oracles(one):
+def test_it_is_the_oracles(case):
     from fused_transducer import native
 
-    if one.options["backend"] == "native" and native.unavailable("cpu", torch.float32):
-        one = one.with_options(backend="torch")
-    expected_losses, expected = right(one)
-    made = errors(one, (expected_losses, expected))
-    allowed = ALLOWED[one.tensors[0].dtype]
+    if case.options["backend"] == "native" and native.unavailable("cpu", torch.float32):
+        case = case.with_options(backend="torch")
+    expected_losses, expected = right(case)
+    made = errors(case, (expected_losses, expected))
+    allowed = ALLOWED[case.tensors[0].dtype]
     # where every path is the same, gradients are sums that cancel: what is left is rounding
     scale = max(gradient.abs().max().item() for gradient in expected.values())
     loss = made.pop("loss")
-    assert loss < ALLOWED_LOSS[one.tensors[0].dtype] or expected_losses.abs().max() < 1e-5
+    assert loss < ALLOWED_LOSS[case.tensors[0].dtype] or expected_losses.abs().max() < 1e-5
     for name, value in made.items():
         assert value < allowed or value * expected[name].abs().max().item() < allowed * max(scale, 1e-2), (name, value)
 
@@ -130,7 +130,7 @@ def test_it_is_the_oracles(one):
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @hypothesis.given(problems(), lattices(), st.sampled_from([0.0, 0.2]))
 def test_it_is_the_oracles_on_every_lattice(drawn, options, delay_penalty):
-    """Of the columns drawn, the last are durations'; utterances without a path cost inf and have no gradient."""
+    """The last columns drawn are durations'; utterances without a path cost inf and have no gradient."""
     further = len(options.get("durations", ()))
     V = len(drawn.tensors[2])
     hypothesis.assume(V > further + 1)
@@ -139,7 +139,7 @@ def test_it_is_the_oracles_on_every_lattice(drawn, options, delay_penalty):
     case.targets = case.targets % (V - further - 1)
     case.targets += case.targets >= blank
     expected_losses, expected = right(case)
-    losses, gradients = found(case)
+    losses, gradients = computed(case)
     assert torch.equal(losses.isinf(), expected_losses.isinf())
     finite, dtype = losses.isfinite(), case.tensors[0].dtype
     scale = max([1e-2, *(gradient.abs().max().item() for gradient in expected.values())])
@@ -151,13 +151,13 @@ def test_it_is_the_oracles_on_every_lattice(drawn, options, delay_penalty):
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @hypothesis.given(problems(), st.sampled_from([1e-8, 1e-4, 1e-2]))
-def test_what_is_dropped_bounds_the_error(one, negligible):
+def test_what_is_dropped_bounds_the_error(case, negligible):
     """The gradient of the bias is the sum of those of the logits of all cells."""
-    one.tensors = [tensor.double() for tensor in one.tensors[:3]] + [torch.zeros(len(one.tensors[2])).double()]
-    losses, whole = right(one)
-    leaves = one.leaves()
-    made, dropped = one.loss(leaves, negligible=negligible, return_dropped=True)
+    case.tensors = [tensor.double() for tensor in case.tensors[:3]] + [torch.zeros(len(case.tensors[2])).double()]
+    losses, whole = right(case)
+    leaves = case.leaves()
+    made, dropped = case.loss(leaves, negligible=negligible, return_dropped=True)
     made.sum().backward()
-    bound = 2 * (1 + one.options.get("fastemit_lambda", 0.0)) * (dropped * (one.T_lengths + one.U_lengths)).sum()
+    bound = 2 * (1 + case.options.get("fastemit_lambda", 0.0)) * (dropped * (case.T_lengths + case.U_lengths)).sum()
     assert torch.allclose(made.detach(), losses, rtol=1e-10, atol=1e-10)
     assert (leaves[3].grad - whole["bias"]).abs().sum() <= bound * 1.001 + 1e-10

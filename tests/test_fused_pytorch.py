@@ -11,7 +11,7 @@ from typing import ContextManager
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES, Problem, error, errors, found, problem, right
+from fused_helpers import NAMES, Problem, computed, error, errors, problem, right
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fused_transducer
@@ -21,22 +21,22 @@ from fused_transducer.call import Call
 RAGGED = [(9, 4), (6, 5), (8, 1)]
 
 
-def cells_of(one: Problem) -> int:
-    return int((one.T_lengths * (one.U_lengths + 1)).sum())
+def cells_of(case: Problem) -> int:
+    return int((case.T_lengths * (case.U_lengths + 1)).sum())
 
 
-def arguments(one: Problem, backend: str, cells: int):
+def arguments(case: Problem, backend: str, cells: int):
     values = (0, "tanh", 0.0, 1e-8, 0, backend, True, cells, 0)
-    return (*one.leaves(), one.targets, one.T_lengths, one.U_lengths, *values)
+    return (*case.leaves(), case.targets, case.T_lengths, case.U_lengths, *values)
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_the_operators_registration(backend):
-    one = problem(RAGGED, dtype=torch.float32)
-    cells = cells_of(one) if backend == "native" else 3 * 9 * 6
+    case = problem(RAGGED, dtype=torch.float32)
+    cells = cells_of(case) if backend == "native" else 3 * 9 * 6
     torch.library.opcheck(
         torch.ops.fused_transducer.losses.default,
-        arguments(one, backend, cells),
+        arguments(case, backend, cells),
         test_utils=(
             *("test_schema", "test_autograd_registration", "test_faketensor"),
             *(["test_aot_dispatch_dynamic"] if backend == "torch" else []),  # native's room follows from the lengths
@@ -47,9 +47,9 @@ def test_the_operators_registration(backend):
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("V", [11, 1100])
 def test_the_gradients_registration(backend, V):
-    one = problem([(5, 2), (4, 1)], V=V, dtype=torch.float32)
-    cells = cells_of(one) if backend == "native" else 2 * 5 * 3
-    given = arguments(one, backend, cells)
+    case = problem([(5, 2), (4, 1)], V=V, dtype=torch.float32)
+    cells = cells_of(case) if backend == "native" else 2 * 5 * 3
+    given = arguments(case, backend, cells)
     _, _, arcs, kept = torch.ops.fused_transducer.losses(*given)
     given = (torch.ones(2, dtype=torch.float64), arcs, kept, *(tensor.detach() for tensor in given[:7]))
     torch.library.opcheck(
@@ -69,58 +69,58 @@ def test_compiled_as_one_graph(backend, compiler):
         import torch._inductor.config as config
 
         settings = config.patch(compile_threads=1)  # a pool of processes takes longer to start
-    one = problem(RAGGED, negligible=0.0, backend=backend)
-    expected, leaves = right(one), one.leaves()
+    case = problem(RAGGED, negligible=0.0, backend=backend)
+    expected, leaves = right(case), case.leaves()
     with settings:
-        losses = torch.compile(one.loss, fullgraph=True, backend=compiler)(leaves)  # for inductor no C++ to compile
+        losses = torch.compile(case.loss, fullgraph=True, backend=compiler)(leaves)  # for inductor no C++ to compile
         losses.sum().backward()
     assert error(losses.detach(), expected[0]) < 1e-12
     assert all(error(leaf.grad, expected[1][name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
 
 
 def test_a_compiled_graph_keeps_logits():
-    one = problem([(5, 3), (7, 1)], dtype=torch.float32)
-    leaves = one.leaves()
-    losses = torch.compile(one.loss, fullgraph=True, backend="aot_eager")(leaves, backend="native", keep_bytes=5_000)
+    case = problem([(5, 3), (7, 1)], dtype=torch.float32)
+    leaves = case.leaves()
+    losses = torch.compile(case.loss, fullgraph=True, backend="aot_eager")(leaves, backend="native", keep_bytes=5_000)
     losses.sum().backward()
-    expected, gradients = found(one, backend="native", keep_bytes=0)
+    expected, gradients = computed(case, backend="native", keep_bytes=0)
     assert torch.equal(losses.detach(), expected)
     assert all(torch.equal(leaf.grad, gradients[name]) for name, leaf in zip(NAMES, leaves))
 
 
 def test_compiled_with_other_lengths_and_bad_ones():
-    one = problem([(9, 4), (9, 4)], negligible=0.0)
+    case = problem([(9, 4), (9, 4)], negligible=0.0)
     compiled = torch.compile(
         lambda leaves, T_lengths: transducer_loss(
-            *leaves, one.targets, T_lengths, one.U_lengths, reduction="none", negligible=0.0
+            *leaves, case.targets, T_lengths, case.U_lengths, reduction="none", negligible=0.0
         ),
         fullgraph=True,
         backend="aot_eager",
     )
     for lengths in ([9, 9], [3, 1]):
-        one.T_lengths = torch.tensor(lengths)
-        assert error(compiled(one.leaves(), one.T_lengths).detach(), right(one)[0]) < 1e-12
+        case.T_lengths = torch.tensor(lengths)
+        assert error(compiled(case.leaves(), case.T_lengths).detach(), right(case)[0]) < 1e-12
     with pytest.raises(ValueError, match="utterance 1"):
-        compiled(one.leaves(), torch.tensor([9, 10]))
+        compiled(case.leaves(), torch.tensor([9, 10]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_computes_in_its_dtype_and_gives_gradients_in_theirs(dtype):
-    one = problem(RAGGED, H=40, dtype=torch.float32, scale=0.5)
-    cast = Problem([tensor.to(dtype) for tensor in one.tensors], one.targets, one.T_lengths, one.U_lengths)
-    leaves = one.leaves()
+    case = problem(RAGGED, H=40, dtype=torch.float32, scale=0.5)
+    cast = Problem([tensor.to(dtype) for tensor in case.tensors], case.targets, case.T_lengths, case.U_lengths)
+    leaves = case.leaves()
     with torch.autocast("cpu", dtype):
-        losses = one.loss(leaves)
+        losses = case.loss(leaves)
     losses.sum().backward()
-    assert losses.dtype == torch.float32 and torch.equal(losses.detach(), found(cast)[0])
+    assert losses.dtype == torch.float32 and torch.equal(losses.detach(), computed(cast)[0])
     assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
-    assert max(error(leaf.grad, found(cast)[1][name].float()) for name, leaf in zip(NAMES, leaves)) < 1e-6
+    assert max(error(leaf.grad, computed(cast)[1][name].float()) for name, leaf in zip(NAMES, leaves)) < 1e-6
 
 
 def test_second_derivatives_are_refused():
-    one = problem(RAGGED)
-    leaves = one.leaves()
-    (gradient,) = torch.autograd.grad(one.loss(leaves).sum(), leaves[:1], create_graph=True)
+    case = problem(RAGGED)
+    leaves = case.leaves()
+    (gradient,) = torch.autograd.grad(case.loss(leaves).sum(), leaves[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="second derivative"):
         gradient.square().sum().backward()
 
@@ -142,37 +142,37 @@ class Products(TorchDispatchMode):
 )
 def test_frozen_inputs_skip_their_products(wanted, each):
     """The plain code computes three products a tile: the logits, the weight's gradient and that of both outputs."""
-    one, tiles = problem([(6, 3)]), 3
-    values, inputs = (0, "tanh", 0.0, 0.0, 8), (*one.tensors, one.targets, one.T_lengths, one.U_lengths)
+    case, tiles = problem([(6, 3)]), 3
+    values, inputs = (0, "tanh", 0.0, 0.0, 8), (*case.tensors, case.targets, case.T_lengths, case.U_lengths)
     _, _, arcs, kept = torch.ops.fused_transducer.losses(*inputs, *values, "torch", True, 24, 0)
-    gradients = [torch.zeros_like(tensor) if name in wanted else None for name, tensor in zip(NAMES, one.tensors)]
+    gradients = [torch.zeros_like(tensor) if name in wanted else None for name, tensor in zip(NAMES, case.tensors)]
     with Products() as made:
         plain.backward(Call(*inputs, *values), torch.ones(1, dtype=torch.float64), arcs, kept, gradients)
     assert made.count == each * tiles
 
 
 def test_the_dropped_share_needs_no_gradient():
-    one = problem(RAGGED)
-    losses, dropped = one.loss(one.leaves(), return_dropped=True)
+    case = problem(RAGGED)
+    losses, dropped = case.loss(case.leaves(), return_dropped=True)
     assert losses.requires_grad and not dropped.requires_grad and dropped.shape == (3,)
 
 
 def test_hooks_and_accumulation():
-    one = problem(RAGGED)
-    leaves = one.leaves()
+    case = problem(RAGGED)
+    leaves = case.leaves()
     seen = []
     leaves[2].register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
     for _ in range(2):
-        one.loss(leaves).sum().backward()
+        case.loss(leaves).sum().backward()
     assert len(seen) == 2 and error(seen[1], 2 * seen[0]) < 1e-12
 
 
 def test_deterministic_on_request():
-    one = problem(RAGGED, H=40, dtype=torch.float32)
+    case = problem(RAGGED, H=40, dtype=torch.float32)
     torch.use_deterministic_algorithms(True)
     try:
         for backend in ("native", "torch"):
-            first, again = found(one, backend=backend), found(one, backend=backend)
+            first, again = computed(case, backend=backend), computed(case, backend=backend)
             assert all(torch.equal(first[1][name], again[1][name]) for name in NAMES)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -184,9 +184,9 @@ def test_under_ddp(tmp_path):
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
-    one = problem(RAGGED, dtype=torch.float32)
+    case = problem(RAGGED, dtype=torch.float32)
     module = TransducerLoss(12, 11)
-    module(*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths).backward()
+    module(*case.tensors[:2], case.targets, case.T_lengths, case.U_lengths).backward()
     expected = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
     module.zero_grad()
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'ddp'}", rank=0, world_size=1)
@@ -200,7 +200,7 @@ def test_under_ddp(tmp_path):
             return done
 
         ddp.register_comm_hook(None, hook)
-        ddp(*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths).backward()
+        ddp(*case.tensors[:2], case.targets, case.T_lengths, case.U_lengths).backward()
         assert sum(seen) == 11 * 12 + 11
         for name, parameter in module.named_parameters():
             assert error(parameter.grad, 2 * expected[name]) < 1e-6
@@ -214,8 +214,8 @@ def test_a_sharded_weight(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    one = problem(RAGGED, dtype=torch.float32)
-    inputs = (*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths)
+    case = problem(RAGGED, dtype=torch.float32)
+    inputs = (*case.tensors[:2], case.targets, case.T_lengths, case.U_lengths)
     module = TransducerLoss(output=torch.nn.Linear(12, 11))
     expected = module(*inputs)
     expected.backward()
@@ -232,7 +232,7 @@ def test_a_sharded_weight(tmp_path):
         sharded._forward_pre_hooks.clear()
         module.reshard()
         with pytest.raises(ValueError, match="sharded"):
-            transducer_loss(*one.tensors[:2], sharded.weight, None, *inputs[2:])
+            transducer_loss(*case.tensors[:2], sharded.weight, None, *inputs[2:])
     finally:
         torch.distributed.destroy_process_group()
 
@@ -242,11 +242,11 @@ def test_a_sharded_weight(tmp_path):
 
 def test_the_module_owns_the_output_layer():
     torch.manual_seed(0)
-    one = problem(RAGGED, H=12, V=11, dtype=torch.float32)
+    case = problem(RAGGED, H=12, V=11, dtype=torch.float32)
     module = TransducerLoss(12, 11, reduction="sum", negligible=0.0)
-    one.tensors[2:] = [module.output_linear.weight, module.output_linear.bias]
-    expected = right(one)
-    loss = module(*one.leaves()[:2], one.targets, one.T_lengths, one.U_lengths)
+    case.tensors[2:] = [module.output_linear.weight, module.output_linear.bias]
+    expected = right(case)
+    loss = module(*case.leaves()[:2], case.targets, case.T_lengths, case.U_lengths)
     loss.backward()
     assert loss.item() == pytest.approx(expected[0].sum().item(), rel=1e-6)
     assert error(module.output_linear.weight.grad, expected[1]["weight"]) < 1e-5
@@ -314,8 +314,8 @@ def test_the_module_with_projections_is_icefalls_joiner():
     ],
 )
 def test_every_bad_argument_is_one_clear_error(change, words):
-    one = problem(RAGGED)
-    given = dict(zip(NAMES, one.leaves()), targets=one.targets, T_lengths=one.T_lengths, U_lengths=one.U_lengths)
+    case = problem(RAGGED)
+    given = dict(zip(NAMES, case.leaves()), targets=case.targets, T_lengths=case.T_lengths, U_lengths=case.U_lengths)
     with pytest.raises(ValueError) as refused:
         transducer_loss(**{**given, **change})
     for word in words:
@@ -324,10 +324,10 @@ def test_every_bad_argument_is_one_clear_error(change, words):
 
 
 def test_targets_beyond_the_length_may_be_anything():
-    one = problem(RAGGED, negligible=0.0)
-    expected = right(one)
-    one.targets[2, 1:] = 10_000
-    assert max(errors(one, expected).values()) < 1e-12
+    case = problem(RAGGED, negligible=0.0)
+    expected = right(case)
+    case.targets[2, 1:] = 10_000
+    assert max(errors(case, expected).values()) < 1e-12
 
 
 # -- without a compiler --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES, error, found, problem, right
+from fused_helpers import NAMES, computed, error, problem, right
 
 from common.system import locks
 
@@ -101,7 +101,7 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def interpreted(once, thorough):
-    """{case: what tests/fused_interpreted.py found}; one process, since Triton reads TRITON_INTERPRET once."""
+    """{case: what tests/fused_interpreted.py computed}; one process, since Triton reads TRITON_INTERPRET once."""
     variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     words = [] if thorough else ["--few"]
     return {case["name"]: case for case in once("interpreted", "fused_interpreted.py", *words, variables=variables)}
@@ -114,7 +114,7 @@ def test_interpreted(interpreted, name, thorough):
     case = interpreted[name]
     allowed = ALLOWED.get(name, 5e-6)
     if name == "too many targets":
-        assert "32769 states" in case["said"] and "\n" not in case["said"]
+        assert "32769 states" in case["message"] and "\n" not in case["message"]
     assert all(value < allowed for value in case["errors"].values()), case
     if name == "an impossible target":
         assert case["inf"] == [True, False, False, False] and case["finite"]
@@ -209,8 +209,8 @@ def test_activations_are_kept_where_it_pays(capability, H, options, kept, monkey
     from fused_transducer.call import Call
 
     monkeypatch.setattr(triton_backend, "_gpu", lambda device: triton_backend.Gpu(100, capability))
-    one = problem([(4, 2), (3, 1)], H=H, V=500, dtype=torch.bfloat16)
-    call = Call(*one.tensors, one.targets, one.T_lengths, one.U_lengths, 0, "tanh", 0.0, 0.0, 0)
+    case = problem([(4, 2), (3, 1)], H=H, V=500, dtype=torch.bfloat16)
+    call = Call(*case.tensors, case.targets, case.T_lengths, case.U_lengths, 0, "tanh", 0.0, 0.0, 0)
     launch = triton_backend._Launch(replace(call, **options))
     assert bool(triton_backend._kept("gradients_of_cells", torch.bfloat16, launch)) == kept
     assert not triton_backend._kept("gradients_of_cells", torch.float32, launch)
@@ -232,10 +232,10 @@ def test_fifty_batches_compile_few_kernels_and_launch_them_seldom():
 def test_one_number_says_whether_a_length_or_target_is_outside(name, value, wrong):
     from fused_transducer.call import Call, any_outside
 
-    one = problem([(4, 2), (3, 1)], dtype=torch.float32)
-    one.targets[1, 1] = -100  # of no target
-    getattr(one, name).view(-1)[0] = value
-    call = Call(*one.tensors, one.targets, one.T_lengths, one.U_lengths, 0, "tanh", 0.0, 0.0, 0)
+    case = problem([(4, 2), (3, 1)], dtype=torch.float32)
+    case.targets[1, 1] = -100  # of no target
+    getattr(case, name).view(-1)[0] = value
+    call = Call(*case.tensors, case.targets, case.T_lengths, case.U_lengths, 0, "tanh", 0.0, 0.0, 0)
     assert any_outside(call).item() == wrong
 
 
@@ -265,8 +265,8 @@ def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
     for name in ("_forward", "_backward"):
         monkeypatch.setattr(triton_backend, name, lambda *_: launched.append(list(current)))
     monkeypatch.setattr(Call, "device", torch.device("cuda:1"))
-    one = problem([(2, 1)], dtype=torch.float32)
-    call = Call(*one.tensors, one.targets, one.T_lengths, one.U_lengths, 0, "tanh", 0.0, 0.0, 0)
+    case = problem([(2, 1)], dtype=torch.float32)
+    call = Call(*case.tensors, case.targets, case.T_lengths, case.U_lengths, 0, "tanh", 0.0, 0.0, 0)
     empty = torch.empty(0)
     triton_backend.forward(call, True, empty, empty, empty, empty)
     triton_backend.backward(call, empty, empty, empty, [])
@@ -276,61 +276,61 @@ def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
 # -- with a GPU ----------------------------------------------------------------------------------------------------
 
 
-def on_gpu(one):
-    one.tensors = [tensor.cuda() for tensor in one.tensors]
-    one.targets, one.T_lengths, one.U_lengths = (
-        tensor.cuda() for tensor in (one.targets, one.T_lengths, one.U_lengths)
+def on_gpu(case):
+    case.tensors = [tensor.cuda() for tensor in case.tensors]
+    case.targets, case.T_lengths, case.U_lengths = (
+        tensor.cuda() for tensor in (case.targets, case.T_lengths, case.U_lengths)
     )
-    return one
+    return case
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype, allowed", [(torch.float32, 5e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 def test_on_the_gpu(dtype, allowed):
-    one = problem([(90, 30), (70, 41), (1, 3), (5, 0)], H=200, V=500, dtype=dtype, scale=0.2, negligible=0.0)
-    losses, expected = right(one, large=True)
-    made, gradients = found(on_gpu(one))
+    case = problem([(90, 30), (70, 41), (1, 3), (5, 0)], H=200, V=500, dtype=dtype, scale=0.2, negligible=0.0)
+    losses, expected = right(case, large=True)
+    made, gradients = computed(on_gpu(case))
     assert error(made.cpu(), losses) < allowed
     assert all(error(gradients[name].cpu(), expected[name]) < allowed for name in NAMES)
 
 
 @needs_gpu
 def test_on_a_side_stream():
-    one = problem([(90, 30), (70, 41)], H=200, V=500, dtype=torch.float32, scale=0.2, negligible=0.0)
-    losses, _ = right(one, large=True)
-    one = on_gpu(one)
+    case = problem([(90, 30), (70, 41)], H=200, V=500, dtype=torch.float32, scale=0.2, negligible=0.0)
+    losses, _ = right(case, large=True)
+    case = on_gpu(case)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        made, _ = found(one)
+        made, _ = computed(case)
     stream.synchronize()
     assert error(made.cpu(), losses) < 5e-6
 
 
 @needs_gpu
 def test_captured_as_a_cuda_graph():
-    one = on_gpu(problem([(90, 30), (70, 41)], H=200, V=500, dtype=torch.float32, scale=0.2))
-    leaves = one.leaves()
+    case = on_gpu(problem([(90, 30), (70, 41)], H=200, V=500, dtype=torch.float32, scale=0.2))
+    leaves = case.leaves()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            one.loss(leaves, reduction="sum").backward()
+            case.loss(leaves, reduction="sum").backward()
     torch.cuda.current_stream().wait_stream(stream)
     for leaf in leaves:
         leaf.grad = None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        loss = one.loss(leaves, reduction="sum")
+        loss = case.loss(leaves, reduction="sum")
         loss.backward()
     other = problem([(90, 30), (50, 20)], H=200, V=500, dtype=torch.float32, scale=0.2, seed=5)
-    expected = found(other)
+    expected = computed(other)
     with torch.no_grad():
         for leaf, tensor in zip(leaves, other.tensors):
             leaf[tuple(slice(size) for size in tensor.shape)].copy_(tensor)
-        one.targets[:, :30].copy_(other.targets)
-        one.T_lengths.copy_(other.T_lengths)
-        one.U_lengths.copy_(other.U_lengths)
+        case.targets[:, :30].copy_(other.targets)
+        case.T_lengths.copy_(other.T_lengths)
+        case.U_lengths.copy_(other.U_lengths)
     graph.replay()
     assert loss.item() == pytest.approx(expected[0].sum().item(), rel=1e-5)
     assert error(leaves[2].grad.cpu(), expected[1]["weight"]) < 1e-5
@@ -341,8 +341,8 @@ def test_more_cells_than_kernels_count_are_refused(monkeypatch):
     from fused_transducer.call import Call
 
     monkeypatch.setattr(triton_backend, "_gpu", lambda device: triton_backend.Gpu(100, (9, 0)))
-    one = problem([(4, 2)], H=8, V=500)
-    encoder, decoder, *layer = one.tensors
+    case = problem([(4, 2)], H=8, V=500)
+    encoder, decoder, *layer = case.tensors
     tensors = (encoder[:, :1].expand(40, 7000, 8), decoder[:, :1].expand(40, 7000, 8), *layer)
     targets, lengths = torch.ones(40, 6999, dtype=torch.int64), torch.full((40,), 6999)
     with pytest.raises(ValueError, match="1,960,000,000 cells"):
