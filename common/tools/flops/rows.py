@@ -10,6 +10,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+# isort: split
+from msgspec.structs import replace
+
 from common.analysis import metrics
 from common.analysis.metrics import Metric, metric
 from common.core.errors import UserError
@@ -194,15 +197,9 @@ def merged(documents: Sequence[CountedDocument]) -> CountedDocument:
     return CountedDocument(
         convention=first.convention,
         device=first.device,
-        modules=[_called(module, calls[path]) for path, module in modules.items()],
+        modules=[replace(module, calls=calls[path]) for path, module in modules.items()],
         counts=[counted for document in documents for counted in document.counts],
         not_counted=[operator for document in documents for operator in document.not_counted],
-    )
-
-
-def _called(module: CountedModule, calls: int) -> CountedModule:
-    return CountedModule(
-        path=module.path, kind=module.kind, calls=calls, trainable=module.trainable, frozen=module.frozen
     )
 
 
