@@ -13,13 +13,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
+from commands import ROOT, wait_for
 
-ROOT = Path(__file__).resolve().parents[1]
 DRIVER = """\
 import sys
 from common.setup import environments
@@ -118,13 +117,6 @@ class Checkout:
 @pytest.fixture
 def checkout(tmp_path):
     return Checkout(tmp_path / "checkout")
-
-
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
 
 
 def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
@@ -285,7 +277,7 @@ def test_two_at_once_install_once(checkout):
 def test_ctrl_c_is_one_line(checkout):
     process = checkout.start("setup", "main")
     assert "installing" in process.stderr.readline()
-    wait_for(checkout.venv("main.log").exists, "the installation")
+    wait_for(checkout.venv("main.log").exists, "installation")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Mapping
 
 import pytest
-from commands import start
+from commands import ROOT, start
 
 from common.setup import extensions, toolchain
 from common.setup.source_packages import SOURCE_PACKAGES
 
-ROOT = Path(__file__).resolve().parents[1]
 OPTIMIZED_TRANSDUCER = SOURCE_PACKAGES["optimized_transducer"]
 
 pytestmark = [

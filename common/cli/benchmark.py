@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Callable, Container, ContextManager, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Container, ContextManager, Iterator, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
 from common.analysis.logs import Log
@@ -17,7 +18,7 @@ from common.cli.parser import standard
 from common.core import presets, scripts, settings
 from common.core.errors import EXIT_OK, UserError
 from common.core.implementations import LATTICES, find
-from common.core.paths import INSTALLED
+from common.core.paths import INSTALLED, ROOT
 from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import costs
@@ -31,7 +32,6 @@ from common.jobs.spec import Job, like
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
 from common.setup.interpreters import Choice
-from common.setup.meanwhile import setting_up
 from common.tables import answer, results, search
 
 #: Of a run with --budget, where --passes does not say.
@@ -175,6 +175,19 @@ def measured(
             later=go_on if last else None,
             show_again=partial(show, run_of, arguments, on_screen=False),
         )
+
+
+@contextmanager
+def setting_up() -> Iterator[None]:
+    """Make all environments during the block, and wait for them at its end; stop where the block raises.
+
+    What cannot be set up is said on stderr, and in the rows that need it."""
+    with subprocess.Popen([sys.executable, "-m", "common.setup"], cwd=ROOT, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield
+            process.wait()
+        finally:
+            process.terminate()  # after Ctrl-C; nothing where it has ended
 
 
 def jobs_after_verdict(

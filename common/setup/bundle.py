@@ -64,7 +64,7 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
     missing = []
     for package in SOURCE_PACKAGES if ENVIRONMENTS["main"] in chosen else ():
         try:
-            sdists.fetch(package, folder, say, str(environments.interpreter("main") or ""))
+            sdists.fetch(package, folder, str(environments.interpreter("main") or ""))
         except NotRunnable as error:
             missing.append(f"bundle: error: {error}")
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz")))

@@ -77,7 +77,7 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
     """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
     partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed build: torch would wait for the lock file in it
-    unpacked = sdists.unpack(sdists.fetch(source.package, BUILD / "sources", say), partial / "sdist")
+    unpacked = sdists.unpack(sdists.fetch(source.package, BUILD / "sources"), partial / "sdist")
     say(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
     # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
     # this process is to load from the final folder.

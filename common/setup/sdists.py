@@ -14,9 +14,10 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Optional, Tuple
+from typing import Optional, Tuple
 
 from common.core.errors import NotRunnable
+from common.core.guard import say
 from common.core.paths import ROOT
 
 PINS = ROOT / "requirements" / "sources.txt"
@@ -44,14 +45,14 @@ def pinned(package: str) -> Pin:
     return Pin(package, match[1], match[2])
 
 
-def fetch(package: str, folder: Path, progress: Callable[[str], None], python: str = "") -> Path:
+def fetch(package: str, folder: Path, python: str = "") -> Path:
     """Return the sdist of `package` in `folder`, downloaded unless it is there, by the pip of `python` (default: the
     running one); its own setup.py may fail.  Raises NotRunnable("missing") where the file cannot be had."""
     pin = pinned(package)
     target = folder / pin.file_name
-    if target.exists() and _sha256(target) == pin.sha256:
+    if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == pin.sha256:
         return target
-    progress(f"{package}: fetching {pin.file_name}")
+    say(f"{package}: fetching {pin.file_name}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         downloaded, output = _download(pin, Path(temporary), python or sys.executable)
@@ -122,7 +123,3 @@ def unpack(sdist: Path, folder: Path) -> Path:
             archive.extractall(folder)
     (top,) = folder.iterdir()
     return top
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
