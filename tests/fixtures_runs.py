@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
-import re
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from commands import run
 from fixtures_traces import write
@@ -254,26 +252,6 @@ def traced_run(folder, *texts, name="torchaudio", **head):
         trace(files),
     ]
     return write_run(folder, name=name, jobs=jobs, **head)
-
-
-def garbled(folder: Path, times: int) -> Iterator[None]:
-    """Damage values of the records of a run on disk, another way each time; the same ways in every test.  Each kind of
-    record is as likely as any other: a run has many samples, and one of most others."""
-    whole = (folder / schema.FILE_NAME).read_text().splitlines()
-    kinds: Dict[str, List[int]] = {}
-    for number, line in enumerate(whole):
-        kinds.setdefault(json.loads(line)["record"], []).append(number)
-    values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}', "1e300"]
-    value = re.compile(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])')
-    for seed in range(times):
-        chance = random.Random(seed)
-        lines = list(whole)
-        for _ in range(chance.choice([1, 1, 5])):
-            number = chance.choice(chance.choice(list(kinds.values())))
-            field = chance.choice(list(value.finditer(lines[number])))
-            lines[number] = lines[number][: field.start()] + chance.choice(values) + lines[number][field.end() :]
-        (folder / schema.FILE_NAME).write_text("\n".join(lines) + "\n")
-        yield
 
 
 def summarize(*arguments, code=0, cwd=None, environment=None, details=True):

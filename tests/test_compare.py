@@ -10,7 +10,6 @@ from commands import assert_user_error, has_words, run
 from fixtures_runs import (
     correctness,
     environment,
-    garbled,
     header,
     memory,
     records_of,
@@ -20,9 +19,6 @@ from fixtures_runs import (
     write_records,
     write_run,
 )
-
-from common.analysis import comparison, pairs
-from common.core.errors import UserError
 
 ROUNDS = [0.98, 1.0, 1.02, 1.01, 0.99]
 
@@ -321,20 +317,6 @@ def test_files_that_are_no_results(tmp_path):
     write_records(tmp_path / "zero", [{**line, "total_wall_ns": 0} for line in records_of(good)])
     (row,) = rows(good, tmp_path / "zero")
     assert row["time"]["step"]["ratio"] is None
-
-
-def test_garbled_records_are_one_line(tmp_path, thorough):
-    good = measured(tmp_path / "good")
-    bad = measured(tmp_path / "bad")
-    refused = 0
-    times = 150 if thorough else 30
-    for _ in garbled(bad, times):
-        try:
-            assert comparison.compare(pairs.two_sides(good, bad).pairs)
-        except UserError as error:
-            refused += 1
-            assert "\n" not in str(error)
-    assert 0 < refused < times  # those without a first record
 
 
 def test_help_tells_the_exit_codes():

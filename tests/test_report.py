@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import pytest
 from browsers import unpacked
 from commands import ROOT, assert_user_error, has_words, run
 from fixtures_conformance import made
-from fixtures_runs import correctness, garbled, header, records_of, status, timed, traced_run, write_records, write_run
+from fixtures_runs import correctness, header, records_of, status, timed, traced_run, write_records, write_run
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
@@ -402,27 +401,6 @@ def without_matrix(tmp_path, monkeypatch):
     """A page without the conformance matrix, which takes most of its time; test_report_conformance.py has it."""
     for name in ("LOG", "COMMITTED"):
         monkeypatch.setattr(conformance, name, tmp_path / "nothing.json")
-
-
-def test_garbled_records_never_crash_the_page(tmp_path, without_matrix, thorough):
-    folder = traced_run(tmp_path / "a", kineto(steps([100, 200])), kineto(steps([100, 200])))
-    write_run(tmp_path / "good", name="good")
-    for _ in garbled(folder, 100 if thorough else 25):
-        assert "good" in page_of(tmp_path)
-
-
-def test_garbled_traces_never_crash_the_page(tmp_path, without_matrix, thorough):
-    mib = 2**20
-    text = kineto([*steps([100, 200]), memory_event(1020, 5 * mib), memory_event(1150, 9 * mib)])
-    folder = traced_run(tmp_path / "a", text)
-    path = next(folder.glob("*.pt.trace.json"))
-    for seed in range(50 if thorough else 15):
-        chance = random.Random(seed)
-        data = bytearray(text.encode())
-        for _ in range(chance.choice([1, 3, 30])):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        path.write_bytes(bytes(data[: chance.choice([len(data), chance.randrange(len(data))])]))
-        assert "torchaudio" in page_of(tmp_path)
 
 
 def test_what_did_not_run_is_below_the_results_and_only_errors_are_red(tmp_path):

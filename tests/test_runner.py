@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, assert_user_error
 from commands import run as run_command
-from fixtures_runs import correctness, garbled, memory, records_of, timing
+from fixtures_runs import correctness, records_of, timing
 
 from common.cli import ending
 from common.core import settings
@@ -136,21 +136,6 @@ def test_a_job_that_the_disk_has_no_room_for_is_one_that_failed(limit, kept, tmp
     records = records_of(tmp_path)
     assert [record["record"] for record in records] == kept
     assert records[-1].get("status") in (None, "error")
-
-
-def test_records_that_cannot_be_resumed_are_one_line(tmp_path, thorough):
-    wanted = chosen()
-    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
-        run_of["torchaudio"].add([*correctness(), *memory(1)])
-        folder = run_of["torchaudio"].folder
-    resumed, times = 0, 120 if thorough else 30
-    for _ in garbled(folder, times):
-        try:
-            with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
-                resumed += run_of["torchaudio"].status != "" and not run_of["torchaudio"].is_done("trace")
-        except UserError as error:
-            assert "\n" not in str(error)
-    assert 0 < resumed < times
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])

@@ -10,21 +10,15 @@ import pytest
 from commands import has_words
 from fixtures_runs import (
     COMMAND,
-    FORMATS,
-    garbled,
     header,
     one_row,
     read_rows,
     status,
     summarize,
-    traced_run,
     write_records,
     write_run,
 )
 from fixtures_traces import kineto, steps, write
-
-from common.analysis.logs import rows
-from common.tables.results import render
 
 # Which runs.
 
@@ -93,13 +87,6 @@ def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path
     assert "results.jsonl" in bad["reason"]
     assert one_row(tmp_path / "bad", code=1)["reason"] == bad["reason"]
     assert "results.jsonl" in summarize(tmp_path / "bad", code=1)
-
-
-def test_garbled_records_never_crash_any_format(tmp_path, thorough):
-    folder = traced_run(tmp_path / "a", kineto(steps([100, 200])), kineto(steps([100, 200])))
-    for _ in garbled(folder, 150 if thorough else 30):
-        for format in FORMATS:
-            assert render(rows([tmp_path]), format)
 
 
 def test_nothing_readable_is_exit_code_1(tmp_path):
