@@ -145,7 +145,7 @@ def assert_user_error(done, *words):
 
 
 def wait_for(happened, what, seconds=120):
-    """Until `there()` is true."""
+    """Wait until `happened()` is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"no {what} within {seconds} s"

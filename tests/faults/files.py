@@ -151,20 +151,12 @@ def others_are_read(log: Path, file: Path) -> None:
     require(not gone, f"no row any more: {gone}")
 
 
-def records(seed: int, folder: Path) -> None:
-    """A damaged results.jsonl."""
-    log, file, kept, chance = _damaged(seed, folder, "*/results.jsonl")
+def records(pattern: str, readers: int, seed: int, folder: Path) -> None:
+    """A damaged file of records, read by so many of the READERS."""
+    log, file, kept, chance = _damaged(seed, folder, pattern)
     _complete_records_are_read(file, kept)
     others_are_read(log, file)
-    read_by(tuple(chance.sample(READERS, 3)), log, folder)
-
-
-def sweeps(seed: int, folder: Path) -> None:
-    """A damaged sweep.jsonl."""
-    log, file, kept, chance = _damaged(seed, folder, "*/sweep.jsonl")
-    _complete_records_are_read(file, kept)
-    others_are_read(log, file)
-    read_by(tuple(chance.sample(READERS, 2)), log, folder)
+    read_by(tuple(chance.sample(READERS, readers)), log, folder)
 
 
 def _complete_records_are_read(file: Path, kept: List[bytes]) -> None:
@@ -298,8 +290,8 @@ def manifests(seed: int, folder: Path) -> None:
 
 #: By name: what the damage is of, and how many of a thousand and some faults.
 KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
-    "records": (records, 400),
-    "sweeps": (sweeps, 150),
+    "records": (functools.partial(records, "*/results.jsonl", 3), 400),
+    "sweeps": (functools.partial(records, "*/sweep.jsonl", 2), 150),
     "traces": (traces, 150),
     "matrices": (matrices, 80),
     "models": (model_runs, 90),
