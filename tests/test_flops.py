@@ -371,8 +371,10 @@ def test_factorisations():
         ("Adagrad", {}, 20 * 7 + 2),
     ],
 )
-@pytest.mark.parametrize("form", [{"foreach": False}, {"fused": True}], ids=["by tensor", "fused"])
-def test_an_optimizer_s_step_counts_the_same_in_one_kernel(name, options, flops, form):
+@pytest.mark.parametrize(
+    "form", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["by tensor", "lists", "fused"]
+)
+def test_an_optimizer_s_step_counts_the_same_in_every_form(name, options, flops, form):
     model = nn.Linear(3, 5)
     try:
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **form, **options)
@@ -383,16 +385,6 @@ def test_an_optimizer_s_step_counts_the_same_in_one_kernel(name, options, flops,
         with FlopCounter(strict=True) as counter:
             optimizer.step()
     assert counter.total().flops == flops
-
-
-def test_lists_of_tensors():
-    model = nn.Linear(3, 5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
-    for _ in range(2):
-        model(tensor(2, 3)).sum().backward()
-        with FlopCounter() as counter:
-            optimizer.step()
-    assert counter.total().flops == 20 * (1 + 1 + 2)
 
 
 # -- less usual models -----------------------------------------------------------------------------------------------

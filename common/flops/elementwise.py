@@ -78,7 +78,8 @@ for _factor, _operators, _reason in PER_OUTPUT:
 
 @rule("addcmul addcdiv", flops="2 per output", reason="multiply or divide, add; one more where value is not 1")
 def _added_product(call: Call) -> int:
-    return (2 if call["value"] in (None, 1) else 3) * elements(call.out)
+    factors = call["scalars"] if call["value"] is None else call["value"]  # lists of tensors may have one for each
+    return (2 if factors in (None, 1) else 3) * elements(call.out)
 
 
 add(
