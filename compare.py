@@ -220,7 +220,7 @@ def main(arguments: Sequence[str]) -> int:
         text = render(rows, on_one_side(sides), options.format)
     print(text, end="", flush=True)
     if options.output is not None:
-        from common.report import comparison as page
+        from common.show import comparison as page
 
         print(f"page: {page.write(rows, on_one_side(sides), options.output)}", file=sys.stderr)
     for failure in failures:

@@ -46,9 +46,8 @@ def main() -> int:
     if interpreters.lacks("msgspec", "jinja2", *(["matplotlib"] if options.png is not None else [])):
         interpreters.continue_in("main")  # returns where there is no such environment
     from common.analysis import logs
-    from common.plots import png
     from common.present import slices
-    from common.report import writing
+    from common.show import png, writing
 
     log = logs.read_any(options.log)
     written = [writing.write(log, options.output, options.log or [Path("log")])]

@@ -19,10 +19,10 @@ from _figures import CHOICES  # noqa: E402
 from common.analysis import logs, verdict  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
 from common.core.text import number  # noqa: E402
-from common.plots import png, trade_off  # noqa: E402
 from common.present import scales  # noqa: E402
 from common.present.labels import Names  # noqa: E402
 from common.present.style import NEUTRAL, Figure, Trace, axis_of, layout, marker, points  # noqa: E402
+from common.show import png, trade_off  # noqa: E402
 
 FOLDER = "results/2026-11-24-amd-epyc-2-cores"
 PICTURE = ROOT / "docs" / "time-memory.png"

@@ -17,7 +17,7 @@ from browsers import Browser  # noqa: E402
 
 from common import command  # noqa: E402
 from common.analysis import logs  # noqa: E402
-from common.report import writing  # noqa: E402
+from common.show import writing  # noqa: E402
 
 command.register()
 

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from common.core.errors import UserError
 from common.present import html
-from common.report import page
+from common.show import page
 from common.system import forkserver
 from common.system.processes import Server, die_with_parent
 

@@ -30,7 +30,7 @@ from fixtures_runs import (
 from common.analysis import logs, metrics, verdict
 from common.analysis.groups import collect, groups
 from common.conformance import findings as conformance
-from common.report import verdicts
+from common.show import verdicts
 from common.tables import answer
 
 

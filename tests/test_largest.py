@@ -19,12 +19,12 @@ from common.core import flag_types, settings, units
 from common.core.errors import UserError
 from common.jobs import local, spec, worker
 from common.jobs.search import TOLERANCE, memory_limit, next_size
-from common.plots import png
-from common.plots.search import figures
 from common.present import table
 from common.records.search import bounds
-from common.report.page import page
-from common.report.verdicts import of_search
+from common.show import png
+from common.show.page import page
+from common.show.search import figures
+from common.show.verdicts import of_search
 from common.system import memory
 from common.tables.search import render
 

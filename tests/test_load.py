@@ -19,7 +19,7 @@ from common.cli import benchmark, flags
 from common.cli.parser import Parser, add_choice
 from common.core.guard import guarded
 from common.jobs.executor import Executor, Interrupted
-from common.report import page
+from common.show import page
 from common.system import load
 from common.tools.inference import command as inference
 from common.tools.inference import grid

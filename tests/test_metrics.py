@@ -13,8 +13,8 @@ from fixtures_sweeps import measured, write_sweep
 from common.analysis import comparison, logs, metrics
 from common.analysis.metrics import Metric
 from common.analysis.pairs import two_sides
-from common.plots import sweep as plots
-from common.report.page import page
+from common.show import sweep_plot as plots
+from common.show.page import page
 from common.tables import comparison as comparison_table
 from common.tables import results, sweep
 from common.tools.flops import rows as flops

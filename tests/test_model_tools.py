@@ -11,7 +11,7 @@ from fixtures_model_runs import InProcess, write_inference, write_pipeline, writ
 from common.analysis.logs import read_any
 from common.core.errors import UserError
 from common.core.guard import guarded
-from common.report import page
+from common.show import page
 from common.tools.flops import command as count_command
 from common.tools.flops import rows as counts
 from common.tools.inference import command as inference_command

@@ -42,7 +42,7 @@ def test_nothing_but_the_package_is_installed(installed):
     assert "rnnt_bench" in names
     assert not names & {"common", "fused_transducer", "requirements", "tests", "benchmark_all.py"}
     suite = installed / "site" / "rnnt_bench" / "_suite"
-    for name in ("shape_info.pt", "benchmark_mine.py", "common/report/page.js", "fused_transducer/csrc/kernels.cpp"):
+    for name in ("shape_info.pt", "benchmark_mine.py", "common/show/page.js", "fused_transducer/csrc/kernels.cpp"):
         assert (suite / name).is_file()
 
 

@@ -23,9 +23,11 @@ from fixtures_sweeps import measured, write_sweep
 
 from common.analysis import logs, machines
 from common.analysis.sweep import read
-from common.plots import png, runs, shapes, sweep
-from common.plots.machines import relative_times
 from common.present import style
+from common.show import png, runs
+from common.show import shapes_plot as shapes
+from common.show import sweep_plot as sweep
+from common.show.machines_plot import relative_times
 
 pytest.importorskip("matplotlib")
 

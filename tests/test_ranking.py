@@ -22,7 +22,7 @@ from common.analysis import ranking, ratios
 from common.analysis.ratios import Padding
 from common.analysis.row import Row, Standing
 from common.core import statistics
-from common.report.verdicts import fastest
+from common.show.verdicts import fastest
 
 
 def test_who_may_be_as_fast_as_the_fastest():

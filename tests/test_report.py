@@ -28,14 +28,13 @@ from common.analysis import logs
 from common.analysis.groups import Group, pareto
 from common.conformance import section as conformance
 from common.conformance.records import DIFFERS, Outcome
-from common.plots import runs, trade_off
 from common.present import html, style, table
 from common.present.html import script_hash
-from common.report import facts, headline, writing
-from common.report.page import LIBRARY as LIBRARY_FILE
-from common.report.page import page
-from common.report.verdicts import verdicts
 from common.setup import interpreters
+from common.show import facts, headline, runs, trade_off, writing
+from common.show.page import LIBRARY as LIBRARY_FILE
+from common.show.page import page
+from common.show.verdicts import verdicts
 from common.traces import memory_curve
 
 LIBRARY = "/* plotly */"
@@ -538,7 +537,7 @@ def test_the_command_goes_on_in_the_main_environment_for_what_this_python_lacks(
 def test_a_run_under_a_python_without_jinja2_has_its_report_from_the_main_environment(tmp_path, bare):
     log, path = tmp_path / "-log", tmp_path / "-log" / "report.html"
     write_run(log / "a")
-    code = "import sys; from pathlib import Path; from common.report import writing;"
+    code = "import sys; from pathlib import Path; from common.show import writing;"
     code += "writing.after_run(Path(sys.argv[1]), quiet=False)"
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "msgspec").symlink_to(os.path.dirname(msgspec.__file__))

@@ -24,7 +24,7 @@ from common.conformance import section as conformance
 from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
 from common.present import table
 from common.present.section import Section
-from common.report import page, writing
+from common.show import page, writing
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
 pytest.importorskip("jinja2", reason="jinja2 is not installed in this Python")

@@ -14,7 +14,7 @@ from fixtures_conformance import made
 from common.analysis.groups import Group
 from common.conformance import section as conformance
 from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
-from common.report.page import page
+from common.show.page import page
 
 LIBRARY = "/* plotly */"
 

@@ -17,8 +17,8 @@ from fixtures_runs import (
 from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs
-from common.plots import bars, distribution, over_time, ratios
 from common.present import labels, scales, style
+from common.show import bars, distribution, over_time, ratios
 
 
 def test_an_axis_is_cut_below_what_is_far_beyond_the_others():

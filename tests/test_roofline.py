@@ -24,7 +24,7 @@ from common.analysis import logs, metrics, roofline
 from common.analysis.roofline import Least, Peaks, Sizes
 from common.losses import oracle
 from common.records import schema
-from common.report import facts
+from common.show import facts
 from common.tables import results
 
 #: Utterances (T, U) = (4, 1), (9, 0) and one symbol a frame kept; older runs have the first six fields alone.

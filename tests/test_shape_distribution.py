@@ -12,11 +12,11 @@ from fixtures_runs import DISTRIBUTION, correctness, environment, memory, record
 
 from common.analysis import logs
 from common.data import batching, distribution
-from common.plots import shapes
 from common.records import schema, store
 from common.records.run import claim_folder
 from common.records.sweep import SweepFile, SweepRun
-from common.report.page import page
+from common.show import shapes_plot as shapes
+from common.show.page import page
 
 
 def test_all_and_measured_are_counted_over_the_same_bins():

@@ -13,10 +13,10 @@ from fixtures_sweeps import measured, write_sweep
 
 from common.analysis import logs
 from common.analysis.sweep import exponents, find, read
-from common.plots import png
-from common.plots.sweep import figures
 from common.records import store
-from common.report.page import page
+from common.show import png
+from common.show.page import page
+from common.show.sweep_plot import figures
 from common.tables.sweep import render
 from common.tables.sweep import table as sweep_table
 

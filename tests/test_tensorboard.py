@@ -18,7 +18,7 @@ from viewer_servers import LOOPBACK, VIEWER, listening_addresses, needs_viewer, 
 
 from common.core.errors import UserError
 from common.core.text import plain
-from common.report import trace_viewer
+from common.show import trace_viewer
 
 needs_browser = pytest.mark.skipif(
     not (CHROMIUM and DRIVER and find_spec("selenium")), reason="needs selenium, chromium and chromedriver"

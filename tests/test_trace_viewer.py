@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from fixtures_traces import kineto
 
-from common.report import trace_viewer
+from common.show import trace_viewer
 from common.traces import viewing
 
 THREAD = 7

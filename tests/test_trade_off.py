@@ -6,8 +6,8 @@ from commands import has_words
 from fixtures_runs import timed
 
 from common.analysis import logs
-from common.plots import trade_off
 from common.present import scales
+from common.show import trade_off
 
 
 def entries_of(folder):

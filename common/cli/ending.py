@@ -16,7 +16,7 @@ from common.core.settings import Settings
 from common.jobs.executor import Executor
 from common.records import store
 from common.records.run import Run
-from common.report import writing
+from common.show import writing
 
 #: The status of each row of a table; None where stdout did not take the table.
 Shown = Optional[Sequence[str]]

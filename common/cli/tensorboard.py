@@ -12,7 +12,7 @@ from common.core.errors import EXIT_OK, UserError
 from common.core.guard import guarded
 from common.core.paths import not_a_folder
 from common.core.text import plain
-from common.report.tensorboard import write_run, write_top
+from common.show.tensorboard import write_run, write_top
 
 NOTES = (
     "Scalars, images and text work offline.  The PyTorch Profiler tab is torch-tb-profiler: no longer maintained "

@@ -10,7 +10,7 @@ from common.cli.parser import Parser
 from common.core import flag_types
 from common.core.errors import EXIT_OK
 from common.core.guard import guarded
-from common.report.trace_viewer import PORT, choose, serve
+from common.show.trace_viewer import PORT, choose, serve
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

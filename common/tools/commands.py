@@ -19,11 +19,10 @@ from common.jobs import tasks as jobs
 from common.jobs.executor import Executor
 from common.jobs.progress import Progress
 from common.jobs.spec import Task
-from common.plots import png
 from common.present.section import Section
 from common.present.style import Figure
 from common.records.run import Run, remove
-from common.report import page
+from common.show import page, png
 from common.tables.results import FORMATS
 
 #: The advice where a file of a run cannot be written.

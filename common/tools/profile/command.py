@@ -22,12 +22,11 @@ from common.jobs import carried
 from common.jobs.executor import Executor
 from common.jobs.spec import Task
 from common.jobs.spread import OnceMore, spread
-from common.plots import png
 from common.records.documents import typed
 from common.records.run import remove
-from common.report import page
 from common.setup import interpreters
 from common.setup.interpreters import Choice as Python
+from common.show import page, png
 from common.system.locks import Claim
 from common.tools import commands as model_run
 from common.tools import configuration

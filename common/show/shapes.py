@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import List, Optional, Sequence, Tuple
 
 from common.analysis.row import Row
-from common.plots.shapes import batch_table, bins, distributions, of_batches, padding
 from common.present.section import Shapes
 from common.present.style import Figure
+from common.show.shapes_plot import batch_table, bins, distributions, of_batches, padding
 
 FEWEST = 10  # batches: a histogram of fewer shows less than their table
 

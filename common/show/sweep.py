@@ -6,11 +6,11 @@ from typing import List
 
 from common.analysis.sweep import Sweep
 from common.core import grid
-from common.plots.sweep import figures
 from common.present.section import Failure, Section
 from common.present.table import Link
 from common.records import schema
-from common.report import facts
+from common.show import facts
+from common.show.sweep_plot import figures
 from common.tables import remarks
 from common.tables import sweep as sweep_table
 
@@ -21,7 +21,7 @@ def section(sweep: Sweep, number: int) -> Section:
     keys, name = " and ".join(grid.flag(key) for key in sweep.grid), f"sweep-{number}"
     title = f"Sweep over {keys}" if keys else "A sweep that cannot be read"
     return Section(
-        "report/templates/sweep.html.jinja",
+        "show/templates/sweep.html.jinja",
         name,
         title,
         name,

@@ -7,9 +7,9 @@ from typing import List, Optional, Sequence
 from common.analysis.machines import Machine, rows_by_name
 from common.analysis.row import Row
 from common.core.text import number
-from common.plots.bars import GOES_ON, arrows, until
 from common.present import scales
 from common.present.style import Figure, Trace, lanes, layout, parts, shown
+from common.show.bars import GOES_ON, arrows, until
 
 BAR, NAME = 20, 34  # pixels: a bar with its gap, and a name above the bars of a lane
 

@@ -17,11 +17,10 @@ from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import count, gathered
-from common.plots import runs, search
 from common.present import html, slices
 from common.present.section import Failure, Line, Section
 from common.present.table import Link
-from common.report import facts, headline, machines, shapes, sweep, verdicts
+from common.show import facts, headline, machines, runs, search, shapes, sweep, verdicts
 from common.tables import remarks, results
 
 Paths = Sequence[Path]
@@ -93,7 +92,7 @@ def assembled(
         for part in figure.drawn
     }
     return html.render(
-        "report/templates/page.html.jinja",
+        "show/templates/page.html.jinja",
         base,
         title=title,
         lead=lead,
@@ -177,7 +176,7 @@ def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
     measured = [row for row in rows if row.is_measured]
     failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]
     section = Section(
-        "report/templates/timed.html.jinja",
+        "show/templates/timed.html.jinja",
         f"group-{index}",
         title,
         str(index),

@@ -33,8 +33,8 @@ from common.core.files import read_bytes
 from common.core.text import plain
 from common.present.text import block
 from common.records import schema
-from common.report import writing
 from common.setup import environments
+from common.show import writing
 from common.tables import remarks, results, search
 
 VERSION = 3  # of what is written: a new one makes every file anew

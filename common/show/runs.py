@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Set
 
 from common.analysis.row import Row
-from common.plots import bars, batches, distribution, over_time, ratios, trade_off
 from common.present.style import Figure
+from common.show import bars, batches, distribution, over_time, ratios, trade_off
 
 #: Keys of the figures that are seen at once, else the first of its chapter; the others are opened.
 SHOWN: Set[str] = {"ratios", "distribution", "time-memory"}

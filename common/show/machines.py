@@ -13,9 +13,9 @@ from common.analysis import groups, metrics
 from common.analysis.machines import Machine, rows_by_name, shared_configuration
 from common.analysis.row import Row
 from common.core.text import number, plain
-from common.plots.machines import relative_times
 from common.present.section import Section
 from common.present.table import Cell, Column, Table
+from common.show.machines_plot import relative_times
 
 TITLE = "Machines side by side"
 
@@ -24,7 +24,7 @@ def section(family: Sequence[Machine], number: int) -> Section:
     """Return the section of one configuration on several machines.  number: its number among such sections."""
     figure, name = relative_times(family), f"machines-{number}"
     return Section(
-        "report/templates/machines.html.jinja",
+        "show/templates/machines.html.jinja",
         name,
         TITLE,
         name,

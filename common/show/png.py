@@ -19,9 +19,10 @@ from common.analysis.groups import Group
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
-from common.plots import runs, search, sweep
 from common.present.labels import Names
 from common.present.style import DASHES, INK, MARKS, PATTERNS, Figure, Plotly, Trace
+from common.show import runs, search
+from common.show import sweep_plot as sweep
 
 #: plotly's names of markers, lines and patterns -> matplotlib's.
 MARKERS = {**dict(zip(MARKS, "osD^PX*vph")), "triangle-right": ">", "x-thin": "x"}

@@ -17,8 +17,8 @@ from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.paths import ROOT
 from common.core.text import plain
-from common.report.page import page
 from common.setup import interpreters
+from common.show.page import page
 
 FILE_NAME = "report.html"
 

@@ -11,11 +11,11 @@ from common.analysis.groups import look_of_each
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.text import gathered
-from common.plots import ratios
-from common.plots.ratios import Dot
 from common.present.section import Line, Section, Verdict
 from common.present.style import Figure
-from common.report.page import assembled
+from common.show import ratios
+from common.show.page import assembled
+from common.show.ratios import Dot
 from common.tables import comparison as tables
 
 TITLE = "What changed"
@@ -43,7 +43,7 @@ def page(rows: Sequence[Change], remarks: Sequence[str], base: Path, library: Op
     shown = [row for row in rows if tables.is_measured(row)] or rows
     figure = _figure(shown)
     section = Section(
-        "report/templates/comparison.html.jinja",
+        "show/templates/comparison.html.jinja",
         "comparison",
         TITLE,
         "comparison",

@@ -1,1 +1,0 @@
-"""Draw rows of loss runs as figures, for the page and for PNG files."""
