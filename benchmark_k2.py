@@ -8,15 +8,35 @@ log-probabilities of a sigmoid and a softmax, which its own normalisation leaves
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.k2_package import FullLoss, K2Package
+from common.core.implementations import ONE_SYMBOL
+from common.losses.adapter import HAT, Adapter
 
 
-class K2(K2Package, FullLoss):
+class K2(Adapter):
     name = "k2"
+    hint = "run `make setup` (k2 1.23.4 for Python 3.11), or take the wheel for your torch from https://k2-fsa.github.io/k2"
+    dtypes = ("float32", "float64")
+    variants = {"hat": HAT, **{name: {"topology": name} for name in ("modified", "constrained", "delay-penalty")}}
+
+    def prepare(self, batch):
+        import torch
+
+        begin = torch.zeros_like(batch.T_lengths)
+        boundary = torch.stack([begin, begin, batch.U_lengths, batch.T_lengths], dim=1).long()
+        return SimpleNamespace(symbols=batch.targets.long(), boundary=boundary)
+
+    def function(self):
+        return self.module.rnnt_loss
+
+    def options(self):
+        rnnt_type = self.topology if self.topology in ONE_SYMBOL else "regular"
+        options = {"termination_symbol": self.blank, "rnnt_type": rnnt_type, "reduction": self.reduction}
+        return {**options, "delay_penalty": self.lattice.penalty} if self.topology == "delay-penalty" else options
 
 
 ADAPTER = K2

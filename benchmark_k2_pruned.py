@@ -2,22 +2,73 @@
 """Benchmark k2's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
 
 It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is never ranked with the
-exact losses.  Its step is what icefall trains (see common/losses/layouts/pruned.py).  With its range widened to all of
-U it must equal the exact loss.  Variant hat: use_hat_loss, which k2 1.24.4 or newer has.
+exact losses.  common/losses/layouts/pruned.py calls its functions in the order in which icefall trains them.  With its
+range widened to all of U it must equal the exact loss.  Variant hat: use_hat_loss, which k2 1.24.4 or newer has.
 """
 
+import inspect
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
+from benchmark_k2 import K2
 from common.command import script_main
-from common.losses.k2_package import K2Package, PrunedLoss
+from common.core.errors import NotRunnable, UserError
+from common.losses.adapter import Option, described
 
 
-class K2Pruned(K2Package, PrunedLoss):
+class K2Pruned(K2):
     name = "k2-pruned"
+    layout = "pruned"
     variants = {"hat": {"topology": "hat"}}
+    lm_only_scale = 0.25
+
+    def __init__(self, settings, variant=""):
+        super().__init__(settings, variant)
+        if settings.pruned_recipe == "benchmark-2022" and settings.encoder_dim < settings.vocab_size:
+            raise UserError(
+                f"--pruned-recipe benchmark-2022 uses encoder outputs as scores: --encoder-dim "
+                f"({settings.encoder_dim}) must be at least --vocab-size ({settings.vocab_size})"
+            )
+
+    def load(self, device):
+        super().load(device)
+        if self.topology == "hat" and "use_hat_loss" not in inspect.signature(self.function()).parameters:
+            raise NotRunnable(
+                "unsupported", f"{self.package} {self.version()} has no use_hat_loss; k2 1.24.4 or newer has it"
+            )
+
+    def simple_loss(self, am, lm, prepared):
+        """Return (the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients of its arcs)."""
+        return self.module.rnnt_loss_smoothed(
+            lm=lm, am=am, symbols=prepared.symbols, boundary=prepared.boundary, **self.simple_options()
+        )
+
+    def simple_options(self):
+        options = {"termination_symbol": self.blank, "lm_only_scale": self.lm_only_scale, "am_only_scale": 0.0}
+        return {**options, "reduction": "sum", "return_grad": True}
+
+    def ranges(self, arc_gradients, prepared):
+        """Return the ranges (N, T, S): the S symbols that matter at each frame."""
+        px_grad, py_grad = arc_gradients
+        return self.module.get_rnnt_prune_ranges(
+            px_grad=px_grad, py_grad=py_grad, boundary=prepared.boundary, s_range=self.prune_range
+        )
+
+    def pruned(self, encoder_out, decoder_out, ranges):
+        """Return encoder and decoder outputs of the cells in `ranges`, both (N, T, S, D)."""
+        return self.module.do_rnnt_pruning(am=encoder_out, lm=decoder_out, ranges=ranges)
+
+    def function(self):
+        return self.module.rnnt_loss_pruned
+
+    def options(self):
+        return {**super().options(), "use_hat_loss": True} if self.topology == "hat" else super().options()
+
+    def described_options(self):
+        simple = described(self.module.rnnt_loss_smoothed, self.simple_options(), prefix="rnnt_loss_smoothed.")
+        return {**super().described_options(), "s_range": Option(self.prune_range, "-"), **simple}
 
 
 ADAPTER = K2Pruned

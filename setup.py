@@ -10,11 +10,12 @@ import tempfile
 
 from setuptools import find_namespace_packages, setup
 
-PACKAGES = ["common", "fused_transducer"]
+PACKAGES = ["common", "fused_transducer", "losses"]
 #: What the commands read, beside Python; relative to this folder.
 FILES = [
     "*.pt",
     "*.json",
+    "data/*",
     "*.yaml",
     "requirements/*.txt",
     "requirements/*.in",

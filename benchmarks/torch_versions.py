@@ -42,7 +42,6 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "reference": (),
     "transformers": ("transformers==5.23.0",),
     "fast_rnnt-pruned": (),
-    "fast_rnnt-simple": (),
 }
 #: Outcomes, the best first.
 RIGHT, WRONG, NO_ANSWER = "right", "wrong", "no answer in time"

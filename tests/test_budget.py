@@ -171,8 +171,8 @@ def test_rows_that_a_first_verdict_lacks_are_those_of_resume(capsys):
 
 
 def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
-    names = ["fused", "warprnnt_numba", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
-    assert benchmark._default_rows(names, "cpu", False, None) == ["fused", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
+    names = ["fused", "warprnnt_numba", "k2", "fast_rnnt-pruned"]
+    assert benchmark._default_rows(names, "cpu", False, None) == ["fused", "k2", "fast_rnnt-pruned"]
     assert "warprnnt_numba" in benchmark._default_rows(names, "cuda:0", False, None)
     assert benchmark._default_rows(names, "cpu", True, None) == ["fused", "fast_rnnt-pruned"]
     assert benchmark._default_rows(["fused", "reference"], "cpu", True, None) == ["fused"]

@@ -57,11 +57,11 @@ def as_other(script, *arguments, **options):
         ["report.py", "{}/log/closed", "--output", "/tmp/never-made/report.html"],
         ["compare.py", "{}/log/closed", "{}/log/open"],
         ["compare.py", "{}/log/shut", "{}/log/open"],
-        ["benchmark_reference.py", "--shape-file", "{}/log/closed/shapes.pt"],
-        ["benchmark_reference.py", "--shape-file", "{}/log/file.pt"],
+        ["losses/benchmark_reference.py", "--shape-file", "{}/log/closed/shapes.pt"],
+        ["losses/benchmark_reference.py", "--shape-file", "{}/log/file.pt"],
         ["benchmark_all.py", "--only", "{}/log/benchmark_closed.py"],
         ["benchmark_all.py", "--only", "{}/log/closed/benchmark_closed.py"],
-        ["benchmark_reference.py", "--in-place", "--log-dir", "{}/log/closed"],
+        ["losses/benchmark_reference.py", "--in-place", "--log-dir", "{}/log/closed"],
         ["generate_shape_info.py", "--manifest", "{}/log/closed/cuts.jsonl", "--bpe-vocab-size", "9"],
         ["generate_shape_info.py", "--from-figures", "--output", "{}/log/closed/shapes.pt"],
     ],
@@ -80,7 +80,8 @@ def test_a_closed_run_is_a_row_beside_the_others(folder):
 
 
 def test_an_environment_of_another_user_is_missing(folder, tmp_path):
-    shutil.copytree(ROOT / "common", tmp_path / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("common", "losses"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for script in ROOT.glob("benchmark_*.py"):
         shutil.copy(script, tmp_path)
     (tmp_path / ".venv" / "k2").mkdir(parents=True)
@@ -113,7 +114,9 @@ def test_a_matrix_that_cannot_be_written_is_printed(folder, tmp_path):
 )
 def test_a_log_folder_behind_a_link_that_leads_nowhere(below, target, flags, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / target)
-    done = run("benchmark_reference.py", "--in-place", "--log-dir", f"{tmp_path}/link{below}", *flags, timeout=60)
+    done = run(
+        "losses/benchmark_reference.py", "--in-place", "--log-dir", f"{tmp_path}/link{below}", *flags, timeout=60
+    )
     assert_user_error(done, "--log-dir", tmp_path / "link")
 
 
@@ -128,7 +131,7 @@ def test_a_link_that_leads_nowhere_is_a_name_that_is_taken(tmp_path):
 def test_a_name_that_is_not_utf_8(flag, tmp_path):
     name = os.fsencode(tmp_path) + b"/caf\xe9"
     os.mkdir(name)
-    words = [*map(os.fsencode, command("benchmark_reference.py", "--in-place", flag)), name]
+    words = [*map(os.fsencode, command("losses/benchmark_reference.py", "--in-place", flag)), name]
     done = subprocess.run(words, cwd=ROOT, capture_output=True)
     done.stderr = done.stderr.decode()
     assert_user_error(done, flag, "UTF-8", "xe9")

@@ -19,7 +19,6 @@ from commands import KILLS, ROOT, assert_user_error, run
 from fixtures_conformance import made
 from msgspec import structs
 
-from benchmark_reference import Reference
 from common.conformance import command, large, matrix
 from common.conformance import findings as judging
 from common.conformance.cases import BY_NAME, CASES
@@ -37,6 +36,7 @@ from common.losses import oracle, vectorised
 from common.records import documents
 from common.records.schema import Machine
 from common.setup import environments, obtaining
+from losses.benchmark_reference import Reference
 
 CPU = torch.device("cpu")
 COMMITTED = ROOT / "docs" / "conformance.json"
@@ -495,7 +495,7 @@ def test_an_error_of_ours_is_not_taken_for_a_refusal():
 
 FATAL_LOSS = """
 import os, time
-from benchmark_reference import Reference
+from losses.benchmark_reference import Reference
 
 def fatal_loss(logits, targets, logit_lengths, target_lengths, **options):
     from common.losses import vectorised
@@ -556,7 +556,7 @@ def test_a_death_costs_one_cell_and_the_next_process_goes_on(module_of):
 
 
 LOST_LOSS = """
-from benchmark_reference import Reference
+from losses.benchmark_reference import Reference
 from common.conformance import questions
 from common.losses import oracle, vectorised
 from common.records import documents
@@ -773,7 +773,7 @@ def test_update_wants_the_same_device_and_whole_rows(tmp_path):
 def test_a_killed_matrix_resumes(tmp_path):
     """kill -9 in the second implementation: the first is not judged again, and others are not taken for it."""
     copy = tmp_path / "benchmark_own.py"
-    script = (ROOT / "benchmark_reference.py").read_text().replace('name = "reference"', 'name = "own"')
+    script = (ROOT / "losses/benchmark_reference.py").read_text().replace('name = "reference"', 'name = "own"')
     in_a_worker = "if 'common.conformance.worker' in sys.modules:"  # and not where it is only described
     copy.write_text(f"{script}\n{KILLS}\n{in_a_worker}\n    kill_the_command({str(tmp_path / 'told')!r})\n")
     flags = ("--only", f"reference,{copy}", "--device", "cpu", "--output", tmp_path)
@@ -910,7 +910,7 @@ def test_the_page_names_the_reductions_and_whose_mean_is_which():
 def test_with_fastemit_the_message_says_which_value_is_returned():
     """NeMo's numba loss returns the loss times (1 + lambda); the gradient is right either way."""
     pytest.importorskip("warprnnt_numba")
-    outcome = outcome_of(scripts.load("benchmark_warprnnt_numba"), "fastemit")
+    outcome = outcome_of(scripts.load("losses.benchmark_warprnnt_numba"), "fastemit")
     assert outcome.result == PASS and "returns the loss" in outcome.message
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.core import paths, settings
+from common.core import settings
 from common.core.errors import NotRunnable
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.losses import inputs, oracle, step
@@ -188,7 +188,7 @@ def test_the_step_names_its_stages(adapter, device):
 
     with observed_by(Note):
         step.prepare(adapter, model, batch, "step").run()
-    first = "projections" if adapter.kind == "additive" else "joiner"
+    first = "joiner"
     assert any(first in name for name in seen) and any("loss" in name for name in seen) and seen[-1] == "backward"
 
 
@@ -219,24 +219,6 @@ def test_the_table_and_the_script_name_the_same_variants(implementation):
     for variant, kind in implementation.variants.items():
         chosen = adapter(settings.resolve({"preset": "quick"}, "cpu"), variant)
         assert chosen.kind == kind and (kind == "pruned" or kind == chosen.topology.replace("regular", "exact"))
-
-
-MATRIX = json.loads((paths.ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
-
-
-#: numba has no bfloat16 on CUDA, whatever loops in Python take.
-WITHOUT_BFLOAT16 = ("warprnnt_numba", "nemo")
-
-
-@pytest.mark.parametrize("row", [row for row in MATRIX["implementations"] if row["cells"]], ids=lambda row: row["name"])
-def test_dtypes_are_those_that_the_conformance_matrix_found_right(row):
-    """A dtype that is taken and right is offered; one that is refused, or no more precise than float32, is not."""
-    implementation = find(row["name"])
-    adapter = importlib.import_module(implementation.script).ADAPTER
-    offered = adapter.variants.get(implementation.variant, {}).get("dtypes", adapter.dtypes)
-    names = ["float64", "float16", *([] if implementation.name.partition(":")[0] in WITHOUT_BFLOAT16 else ["bfloat16"])]
-    right = [name for name in names if row["cells"][name]["result"] == "pass"]
-    assert sorted(offered) == sorted(["float32", *right])
 
 
 def test_available_somewhere():

@@ -54,7 +54,7 @@ def flags(tmp_path, tiny_shapes):
 @pytest.mark.parametrize("stopped", [False, True], ids=["at its first instructions", "and it is stopped"])
 def test_a_worker_dies_with_its_parent(stopped, flags, marked):
     for _ in range(2):
-        process = start("benchmark_reference.py", *flags, *LONG, env={**os.environ, **marked.variable})
+        process = start("losses/benchmark_reference.py", *flags, *LONG, env={**os.environ, **marked.variable})
         worker = wait_for_worker(process, "correctness")
         if stopped:
             os.kill(worker, signal.SIGSTOP)
@@ -98,7 +98,7 @@ def test_a_job_that_is_killed_leaves_no_scratch(flags, tmp_path):
 
 
 def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
-    process = start("benchmark_reference.py", *flags, *LONG, env={**os.environ, **marked.variable})
+    process = start("losses/benchmark_reference.py", *flags, *LONG, env={**os.environ, **marked.variable})
     wait_for_worker(process, "correctness")
     process.send_signal(signal.SIGHUP)
     output, errors = process.communicate(timeout=60)
@@ -108,7 +108,7 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
 
 def test_signals_that_are_ignored_stay_so_and_sigterm_ends(flags, marked, tmp_path):
     """nohup means that the terminal may be closed, and Ctrl-C is not meant for a job that a script runs beside."""
-    line = ignoring(command("benchmark_reference.py", *flags, *LONG))
+    line = ignoring(command("losses/benchmark_reference.py", *flags, *LONG))
     process = piped(line, cwd=ROOT, env={**os.environ, **marked.variable})
     wait_for_worker(process, "correctness")
     process.send_signal(signal.SIGHUP)
@@ -158,7 +158,7 @@ def test_ctrl_z_stops_the_worker_too_and_fg_lets_it_go_on(flags, tmp_path):
         stats = (Path(f"/proc/{number}/stat").read_text() for number in (process.pid, worker))
         return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
-    line = command("benchmark_reference.py", *flags, *LONG)
+    line = command("losses/benchmark_reference.py", *flags, *LONG)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(line, cwd=ROOT, preexec_fn=lambda: os.setpgid(0, 0), **pipes)
     try:
@@ -298,13 +298,13 @@ def test_a_loss_that_returns_nothing_is_named_in_the_error(flags, tmp_path):
 def test_too_little_address_space_for_torch_is_said(flags, tmp_path):
     limit = 1_500_000 * 1024
     limits = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))}
-    run("benchmark_reference.py", *flags, *SHORT, **limits)
+    run("losses/benchmark_reference.py", *flags, *SHORT, **limits)
     row = rows_of(tmp_path / "log")["reference"]
     assert row["status"] == "oom" and "ulimit -v 1500000" in row["reason"], row
 
 
 def test_a_full_scratch_folder_is_said(flags, disk, tmp_path):
     small = disk(4)
-    run("benchmark_reference.py", *flags, *SHORT, env={**os.environ, "TMPDIR": str(small)})
+    run("losses/benchmark_reference.py", *flags, *SHORT, env={**os.environ, "TMPDIR": str(small)})
     row = rows_of(tmp_path / "log")["reference"]
     assert row["status"] == "error" and str(small) in row["reason"] and "TMPDIR" in row["reason"], row

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmark_transformers import Transformers
 from common.conformance.isolated import simulator
 from common.core import settings
 from common.core.errors import NotRunnable
@@ -16,6 +15,7 @@ from common.core.implementations import LATTICES, find, with_variants
 from common.losses import inputs, nemo_package
 from common.losses.layouts import table
 from common.losses.passes import answers
+from losses.benchmark_transformers import Transformers
 
 
 @pytest.mark.parametrize("lattice", [name for name in LATTICES])

@@ -30,7 +30,7 @@ def count(work):
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda one: one.name)
 def test_every_loss_is_counted_or_named(implementation):
-    """A loss with a rule counts at least the softmax over V of each cell (pruned and additive ones project to V, too).
+    """A loss with a rule counts at least the softmax over V of each cell (pruned ones project to V, too).
 
     A loss without one is named with its custom function.
     """

@@ -166,7 +166,7 @@ def test_the_committed_feature_frames_are_regenerated_and_make_the_published_bat
     """icefall's sorted batches of 30,000 frames: 3,733 of 14, 15, 15 ... 150 utterances."""
     done = command("--from-figures", "--features", "--seed", "1097", "--output", "shape_info.pt", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    rows, frames = shapes.load(tmp_path / "shape_info.pt"), shapes.load(REPOSITORY / "shape_info.features.pt")
+    rows, frames = shapes.load(tmp_path / "shape_info.pt"), shapes.load(REPOSITORY / "data" / "shape_info.features.pt")
     assert (shapes.load(tmp_path / "shape_info.features.pt") == frames).all()
     assert (shapes.subsampled(frames[:, 0]) == rows[:, 0]).all() and (frames[:, 1] == rows[:, 1]).all()
     batches = batching.max_frames(frames, 30000)

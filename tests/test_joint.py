@@ -12,10 +12,8 @@ from commands import ROOT, rows_of, run
 from fixtures_runs import records_of
 from test_measured_size import SHAPES, context_of
 
-from common.conformance.cases import BY_NAME
-from common.conformance.judge import judge
 from common.core import implementations, settings
-from common.losses import oracle, step, vectorised
+from common.losses import oracle, step
 from common.losses.layouts import table
 from common.losses.passes import at_size, correctness
 
@@ -121,33 +119,6 @@ def test_its_corners(tmp_path):
     assert wrong == {}
     asked = {name for name, cell in row["cells"].items() if cell["result"] == "pass"}
     assert corners <= asked
-
-
-class Sums(own_joint.Joint):
-    """An additive loss of one's own: a module that takes am and lm, and has no sum."""
-
-    layout = "additive"
-    reductions = ("none",)
-    is_module = True
-
-    def function(self):
-        def make(blank):
-            def losses(am, lm, targets, T_lengths, U_lengths):
-                logits = am.unsqueeze(2) + lm.unsqueeze(1)
-                return vectorised.transducer_loss(logits, targets, T_lengths, U_lengths, blank, "none")
-
-            return losses
-
-        return make
-
-
-def test_an_additive_loss_of_ones_own():
-    adapter = Sums(settings.resolve({"preset": "quick", "vocab_size": 40}, "cpu"))
-    adapter.load("cpu")
-    (record,) = correctness.run(context_of(adapter))
-    assert record.ok and record.at_size.ok
-    outcomes = [judge(BY_NAME[name], adapter, torch.device("cpu")) for name in ("ragged", "slack", "reduction-none")]
-    assert {outcome.result for outcome in outcomes} == {"pass"}
 
 
 def test_every_layout_has_a_class_and_a_kind():

@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     torch.save(torch.tensor([[6, 2], [5, 1]], dtype=torch.int32), folder / "shapes.pt")
     flags = [*QUICK, "--passes", "correctness", "--shape-file", folder / "shapes.pt"]
-    assert run("benchmark_reference.py", *flags, "--log-dir", folder / "log").returncode == 0
+    assert run("losses/benchmark_reference.py", *flags, "--log-dir", folder / "log").returncode == 0
     return folder / "log", flags
 
 
@@ -46,7 +46,7 @@ def test_a_sweep_on_a_full_disk_is_read_and_resumed(disk, tmp_path, tiny_shapes)
     log = disk(12)
     flags = [*QUICK, "--quiet", "--shape-file", tiny_shapes, "--passes", "correctness", "--log-dir", log]
     flags += ["--sweep", "vocab-size=20,30"]
-    full = run("benchmark_reference.py", *flags)
+    full = run("losses/benchmark_reference.py", *flags)
     assert full.returncode == 1 and "No space left" in full.stdout + full.stderr and "Traceback" not in full.stderr
     path = log / "sweep-vocab-size" / "sweep.jsonl"
     kept = path.read_bytes()
@@ -54,7 +54,7 @@ def test_a_sweep_on_a_full_disk_is_read_and_resumed(disk, tmp_path, tiny_shapes)
     disk(4096)
     rows = read_rows(log)
     assert rows and rows[0]["sweep"]["vocab_size"] == 20 and not any(row["unreadable"] for row in rows)
-    done = run("benchmark_reference.py", *flags, "--resume")
+    done = run("losses/benchmark_reference.py", *flags, "--resume")
     assert done.returncode == 0, done.stderr
     assert path.read_bytes().startswith(kept)
     assert [(row["status"], row["sweep"]["vocab_size"]) for row in read_rows(log)] == [("ok", 20), ("ok", 30)]
@@ -201,7 +201,7 @@ def test_resume_goes_on_behind_a_broken_record(measured, tmp_path):
     path = tmp_path / "log" / "reference-2" / "results.jsonl"
     insert(path, 1, DEEP)
     before = path.read_bytes()
-    done = run("benchmark_reference.py", *flags, "--quiet", "--log-dir", tmp_path / "log", "--resume")
+    done = run("losses/benchmark_reference.py", *flags, "--quiet", "--log-dir", tmp_path / "log", "--resume")
     assert done.returncode == 0 and path.read_bytes() == before, done.stderr  # what is done is not measured again
     (warning,) = done.stderr.splitlines()
     assert warning.startswith("warning: ") and f"{path}, line 2: " in warning
@@ -262,7 +262,7 @@ def test_a_closed_pipe_behind_stderr_ends_no_reader(tmp_path):
 @pytest.mark.parametrize("streams", [">&-", "2>&1 >/dev/null | true"])
 def test_a_stream_that_takes_nothing_ends_no_run(streams, measured, tmp_path):
     _, flags = measured
-    line = " ".join([*command("benchmark_reference.py", *flags, "--log-dir", tmp_path / "log"), streams])
+    line = " ".join([*command("losses/benchmark_reference.py", *flags, "--log-dir", tmp_path / "log"), streams])
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and bool(done.stderr) == (streams == ">&-"), done.stderr
     assert read_rows(tmp_path / "log")[0]["loss_error"] < 1e-4 and (tmp_path / "log" / "report.html").exists()
@@ -301,7 +301,7 @@ def test_links_in_a_log_folder_are_not_written_through(measured, tmp_path):
         before = victim.read_bytes()
         link.unlink(missing_ok=True)
         link.symlink_to(victim)
-        assert_user_error(run("benchmark_reference.py", *arguments), link, "is a link")
+        assert_user_error(run("losses/benchmark_reference.py", *arguments), link, "is a link")
         assert victim.read_bytes() == before
 
 
@@ -315,7 +315,7 @@ def replace_by_links(victim, *paths):
 @pytest.mark.parametrize(
     "script, flags_of_script, file, again",
     [
-        ("benchmark_reference.py", ["--sweep", "vocab-size=20"], "sweep-vocab-size/sweep.jsonl", []),
+        ("losses/benchmark_reference.py", ["--sweep", "vocab-size=20"], "sweep-vocab-size/sweep.jsonl", []),
         (
             "profile_inference.py",
             ["--audio_mockup_secs=[0.1]", "--batch_sizes=[1]", "--arguments={layers: 1, dim: 16}"]

@@ -101,7 +101,6 @@ def test_the_default_run_has_a_control_for_each_environment_with_another_torch()
         assert kinds == {
             "exact": "fast_rnnt@k2",
             "pruned": "fast_rnnt-pruned@k2",
-            "additive": "fast_rnnt-simple@k2",
         }
     else:
         assert kinds == {"exact": "reference@k2"}

@@ -34,7 +34,6 @@ def rounds_to(dtype):
         ("optimized_transducer", "float16", torch.float32),
         ("fast_rnnt-pruned", "bfloat16", torch.float32),
         ("fast_rnnt-pruned", "float16", torch.float32),
-        ("fast_rnnt-simple", "bfloat16", torch.float32),
         ("fused", "bfloat16", None),
         ("fused", "float16", None),
     ],

@@ -601,7 +601,6 @@ def test_a_mistake_in_a_later_size_keeps_what_was_measured(whole, tmp_path):
         (("--label", "x=encoder.layer.*"), ["--label x=encoder.layer.*", "encoder.conformer"]),
         (("--checkpoint", "nothing"), ["--checkpoint nothing"]),
         (("--size", "layer=3"), ["layer", "'layers'"]),
-        (("--loss", "k2-simple"), ["--loss", "joiner"]),
         (("--sweep", "seed=1,2"), ["batch-size"]),
         (("--arg", "x=1"), ["--arg", "--model"]),
         (("--max-frames", 1), ["--max-frames 1", "--sort-utterance true"]),

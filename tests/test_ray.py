@@ -199,7 +199,7 @@ def test_ctrl_c_ends_the_remote_workers_and_keeps_what_came(nodes, tmp_path):
 
 def copied(checkout):
     """Copy what measures into a checkout of its own; returns its folder."""
-    for part in ("common", "requirements", "fused_transducer"):
+    for part in ("common", "losses", "requirements", "fused_transducer"):
         shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
     for script in ROOT.glob("benchmark_*.py"):
         shutil.copy(script, checkout)
@@ -362,7 +362,7 @@ def slow_command(kind, folder, shapes):
     a function of its log folder that gives the node of each job that ended."""
     log = folder / "log"
     if kind == "conformance":
-        script = (ROOT / "benchmark_reference.py").read_text().replace('name = "reference"', 'name = "slow"')
+        script = (ROOT / "losses/benchmark_reference.py").read_text().replace('name = "reference"', 'name = "slow"')
         (folder / "benchmark_slow.py").write_text(f"{script}\nimport time\n\ntime.sleep(10)\n")
         only = f"{folder}/benchmark_slow.py,torchaudio,reference"
         flags = ("--only", only, "--cases", "ragged,float64", "--device", "cpu", "--output", log)

@@ -211,7 +211,7 @@ def test_a_script_goes_on_in_the_main_environment_where_this_python_lacks_msgspe
     for script in ("benchmark_all.py", "profile_model.py", "summarize.py", "pipeline_metrics.py"):
         done = subprocess.run([bare, ROOT / script, "--help"], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0 and script in done.stdout, done.stderr
-    words = [bare, ROOT / "benchmark_reference.py", "--in-place"]  # in this Python, or not at all
+    words = [bare, ROOT / "losses/benchmark_reference.py", "--in-place"]  # in this Python, or not at all
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "msgspec" in done.stderr
 

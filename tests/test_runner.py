@@ -161,7 +161,7 @@ def test_a_run_without_room_for_its_first_line_leaves_no_folder(tmp_path):
 
     flags = ["--in-place", "--quiet", "--log-dir", tmp_path / "log"]
     for swept in ([], ["--sweep", "vocab-size=8,9"]):
-        done = run_command("benchmark_reference.py", *flags, *swept, preexec_fn=limited)
+        done = run_command("losses/benchmark_reference.py", *flags, *swept, preexec_fn=limited)
         assert_user_error(done, "cannot write", tmp_path / "log")
         assert not list((tmp_path / "log").iterdir())
 

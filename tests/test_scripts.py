@@ -133,14 +133,14 @@ def test_a_file_of_the_table_is_its_line(tmp_path):
 def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
     """From a file beside it, and from the suite's own classes; the last word is that of the class itself."""
     (copy().parent / "beside.py").write_text(
-        "from common.losses.k2_package import SimpleLoss\nprint('imported')\n"
-        "class Beside(SimpleLoss):\n    name = 'beside'\n    topology = 'MODIFIED'.lower()\n"
+        "from benchmark_k2_pruned import K2Pruned\nprint('imported')\n"
+        "class Beside(K2Pruned):\n    name = 'beside'\n    topology = 'MODIFIED'.lower()\n"
     )
     path = copy(replaced={"from common.losses.adapter import Adapter": "from beside import Beside as Adapter"})
     text = path.read_text().replace('name = "mine"', 'variants = {"far": {"layout": "joint", "topology": "regular"}}')
     path.write_text(text)
     attributes = scripts.described(path)
-    assert attributes.name == "beside" and attributes.kind("beside") == "additive"
+    assert attributes.name == "beside" and attributes.kind("beside") == "pruned"
     assert attributes.of_variant("far").kind("beside") == "exact"
 
 

@@ -45,7 +45,7 @@ def test_bins_are_round_and_not_too_many(spread):
 
 def test_it_is_recorded_in_the_correctness_job_alone_and_is_small(tmp_path, tiny_shapes):
     done = run(
-        "benchmark_reference.py",
+        "losses/benchmark_reference.py",
         *("--preset", "quick", "--passes", "correctness,memory", "--shape-file", tiny_shapes),
         *("--log-dir", tmp_path, "--quiet"),
     )

@@ -99,15 +99,15 @@ def test_sizes_that_it_does_not_have():
             inputs.source_of(chosen(**sizes))
     with pytest.raises(UserError, match="--logits early.*benchmark-2022"):
         chosen(logits="early", pruned_recipe="benchmark-2022")
-    done = run("benchmark_reference.py", "--preset", "quick", "--logits", "trained")
+    done = run("losses/benchmark_reference.py", "--preset", "quick", "--logits", "trained")
     assert done.returncode == 2 and f"--vocab-size {V}" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["fused", "fast_rnnt_pruned"])
+@pytest.mark.parametrize("name", ["benchmark_fused", "losses/benchmark_fast_rnnt_pruned"])
 def test_a_run(name, tmp_path, tiny_shapes):
     flags = ["--in-place", "--preset", "quick", "--vocab-size", V, "--encoder-dim", H, "--shape-file", tiny_shapes]
     flags += ["--passes", "correctness,timing", "--rounds", 1, "--logits", "middle", "--limits", "false"]
-    done = run(f"benchmark_{name}.py", *flags, "--log-dir", tmp_path)
+    done = run(f"{name}.py", *flags, "--log-dir", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "middle logits" in " ".join(done.stdout.split())
 

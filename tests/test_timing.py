@@ -22,7 +22,7 @@ def measured_on(shape_file, number, **given):
     """The samples of round `number` of the reference, warm-up left out, as (scope, batch)."""
     flags = {"preset": "quick", "rounds": ROUNDS, "batches": "random", "threads": 1, "max_seconds": 0.05}
     flags.update(shape_file=shape_file, batch_size=2)
-    job = {"script": "benchmark_reference", "variant": "", "pass": "timing", "round": number}
+    job = {"script": "losses.benchmark_reference", "variant": "", "pass": "timing", "round": number}
     ready = context.prepare(job, settings.resolve({**flags, "max_samples": 4, **given}, "cpu"))
     samples = [line for line in timing.run(ready, number) if isinstance(line, timing.Sample)]
     return ready.batches, [(line.scope, line.batch) for line in samples if not line.warmup]

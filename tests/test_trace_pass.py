@@ -76,7 +76,7 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
 def test_loops_in_python_are_not_profiled_and_not_warmed_up(tmp_path, flags):
     """A thousand profiler events for each cell: a real batch's would not fit the machine."""
     pytest.importorskip("warprnnt_numba", reason="this test measures warprnnt_numba for real")
-    done = run("benchmark_warprnnt_numba.py", *flags, "--passes", "all", "--device", "cpu", "--scope", "step")
+    done = run("losses/benchmark_warprnnt_numba.py", *flags, "--passes", "all", "--device", "cpu", "--scope", "step")
     assert done.returncode == 0, done.stderr
     row = rows_of(tmp_path)["warprnnt_numba"]
     lines = (tmp_path / "warprnnt_numba-2" / "results.jsonl").read_text().splitlines()

@@ -71,14 +71,14 @@ def _default_rows(names: Sequence[str], device: str, is_short: bool, topology: O
     """Return what of these is measured where no row was named.
 
     Losses on another lattice only with --topology.  On a CPU no loop in Python, which would take most of the time.  For
-    a first answer the main environment's rows alone: no additive ones, which are of another model, and on a CPU not the
-    one in plain torch, which nobody trains with where another is installed.
+    a first answer the main environment's rows alone, and on a CPU not the one in plain torch, which nobody trains with
+    where another is installed.
     """
     kept, device_type = [], device.partition(":")[0]
     for name in names:
         implementation = find(name)
         is_loop = device_type in scripts.described(scripts.file_of(implementation)).python_loops
-        is_extra = implementation.environment != "main" or implementation.kind == "additive"
+        is_extra = implementation.environment != "main"
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in LATTICES and not topology
         if not (is_loop or is_other_lattice or (is_short and (is_extra or is_plain))):

@@ -28,7 +28,7 @@ def show(wanted: str) -> int:
     device = interpreters.resolve_device(wanted, pythons).partition(":")[0]
     places = states(choices, device)
     for row in rows:
-        print(f"{row.name:30s} {row.script + '.py':30s} {row.kind:10s} {places[row.name]}")
+        print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
     names = ", ".join(f"NAME@{environment}" for environment in implementations.environments())
     print(f"any of them under the torch of an environment: {names}")
     return EXIT_OK

@@ -29,7 +29,6 @@ WRONG = (DIFFERS, CRASHES, TIMEOUT)
 OTHER_KINDS = {
     "exact": "the transducer of Graves 2012",
     "pruned": "pruned, with all of U in its ranges",
-    "additive": "additive: logits am + lm",
 }
 MOST_FINDINGS = 8  # wrong answers shown without --details
 HOW_TO_RUN = (
@@ -238,9 +237,9 @@ def _finding(finding: judging.Finding) -> List[str]:
 SHORT = dict(
     pair.split("=")
     for pair in (
-        "torchaudio=ta optimized_transducer=ot fast_rnnt=fr fast_rnnt-pruned=fr-p fast_rnnt-simple=fr-s k2-pruned=k2-p "
-        "k2-simple=k2-s warprnnt_numba=wn nemo=ne nemo-triton=nt warp-rnnt=wr warp-transducer=wt speechbrain=sb "
-        "reference=ref apex=ap awni=aw fused=fu transformers=tf nemo-tdt=nd nemo-multi-blank=nm"
+        "torchaudio=ta optimized_transducer=ot fast_rnnt=fr fast_rnnt-pruned=fr-p k2-pruned=k2-p "
+        "warprnnt_numba=wn nemo=ne nemo-triton=nt warp-rnnt=wr warp-transducer=wt speechbrain=sb "
+        "reference=ref apex=ap fused=fu transformers=tf nemo-tdt=nd nemo-multi-blank=nm"
     ).split()
 )
 

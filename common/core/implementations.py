@@ -1,4 +1,5 @@
-"""The table of implementations: one line each, read by every script.  Adding one = one benchmark_<x>.py and one line.
+"""The table of implementations: one line each, read by every script.  Adding one = one losses/benchmark_<x>.py and a
+line.
 
 No import of torch or of any loss here: the parent process and the summarizer read this too.
 """
@@ -27,12 +28,11 @@ DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: What a loss computes, in the order of the tables; losses of different kinds are never ranked against each other.
-#: exact: the transducer loss of Graves 2012; one of LATTICES: exact, on that lattice; pruned: approximates by design;
-#: additive: exact, on logits am + lm without a joiner's nonlinearity.
-KINDS = ("exact", *LATTICES, "pruned", "additive")
+#: exact: the transducer loss of Graves 2012; one of LATTICES: exact, on that lattice; pruned: approximates by design.
+KINDS = ("exact", *LATTICES, "pruned")
 #: What a loss can take (see common.losses.layouts), and the kind of a loss that takes it.  The kind of an exact one on
 #: another lattice is the name of the lattice.
-LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned", "additive": "additive"}
+LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
 
 def durations_of(kind: str, given: Optional[str] = None) -> Tuple[int, ...]:
@@ -50,7 +50,7 @@ class Implementation:
 
     Args:
         name: as in tables and log folders.
-        script: the module at the top level that holds its ADAPTER, or the path of such a file (common.core.scripts).
+        script: the module that holds its ADAPTER, or the path of such a file (common.core.scripts).
         environment: the key of common.setup.environments.ENVIRONMENTS that has it.
         package: the package that it calls.
         built: whether the suite can build the package from source where it is not installed.
@@ -77,6 +77,11 @@ class Implementation:
     @property
     def exact(self) -> bool:
         return self.kind == "exact"
+
+    @property
+    def file(self) -> str:
+        """Return the path of its script, relative to the checkout: "losses/benchmark_nemo.py"."""
+        return self.script if self.script.endswith(".py") else self.script.replace(".", "/") + ".py"
 
     @property
     def folder(self) -> str:
@@ -116,7 +121,7 @@ IMPLEMENTATIONS = (
     ),
     Implementation(
         "fast_rnnt",
-        "benchmark_fast_rnnt",
+        "losses.benchmark_fast_rnnt",
         "main",
         "fast_rnnt",
         built=True,
@@ -124,13 +129,13 @@ IMPLEMENTATIONS = (
         control=True,
     ),
     Implementation("k2", "benchmark_k2", "k2", "k2", variants=OF_K2),
-    Implementation("warprnnt_numba", "benchmark_warprnnt_numba", "main", "warprnnt_numba"),
-    Implementation("nemo", "benchmark_nemo", "nemo", "nemo", variants={"hat": "hat"}),
-    Implementation("nemo-triton", "benchmark_nemo_triton", "nemo", "nemo"),
-    Implementation("nemo-tdt", "benchmark_nemo_tdt", "nemo", "nemo", kind="tdt", variants={"pytorch": "tdt"}),
+    Implementation("warprnnt_numba", "losses.benchmark_warprnnt_numba", "main", "warprnnt_numba"),
+    Implementation("nemo", "losses.benchmark_nemo", "nemo", "nemo", variants={"hat": "hat"}),
+    Implementation("nemo-triton", "losses.benchmark_nemo_triton", "nemo", "nemo"),
+    Implementation("nemo-tdt", "losses.benchmark_nemo_tdt", "nemo", "nemo", kind="tdt", variants={"pytorch": "tdt"}),
     Implementation(
         "nemo-multi-blank",
-        "benchmark_nemo_multi_blank",
+        "losses.benchmark_nemo_multi_blank",
         "nemo",
         "nemo",
         kind="multi-blank",
@@ -138,15 +143,17 @@ IMPLEMENTATIONS = (
     ),
     Implementation(
         "warp-rnnt",
-        "benchmark_warp_rnnt",
+        "losses.benchmark_warp_rnnt",
         "main",
         "warp_rnnt",
         built=True,
         variants={"gather": "exact", "compact": "exact", "hat": "hat"},
     ),
-    Implementation("warp-transducer", "benchmark_warp_transducer", "main", "warprnnt_pytorch", variants={"hat": "hat"}),
-    Implementation("speechbrain", "benchmark_speechbrain", "main", "speechbrain", variants={"hat": "hat"}),
-    Implementation("apex", "benchmark_apex", "main", "apex", variants={"packed": "exact"}),
+    Implementation(
+        "warp-transducer", "losses.benchmark_warp_transducer", "main", "warprnnt_pytorch", variants={"hat": "hat"}
+    ),
+    Implementation("speechbrain", "losses.benchmark_speechbrain", "main", "speechbrain", variants={"hat": "hat"}),
+    Implementation("apex", "losses.benchmark_apex", "main", "apex", variants={"packed": "exact"}),
     Implementation(
         "fused",
         "benchmark_fused",
@@ -156,7 +163,7 @@ IMPLEMENTATIONS = (
     ),
     Implementation(
         "reference",
-        "benchmark_reference",
+        "losses.benchmark_reference",
         "main",
         "torch",
         variants={
@@ -166,18 +173,19 @@ IMPLEMENTATIONS = (
         control=True,
     ),
     Implementation(
-        "transformers", "benchmark_transformers", "main", "transformers", kind="tdt", variants={"kernel": "tdt"}
+        "transformers", "losses.benchmark_transformers", "main", "transformers", kind="tdt", variants={"kernel": "tdt"}
     ),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation(
-        "fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned", control=True
+        "fast_rnnt-pruned",
+        "losses.benchmark_fast_rnnt_pruned",
+        "main",
+        "fast_rnnt",
+        built=True,
+        kind="pruned",
+        control=True,
     ),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned", variants={"hat": "pruned"}),
-    Implementation(
-        "fast_rnnt-simple", "benchmark_fast_rnnt_simple", "main", "fast_rnnt", built=True, kind="additive", control=True
-    ),
-    Implementation("k2-simple", "benchmark_k2_simple", "k2", "k2", kind="additive"),
-    Implementation("awni", "benchmark_awni", "main", "transducer", kind="additive"),
 )
 
 #: The table, and what common.core.scripts loads from other files.

@@ -159,7 +159,7 @@ def _attributes(adapter: Any) -> Attributes:
 def beside(file: Path) -> Optional[Path]:
     """Return the first file or package beside a script that it imports, or None; None too for what lies in the
     checkout.  Raises UserError for a file that is no Python."""
-    for node in ast.walk(_parsed(file)) if file.parent != ROOT else ():
+    for node in ast.walk(_parsed(file)) if file.parent not in (ROOT, ROOT / "losses") else ():
         if isinstance(node, ast.ImportFrom):
             names = [node.module] if node.module else [alias.name for alias in node.names]
         else:
@@ -184,8 +184,7 @@ def _parsed(file: Path) -> ast.Module:
 
 def file_of(implementation: Implementation) -> Path:
     """Return the file that holds its ADAPTER."""
-    script = implementation.script
-    return Path(os.path.realpath(script if script.endswith(ENDING) else ROOT / (script + ENDING)))
+    return Path(os.path.realpath(ROOT / implementation.file))
 
 
 def _import(path: Path) -> ModuleType:

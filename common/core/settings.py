@@ -466,7 +466,7 @@ class Settings:
         None,
         TIMING,
         "Time to spend, such as 90s, 5m or 1h: on the correctness of all losses, three rounds, a first verdict, then "
-        "as many rounds as fit before the memory pass. Without --only, additive losses and those of other environments "
+        "as many rounds as fit before the memory pass. Without --only, losses of other environments "
         "are left out; without --passes there is no trace",
         short="Time to spend, such as 5m, with a first verdict after three rounds.",
         type=flag_types.duration,

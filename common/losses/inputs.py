@@ -137,7 +137,7 @@ def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: 
 
 
 def simple_projections(settings: Settings, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
-    """Return the two Linear(D, V) whose outputs an additive joiner adds: "am" of the encoder, "lm" of the decoder."""
+    """Return the two Linear(D, V) whose outputs the simple loss adds: "am" of the encoder, "lm" of the decoder."""
     source, D, V = source_of(settings), settings.encoder_dim, settings.vocab_size
     if source is None:
         layers = [linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2)]

@@ -7,7 +7,7 @@ import hashlib
 from common.core.paths import ROOT
 
 #: What measures.
-_SOURCES = ("common/**/*.py", "benchmark_*.py", "fused_transducer/**/*.py", "requirements/*.txt")
+_SOURCES = ("common/**/*.py", "benchmark_*.py", "losses/*.py", "fused_transducer/**/*.py", "requirements/*.txt")
 
 
 def suite() -> str:

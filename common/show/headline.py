@@ -78,8 +78,7 @@ def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Verdict:
     answer = wording.either([row.marked for row in [pick.row, *pick.rivals]])
     code = snippets.snippet(pick.row.name)
     if not code and pick.row.loss in BY_NAME:
-        script = f"{BY_NAME[pick.row.loss].script}.py"
-        lines = [*lines, ("Code", [f"{script} shows how it is called."])]
+        lines = [*lines, ("Code", [f"{BY_NAME[pick.row.loss].file} shows how it is called."])]
     return Verdict(question, answer, pick.sure, lines=lines, code=code)
 
 

@@ -23,7 +23,7 @@ FIGURES = Path(__file__).with_name("train_clean_100_shapes.json")
 # Of the committed shape_info.pt.  Of seeds 0 to 299, 36 also give the published batches (2,772-2,773 sorted ones at
 # 10,000 frames, useful/padded cells 0.504-0.505 at 30); of those this one has means and longest T near the published.
 SEED = 34
-# Of the committed shape_info.features.pt.  Chosen among seeds below 2,500 because its sorted batches at 30,000 feature
+# Of data/shape_info.features.pt.  Chosen among seeds below 2,500 because its sorted batches at 30,000 feature
 # frames are the published 3,733, of 14, 15, 15 ... 150 utterances.  Draws lie between about 3,721 and 3,746 batches.
 FEATURES_SEED = 1097
 

@@ -105,7 +105,7 @@ class StepCells(Cells):
     def compare_rest(self, n):
         if n == len(self.batch.shapes) - 1:
             for name, leaf in self.leaves.items():
-                if leaf.grad is not None:  # an additive loss does not use the joiner
+                if leaf.grad is not None:  # a loss may not use all of the joiner
                     yield name, self.gradients[name], leaf.grad
 
     def padding(self, n):

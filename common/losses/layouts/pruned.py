@@ -16,7 +16,6 @@ import torch
 from common.losses import inputs, oracle, remembered
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
-from common.losses.layouts import additive
 from common.losses.layouts.base import Layout
 from common.losses.layouts.cells import Cells, StepCells
 from common.measure.stages import stage
@@ -63,7 +62,7 @@ class PrunedStepCells(StepCells):
 class Pruned(Layout):
     """The layout of pruned logits (N, T, S, V) of the S symbols in `prepared.ranges` (N, T, S).
 
-    The adapter is a common.losses.k2_package.PrunedLoss, or has its methods.
+    The adapter is a benchmark_k2_pruned.K2Pruned, or has its methods.
     """
 
     approximate = True
@@ -81,7 +80,10 @@ class Pruned(Layout):
 
     def scores(self, model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the scores am (N, T, V) and lm (N, U+1, V) of the simple loss."""
-        return additive.project(model, batch) if self.trains_simple_loss else (batch.encoder_out, batch.decoder_out)
+        if not self.trains_simple_loss:
+            return batch.encoder_out, batch.decoder_out
+        with stage("projections"):
+            return model.extra["am"](batch.encoder_out), model.extra["lm"](batch.decoder_out)
 
     def both(self, model: Joiner, batch: Batch, prepared: Any) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return (summed simple loss, pruned logits); set `prepared.ranges` to the ranges that it gives."""
@@ -112,7 +114,7 @@ class Pruned(Layout):
         if not self.trains_simple_loss:
             return 0.0
         am, lm = self.scores(model, batch)
-        joint, lm_alone = additive.sums(am, lm).log_softmax(-1), lm.log_softmax(-1).unsqueeze(1)
+        joint, lm_alone = (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(-1), lm.log_softmax(-1).unsqueeze(1)
         lm_scale = self.adapter.lm_only_scale
         smoothed = (1 - lm_scale) * joint + lm_scale * lm_alone
         return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes)

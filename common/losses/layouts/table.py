@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Dict, Type
 
 from common.losses.adapter import Adapter
-from common.losses.layouts.additive import Additive
 from common.losses.layouts.base import Layout
 from common.losses.layouts.joint import Joint
 from common.losses.layouts.logits import Packed, Padded
@@ -17,7 +16,6 @@ LAYOUTS: Dict[str, Type[Layout]] = {
     "packed": Packed,
     "joint": Joint,
     "pruned": Pruned,
-    "additive": Additive,
 }
 
 

@@ -118,7 +118,7 @@ def _judged(
     step.upstream = upstream
     actual = step.run()
     computed = step.gradients()
-    # an additive loss does not use the joiner: its weights get no gradient
+    # a loss need not use every weight
     gradients = {name: (computed[name], leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
     changed = fingerprint.changed(before, step.inputs())
     return Answer(actual, right.detach(), gradients, losses.detach(), changed)

@@ -71,8 +71,8 @@ def parser() -> Parser:
         group,
         "shape_file",
         "File with (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it. For T encoder "
-        "frames, the fewest feature frames that give them are taken. Default: the suite's shape_info.features.pt",
-        default=paths.ROOT / "shape_info.features.pt",
+        "frames, the fewest feature frames that give them are taken. Default: the suite's data/shape_info.features.pt",
+        default=paths.ROOT / "data" / "shape_info.features.pt",
     )
     flags.add_setting(
         group,
@@ -356,8 +356,6 @@ def _choice(arguments: argparse.Namespace) -> Any:
     if arguments.arg and not arguments.model:
         raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
     implementation = find(arguments.loss)
-    if implementation.kind == "additive":
-        raise UserError(f"--loss {arguments.loss}: has no joiner; give a pruned or an exact loss")
     patterns: Dict[str, Tuple[str, ...]] = {}
     for name, pattern in arguments.label:
         patterns[name] = (*patterns.get(name, ()), pattern)

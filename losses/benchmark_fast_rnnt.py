@@ -10,14 +10,16 @@ without a target.  If the package is not installed, it is built once from its so
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
 
+from benchmark_k2 import K2
 from common.command import script_main
-from common.losses.k2_package import FastRnntPackage, FullLoss
 
 
-class FastRnnt(FastRnntPackage, FullLoss):
+class FastRnnt(K2):
     name = "fast_rnnt"
+    hint = "pip install fast_rnnt, or run `make setup`, which builds it"
+    fewest_targets = 1
 
 
 ADAPTER = FastRnnt

@@ -9,14 +9,17 @@ U it must equal the exact loss.  It refuses an utterance without a target.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
 
+from benchmark_k2_pruned import K2Pruned
 from common.command import script_main
-from common.losses.k2_package import FastRnntPackage, PrunedLoss
 
 
-class FastRnntPruned(FastRnntPackage, PrunedLoss):
+class FastRnntPruned(K2Pruned):
     name = "fast_rnnt-pruned"
+    hint = "pip install fast_rnnt, or run `make setup`, which builds it"
+    variants = {}
+    fewest_targets = 1
 
 
 ADAPTER = FastRnntPruned
