@@ -13,12 +13,10 @@ import subprocess
 import sys
 import time
 import traceback
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import forked
-
+from common.core import guard
 from common.records import store
 
 #: For a file of Python that a job imports.
@@ -33,8 +31,15 @@ def kill_the_command(once):
         os.kill(int(stat.rsplit(")", 1)[1].split()[1]), 9)
 '''
 ROOT = Path(__file__).resolve().parents[1]
-#: Scripts that only read.
-READERS = {ROOT / name for name in ("summarize.py", "report.py", "compare.py", "count_flops.py")}
+#: Commands that measure, and so start processes of their own; all others run in the process of the tests.
+MEASURES = (
+    "benchmark_",
+    "conformance.py",
+    "rnnt-bench run",
+    "rnnt-bench largest",
+    "rnnt-bench sweep",
+    "rnnt-bench check",
+)
 SHARED = ROOT.parent / "shared" / "data"
 
 
@@ -55,48 +60,52 @@ def command(script, *arguments):
     return [sys.executable, str(ROOT / script), *map(str, arguments)]
 
 
-def read(line, cwd):
+def read(line, cwd=ROOT):
     """Run the script of a command line in this process; return what subprocess.run would."""
-    script, path, before = line[1], list(sys.path), Path.cwd()
+    path, before = list(sys.path), Path.cwd()
     output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code = 0
     store.warn.cache_clear()  # a process of its own would warn again
-    with mock.patch.object(sys, "argv", line[1:]), contextlib.redirect_stdout(output):
-        with contextlib.redirect_stderr(errors):
-            os.chdir(cwd)
-            try:
-                runpy.run_path(script, run_name="__main__")
-            except SystemExit as end:
-                code = end.code or 0
-            except Exception:
-                traceback.print_exc()
-                code = 1
-            finally:
-                os.chdir(before)
-                sys.path[:] = path
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (sys, "argv", line[1:]),
+            (guard, "program_called", ""),
+            (guard, "names_of_scripts", {}),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        stack.enter_context(contextlib.redirect_stdout(output))
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        os.chdir(cwd)
+        try:
+            runpy.run_path(line[1], run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        finally:
+            os.chdir(before)
+            sys.path[:] = path
     texts = [stream.buffer.getvalue().decode() for stream in (output, errors)]
     return subprocess.CompletedProcess(line, code, *texts)
 
 
 def run(script, *arguments, **options):
-    """Run a script to its end, in this process where it only reads; stdout and stderr as text."""
+    """Run a script to its end; stdout and stderr as text.
+
+    In this process, unless it measures, lies elsewhere, or has an option of subprocess.run but `cwd` and `timeout`."""
     line = command(script, *arguments)
-    reads = Path(line[1]) in READERS or "--list" in line
-    if options.keys() <= {"cwd"} and reads and "--rev" not in line:
+    words = " ".join([Path(line[1]).name, *line[2:3]])
+    measures = words.startswith(MEASURES) and not {"--list", "--help"} & {*line} or "--rev" in line
+    if Path(line[1]).parent == ROOT and options.keys() <= {"cwd", "timeout"} and not measures:
         return read(line, options.get("cwd", ROOT))
-    options = {"timeout": 600, "cwd": ROOT, **options}
-    done = forked.run(line, **options) if options.keys() <= {"timeout", "cwd", "env", "limits"} else None
-    limits = options.pop("limits", ())
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    if limits:
-        pipes["preexec_fn"] = partial(forked.limit, limits)
-    return done or subprocess.run(line, **{**pipes, **options})
+    return subprocess.run(line, **{**pipes, "timeout": 600, "cwd": ROOT, **options})
 
 
 def start(script, *arguments, cwd=ROOT, env=None):
     """Start a script; what it prints is read by `communicate`."""
-    line = command(script, *arguments)
-    return forked.start(line, cwd, env) or piped(line, cwd=cwd, env=env)
+    return piped(command(script, *arguments), cwd=cwd, env=env)
 
 
 def piped(line, **options):

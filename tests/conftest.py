@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-import forked
 import pytest
 from commands import pass_on_no_ignored_signals
 
@@ -66,8 +65,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 
 
 def pytest_collection_finish() -> None:
-    """Give commands the variables that test files set as they are imported; collect no garbage among what is there."""
-    forked.ENVIRONMENT.update(os.environ)
+    """Collect no garbage among what is there."""
     gc.collect()
     gc.freeze()
 

@@ -213,7 +213,7 @@ def test_out_of_memory_is_a_row(flags, log, tmp_path):
         "500",
         "--passes",
         "timing",
-        limits=[(resource.RLIMIT_AS, limit)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
     assert done.returncode == 1, done.stderr
     assert rows_of(log)["torchaudio"]["status"] == "oom"

@@ -94,8 +94,8 @@ def test_no_memory_for_a_file_costs_its_own_row(tmp_path):
     (tmp_path / "large").mkdir()
     with (tmp_path / "large" / "results.jsonl").open("wb") as stream:
         stream.truncate(2**29)
-    limits = ((resource.RLIMIT_AS, 2**29),)
-    done = run("summarize.py", tmp_path, "--format", "json", timeout=120, limits=limits)
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))}
+    done = run("summarize.py", tmp_path, "--format", "json", **limit)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["torchaudio"]["status"] == "ok" and "memory" in rows["large"]["reason"]
