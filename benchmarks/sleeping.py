@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Iterator, Mapping
 
-from common.core.emitted import Emitted
-
-
-@dataclass(frozen=True)
-class Environment(Emitted):
-    record = "environment"
-
-    device: str = "cpu"
+from common.records.schema import Environment, JobLine, Sample
 
 
-@dataclass(frozen=True)
-class Sample(Emitted):
-    record = "sample"
-
-    round: Optional[int]
-    total_wall_ns: int
-    scope: str = "step"
-    batch: int = 0
-
-
-def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
+def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     """The settings `seconds`: how long; `pids`: a folder for the number of its process, "" for none.  A timing job
     tells how long it slept."""
     if job["settings"]["pids"]:
         (Path(job["settings"]["pids"]) / str(os.getpid())).touch()
-    yield Environment()
+    yield Environment(device="cpu")
     began = time.perf_counter_ns()
     time.sleep(job["settings"]["seconds"])
     slept = time.perf_counter_ns() - began
     if job["pass"] == "timing":
-        yield Sample(job["round"], slept)
+        yield Sample(scope="step", round=job["round"], batch=0, total_wall_ns=slept)

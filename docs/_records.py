@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+import re
+from typing import Any, Dict, List, NamedTuple, Tuple, Type
 
 from msgspec import inspect
 
@@ -36,15 +37,25 @@ def describe() -> List[Description]:
     parts = (*schema.PARTS, *conformance.PARTS, *profile.PARTS, *flops.PARTS)
     for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in parts)]:
         info: Any = inspect.type_info(kind)
-        descriptions.append(
-            Description(name, " ".join((kind.__doc__ or "").split()), [_field(field) for field in info.fields])
-        )
+        text = " ".join((kind.__doc__ or "").partition("\n\n    Attributes:")[0].split())
+        meanings = _meanings(kind)
+        descriptions.append(Description(name, text, [_field(field, meanings) for field in info.fields]))
     return descriptions
 
 
-def _field(field: Any) -> Field:
+def _meanings(kind: Type[Any]) -> Dict[str, str]:
+    """Return the words about each field in the docstrings of a class and its bases."""
+    meanings = {}
+    for each in reversed(kind.__mro__):
+        about = (each.__doc__ or "").partition("Attributes:\n")[2]
+        for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", about, re.MULTILINE):
+            meanings[name] = " ".join(text.split())
+    return meanings
+
+
+def _field(field: Any, meanings: Dict[str, str]) -> Field:
     type_, text, unit = _in_words(field.type)
-    return Field(field.encode_name, type_, unit, text, field.required)
+    return Field(field.encode_name, type_, unit, meanings.get(field.name, text), field.required)
 
 
 def _in_words(type_: Any) -> Tuple[str, str, str]:

@@ -27,7 +27,7 @@ class InProcess(Executor):
         lines = []
         with mock.patch.object(gc, "unfreeze"):  # else each collection scans what the tests have imported, for a second
             status, reason = worker.run(job.to_json(settings, folder), lines.append)
-        records = [{**json.loads(json.dumps(line.to_json())), "job": job.name} for line in lines]
+        records = [{**json.loads(json.dumps(schema.as_written(line))), "job": job.name} for line in lines]
         return [*records, job.status(status, reason, 1)]
 
 

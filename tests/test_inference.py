@@ -331,7 +331,7 @@ def test_the_emformer_streams_what_it_gives():
         pieces = list(model.stream(waves, lengths))
         whole = model(waves, lengths)
     assert len(pieces) == 2 * 3 and whole == [pieces[2], pieces[5]]  # 41 frames in sixteens
-    call = inference.Call(inference.Calls(model, waves, torch.device("cpu")))
+    call = inference.ModelCall(inference.Calls(model, waves, torch.device("cpu")))
     marks = []
     with torch.no_grad():
         call.run(lambda: marks.append("first"))

@@ -9,25 +9,13 @@ padded ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
 from common.data.streams import uniform64
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Totals of all utterances, as they are batched."""
-
-    utterances: int
-    frames: int
-    T_max: int
-    batches: int
-    mean_log_useful_share: float  # mean over batches of log(useful cells / padded cells)
-
+from common.records.schema import Totals
 
 MODES = ("first", "longest", "random", "spread")
 

@@ -4,37 +4,15 @@ shape file.  numpy only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, Sequence
+from typing import Sequence
 
 import numpy as np
 
 from common.data.batching import Batches
+from common.records.schema import Distribution, Histogram
 
 MOST_BINS = 40
 STEPS = (1, 2, 5)  # times a power of ten: the widths of bins
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Bin i counts values from begin + i * width to below begin + (i + 1) * width; of frames, tokens or percent."""
-
-    begin: float
-    width: float
-    all: List[int]  # number in each bin
-    measured: List[int]  # the same of those in measured batches
-    lowest: float  # of all
-    median: float  # of all
-    highest: float  # of all
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Lengths of the utterances, and padding of all batches."""
-
-    T: Histogram
-    U: Histogram
-    padding_percent: Histogram
 
 
 def of_run(batches: Batches, measured: Sequence[int]) -> Distribution:

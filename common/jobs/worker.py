@@ -11,39 +11,18 @@ import json
 import os
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Tuple
 
 from common.core import files
-from common.core.emitted import Emitted
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
 from common.core.paths import BUILD, ROOT
 from common.core.text import clipped, reason_of
 from common.jobs.spec import SUBJECTS
+from common.records.schema import JobLine, as_written
 from common.system import stops
 from common.system.memory import is_out_of_memory
 from common.system.processes import write_record
-
-
-@dataclass(frozen=True)
-class End(Emitted):
-    """The last record of a job that came to its end; the command adds which job it is."""
-
-    record = "status"
-
-    status: str
-    reason: str
-    wall_ns: int
-
-
-@dataclass(frozen=True)
-class Mistake(Emitted):
-    """The last record of a job that met a mistake of the user's."""
-
-    record = "user_error"
-
-    message: str
 
 
 def own_line(error: BaseException, script: str) -> str:
@@ -71,7 +50,7 @@ def status_of(error: BaseException) -> str:
     return "unsupported" if "no kernel image is available" in str(error) else "error"
 
 
-def run(job: Mapping[str, Any], write: Callable[[Emitted], None]) -> Tuple[str, str]:
+def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, str]:
     """Write the records of a job; return its status and the reason.  Raises UserError."""
     try:
         for record in importlib.import_module(SUBJECTS[job["subject"]]).run(job):
@@ -98,14 +77,15 @@ def main(path: str) -> int:
     files.keep_scratch_in(Path(path).parent)
     with open(job["output"], "a", encoding="utf-8") as output:
 
-        def write(record: Emitted) -> None:
-            write_record(output, record.to_json())
+        def write(record: JobLine) -> None:
+            write_record(output, as_written(record))
 
         try:
             status, reason = run(job, write)
         except UserError as error:
-            write(Mistake(clipped(str(error))))
+            write_record(output, {"record": "user_error", "message": clipped(str(error))})
             return EXIT_USAGE
         wall_ns = time.perf_counter_ns() - begin
-        write(End(status, clipped(reason), wall_ns))
+        end = {"record": "status", "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+        write_record(output, end)  # the command adds which job it is
     return EXIT_OK

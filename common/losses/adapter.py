@@ -14,13 +14,13 @@ import inspect
 import math
 import os
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
 from common.core.errors import NotRunnable
 from common.core.implementations import BY_NAME
+from common.records.schema import Option
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -229,14 +229,6 @@ class Adapter:
         result = copy.copy(self)
         result.prune_range = U + 1
         return result
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of a package's function, as JSON can hold it."""
-
-    ours: Any  # the value that this suite gives
-    default: Any  # the function's own; "-" where it has or tells none
 
 
 def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = "") -> Dict[str, Option]:

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional
 
-from common.core.emitted import Emitted
+from msgspec.structs import replace
+
 from common.core.errors import NotRunnable, WrongResult
 from common.core.settings import Settings
 from common.losses.context import Context, prepare
 from common.measure import device
-from common.measure.device import Environment
-
-if TYPE_CHECKING:
-    from common.data.batching import Totals
-    from common.data.distribution import Distribution
-    from common.losses.adapter import Option
+from common.records.schema import Environment, JobLine
 
 
-@dataclass(frozen=True)
-class LossEnvironment(Environment):
-    """The first record of a job about a loss."""
-
-    left_out = ("shape_file_totals", "shape_distribution")
-
-    implementation_version: str
-    options: Mapping[str, Option]
-    l2: Optional[str]  # "cold" or "warm"; None on a CPU
-    shape_file: str
-    shape_file_sha256: str
-    shape_file_totals: Optional[Totals]  # None of a throughput job, which has other batches
-    shape_distribution: Optional[Distribution]  # of the correctness job alone
-    batches: List[Dict[str, int]]
-
-
-def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
+def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     """Yield the ``environment`` record of a job of common.jobs.spec, then the records of its pass.
 
     Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
@@ -50,7 +29,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
         raise NotRunnable("missing", needed) from error
 
 
-def environment(context: Context, pass_name: str) -> LossEnvironment:
+def environment(context: Context, pass_name: str) -> Environment:
     """Return the ``environment`` record of a job of this pass."""
     from common.data import distribution, measured_batches, shapes
 
@@ -59,8 +38,8 @@ def environment(context: Context, pass_name: str) -> LossEnvironment:
     here.warnings[:0] = measured_batches.warnings(every, chosen, settings)
     # The same for every job of the run, so one of them tells; a search changes the batches.
     whole = pass_name == "correctness" and not settings.find_largest
-    return LossEnvironment(
-        **vars(here),
+    return replace(
+        here,
         implementation_version=context.adapter.version(),
         options=context.adapter.described_options(),
         l2=settings.l2 if context.device.type == "cuda" else None,
@@ -72,7 +51,7 @@ def environment(context: Context, pass_name: str) -> LossEnvironment:
     )
 
 
-def run_pass(context: Context, name: str, round_number: Optional[int], folder: Path) -> Iterator[Emitted]:
+def run_pass(context: Context, name: str, round_number: Optional[int], folder: Path) -> Iterator[JobLine]:
     """Yield the records of the pass `name`; raise WrongResult after that of a correctness pass that is not ok."""
     if context.adapter.simulated and name != "correctness":
         raise NotRunnable(
@@ -89,7 +68,7 @@ def run_pass(context: Context, name: str, round_number: Optional[int], folder: P
     return importlib.import_module(f"common.losses.passes.{name}").run(context, round_number)
 
 
-def _checked(context: Context) -> Iterator[Emitted]:
+def _checked(context: Context) -> Iterator[JobLine]:
     """Yield the record of the correctness pass; raise WrongResult if it is not ok."""
     from common.losses.passes import correctness
 

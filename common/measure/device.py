@@ -5,12 +5,11 @@ from __future__ import annotations
 import platform
 import resource
 import sys
-from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
-from common.core.emitted import Emitted
 from common.core.errors import NotRunnable
 from common.core.settings import Settings
+from common.records.schema import Environment
 from common.system import machine, memory, nvml
 
 
@@ -80,25 +79,13 @@ def cache_bytes(device: Any) -> Optional[int]:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Torch and the device, as ``environment`` and ``limits`` records have them."""
-
-    torch: str  # version
-    device: str  # "cpu" or "cuda"
-    device_name: str  # of the GPU, or the CPU's model name
-    threads: int  # of torch on the CPU
-    tf32: Optional[bool]  # whether CUDA may round products to it; None on a CPU
-    gpu: Optional[nvml.Gpu]
-
-
-def facts(device: Any) -> Facts:
-    """Return torch and the device as they are now."""
+def facts(device: Any) -> Dict[str, Any]:
+    """Return torch and the device as they are now, as ``environment`` and ``limits`` records have them."""
     import torch
 
     cuda = device.type == "cuda"
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if cuda else None  # from torch 2.5 on
-    return Facts(
+    return dict(
         torch=str(torch.__version__),
         device=device.type,
         device_name=torch.cuda.get_device_name(device) if cuda else machine.describe().cpu,
@@ -108,36 +95,18 @@ def facts(device: Any) -> Facts:
     )
 
 
-@dataclass(frozen=True)
-class Environment(Facts, Emitted):
-    """The first record of a job: where it runs and on what."""
-
-    record = "environment"
-
-    python: str  # version
-    cuda: Optional[str]  # version; None on a CPU
-    denormals: str
-    allocator: str
-    variables: Dict[str, str]
-    transparent_huge_pages: Optional[str]
-    affinity: Optional[str]
-    governor: Optional[str]
-    numa_nodes: Optional[int]
-    warnings: List[str]  # lines for the user
-
-
 def environment(settings: Settings, device: Any) -> Environment:
     """Return the ``environment`` record of a job that runs in this process."""
     import torch
 
     placed, known = machine.placement(), facts(device)
     return Environment(
-        **vars(known),
+        **known,
         **vars(machine.tuning()),
         **vars(placed),
         python=platform.python_version(),
         cuda=torch.version.cuda if device.type == "cuda" else None,
         denormals=settings.denormals,
         allocator=settings.allocator,
-        warnings=machine.spoiled_by(placed, known.threads) if device.type == "cpu" else [],
+        warnings=machine.spoiled_by(placed, known["threads"]) if device.type == "cpu" else [],
     )

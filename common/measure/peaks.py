@@ -9,16 +9,15 @@ counts; the records keep every repeat.  Leaves out formats that the losses do no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple, TypeVar
 
 import torch
 
-from common.core.emitted import Emitted
 from common.core.settings import Settings
 from common.measure.clock import Clock
-from common.measure.device import Facts, cache_bytes, facts, host_threads, set_up_torch
+from common.measure.device import cache_bytes, facts, host_threads, set_up_torch
+from common.records.schema import Exps, Limits, Products, Stream
 from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 
@@ -38,49 +37,6 @@ FEWEST, MOST = 3, 20  # repeats
 #: The SHORT smallest products take less than a time slice, so other load can slow every one of a few repeats.  They are
 #: repeated FEWEST_SHORT to MOST_SHORT times, and each may take PATIENCE times `seconds`.
 SHORT, FEWEST_SHORT, MOST_SHORT, PATIENCE = 3, 10, 200, 4
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Times of a kernel that reads and writes."""
-
-    kernel: str  # "update", "read" or "write"
-    buffer_bytes: int
-    moved_bytes: int
-    ns: List[int]  # of each repeat
-
-
-@dataclass(frozen=True)
-class Exps:
-    """Times of exponentials."""
-
-    kernel: str  # "exp" or "exp2"
-    count: int
-    ns: List[int]  # of each repeat
-
-
-@dataclass(frozen=True)
-class Products:
-    """Times of products of square matrices."""
-
-    n: int  # rows
-    ns: List[int]  # of each repeat
-
-
-@dataclass(frozen=True)
-class Limits(Facts, Emitted):
-    """The best that the device does."""
-
-    record = "limits"
-
-    dtype: str
-    cache_bytes: Optional[int]
-    streams: List[Stream]
-    products: List[Products]
-    exps: List[Exps]
-    foreign_cpu: Optional[float]
-    flags: List[str]
-    reason: str  # why a list is empty, else ""
 
 
 Measured = TypeVar("Measured", Stream, Exps, Products)
@@ -196,7 +152,7 @@ def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) 
     measured_exps = all_of("exps", exps(device, dtype, clock, seconds))
     foreign = load.share()
     return Limits(
-        **vars(facts(device)),
+        **facts(device),
         dtype=settings.dtype,
         cache_bytes=cache_bytes(device),
         streams=measured_streams,

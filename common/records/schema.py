@@ -98,237 +98,360 @@ _Config = msgspec.defstruct("_Config", [("profiling_dimensions", _Dimensions)])
 
 
 class Machine(Struct, kw_only=True, frozen=True):
-    """The computer."""
+    """The computer.
 
-    cpu: Annotated[Optional[str], of("model name")] = None
-    cores: Annotated[Optional[Positive], of("physical or logical ones, as the system counts them")] = None
-    memory_bytes: Annotated[Optional[Bytes], of("memory of the whole machine")] = None
-    os: Annotated[Optional[str], of("system, release and processor, as platform.platform() has them")] = None
-    python: Annotated[Optional[str], of("version of the command's Python")] = None
-    gpu: Annotated[Optional[str], of("model of the GPUs that were used, with --executor ray")] = None
+    Attributes:
+        cpu: model name
+        cores: physical or logical ones, as the system counts them
+        memory_bytes: memory of the whole machine
+        os: system, release and processor, as platform.platform() has them
+        python: version of the command's Python
+        gpu: model of the GPUs that were used, with --executor ray
+    """
+
+    cpu: Optional[str] = None
+    cores: Optional[Positive] = None
+    memory_bytes: Optional[Bytes] = None
+    os: Optional[str] = None
+    python: Optional[str] = None
+    gpu: Optional[str] = None
 
 
 class Gpu(Struct, kw_only=True, frozen=True):
-    """The driver's account of a GPU (NVML, where nvidia-ml-py is installed)."""
+    """The driver's account of a GPU (NVML, where nvidia-ml-py is installed).
 
-    uuid: Annotated[Optional[str], of("id of the GPU, from the driver")] = None
-    driver: Annotated[Optional[str], of("version of the driver")] = None
-    sm_mhz: Annotated[Optional[Count], of("clock when it was read")] = None
-    sm_most_mhz: Annotated[Optional[Count], of("highest clock")] = None
-    memory_mhz: Annotated[Optional[Count], of("clock when it was read")] = None
-    power_cap_watts: Annotated[Optional[float], of("power limit when it was read")] = None
-    celsius: Annotated[Optional[int], of("temperature of the GPU when it was read")] = None
-    throttled_by: Annotated[
-        Optional[List[str]], of('what held the clocks back at that moment: "power cap", "idle"')
-    ] = None
-    ecc: Annotated[Optional[bool], of("whether its memory corrects errors")] = None
+    Attributes:
+        uuid: id of the GPU, from the driver
+        driver: version of the driver
+        sm_mhz: clock when it was read
+        sm_most_mhz: highest clock
+        memory_mhz: clock when it was read
+        power_cap_watts: power limit when it was read
+        celsius: temperature of the GPU when it was read
+        throttled_by: what held the clocks back at that moment: "power cap", "idle"
+        ecc: whether its memory corrects errors
+    """
+
+    uuid: Optional[str] = None
+    driver: Optional[str] = None
+    sm_mhz: Optional[Count] = None
+    sm_most_mhz: Optional[Count] = None
+    memory_mhz: Optional[Count] = None
+    power_cap_watts: Optional[float] = None
+    celsius: Optional[int] = None
+    throttled_by: Optional[List[str]] = None
+    ecc: Optional[bool] = None
 
 
 class MemoryLimit(Struct, kw_only=True, frozen=True):
-    """The memory that --find-largest may use."""
+    """The memory that --find-largest may use.
 
-    bytes: Annotated[Optional[Bytes], of("above the loaded process; null on CUDA, where the probe records tell")] = None
-    source: Annotated[Optional[str], of("where the limit is from, in words")] = None
+    Attributes:
+        bytes: above the loaded process; null on CUDA, where the probe records tell
+        source: where the limit is from, in words
+    """
 
-
-class Option(Struct, kw_only=True, frozen=True):
-    """An option of a package's function."""
-
-    ours: Annotated[Any, of("the value that this suite gives")]
-    default: Annotated[Any, of('the function\'s own default, "-" where it hides it')]
+    bytes: Optional[Bytes] = None
+    source: Optional[str] = None
 
 
-class Batch(Struct, kw_only=True, frozen=True):
-    """A batch; cells are those of the lattice, T * (U + 1)."""
+class Option(Struct, frozen=True):
+    """An option of a package's function.
 
-    index: Annotated[int, of("index among the batches of the shape file")]
-    N: Annotated[Positive, of("number of utterances")]
-    T_max: Annotated[Positive, of("frames of the longest utterance")]
-    U_max: Annotated[Count, of("tokens of the longest target")]
-    useful_cells: Annotated[Positive, of("cells of the utterances, without padding")]
-    padded_cells: Annotated[Positive, of("cells of the padded tensor")]
-    frames: Annotated[Optional[Positive], of("sum of T")] = None
-    tokens: Annotated[Optional[Count], of("sum of U")] = None
-    one_symbol_cells: Annotated[Optional[Positive], of("met by paths of at most one symbol a frame")] = None
-    pruned_cells: Annotated[Optional[Positive], of("T * min(S, U + 1) for the prune range S")] = None
+    Attributes:
+        ours: the value that this suite gives
+        default: the function's own default, "-" where it hides it
+    """
+
+    ours: Any
+    default: Any
 
 
-class Totals(Struct, kw_only=True, frozen=True):
-    """Totals of all utterances of the shape file, as the run varied them."""
+class Batch(Struct, frozen=True):
+    """A batch; cells are those of the lattice, T * (U + 1).
 
-    utterances: Annotated[Positive, of("number of utterances")]
-    frames: Annotated[Positive, of("sum of T")]
-    T_max: Annotated[Positive, of("frames of the longest utterance")]
-    batches: Annotated[Optional[Positive], of("number of batches")] = None
-    mean_log_useful_share: Annotated[
-        Optional[float], of("mean over all batches of log(useful cells / padded cells)")
-    ] = None
+    Attributes:
+        index: index among the batches of the shape file
+        N: number of utterances
+        T_max: frames of the longest utterance
+        U_max: tokens of the longest target
+        useful_cells: cells of the utterances, without padding
+        padded_cells: cells of the padded tensor
+        frames: sum of T
+        tokens: sum of U
+        one_symbol_cells: met by paths of at most one symbol a frame
+        pruned_cells: T * min(S, U + 1) for the prune range S
+    """
+
+    index: int
+    N: Positive
+    T_max: Positive
+    U_max: Count
+    useful_cells: Positive
+    padded_cells: Positive
+    frames: Optional[Positive] = None
+    tokens: Optional[Count] = None
+    one_symbol_cells: Optional[Positive] = None
+    pruned_cells: Optional[Positive] = None
 
 
-class Histogram(Struct, kw_only=True, frozen=True):
-    """Bin i is from begin + i * width on; of frames, tokens or percent."""
+class Totals(Struct, frozen=True):
+    """Totals of all utterances of the shape file, as the run varied them.
 
-    begin: Annotated[Length, of("beginning of the first bin")]
-    width: Annotated[float, Meta(gt=0, lt=1e15, description="width of each bin")]
-    all: Annotated[List[Count], of("number in each bin")]
-    measured: Annotated[List[Count], of("number in each bin, of those in the measured batches")]
-    lowest: Annotated[Length, of("of all")]
-    median: Annotated[Length, of("of all")]
-    highest: Annotated[Length, of("of all")]
+    Attributes:
+        utterances: number of utterances
+        frames: sum of T
+        T_max: frames of the longest utterance
+        batches: number of batches
+        mean_log_useful_share: mean over all batches of log(useful cells / padded cells)
+    """
+
+    utterances: Positive
+    frames: Positive
+    T_max: Positive
+    batches: Optional[Positive] = None
+    mean_log_useful_share: Optional[float] = None
+
+
+class Histogram(Struct, frozen=True):
+    """Bin i is from begin + i * width on; of frames, tokens or percent.
+
+    Attributes:
+        begin: beginning of the first bin
+        width: width of each bin
+        all: number in each bin
+        measured: number in each bin, of those in the measured batches
+        lowest: of all
+        median: of all
+        highest: of all
+    """
+
+    begin: Length
+    width: Annotated[float, Meta(gt=0, lt=1e15)]
+    all: List[Count]
+    measured: List[Count]
+    lowest: Length
+    median: Length
+    highest: Length
 
     def __post_init__(self) -> None:
         if len(self.all) != len(self.measured) or not sum(self.all) or not sum(self.measured):
             raise ValueError("bins do not fit each other")
 
 
-class Distribution(Struct, kw_only=True, frozen=True):
-    """The lengths of the utterances."""
+class Distribution(Struct, frozen=True):
+    """The lengths of the utterances.
 
-    T: Annotated[Histogram, of("frames")]
-    U: Annotated[Histogram, of("tokens")]
-    padding_percent: Annotated[Histogram, of("padding of all batches")]
+    Attributes:
+        T: frames
+        U: tokens
+        padding_percent: padding of all batches
+    """
 
-
-class AtSize(Struct, kw_only=True, frozen=True):
-    """Errors on a measured batch, of both scopes."""
-
-    batch: Annotated[int, of("index of the batch")]
-    N: Annotated[int, of("number of its utterances that were measured")]
-    T_max: Annotated[int, of("frames of the longest of them")]
-    U_max: Annotated[int, of("tokens of the longest target of them")]
-    loss_error: Annotated[float, of("relative, against the float64 oracle")]
-    loss_tolerance: Annotated[Optional[float], of("more than `tolerance` by the rounding of what is summed")] = None
-    grad_error: Annotated[float, of("the largest of `grad_errors`")]
-    grad_tolerance: Annotated[float, of("grows with the length of the sums")]
-    grad_errors: Annotated[
-        Dict[str, float],
-        of('largest difference over largest magnitude, by tensor: "given" to the loss, "encoder_out", "output.weight"'),
-    ] = {}
-    sum_errors: Annotated[
-        Dict[str, float],
-        of(
-            'largest sum of |difference| over what belongs there: of one "frame", one "u", one "symbol", one row of '
-            'a tensor; "cell": of the gradient\'s sum over V, which must be 0'
-        ),
-    ] = {}
-    sum_tolerance: Annotated[Optional[float], of("tolerance of `sum_errors`; grows with the length of the sums")] = None
-    row_tolerance: Annotated[
-        Optional[float], of("tolerance of the rows among them; also grows where posteriors cancel")
-    ] = None
-    imprecise: Annotated[
-        Optional[float],
-        of("the largest error that only the rounding of sums explains which cancel to almost 0; null where none is"),
-    ] = None
-    useful_cells: Annotated[Optional[Positive], of("cells of the judged utterances")] = None
-    needed_cells: Annotated[
-        Optional[Count], of("of these, those whose posterior a gradient's sums in the dtype can tell from 0")
-    ] = None
-    slope_errors: Annotated[
-        Dict[str, float],
-        of("by tensor, how far the factor that fits the gradient best as a multiple of the right one is from 1"),
-    ] = {}
-    slope_tolerance: Annotated[
-        Optional[float], of("tolerance of `slope_errors`; grows with the length of the sums")
-    ] = None
-    overwritten: Annotated[List[str], of("inputs that the loss wrote over, though it may only read them")] = []
-    differing: Annotated[List[str], of('"loss", or tensors whose gradient has other bits in a second step')] = []
-    ok: Annotated[Optional[bool], of("whether every error is within its tolerance")] = None
+    T: Histogram
+    U: Histogram
+    padding_percent: Histogram
 
 
-class GapRange(Struct, kw_only=True, frozen=True):
-    """The range of the gaps of single utterances."""
+class AtSize(Struct, kw_only=True):
+    """Errors on a measured batch, of both scopes.
 
-    median: Annotated[float, of("relative difference to the exact loss")]
-    lowest: Annotated[float, of("gap of the utterance that pruning costs least")]
-    highest: Annotated[float, of("gap of the utterance that pruning costs most")]
-    utterances: Annotated[Count, of("number of utterances whose gap was measured")]
+    Attributes:
+        batch: index of the batch
+        N: number of its utterances that were measured
+        T_max: frames of the longest of them
+        U_max: tokens of the longest target of them
+        loss_error: relative, against the float64 oracle
+        loss_tolerance: more than `tolerance` by the rounding of what is summed
+        grad_error: the largest of `grad_errors`
+        grad_tolerance: grows with the length of the sums
+        grad_errors: largest difference over largest magnitude, by tensor: "given" to the loss, "encoder_out",
+            "output.weight"
+        sum_errors: largest sum of |difference| over what belongs there: of one "frame", one "u", one
+            "symbol", one row of a tensor; "cell": of the gradient's sum over V, which must be 0
+        sum_tolerance: tolerance of `sum_errors`; grows with the length of the sums
+        row_tolerance: tolerance of the rows among them; also grows where posteriors cancel
+        imprecise: the largest error that only the rounding of sums explains which cancel to almost 0; null
+            where none is
+        useful_cells: cells of the judged utterances
+        needed_cells: of these, those whose posterior a gradient's sums in the dtype can tell from 0
+        slope_errors: by tensor, how far the factor that fits the gradient best as a multiple of the right one
+            is from 1
+        slope_tolerance: tolerance of `slope_errors`; grows with the length of the sums
+        overwritten: inputs that the loss wrote over, though it may only read them
+        differing: "loss", or tensors whose gradient has other bits in a second step
+        ok: whether every error is within its tolerance
+    """
+
+    batch: int
+    N: int
+    T_max: int
+    U_max: int
+    loss_error: float
+    loss_tolerance: Optional[float] = None
+    grad_error: float
+    grad_tolerance: float
+    grad_errors: Dict[str, float] = {}
+    sum_errors: Dict[str, float] = {}
+    sum_tolerance: Optional[float] = None
+    row_tolerance: Optional[float] = None
+    imprecise: Optional[float] = None
+    useful_cells: Optional[Positive] = None
+    needed_cells: Optional[Count] = None
+    slope_errors: Dict[str, float] = {}
+    slope_tolerance: Optional[float] = None
+    overwritten: List[str] = []
+    differing: List[str] = []
+    ok: Optional[bool] = None
 
 
-class Schedule(Struct, kw_only=True, frozen=True):
-    """Steps of the profiler."""
+class GapRange(Struct, frozen=True):
+    """The range of the gaps of single utterances.
 
-    wait: Annotated[Count, of("steps without the profiler, at the beginning of each window")]
-    warmup: Annotated[Count, of("steps with the profiler that are thrown away")]
-    active: Annotated[Count, of("steps in the trace")]
-    repeat: Annotated[Count, of("windows, each with a trace of its own")]
+    Attributes:
+        median: relative difference to the exact loss
+        lowest: gap of the utterance that pruning costs least
+        highest: gap of the utterance that pruning costs most
+        utterances: number of utterances whose gap was measured
+    """
 
-
-class Stream(Struct, kw_only=True, frozen=True):
-    """A kernel that reads and writes as fast as it can."""
-
-    kernel: Annotated[str, of('"update": two reads and a write over one of them; "read"; "write"')]
-    buffer_bytes: Annotated[
-        Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("size of all buffers that it touches")
-    ]
-    moved_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("read and written")]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="duration of each repeat", extra={"unit": "ns"})]
+    median: float
+    lowest: float
+    highest: float
+    utterances: Count
 
 
-class Exps(Struct, kw_only=True, frozen=True):
-    """Exponentials of numbers that are not fetched from memory."""
+class Schedule(Struct, frozen=True):
+    """Steps of the profiler.
 
-    kernel: Annotated[str, of('"exp" or "exp2"')]
-    count: Annotated[Positive, of("number of exponentials in each repeat")]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="duration of each repeat", extra={"unit": "ns"})]
+    Attributes:
+        wait: steps without the profiler, at the beginning of each window
+        warmup: steps with the profiler that are thrown away
+        active: steps in the trace
+        repeat: windows, each with a trace of its own
+    """
+
+    wait: Count
+    warmup: Count
+    active: Count
+    repeat: Count
 
 
-class Products(Struct, kw_only=True, frozen=True):
-    """Products of n x n matrices."""
+class Stream(Struct, frozen=True):
+    """A kernel that reads and writes as fast as it can.
 
-    n: Annotated[Positive, of("rows and columns of each matrix")]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="duration of each product", extra={"unit": "ns"})]
+    Attributes:
+        kernel: "update": two reads and a write over one of them; "read"; "write"
+        buffer_bytes: size of all buffers that it touches
+        moved_bytes: read and written
+        ns: duration of each repeat
+    """
+
+    kernel: str
+    buffer_bytes: Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})]
+    moved_bytes: Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})]
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+
+
+class Exps(Struct, frozen=True):
+    """Exponentials of numbers that are not fetched from memory.
+
+    Attributes:
+        kernel: "exp" or "exp2"
+        count: number of exponentials in each repeat
+        ns: duration of each repeat
+    """
+
+    kernel: str
+    count: Positive
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+
+
+class Products(Struct, frozen=True):
+    """Products of n x n matrices.
+
+    Attributes:
+        n: rows and columns of each matrix
+        ns: duration of each product
+    """
+
+    n: Positive
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
 
 
 # The kinds of records.
 
 
-class Line(Struct, kw_only=True, frozen=True, omit_defaults=True, tag_field="record"):
-    """A record."""
+class Line(Struct, kw_only=True, omit_defaults=True, tag_field="record"):
+    """A record.
 
-    cell: Annotated[
-        Optional[Count], of("number of the cell, from 0; the values of the grid's last key vary fastest")
-    ] = None
-    implementation: Annotated[Optional[str], of("the implementation that the record is about")] = None
-    reused_from: Annotated[
-        Optional[Count], of("the cell whose result this is (the device's limits; who is missing or unsupported)")
-    ] = None
+    Attributes:
+        cell: number of the cell, from 0; the values of the grid's last key vary fastest
+        implementation: the implementation that the record is about
+        reused_from: the cell whose result this is (the device's limits; who is missing or unsupported)
+    """
 
-
-class JobLine(Line, kw_only=True, frozen=True):
-    """A record of a job."""
-
-    job: Annotated[
-        str,
-        of('"correctness", "timing-1", ..., "memory", "trace"; of --find-largest "probe-64", "throughput-64-of-96-1"'),
-    ]
+    cell: Optional[Count] = None
+    implementation: Optional[str] = None
+    reused_from: Optional[Count] = None
 
 
-class FirstLine(Line, kw_only=True, frozen=True):
-    """The fields of the first line of every file."""
+class JobLine(Line, kw_only=True):
+    """A record of a job.
 
-    schema: Annotated[int, of("version of this format")] = SCHEMA
-    settings: Annotated[Record, of("every flag as resolved")] = {}
-    command: Annotated[Any, of("the command line, a list")] = None
-    started: Annotated[str, of("ISO 8601, UTC")] = ""
-    git_revision: Annotated[Optional[str], of("git revision of this suite")] = None
-    git_dirty: Annotated[Optional[bool], of("whether there were uncommitted changes")] = None
-    machine: Annotated[Machine, of("machine on which the command ran")] = Machine()
+    Attributes:
+        job: "correctness", "timing-1", ..., "memory", "trace"; of --find-largest "probe-64",
+            "throughput-64-of-96-1"
+    """
+
+    job: str = ""
 
 
-class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
-    """Always the first line of a run."""
+class FirstLine(Line, kw_only=True):
+    """The fields of the first line of every file.
 
-    name: Annotated[str, of('of the implementation: "k2", or "k2:modified" for a variant')]
-    run_id: Annotated[
-        str,
-        of("shared by the implementations of one run, and by the two sides of one compare.py --rev: their rounds pair"),
-    ] = ""
-    suffix: Annotated[Optional[str], of('of the folder: "30", "max-frames-10000", "largest-batch-size"')] = None
-    package: Annotated[Optional[str], of("package that holds the loss, by its import name")] = None
-    kind: Annotated[str, of("exact, the name of another lattice, pruned or additive")] = "exact"
-    exact: Annotated[Optional[bool], of("whether it is the transducer loss itself, not an approximation")] = None
-    memory_limit: Annotated[Optional[MemoryLimit], of("limit of --find-largest")] = None
-    values: Annotated[Dict[str, Value], of("in a sweep: {setting: value} of the cell")] = {}
+    Attributes:
+        schema: version of this format
+        settings: every flag as resolved
+        command: the command line, a list
+        started: ISO 8601, UTC
+        git_revision: git revision of this suite
+        git_dirty: whether there were uncommitted changes
+        machine: machine on which the command ran
+    """
+
+    schema: int = SCHEMA
+    settings: Record = {}
+    command: Any = None
+    started: str = ""
+    git_revision: Optional[str] = None
+    git_dirty: Optional[bool] = None
+    machine: Machine = Machine()
+
+
+class Header(FirstLine, kw_only=True, tag="run"):
+    """Always the first line of a run.
+
+    Attributes:
+        name: of the implementation: "k2", or "k2:modified" for a variant
+        run_id: shared by the implementations of one run, and by the two sides of one compare.py --rev: their
+            rounds pair
+        suffix: of the folder: "30", "max-frames-10000", "largest-batch-size"
+        package: package that holds the loss, by its import name
+        kind: exact, the name of another lattice, pruned or additive
+        exact: whether it is the transducer loss itself, not an approximation
+        memory_limit: limit of --find-largest
+        values: in a sweep: {setting: value} of the cell
+    """
+
+    name: str
+    run_id: str = ""
+    suffix: Optional[str] = None
+    package: Optional[str] = None
+    kind: str = "exact"
+    exact: Optional[bool] = None
+    memory_limit: Optional[MemoryLimit] = None
+    values: Dict[str, Value] = {}
 
     def __post_init__(self) -> None:
         msgspec.convert(self.settings, _Settings)
@@ -336,100 +459,136 @@ class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
             raise ValueError("settings of a search are missing")
 
 
-class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
-    """Once for each job: where it ran and on what."""
+class Environment(JobLine, kw_only=True, tag="environment"):
+    """Once for each job: where it ran and on what.
 
-    node: Annotated[Optional[str], of("with --executor ray the device: its node, and the GPU's place")] = None
-    python: Annotated[Optional[str], of("version of Python")] = None
-    torch: Annotated[Optional[str], of("version, with the local part")] = None
-    implementation_version: Annotated[Optional[str], of("version of the package")] = None
-    options: Annotated[Dict[str, Option], of("options of the package's functions, by name")] = {}
-    device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
-    device_name: Annotated[Optional[str], of("name of the GPU, or model of the CPU")] = None
-    cuda: Annotated[Optional[str], of("version of CUDA")] = None
-    threads: Annotated[Optional[Positive], of("torch's threads on the CPU")] = None
-    tf32: Annotated[Optional[bool], of("whether CUDA may round products to TF32; null on a CPU")] = None
-    gpu: Annotated[Optional[Gpu], of("state of the GPU before the job; null on a CPU, or where it is not known")] = None
-    l2: Annotated[Optional[str], of('"cold": written over before each sample; "warm"; null on a CPU')] = None
-    denormals: Annotated[Optional[str], of('"flush" (subnormal numbers are zero on the CPU) or "keep"')] = None
-    allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
-    variables: Annotated[Dict[str, str], of("environment variables that tune threads, allocator and TF32")] = {}
-    transparent_huge_pages: Annotated[Optional[str], of("setting of the kernel")] = None
-    affinity: Annotated[Optional[str], of('CPUs that the process may use: "0-3,8"')] = None
-    governor: Annotated[Optional[str], of('of the clocks of these CPUs: "performance"; null where it is not known')] = (
-        None
-    )
-    numa_nodes: Annotated[Optional[Positive], of("nodes of memory on which these CPUs are")] = None
-    shape_file: Annotated[Optional[str], of("path, relative to the suite where it lies in there")] = None
-    shape_file_sha256: Annotated[Optional[str], of("hex digest of its bytes")] = None
-    batches: Annotated[Optional[List[Batch]], of("the measured batches")] = None
-    shape_file_totals: Annotated[Optional[Totals], of("totals over all its utterances")] = None
-    shape_distribution: Annotated[
-        Any, of("a Distribution; in the correctness job only, and not with a sweep or --find-largest")
-    ] = None
-    warnings: Annotated[List[str], of("lines for the user")] = []
+    Attributes:
+        node: with --executor ray the device: its node, and the GPU's place
+        python: version of Python
+        torch: version, with the local part
+        implementation_version: version of the package
+        options: options of the package's functions, by name
+        device: "cpu" or "cuda"
+        device_name: name of the GPU, or model of the CPU
+        cuda: version of CUDA
+        threads: torch's threads on the CPU
+        tf32: whether CUDA may round products to TF32; null on a CPU
+        gpu: state of the GPU before the job; null on a CPU, or where it is not known
+        l2: "cold": written over before each sample; "warm"; null on a CPU
+        denormals: "flush" (subnormal numbers are zero on the CPU) or "keep"
+        allocator: "reuse" or "system"; older runs: "system"
+        variables: environment variables that tune threads, allocator and TF32
+        transparent_huge_pages: setting of the kernel
+        affinity: CPUs that the process may use: "0-3,8"
+        governor: of the clocks of these CPUs: "performance"; null where it is not known
+        numa_nodes: nodes of memory on which these CPUs are
+        shape_file: path, relative to the suite where it lies in there
+        shape_file_sha256: hex digest of its bytes
+        batches: the measured batches
+        shape_file_totals: totals over all its utterances
+        shape_distribution: a Distribution; in the correctness job only, and not with a sweep or
+            --find-largest
+        warnings: lines for the user
+    """
+
+    node: Optional[str] = None
+    python: Optional[str] = None
+    torch: Optional[str] = None
+    implementation_version: Optional[str] = None
+    options: Dict[str, Option] = {}
+    device: Optional[str] = None
+    device_name: Optional[str] = None
+    cuda: Optional[str] = None
+    threads: Optional[Positive] = None
+    tf32: Optional[bool] = None
+    gpu: Optional[Gpu] = None
+    l2: Optional[str] = None
+    denormals: Optional[str] = None
+    allocator: Optional[str] = None
+    variables: Dict[str, str] = {}
+    transparent_huge_pages: Optional[str] = None
+    affinity: Optional[str] = None
+    governor: Optional[str] = None
+    numa_nodes: Optional[Positive] = None
+    shape_file: Optional[str] = None
+    shape_file_sha256: Optional[str] = None
+    batches: Optional[List[Batch]] = None
+    shape_file_totals: Optional[Totals] = None
+    shape_distribution: Any = None
+    warnings: List[str] = []
 
 
-class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
+class Correctness(JobLine, kw_only=True, tag="correctness"):
     """The largest relative errors against the float64 oracle, on small batches; of a pruned loss with its range
-    widened to all of U."""
+    widened to all of U.
 
-    loss_error: Annotated[Optional[float], of("relative error of the loss")] = None
-    grad_error: Annotated[Optional[float], of("largest error of a gradient, relative to its largest element")] = None
-    slope_error: Annotated[
-        Optional[float], of("largest difference to 1 of a factor between a tensor's gradient and the right one")
-    ] = None
-    tolerance: Annotated[Optional[float], of("tolerance of loss and gradient")] = None
-    ok: Annotated[Optional[bool], of("whether everything that was judged is right")] = None
-    differing: Annotated[List[str], of('"loss", or tensors whose gradient has other bits in a second step')] = []
-    reached_by_padding: Annotated[
-        List[str], of('"loss", or tensors whose gradient is not finite where the padding holds NaN')
-    ] = []
-    largest_score: Annotated[
-        Optional[float], of("logits up to which the loss is right, as its adapter says; 1e300 for all")
-    ] = None
-    approximation_gap: Annotated[
-        Optional[float],
-        of(
-            "relative difference of a pruned loss to the exact one, at the configured range and logits: the median of "
-            "single utterances; else null"
-        ),
-    ] = None
-    approximation_gaps: Annotated[
-        Optional[Dict[str, Optional[float]]],
-        of('likewise by kind of logits, "random", "peaky" and "trained" among them; null where they cannot be made'),
-    ] = None
-    gap_ranges: Annotated[
-        Dict[str, GapRange],
-        of("how these gaps differ over the measured utterances, 40 of them at most, 8 under the other logits"),
-    ] = {}
-    at_size: Annotated[
-        Optional[AtSize],
-        of(
-            "of the measured batch with the most padded cells; with --find-largest, of its first two utterances; null "
-            "where the small batches were wrong already, or simulated"
-        ),
-    ] = None
-    note: Annotated[str, of('what else is to be known, else ""')] = ""
+    Attributes:
+        loss_error: relative error of the loss
+        grad_error: largest error of a gradient, relative to its largest element
+        slope_error: largest difference to 1 of a factor between a tensor's gradient and the right one
+        tolerance: tolerance of loss and gradient
+        ok: whether everything that was judged is right
+        differing: "loss", or tensors whose gradient has other bits in a second step
+        reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds NaN
+        largest_score: logits up to which the loss is right, as its adapter says; 1e300 for all
+        approximation_gap: relative difference of a pruned loss to the exact one, at the configured range and
+            logits: the median of single utterances; else null
+        approximation_gaps: likewise by kind of logits, "random", "peaky" and "trained" among them; null where
+            they cannot be made
+        gap_ranges: how these gaps differ over the measured utterances, 40 of them at most, 8 under the other
+            logits
+        at_size: of the measured batch with the most padded cells; with --find-largest, of its first two
+            utterances; null where the small batches were wrong already, or simulated
+        note: what else is to be known, else ""
+    """
+
+    loss_error: Optional[float] = None
+    grad_error: Optional[float] = None
+    slope_error: Optional[float] = None
+    tolerance: Optional[float] = None
+    ok: Optional[bool] = None
+    differing: List[str] = []
+    reached_by_padding: List[str] = []
+    largest_score: Optional[float] = None
+    approximation_gap: Optional[float] = None
+    approximation_gaps: Optional[Dict[str, Optional[float]]] = None
+    gap_ranges: Dict[str, GapRange] = {}
+    at_size: Optional[AtSize] = None
+    note: str = ""
 
 
-class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
-    """One timed step or loss."""
+class Sample(JobLine, kw_only=True, tag="sample"):
+    """One timed step or loss.
 
-    scope: Annotated[str, of('"loss" or "step"')]
-    round: Annotated[int, of("number of the fresh process, from 1")]
-    batch: Annotated[int, of("index of the batch")]
-    total_wall_ns: Annotated[Nanoseconds, of("wall time; on CUDA synchronised at both ends")]
-    repeat: Annotated[Optional[int], of("number of the pass over the round's batches, from 0")] = None
-    warmup: Annotated[bool, of("whether it is only warm-up, and not counted")] = False
-    forward_wall_ns: Annotated[Optional[Duration], of("null on CUDA, where the host runs ahead")] = None
-    forward_event_ns: Annotated[Optional[Duration], of("time between CUDA events; null on a CPU")] = None
-    total_event_ns: Annotated[Optional[Duration], of("time between CUDA events; null on a CPU")] = None
-    stages: Annotated[Optional[Dict[str, Duration]], of("wall time of each stage; of CUDA events on CUDA")] = None
-    minor_faults: Annotated[Optional[int], of("pages that the system mapped during the step")] = None
+    Attributes:
+        scope: "loss" or "step"
+        round: number of the fresh process, from 1
+        batch: index of the batch
+        total_wall_ns: wall time; on CUDA synchronised at both ends
+        repeat: number of the pass over the round's batches, from 0
+        warmup: whether it is only warm-up, and not counted
+        forward_wall_ns: null on CUDA, where the host runs ahead
+        forward_event_ns: time between CUDA events; null on a CPU
+        total_event_ns: time between CUDA events; null on a CPU
+        stages: wall time of each stage; of CUDA events on CUDA
+        minor_faults: pages that the system mapped during the step
+        loss: what the step returned; 1e300 where it is not finite
+    """
+
+    scope: str
+    round: int
+    batch: int
+    total_wall_ns: Nanoseconds
+    repeat: Optional[int] = None
+    warmup: bool = False
+    forward_wall_ns: Optional[Duration] = None
+    forward_event_ns: Optional[Duration] = None
+    total_event_ns: Optional[Duration] = None
+    stages: Optional[Dict[str, Duration]] = None
+    minor_faults: Optional[int] = None
     foreign_cpu: ForeignCpu = None
     flags: Flags = None
-    loss: Annotated[Optional[float], of("what the step returned; 1e300 where it is not finite")] = None
+    loss: Optional[float] = None
 
     @property
     def beside_load(self) -> bool:
@@ -444,226 +603,339 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
         return by_events or self.total_wall_ns
 
 
-class Stop(JobLine, kw_only=True, frozen=True, tag="stop"):
-    """The reason why the samples of a scope ended, in one round."""
+class Stop(JobLine, kw_only=True, tag="stop"):
+    """The reason why the samples of a scope ended, in one round.
 
-    scope: Annotated[str, of('"loss" or "step"')]
-    round: Annotated[Optional[int], of("number of the round, in the timing and throughput passes")] = None
-    why: Annotated[
-        str,
-        of(
-            '"spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds; "time '
-            'share": what the loss alone has of that beside the step'
-        ),
-    ]
-    loss_error: Annotated[
-        Optional[float],
-        of(
-            "largest relative error of the losses of the last timed step of each batch, and of one more step, against "
-            "float64; null with --find-largest"
-        ),
-    ] = None
+    Attributes:
+        scope: "loss" or "step"
+        round: number of the round, in the timing and throughput passes
+        why: "spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds;
+            "time share": what the loss alone has of that beside the step
+        loss_error: largest relative error of the losses of the last timed step of each batch, and of one more
+            step, against float64; null with --find-largest
+    """
+
+    scope: str
+    round: Optional[int] = None
+    why: str
+    loss_error: Optional[float] = None
 
 
-class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
-    """Peaks of one step or loss above the baseline before it; null where a counter is not of this device."""
+class Memory(JobLine, kw_only=True, tag="memory"):
+    """Peaks of one step or loss above the baseline before it; null where a counter is not of this device.
 
-    scope: Annotated[str, of('"loss" or "step"')]
-    batch: Annotated[int, of("index of the batch")]
-    device_allocated_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
-    device_reserved_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
-    device_used_bytes: Annotated[
-        Optional[Bytes],
-        of("of the whole device by cudaMemGetInfo, once a millisecond: allocators beside torch's, and others, too"),
-    ] = None
-    torch_allocated_bytes: Annotated[
-        Optional[Bytes], of("torch's own allocations on a CPU; null too for losses that loop in Python")
-    ] = None
-    process_bytes: Annotated[Optional[Bytes], of("peak of the resident process, on a CPU (VmHWM)")] = None
+    Attributes:
+        scope: "loss" or "step"
+        batch: index of the batch
+        device_allocated_bytes: peak of torch's CUDA allocator
+        device_reserved_bytes: peak of torch's CUDA allocator
+        device_used_bytes: of the whole device by cudaMemGetInfo, once a millisecond: allocators beside
+            torch's, and others, too
+        torch_allocated_bytes: torch's own allocations on a CPU; null too for losses that loop in Python
+        process_bytes: peak of the resident process, on a CPU (VmHWM)
+    """
 
-
-class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
-    """The files that the trace pass left in the folder."""
-
-    files: Annotated[List[str], of("names of traces, .json or .json.gz")]
-    steps: Annotated[Optional[int], of("number of steps of the loop, over all windows")] = None
-    schedule: Annotated[Optional[Schedule], of("schedule of the profiler")] = None
-    key_averages: Annotated[Optional[List[str]], of("names of tables")] = None
-    profiler: Annotated[Any, of("{record_shapes, with_stack, profile_memory}")] = None
-    memory_snapshot: Annotated[Optional[str], of("name of a file")] = None
-    foreign_cpu: Annotated[
-        Optional[Share],
-        of("share of the CPUs that other processes used in the profiled loop; null where it was too short to tell"),
-    ] = None
-    flags: Annotated[Optional[List[str]], of('"busy" and "loaded", as of ``sample``')] = None
-    note: Annotated[Optional[str], of('why there is no trace, else ""; schedule and profiler are null then')] = ""
-    warnings: Annotated[List[str], of("lines for the user")] = []
+    scope: str
+    batch: int
+    device_allocated_bytes: Optional[Bytes] = None
+    device_reserved_bytes: Optional[Bytes] = None
+    device_used_bytes: Optional[Bytes] = None
+    torch_allocated_bytes: Optional[Bytes] = None
+    process_bytes: Optional[Bytes] = None
 
 
-class Limits(Line, kw_only=True, frozen=True, tag="limits"):
+class Trace(JobLine, kw_only=True, tag="trace"):
+    """The files that the trace pass left in the folder.
+
+    Attributes:
+        files: names of traces, .json or .json.gz
+        steps: number of steps of the loop, over all windows
+        schedule: schedule of the profiler
+        key_averages: names of tables
+        profiler: {record_shapes, with_stack, profile_memory}
+        memory_snapshot: name of a file
+        foreign_cpu: share of the CPUs that other processes used in the profiled loop; null where it was too
+            short to tell
+        flags: "busy" and "loaded", as of ``sample``
+        note: why there is no trace, else ""; schedule and profiler are null then
+        warnings: lines for the user
+    """
+
+    files: List[str]
+    steps: Optional[int] = None
+    schedule: Optional[Schedule] = None
+    key_averages: Optional[List[str]] = None
+    profiler: Any = None
+    memory_snapshot: Optional[str] = None
+    foreign_cpu: Optional[Share] = None
+    flags: Optional[List[str]] = None
+    note: Optional[str] = ""
+    warnings: List[str] = []
+
+
+class Limits(Line, kw_only=True, tag="limits"):
     """The best that the device does: in each run that was timed one at the begin of each round, on the device of the
-    round; the same in all implementations of the run.  The best of all counts."""
+    round; the same in all implementations of the run.  The best of all counts.
 
-    node: Annotated[Optional[str], of("as in ``environment``")] = None
-    round: Annotated[Optional[int], of("round of the timing pass; null where it was measured once for the run")] = None
-    torch: Annotated[Optional[str], of("version of torch")] = None
-    device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
-    device_name: Annotated[Optional[str], of("name of the GPU, or model of the CPU")] = None
-    threads: Annotated[Optional[int], of("torch's threads on the CPU")] = None
-    dtype: Annotated[Optional[str], of("data type of the matrices")] = None
-    tf32: Annotated[Optional[bool], of("whether CUDA may use TF32; null on a CPU")] = None
-    gpu: Annotated[Optional[Gpu], of("state of the GPU right after the measurement, as in ``environment``")] = None
-    cache_bytes: Annotated[Optional[Bytes], of("size of all last-level caches")] = None
-    streams: Annotated[List[Stream], of("reads and writes of buffers of several sizes")] = []
-    products: Annotated[List[Products], of("products of matrices of the dtype")] = []
-    exps: Annotated[List[Exps], of("exponentials in float64 for that dtype, else in float32")] = []
+    Attributes:
+        node: as in ``environment``
+        round: round of the timing pass; null where it was measured once for the run
+        torch: version of torch
+        device: "cpu" or "cuda"
+        device_name: name of the GPU, or model of the CPU
+        threads: torch's threads on the CPU
+        dtype: data type of the matrices
+        tf32: whether CUDA may use TF32; null on a CPU
+        gpu: state of the GPU right after the measurement, as in ``environment``
+        cache_bytes: size of all last-level caches
+        streams: reads and writes of buffers of several sizes
+        products: products of matrices of the dtype
+        exps: exponentials in float64 for that dtype, else in float32
+        flags: "busy" and "loaded", as of ``sample``
+        reason: why a list is empty, else ""
+    """
+
+    node: Optional[str] = None
+    round: Optional[int] = None
+    torch: Optional[str] = None
+    device: Optional[str] = None
+    device_name: Optional[str] = None
+    threads: Optional[int] = None
+    dtype: Optional[str] = None
+    tf32: Optional[bool] = None
+    gpu: Optional[Gpu] = None
+    cache_bytes: Optional[Bytes] = None
+    streams: List[Stream] = []
+    products: List[Products] = []
+    exps: List[Exps] = []
     foreign_cpu: ForeignCpu = None
-    flags: Annotated[Optional[List[str]], of('"busy" and "loaded", as of ``sample``')] = None
-    reason: Annotated[Optional[str], of('why a list is empty, else ""')] = ""
+    flags: Optional[List[str]] = None
+    reason: Optional[str] = ""
 
 
-class Probe(JobLine, kw_only=True, frozen=True, tag="probe"):
-    """Written with --find-largest before each step that must fit: of the batch with the most padded cells, then of that
-    with the most useful ones."""
+class Probe(JobLine, kw_only=True, tag="probe"):
+    """Written with --find-largest before each step that must fit: of the batch with the most padded cells, then of
+    that with the most useful ones.
 
-    scope: Annotated[Optional[str], of('"loss" or "step"')] = None
-    index: Annotated[Optional[int], of("index of the batch")] = None
-    N: Annotated[Optional[Positive], of("number of utterances")] = None
-    frames: Annotated[Optional[Positive], of("sum of T")] = None
-    T_max: Annotated[Optional[Positive], of("frames of the longest utterance")] = None
-    U_max: Annotated[Optional[Count], of("tokens of the longest target")] = None
-    useful_cells: Annotated[Optional[Positive], of("cells of the utterances, without padding")] = None
-    padded_cells: Annotated[Optional[Positive], of("cells of the padded tensor")] = None
-    limit_bytes: Annotated[Optional[Bytes], of("bytes above those of the loaded process")] = None
-    limit_kind: Annotated[
-        Optional[str], of('"address space": RLIMIT_AS; "device memory": the rest of a CUDA device is held back')
-    ] = None
-    warnings: Annotated[List[str], of("a line for the user if less than --memory-limit was left")] = []
+    Attributes:
+        scope: "loss" or "step"
+        index: index of the batch
+        N: number of utterances
+        frames: sum of T
+        T_max: frames of the longest utterance
+        U_max: tokens of the longest target
+        useful_cells: cells of the utterances, without padding
+        padded_cells: cells of the padded tensor
+        limit_bytes: bytes above those of the loaded process
+        limit_kind: "address space": RLIMIT_AS; "device memory": the rest of a CUDA device is held back
+        warnings: a line for the user if less than --memory-limit was left
+    """
 
-
-class Fit(JobLine, kw_only=True, frozen=True, tag="fit"):
-    """Written with --find-largest after a step that did fit."""
-
-    scope: Annotated[Optional[str], of('"loss" or "step"')] = None
-    batch: Annotated[Optional[int], of("index of the batch")] = None
-    loss: Annotated[Optional[float], of("loss of the step")] = None
-    peak_bytes: Annotated[
-        Optional[Bytes],
-        of("above the loaded process, inputs included: resident on a CPU, of torch's allocator on CUDA"),
-    ] = None
-
-
-class Status(JobLine, kw_only=True, frozen=True, tag="status"):
-    """The last line of each job."""
-
-    status: Annotated[str, of("ok, oom, unsupported, missing, error, timeout or interrupted")]
-    pass_name: Annotated[str, of('"correctness", "timing", ...')] = field(name="pass", default="")
-    round: Annotated[Optional[int], of("number of the round, in the timing and throughput passes")] = None
-    size: Annotated[Optional[Positive], of("batch size that --find-largest tried or timed")] = None
-    pool: Annotated[
-        Optional[Positive],
-        of("of the throughput pass: its utterances are those of the run's batches of this size, the largest of all"),
-    ] = None
-    reason: Annotated[Optional[str], of('why it did not end well, else ""')] = ""
-    wall_ns: Annotated[Optional[Duration], of("duration of the whole job")] = None
-    stderr_tail: Annotated[Optional[List[str]], of("where the job failed: the last lines of its stderr")] = None
-    left_out: Annotated[bool, of("whether the round was left out because the loss is far behind (--slow-rounds)")] = (
-        False
-    )
+    scope: Optional[str] = None
+    index: Optional[int] = None
+    N: Optional[Positive] = None
+    frames: Optional[Positive] = None
+    T_max: Optional[Positive] = None
+    U_max: Optional[Count] = None
+    useful_cells: Optional[Positive] = None
+    padded_cells: Optional[Positive] = None
+    limit_bytes: Optional[Bytes] = None
+    limit_kind: Optional[str] = None
+    warnings: List[str] = []
 
 
-class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
-    """Always the first line of a sweep."""
+class Fit(JobLine, kw_only=True, tag="fit"):
+    """Written with --find-largest after a step that did fit.
 
-    sweep_id: Annotated[str, of("the run_id of its runs")]
-    grid: Annotated[Dict[str, Annotated[List[Value], Meta(min_length=1)]], of("{setting: values}")]
-    settings: Annotated[Record, of("settings that all cells share")]
-    names: Annotated[List[str], of("names of the implementations")] = []
+    Attributes:
+        scope: "loss" or "step"
+        batch: index of the batch
+        loss: loss of the step
+        peak_bytes: above the loaded process, inputs included: resident on a CPU, of torch's allocator on CUDA
+    """
+
+    scope: Optional[str] = None
+    batch: Optional[int] = None
+    loss: Optional[float] = None
+    peak_bytes: Optional[Bytes] = None
 
 
-class InferenceHeader(FirstLine, kw_only=True, frozen=True, tag="inference"):
-    """Always the first line of an inference.jsonl: one model on a grid of audio lengths and batch sizes."""
+class Status(JobLine, kw_only=True, tag="status"):
+    """The last line of each job.
 
-    name: Annotated[str, of("name of the configuration")]
-    run_id: Annotated[str, of("id of this run alone")] = ""
-    config: Annotated[Record, of("the configuration file with its overrides")] = {}
-    grid: Annotated[
-        Dict[str, List[Union[int, float, bool, str, None]]],
-        of("{axis: values}: threads, compile, dtype, quantize, audio_mockup_secs (seconds), batch_sizes"),
-    ]
+    Attributes:
+        status: ok, oom, unsupported, missing, error, timeout or interrupted
+        pass_name: "correctness", "timing", ...
+        round: number of the round, in the timing and throughput passes
+        size: batch size that --find-largest tried or timed
+        pool: of the throughput pass: its utterances are those of the run's batches of this size, the largest
+            of all
+        reason: why it did not end well, else ""
+        wall_ns: duration of the whole job
+        stderr_tail: where the job failed: the last lines of its stderr
+        left_out: whether the round was left out because the loss is far behind (--slow-rounds)
+    """
+
+    status: str
+    pass_name: str = field(name="pass", default="")
+    round: Optional[int] = None
+    size: Optional[Positive] = None
+    pool: Optional[Positive] = None
+    reason: Optional[str] = ""
+    wall_ns: Optional[Duration] = None
+    stderr_tail: Optional[List[str]] = None
+    left_out: bool = False
+
+
+class SweepHeader(FirstLine, kw_only=True, tag="sweep"):
+    """Always the first line of a sweep.
+
+    Attributes:
+        sweep_id: the run_id of its runs
+        grid: {setting: values}
+        settings: settings that all cells share
+        names: names of the implementations
+    """
+
+    sweep_id: str
+    grid: Dict[str, Annotated[List[Value], Meta(min_length=1)]]
+    settings: Record
+    names: List[str] = []
+
+
+class InferenceHeader(FirstLine, kw_only=True, tag="inference"):
+    """Always the first line of an inference.jsonl: one model on a grid of audio lengths and batch sizes.
+
+    Attributes:
+        name: name of the configuration
+        run_id: id of this run alone
+        config: the configuration file with its overrides
+        grid: {axis: values}: threads, compile, dtype, quantize, audio_mockup_secs (seconds), batch_sizes
+    """
+
+    name: str
+    run_id: str = ""
+    config: Record = {}
+    grid: Dict[str, List[Union[int, float, bool, str, None]]]
 
     def __post_init__(self) -> None:
         msgspec.convert(self.grid, _Grid)
         msgspec.convert(self.config, _Config)
 
 
-class PipelineHeader(FirstLine, kw_only=True, frozen=True, tag="pipeline"):
-    """Always the first line of a pipeline.jsonl: the stages of a speech system on examples."""
+class PipelineHeader(FirstLine, kw_only=True, tag="pipeline"):
+    """Always the first line of a pipeline.jsonl: the stages of a speech system on examples.
 
-    name: Annotated[str, of("name of the configuration")]
-    run_id: Annotated[str, of("id of this run alone")] = ""
-    config: Annotated[Record, of("configuration of the whole and of each stage, as resolved")] = {}
-    stages: Annotated[List[str], Meta(min_length=1, description="names of the stages, in their order")]
-    examples: Annotated[List[str], Meta(min_length=1, description="names of the examples; each is a job")]
+    Attributes:
+        name: name of the configuration
+        run_id: id of this run alone
+        config: configuration of the whole and of each stage, as resolved
+        stages: names of the stages, in their order
+        examples: names of the examples; each is a job
+    """
+
+    name: str
+    run_id: str = ""
+    config: Record = {}
+    stages: Annotated[List[str], Meta(min_length=1)]
+    examples: Annotated[List[str], Meta(min_length=1)]
 
 
-class Call(JobLine, kw_only=True, frozen=True, tag="call"):
-    """One call of a model on a batch, or of a stage of a pipeline on an example."""
+class Call(JobLine, kw_only=True, tag="call"):
+    """One call of a model on a batch, or of a stage of a pipeline on an example.
 
-    total_wall_ns: Annotated[Nanoseconds, of("wall time; on CUDA synchronised at both ends")]
-    stage: Annotated[Optional[str], of("stage of a pipeline")] = None
-    repeat: Annotated[Optional[int], of("number of the call, from 0")] = None
-    warmup: Annotated[bool, of("whether it is only warm-up, and not counted")] = False
-    total_event_ns: Annotated[Optional[Duration], of("time between CUDA events; null on a CPU")] = None
-    first_ns: Annotated[Optional[Duration], of("time to the first token, of a model that streams")] = None
-    minor_faults: Annotated[Optional[int], of("pages that the system mapped during the call")] = None
+    Attributes:
+        total_wall_ns: wall time; on CUDA synchronised at both ends
+        stage: stage of a pipeline
+        repeat: number of the call, from 0
+        warmup: whether it is only warm-up, and not counted
+        total_event_ns: time between CUDA events; null on a CPU
+        first_ns: time to the first token, of a model that streams
+        minor_faults: pages that the system mapped during the call
+    """
+
+    total_wall_ns: Nanoseconds
+    stage: Optional[str] = None
+    repeat: Optional[int] = None
+    warmup: bool = False
+    total_event_ns: Optional[Duration] = None
+    first_ns: Optional[Duration] = None
+    minor_faults: Optional[int] = None
     foreign_cpu: ForeignCpu = None
     flags: Flags = None
 
 
-class CallMemory(JobLine, kw_only=True, frozen=True, tag="call_memory"):
-    """Peaks of one call above the level before it, without the profiler; null where a counter is not of this device."""
+class CallMemory(JobLine, kw_only=True, tag="call_memory"):
+    """Peaks of one call above the level before it, without the profiler; null where a counter is not of this device.
 
-    stage: Annotated[Optional[str], of("stage of a pipeline")] = None
-    process_bytes: Annotated[Optional[Bytes], of("resident peak above the level before the call")] = None
-    process_peak_bytes: Annotated[Optional[Bytes], of("resident peak of the whole process")] = None
-    device_allocated_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
-    device_reserved_bytes: Annotated[Optional[Bytes], of("peak of torch's CUDA allocator")] = None
-    device_used_bytes: Annotated[Optional[Bytes], of("peak of the whole device, by cudaMemGetInfo")] = None
+    Attributes:
+        stage: stage of a pipeline
+        process_bytes: resident peak above the level before the call
+        process_peak_bytes: resident peak of the whole process
+        device_allocated_bytes: peak of torch's CUDA allocator
+        device_reserved_bytes: peak of torch's CUDA allocator
+        device_used_bytes: peak of the whole device, by cudaMemGetInfo
+    """
 
-
-class ProfiledCalls(JobLine, kw_only=True, frozen=True, tag="profiled_calls"):
-    """Under torch.profiler: the last two of six batches."""
-
-    batches: Annotated[Positive, of("number of recorded batches")]
-    cpu_us: Annotated[float, Meta(ge=0, description="self time on the CPU of all of them", extra={"unit": "us"})]
-    cuda_us: Annotated[float, Meta(ge=0, description="self time on CUDA of all of them", extra={"unit": "us"})]
-    cpu_peak_bytes: Annotated[
-        Optional[Bytes], of("highest running sum of allocations within a batch, from zero at its beginning")
-    ] = None
-    cuda_peak_bytes: Annotated[Optional[Bytes], of("the same of the fullest GPU")] = None
+    stage: Optional[str] = None
+    process_bytes: Optional[Bytes] = None
+    process_peak_bytes: Optional[Bytes] = None
+    device_allocated_bytes: Optional[Bytes] = None
+    device_reserved_bytes: Optional[Bytes] = None
+    device_used_bytes: Optional[Bytes] = None
 
 
-class Operations(JobLine, kw_only=True, frozen=True, tag="operations"):
-    """The operations of one call of a stage, forward, counted as count_flops.py counts."""
+class ProfiledCalls(JobLine, kw_only=True, tag="profiled_calls"):
+    """Under torch.profiler: the last two of six batches.
 
-    stage: Annotated[Optional[str], of("stage of a pipeline")] = None
-    torch: Annotated[Optional[str], of("version, in the process of the stage")] = None
-    macs: Annotated[Count, of("multiply-accumulates of products and convolutions")]
-    flops: Annotated[Count, of("all floating-point operations")]
-    not_counted: Annotated[List[str], of("operators without a rule")] = []
-    instructions: Annotated[
-        Optional[Count], of("instructions that the processor's counter saw; null where perf is not allowed")
-    ] = None
+    Attributes:
+        batches: number of recorded batches
+        cpu_us: self time on the CPU of all of them
+        cuda_us: self time on CUDA of all of them
+        cpu_peak_bytes: highest running sum of allocations within a batch, from zero at its beginning
+        cuda_peak_bytes: the same of the fullest GPU
+    """
+
+    batches: Positive
+    cpu_us: Annotated[float, Meta(ge=0, extra={"unit": "us"})]
+    cuda_us: Annotated[float, Meta(ge=0, extra={"unit": "us"})]
+    cpu_peak_bytes: Optional[Bytes] = None
+    cuda_peak_bytes: Optional[Bytes] = None
 
 
-class OutputCheck(JobLine, kw_only=True, frozen=True, tag="output_check"):
+class Operations(JobLine, kw_only=True, tag="operations"):
+    """The operations of one call of a stage, forward, counted as count_flops.py counts.
+
+    Attributes:
+        stage: stage of a pipeline
+        torch: version, in the process of the stage
+        macs: multiply-accumulates of products and convolutions
+        flops: all floating-point operations
+        not_counted: operators without a rule
+        instructions: instructions that the processor's counter saw; null where perf is not allowed
+    """
+
+    stage: Optional[str] = None
+    torch: Optional[str] = None
+    macs: Count
+    flops: Count
+    not_counted: List[str] = []
+    instructions: Optional[Count] = None
+
+
+class OutputCheck(JobLine, kw_only=True, tag="output_check"):
     """The check of a model that is compiled, quantized or in another dtype: its outputs against those of the plain
-    one."""
+    one.
 
-    error: Annotated[float, of("RMS of the difference over RMS of the plain outputs; of symbols the share that differ")]
-    tolerance: Annotated[float, of("above it, nothing is timed")]
-    ok: Annotated[bool, of("whether the error is within the tolerance")]
+    Attributes:
+        error: RMS of the difference over RMS of the plain outputs; of symbols the share that differ
+        tolerance: above it, nothing is timed
+        ok: whether the error is within the tolerance
+    """
+
+    error: float
+    tolerance: float
+    ok: bool
 
 
 #: The types above that no other inherits from: every kind of record, and what records are made of.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -30,6 +29,7 @@ from common.losses.layouts.cells import Cells, largest
 from common.losses.passes import diagnosis
 from common.losses.passes.small_batches import SLOPE_TOLERANCE
 from common.losses.step import LossStep
+from common.records.schema import AtSize
 
 #: Elements of the logits that are converted to float64 at a time.
 CHUNK = 1 << 23
@@ -215,32 +215,6 @@ def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Er
             errors.worst[name] = max(errors.worst[name], largest(outside))
     if cells.by_cell:
         errors.note_sums("symbol", *marginals.symbols)
-
-
-@dataclass
-class AtSize:
-    """Errors on a measured batch; see common.records.schema."""
-
-    batch: int  # index
-    N: int
-    T_max: int
-    U_max: int
-    useful_cells: int
-    needed_cells: int
-    loss_error: float
-    loss_tolerance: float
-    grad_error: float
-    grad_tolerance: float
-    grad_errors: Dict[str, float]
-    sum_errors: Dict[str, float]
-    sum_tolerance: float
-    row_tolerance: float
-    slope_errors: Dict[str, float]
-    slope_tolerance: float
-    overwritten: List[str]
-    differing: List[str]
-    imprecise: Optional[float] = None
-    ok: bool = False
 
 
 def check(context, tolerance: float, utterances: Optional[int] = None) -> Tuple[AtSize, str]:

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
-from typing import Dict, Iterator, List, Optional
+from dataclasses import replace
+from typing import Dict, Iterator, Optional
 
 import torch
 
 from common.core import statistics
-from common.core.emitted import Emitted
 from common.core.errors import UserError
 from common.core.text import UNBOUNDED, finite
 from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE
 from common.losses.passes import at_size, small_batches
+from common.records.schema import Correctness, GapRange
 
 #: Kinds of logits whose gap is measured beside that of the run's own.
 KINDS = ("random", "peaky", "trained")
@@ -32,37 +32,6 @@ SEARCH_UTTERANCES = 2
 GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
 #: Errors on a measured batch that the message names; the record has all.
 MOST_WRONG = 2
-
-
-@dataclass(frozen=True)
-class GapRange:
-    """The relative differences of a pruned loss to the exact one, of single utterances."""
-
-    median: float
-    lowest: float
-    highest: float
-    utterances: int  # how many were measured
-
-
-@dataclass(frozen=True)
-class Correctness(Emitted):
-    """The largest relative errors against the oracle; see common.records.schema."""
-
-    record = "correctness"
-
-    loss_error: float
-    grad_error: float
-    slope_error: float
-    tolerance: float
-    ok: bool
-    approximation_gap: Optional[float]  # median with the run's logits
-    approximation_gaps: Optional[Dict[str, Optional[float]]]  # medians by kind of logits
-    gap_ranges: Dict[str, GapRange]  # by kind of logits
-    at_size: Optional[at_size.AtSize]
-    differing: List[str]
-    reached_by_padding: List[str]
-    largest_score: float
-    note: str
 
 
 def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:

@@ -15,31 +15,15 @@ Before the step the process holds its inputs and, in scope "loss", the given log
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Iterator, Optional
 
-from common.core.emitted import Emitted
 from common.data.batching import heaviest
 from common.measure import memory
+from common.records.schema import Memory
 
 
-@dataclass
-class Peaks(Emitted):
-    """Peaks of one step or loss in bytes; None where a counter is not of this device."""
-
-    record = "memory"
-
-    scope: str
-    batch: int  # index
-    device_allocated_bytes: Optional[int]
-    device_reserved_bytes: Optional[int]
-    device_used_bytes: Optional[int]
-    torch_allocated_bytes: Optional[int]
-    process_bytes: Optional[int]
-
-
-def run(context, round_number: Optional[int] = None) -> Iterator[Peaks]:
+def run(context, round_number: Optional[int] = None) -> Iterator[Memory]:
     """Yield the ``memory`` records of every scope and batch, after a small step that loads what is loaded once.
 
     `context` is a common.losses.context.Context.
@@ -50,4 +34,4 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Peaks]:
         for batch in heavy[:1] if context.loops_in_python or scope != scopes[-1] else heavy:
             fresh = partial(context.step, scope, batch)
             peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
-            yield Peaks(scope, batch, **peaks)
+            yield Memory(scope=scope, batch=batch, **peaks)

@@ -8,12 +8,11 @@ size has a process of its own, started like that of the memory pass.  Measures n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Iterator, List, Optional, Union
+from typing import Iterator, Optional, Union
 
-from common.core.emitted import Emitted
 from common.data import batching
 from common.measure import memory_limit
+from common.records.schema import Fit, Probe
 
 
 def limit_of(context, scope: str) -> memory_limit.Limit:
@@ -37,39 +36,6 @@ def loss_within(limit: memory_limit.Limit, context, scope: str, batch: int) -> f
         return float(step.run())
 
 
-@dataclass
-class Probe(Emitted):
-    """A step that must fit, written before it is tried."""
-
-    record = "probe"
-
-    scope: str
-    index: int  # of the batch
-    N: int
-    frames: int
-    tokens: int
-    T_max: int
-    U_max: int
-    useful_cells: int
-    padded_cells: int
-    one_symbol_cells: int
-    limit_bytes: Optional[int]
-    limit_kind: str
-    warnings: List[str]
-
-
-@dataclass
-class Fit(Emitted):
-    """A step that did fit."""
-
-    record = "fit"
-
-    scope: str
-    batch: int  # index
-    loss: float
-    peak_bytes: Optional[int]
-
-
 def run(context, round_number: Optional[int] = None) -> Iterator[Union[Probe, Fit]]:
     """Yield a ``probe`` record before each step, which says what is tried, and a ``fit`` record after it.
 
@@ -79,7 +45,7 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Union[Probe, Fi
     limit = limit_of(context, scope)
     for batch in batching.heaviest(context.all_batches):
         yield Probe(
-            scope,
+            scope=scope,
             **context.all_batches.describe(batch),
             limit_bytes=limit.bytes,
             limit_kind=limit.kind,
@@ -88,5 +54,5 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Union[Probe, Fi
         loss = loss_within(limit, context, scope, batch)
         if not math.isfinite(loss):
             raise ArithmeticError(f"the loss of a batch that fits is {loss}")
-        yield Fit(scope, batch, loss, limit.peak_bytes)
+        yield Fit(scope=scope, batch=batch, loss=loss, peak_bytes=limit.peak_bytes)
         context.model.zero_grad(set_to_none=True)

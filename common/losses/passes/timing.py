@@ -13,18 +13,17 @@ that is wrong then has no times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Sequence, Union
 
-from common.core.emitted import Emitted
 from common.core.errors import WrongResult
 from common.core.settings import Settings
 from common.core.text import finite
 from common.data.batching import heaviest, lightest
 from common.losses.passes.afterwards import Taken, check
 from common.measure import sampling
-from common.measure.clock import Clock, Timed, time_step
+from common.measure.clock import Clock, time_step
 from common.measure.device import host_threads
+from common.records.schema import Sample, Stop
 from common.system import memory
 
 #: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for a small share of a step's time
@@ -33,34 +32,6 @@ BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
 #: One in so many rounds ends with a further step of a scope, see afterwards.py.
 FURTHER_EVERY = 3
-
-
-@dataclass
-class Sample(Timed, Emitted):
-    """One timed step or loss."""
-
-    record = "sample"
-
-    scope: str
-    round: Optional[int]
-    batch: int  # index
-    repeat: int
-    warmup: bool
-    loss: float
-    foreign_cpu: Optional[float] = None
-    flags: List[str] = field(default_factory=list)
-
-
-@dataclass
-class Stop(Emitted):
-    """The end of a scope in a round: why no more samples were taken, and the error of the last losses."""
-
-    record = "stop"
-
-    scope: str
-    round: Optional[int]
-    why: str
-    loss_error: Optional[float] = None
 
 
 def run(context, round_number: Optional[int] = 1) -> Iterator[Union[Sample, Stop]]:
@@ -120,7 +91,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Union[Sample, Stop
         )
         if after_step and why == "time cap":
             why = "time share"
-        ends.append(Stop(scope, round_number, why))
+        ends.append(Stop(scope=scope, round=round_number, why=why))
     for end in ends:
         wrong = ""
         if end.scope in last and not settings.find_largest:  # there memory is short

@@ -8,37 +8,17 @@ next, so making inputs in between would count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterator, List, Mapping, Optional
+from typing import Iterator, List
 
 import torch
 
-from common.core.emitted import Emitted
 from common.losses.step import LossStep
 from common.measure import memory, profiler
 from common.measure.device import host_threads
+from common.records.schema import Schedule, Trace
 from common.system.load import busy_flags
 from common.traces import files
-
-
-@dataclass
-class Trace(Emitted):
-    """The files that the trace pass left; schedule and profiler are None where a note says why there is no trace."""
-
-    record = "trace"
-
-    steps: int = 0
-    schedule: Optional[Mapping[str, int]] = None
-    files: List[str] = field(default_factory=list)
-    key_averages: List[str] = field(default_factory=list)
-    profiler: Optional[Mapping[str, bool]] = None  # its options
-    memory_snapshot: Optional[str] = None
-    foreign_cpu: Optional[float] = None
-    flags: List[str] = field(default_factory=list)
-    note: str = ""
-    warnings: List[str] = field(default_factory=list)
-
 
 #: Of a loss that loops over its cells in Python: each cell is a thousand events and a megabyte and more.
 UNTRACED = "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile"
@@ -52,7 +32,7 @@ def run(context, folder: Path) -> Iterator[Trace]:
     files.remove(folder)
     settings = context.settings
     if context.loops_in_python:
-        yield Trace(note=UNTRACED)
+        yield Trace(files=[], note=UNTRACED)
         return
     order = [context.batches[index % len(context.batches)] for index in range(settings.trace_steps)]
     context.hold_inputs(order)
@@ -68,7 +48,7 @@ def run(context, folder: Path) -> Iterator[Trace]:
     warnings = take_snapshot(context, context.step("step", order[0]), path) if settings.memory_snapshot else []
     yield Trace(
         steps=len(order),
-        schedule=dict(settings.schedule),
+        schedule=Schedule(**settings.schedule),
         files=sorted(path.name for path in folder.glob("*.pt.trace.json*")),
         key_averages=[profiler.tables_file(folder).name],
         profiler={option: getattr(settings, option) for option in profiler.OPTIONS},

@@ -11,20 +11,16 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import torch
 
-from common.core.emitted import Emitted
 from common.core.errors import UserError
 from common.core.text import first_line
 from common.flops.counter import FlopCounter
-from common.records.schema import Record
+from common.records.schema import JobLine, Record
 from common.tools import inputs, loading
 from common.tools.loading import Loaded
 
 
-@dataclass(frozen=True)
-class Counted(Emitted):
+class Counted(JobLine, kw_only=True, tag="count"):
     """The operations of a model in one run, or in those of a bucket of audio."""
-
-    record = "count"
 
     bucket: str  # "" where the input is no audio
     samples: List[int]  # of each utterance
@@ -44,11 +40,11 @@ def run(job: Mapping[str, Any]) -> Iterator[Counted]:
         warnings.simplefilter("ignore")  # what is not counted is named below the table
         counting, lengths = _counting(flags), _lengths(flags)
         if not lengths:
-            yield Counted("", [], [], counting.once())
+            yield Counted(bucket="", samples=[], macs=[], document=counting.once())
         for name, samples in lengths.items():
             document, macs = counting.utterances(samples, flags["batch_size"])
             of_each = [count for count in samples for _ in range(flags["batch_size"])]
-            yield Counted(name, of_each, macs, document)
+            yield Counted(bucket=name, samples=of_each, macs=macs, document=document)
 
 
 def _counting(flags: Mapping[str, Any]) -> Counting:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
-from common.core.emitted import Emitted
 from common.core.errors import NotRunnable, WrongResult
 from common.core.files import scratch_folder
 from common.core.settings import Settings
@@ -24,6 +23,7 @@ from common.losses.compiler import check
 from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
 from common.measure.device import environment, host_threads, set_up_torch
+from common.records.schema import Call, CallMemory, JobLine, OutputCheck, ProfiledCalls
 from common.system.memory import process_peak_bytes
 from common.tools import audio
 from common.tools.inference import grid, recognisers
@@ -38,64 +38,7 @@ SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
 TOLERANCES = {"compile": 1e-3, "float16": 0.02, "bfloat16": 0.05, "dynamic": 0.25}
 
 
-@dataclass
-class TimedCall(Emitted):
-    """One call of a model, or of a stage of a pipeline."""
-
-    record = "call"
-    left_out = ("stage",)
-
-    repeat: int
-    warmup: bool
-    first_ns: Optional[int]  # until the first token of a model that streams
-    total_wall_ns: int
-    total_event_ns: Optional[int]  # None on a CPU
-    minor_faults: int
-    foreign_cpu: Optional[float] = None
-    flags: List[str] = field(default_factory=list)
-    stage: Optional[str] = None
-
-
-@dataclass
-class CallMemory(Emitted):
-    """Peaks of one call in bytes; None where a counter is not of this device."""
-
-    record = "call_memory"
-    left_out = ("stage",)
-
-    process_bytes: Optional[int]
-    device_allocated_bytes: Optional[int]
-    device_reserved_bytes: Optional[int]
-    device_used_bytes: Optional[int]
-    process_peak_bytes: Optional[int]  # of the whole process
-    stage: Optional[str] = None
-
-
-@dataclass(frozen=True)
-class ProfiledCalls(Emitted):
-    """Self times and peaks of some calls under torch.profiler."""
-
-    record = "profiled_calls"
-
-    batches: int
-    cpu_us: float
-    cuda_us: float
-    cpu_peak_bytes: Optional[int]
-    cuda_peak_bytes: Optional[int]
-
-
-@dataclass(frozen=True)
-class OutputCheck(Emitted):
-    """The error of the outputs of a variant against those of the plain model."""
-
-    record = "output_check"
-
-    error: float
-    tolerance: float
-    ok: bool
-
-
-def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
+def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     """Yield the records of a cell; the job's ``given`` has the `config` and the `cell`.  Raises UserError, NotRunnable,
     WrongResult, and whatever the model raises."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
@@ -141,12 +84,12 @@ class Calls:
         with self.cast():
             return self.model(self.waves, self.lengths)
 
-    def step(self) -> Call:
-        return Call(self)
+    def step(self) -> ModelCall:
+        return ModelCall(self)
 
 
 @dataclass
-class Call:
+class ModelCall:
     """One call of a model.  streamed: whether it gave a first token before its end."""
 
     calls: Calls
@@ -193,7 +136,7 @@ def _checked(calls: Calls, variant: grid.Variant) -> Iterator[OutputCheck]:
         for part in calls.model.parts():
             part.forward = torch.compile(part.forward)
     error, tolerance = difference(plain, calls.outputs()), max(wanted)
-    yield OutputCheck(finite(error), tolerance, error <= tolerance)
+    yield OutputCheck(error=finite(error), tolerance=tolerance, ok=error <= tolerance)
     if not error <= tolerance:
         raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
 
@@ -215,19 +158,26 @@ def quantized(model: Recogniser, device: torch.device) -> Recogniser:
 # -- measurements ----------------------------------------------------------------------------------------------------
 
 
-def timed(step: Callable[[], Any], clock: Clock, repeat: int, warmup: bool) -> TimedCall:
+def timed(step: Callable[[], Any], clock: Clock, repeat: int, warmup: bool) -> Call:
     """Return the ``call`` record of one call.  step: makes a Step, whose `streamed`, if it has one, is as of Call."""
     call = step()
     taken = time_step(call, clock)
     streamed = getattr(call, "streamed", False)
     first = (taken.forward_event_ns if clock.cuda else taken.forward_wall_ns) if streamed else None
-    return TimedCall(repeat, warmup, first, taken.total_wall_ns, taken.total_event_ns, taken.minor_faults)
+    return Call(
+        repeat=repeat,
+        warmup=warmup,
+        first_ns=first,
+        total_wall_ns=taken.total_wall_ns,
+        total_event_ns=taken.total_event_ns,
+        minor_faults=taken.minor_faults,
+    )
 
 
-def _timed(calls: Calls, settings: Settings) -> Iterator[TimedCall]:
+def _timed(calls: Calls, settings: Settings) -> Iterator[Call]:
     clock = Clock(calls.device)
 
-    def sample(_: int, repeat: int, warmup: bool) -> TimedCall:
+    def sample(_: int, repeat: int, warmup: bool) -> Call:
         return timed(calls.step, clock, repeat, warmup)
 
     threads = host_threads(calls.device)
@@ -272,4 +222,10 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Prof
     for kind in (CPU, CUDA):
         steps = [span.highest for path in files.trace_files(folder) for span in spans.read(path, kind) if not span.name]
         highest[kind] = max(steps, default=None)
-    return ProfiledCalls(SCHEDULE["active"], cpu, cuda, highest[CPU], highest[CUDA])
+    return ProfiledCalls(
+        batches=SCHEDULE["active"],
+        cpu_us=cpu,
+        cuda_us=cuda,
+        cpu_peak_bytes=highest[CPU],
+        cuda_peak_bytes=highest[CUDA],
+    )

@@ -9,41 +9,28 @@ from __future__ import annotations
 import gc
 import pickle
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping, Tuple
 
 import torch
+from msgspec.structs import replace
 
-from common.core.emitted import Emitted
 from common.core.errors import NotRunnable, UserError
 from common.core.settings import Settings
 from common.flops.counter import FlopCounter
 from common.measure import sampling
 from common.measure.clock import Clock
 from common.measure.device import environment, host_threads, set_up_torch
+from common.records.schema import Call, JobLine, Operations
 from common.tools import audio, examples, loading
 from common.tools.dataset import Dataset
 from common.tools.inference import counters as perf
 from common.tools.inference import measure as inference
 
 
-@dataclass(frozen=True)
-class StageOperations(Emitted):
-    """The operations of one call of a stage, forward."""
-
-    record = "operations"
-
-    stage: str
-    torch: str  # version
-    macs: int
-    flops: int
-    not_counted: List[str]  # operators without a rule
-    instructions: Optional[int]  # that the processor counted; None where perf is not allowed
-
-
-def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
+def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     """Yield the records of an example through stages of one environment.
 
     What is given has the `dataset`, the `example`'s id, the `stages` and `dump`, where a waveform goes, or None; and
@@ -153,9 +140,9 @@ def _itself(call: StageCall) -> StageCall:
     return call
 
 
-def _timed(call: StageCall, clock: Clock, stage: Mapping[str, Any]) -> Iterator[inference.TimedCall]:
+def _timed(call: StageCall, clock: Clock, stage: Mapping[str, Any]) -> Iterator[Call]:
     """Yield `warmup` calls, then `repeats`."""
-    samples: sampling.WithLoad[inference.TimedCall] = sampling.WithLoad(host_threads(clock.device))
+    samples: sampling.WithLoad[Call] = sampling.WithLoad(host_threads(clock.device))
     for number in range(stage["warmup"] + stage["repeats"]):
         repeat = number - stage["warmup"]
         record = inference.timed(partial(_itself, call), clock, max(repeat, 0), repeat < 0)
@@ -163,7 +150,7 @@ def _timed(call: StageCall, clock: Clock, stage: Mapping[str, Any]) -> Iterator[
     yield from samples.flush()
 
 
-def operations(call: StageCall) -> StageOperations:
+def operations(call: StageCall) -> Operations:
     """Return the ``operations`` record of one call."""
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
     with warnings.catch_warnings():
@@ -171,7 +158,7 @@ def operations(call: StageCall) -> StageOperations:
         with counter:
             call.outputs()
     total = counter.total()
-    return StageOperations(
+    return Operations(
         stage=call.stage,
         torch=str(torch.__version__),
         macs=total.macs,

@@ -22,7 +22,6 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from common.core import scripts
-from common.core.emitted import Emitted
 from common.core.errors import NotRunnable, OutOfMemory, UserError
 from common.core.implementations import Implementation, find
 from common.core.settings import Settings
@@ -35,7 +34,7 @@ from common.losses.inputs import Batch, padded_sizes
 from common.measure import peaks, profiler
 from common.measure.clock import Clock
 from common.measure.device import facts, set_up_torch
-from common.records.schema import Gpu, Record
+from common.records.schema import Gpu, JobLine, Record
 from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 from common.tools import loading
@@ -126,11 +125,8 @@ class Choice:
         return cls(**{**values, "checkpoint": tuple(data["checkpoint"])})
 
 
-@dataclass(frozen=True)
-class Profiled(Emitted):
+class Profiled(JobLine, kw_only=True, tag="profile"):
     """A profile; document: the fields of documents.Profile."""
-
-    record = "profile"
 
     document: Record
 
@@ -151,7 +147,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Profiled]:
         if profiling.failed_in is None:  # a mistake, which another size has too
             raise
         raise OutOfMemory(str(error)) from error
-    yield Profiled(document.to_json())
+    yield Profiled(document=document.to_json())
 
 
 class Inputs:
