@@ -216,13 +216,6 @@ def test_a_script_goes_on_in_the_main_environment_where_this_python_lacks_msgspe
     assert done.returncode == 2 and "msgspec" in done.stderr
 
 
-def test_what_measures_needs_no_msgspec():
-    """Workers run under the Pythons of the packages, which lack it."""
-    workers = "common.jobs.worker, common.conformance.worker, common.losses.subject, common.measure.peaks"
-    code = f"import sys; sys.modules['msgspec'] = None; import {workers}"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr == ""
-
-
 def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
     """A job has 5,000 of them, which are in its file."""
     job = timing("timing-1", [1.0] * 5000, [])
