@@ -14,6 +14,7 @@ from common.cli.parser import Parser, standard
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from common.jobs.executor import Executor, Interrupted
 from common.records import schema
+from common.setup import interpreters
 
 NAMES = ["torchaudio", "reference"]
 
@@ -69,7 +70,7 @@ def test_a_run_ends_in_its_verdict(tmp_path, capsys):
 
 def test_the_verdict_does_not_wait_for_the_memory_of_controls(tmp_path, capsys, monkeypatch):
     executor = MadeUp(capsys, stop)
-    monkeypatch.setattr(executor, "controls", lambda python_of, device: {"reference@k2": python_of["reference"]})
+    monkeypatch.setattr(interpreters, "controls", lambda python_of, device: {"reference@k2": python_of["reference"]})
     assert measured(tmp_path, executor, only=standard()) == EXIT_INTERRUPTED
     jobs = [job for job in executor.seen if job[1] in ("memory", "trace")]
     assert jobs == [

@@ -246,35 +246,6 @@ def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
     assert out.splitlines()[1] == "python benchmark_all.py --log-dir log/losses --resume"
 
 
-def test_the_sbatch_script_of_several_nodes_starts_ray_on_each_and_hands_its_end_on(tmp_path):
-    """Other commands stand in for Slurm's and Ray's. TERM must reach the benchmark, which is on one node."""
-    bodies = {
-        "make": 'echo make "$@"',
-        "scontrol": "printf 'n1\\nn2\\nn3\\n'",
-        "srun": 'echo srun "$@"',
-        ".venv/ray/bin/ray": "printf ' node_1\\n node_2\\n node_3\\n'",
-        ".venv/main/bin/python": 'trap "echo told; exit 143" TERM; echo python "$@"; while :; do sleep 0.05; done',
-    }
-    ran, ray = (
-        "python benchmark_all.py --executor ray --ray-address n1:6379",
-        tmp_path / ".venv" / "ray" / "bin" / "ray",
-    )
-    for flags in ("", " --resume"):  # then submitted again
-        lines = []
-        with submitted(tmp_path, 1, bodies) as job:
-            for line in map(str.strip, job.stdout):
-                lines.append(line)
-                if line.startswith("python"):
-                    job.terminate()
-        assert job.returncode not in (0, -15)
-        assert "make setup ENVIRONMENTS=ray BUNDLE=/scratch/a bundle" in lines and "told" in lines
-        head, others = sorted(line for line in lines if line.startswith("srun"))
-        assert head.startswith(f"srun --nodes=1 --ntasks=1 -w n1 {ray} start --head")
-        assert others.startswith(f"srun --nodes=2 --ntasks=2 -x n1 {ray} start --address=n1:6379")
-        assert f"{ran} --rounds 32 --log-dir log/losses{flags}" in lines
-        (tmp_path / "log" / "losses").mkdir(parents=True, exist_ok=True)
-
-
 def test_the_pick_of_the_readme_is_that_of_its_records():
     """The names, and the figures that are beside them, of the lines above the table."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")

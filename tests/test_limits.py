@@ -112,8 +112,7 @@ def test_a_run_goes_on_where_nothing_could_be_measured(tmp_path, python, reason)
     with open_runs(["torchaudio", "k2"], chosen, tmp_path, resume=False) as run_of:
         choices = {name: interpreters.Choice(python) for name in run_of}
         with Progress(quiet=True) as progress:
-            local = Local()
-            Session(run_of, choices, chosen, 60, progress, local).limits(local, 3)
+            Session(run_of, choices, chosen, 60, progress, Local()).limits(3)
     for run in run_of.values():
         (_, record) = records_of(run.folder)
         assert record["record"] == "limits" and record["reason"].startswith(reason) and record["round"] == 3

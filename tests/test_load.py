@@ -133,11 +133,6 @@ class OnABusyMachine(Executor):
         return [job.status("missing", "no package")]
 
 
-class Elsewhere(OnABusyMachine):
-    here = False
-    disturbance = Executor.disturbance
-
-
 def benchmark_flags(*words):
     parser = Parser()
     add_choice(parser)
@@ -166,11 +161,6 @@ def test_commands_that_time_warn_of_a_busy_machine_before_they_measure(name, tmp
     text = capsys.readouterr().err
     assert text.count("warning: load 24 on 2 cores") == 1 and "quiet" in text
     assert "Traceback" not in text
-
-
-def test_load_of_this_machine_says_nothing_of_a_cluster(tmp_path, capsys):
-    guarded("x", lambda: COMMANDS["benchmark"](str(tmp_path / "log"), Elsewhere()))
-    assert "warning: load" not in capsys.readouterr().err
 
 
 def test_nothing_is_said_of_load_where_nothing_is_timed(tmp_path, capsys):

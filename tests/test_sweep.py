@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from common.cli.parser import Parser
 from common.core import grid, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.jobs.executor import Executor, Interrupted
-from common.jobs.sweep import reuse
 from common.records import store
 from common.records.sweep import resume, start
 from common.setup import interpreters
@@ -205,19 +203,6 @@ def benchmark(folder, *arguments, executor=None):
 
 def only(executor, job):
     return [step[:3] for step in executor.seen if step[3] == job]
-
-
-def test_limits_of_each_device_are_those_of_the_first_cell_that_has_them(tmp_path):
-    axes = parsed("--sweep", "vocab-size=8,16,32").sweep
-    cells = grid.cells(axes)
-    settings_of = [settings.resolve(cell, "cpu") for cell in cells]
-    with closing(start(axes, grid.shared(settings_of, axes), ["k2"], tmp_path)) as file:
-        runs = [{"k2": file.open_run(*each, "k2", of)} for *each, of in zip(range(3), cells, settings_of)]
-        for cell, node in enumerate("ab"):
-            runs[cell]["k2"].add({"record": "limits", "node": node})
-            assert reuse(file, runs[cell + 1]) == set("ab"[: cell + 1])  # the others are still to be measured
-    limits = [record for record in records_of(file.path) if record["record"] == "limits" and record["cell"] == 2]
-    assert {record["node"]: record["reused_from"] for record in limits} == {"a": 0, "b": 1}
 
 
 def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, executor, capsys):

@@ -12,7 +12,7 @@ from typing import Any, Callable, Container, ContextManager, Iterator, List, Map
 
 from common.analysis import logs, metrics
 from common.analysis.logs import Log
-from common.cli import devices, ending, listing, parser, screen, sweep
+from common.cli import ending, listing, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import presets, scripts, settings
@@ -24,6 +24,7 @@ from common.core.text import count
 from common.jobs import costs
 from common.jobs.budget import Budget
 from common.jobs.executor import Executor
+from common.jobs.local import Local
 from common.jobs.plan import plan
 from common.jobs.progress import Progress
 from common.jobs.search import Searches, memory_limit
@@ -31,7 +32,9 @@ from common.jobs.session import Session
 from common.jobs.spec import Job, like
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
+from common.setup import interpreters
 from common.setup.interpreters import Choice
+from common.system import memory
 from common.tables import answer, results, search
 
 #: Of a run with --budget, where --passes does not say.
@@ -47,9 +50,8 @@ def benchmark(
     """Measure the implementations `names` as the flags say and print the table; return the exit code.
 
     names_of_script: those of the script that was started, which prefer the Python it was started with; executor: by
-    default as --executor says."""
-    measure = partial(measured, names, names_of_script)
-    return devices.on_each_kind(arguments, measure, names, _with_controls(arguments), executor=executor)
+    default of this machine's processes."""
+    return measured(names, names_of_script, arguments, executor or Local())
 
 
 def _with_controls(arguments: argparse.Namespace) -> bool:
@@ -99,7 +101,7 @@ def _say_what_is_left_out(names: Sequence[str], rows: Sequence[str], all_rows: S
 def measured(
     names: Sequence[str], names_of_script: Sequence[str], arguments: argparse.Namespace, executor: Executor
 ) -> int:
-    """Measure on the devices of one executor, and return the exit code."""
+    """Measure, and return the exit code."""
     if _is_short(arguments) and (arguments.find_largest or arguments.sweep):
         flag = "--budget" if arguments.budget else "--first-verdict"
         raise UserError(f"{flag} is for an ordinary run: leave --find-largest and --sweep out")
@@ -107,8 +109,8 @@ def measured(
         where = "goes with --first-verdict, in a checkout of the suite"
         raise UserError(f"--then-set-up {where}: leave it out")
     given = parser.given_settings(arguments)
-    python_of = executor.choose(names, arguments.in_place, names_of_script)
-    device = executor.resolve_device(arguments.device, python_of)
+    python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
+    device = interpreters.device_of(arguments.device, python_of)
     if _is_default(arguments):
         rows = _default_rows(names, device, _is_short(arguments), arguments.topology)
         all_rows = _default_rows(names, device, False, arguments.topology) if arguments.first_verdict else rows
@@ -117,7 +119,7 @@ def measured(
         names, python_of = rows, {name: python_of[name] for name in rows}
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
-    controls = executor.controls(python_of, device) if _with_controls(arguments) else {}
+    controls = interpreters.controls(python_of, device) if _with_controls(arguments) else {}
     python_of.update(controls)
     names = list(python_of)
     if arguments.sweep:
@@ -128,8 +130,9 @@ def measured(
     if arguments.dry_run:
         jobs_of = partial(_jobs, resolved=resolved, arguments=arguments)
         return dry_run(python_of, resolved, parser.with_limits(arguments, resolved), jobs_of)
-    header = {"memory_limit": memory_limit(resolved, *executor.memory())._asdict()} if resolved.find_largest else {}
-    header.update({"machine": executor.machine} if executor.machine else {})
+    header = {}
+    if resolved.find_largest:
+        header["memory_limit"] = memory_limit(resolved, memory.total_memory(), memory.available_memory())._asdict()
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, header) as run_of:
         if not arguments.quiet:
             announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit(), given)

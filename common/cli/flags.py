@@ -102,7 +102,6 @@ def _add_flags_of_run(run: Any) -> None:
         short="Print what would run and for how long, and stop.",
         help="Print what would run, for how long and with how much disk, and stop.",
     )
-    add_executor(run)
     add(run, "--quiet", **SWITCH, help="Print no progress on stderr; the table still goes to stdout.")
     add(
         run,
@@ -128,23 +127,6 @@ def _add_flags_of_run(run: Any) -> None:
 def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
     """Add the flag of a setting to another command, which says in its own words what it means there."""
     group.add_argument(SETTINGS[key].flag, help=help, **{**SETTINGS[key].arguments(), **arguments})
-
-
-def add_executor(group: Any) -> None:
-    """Add the flags that say where jobs run."""
-    group.add_argument(
-        "--executor",
-        choices=("local", "ray"),
-        default="local",
-        help="Where jobs run. local: one after the other on this machine; ray: on every device of a Ray cluster, whose "
-        "nodes have a checkout of this suite (docs/clusters.md). Default: local",
-    )
-    group.add_argument(
-        "--ray-address",
-        default="auto",
-        metavar="auto|HOST:PORT",
-        help="Address of the cluster's head; auto: the one that runs on this machine. Default: auto",
-    )
 
 
 def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:

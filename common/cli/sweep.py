@@ -52,11 +52,7 @@ def benchmark(
         return dry_run(python_of, axes, settings_of, arguments)
     shared = grid.shared(settings_of, axes)
     log_dir = arguments.log_dir
-    file = (
-        resume(axes, shared, log_dir, executor.machine)
-        if arguments.resume
-        else start(axes, shared, names, log_dir, executor.machine)
-    )
+    file = resume(axes, shared, log_dir) if arguments.resume else start(axes, shared, names, log_dir)
 
     def measure() -> None:
         if "timing" in settings_of[0].passes:
@@ -65,7 +61,6 @@ def benchmark(
         for number, (cell, resolved) in enumerate(zip(cells, settings_of)):
             run_of = {name: file.open_run(number, cell, name, resolved) for name in names}
             known = reuse(file, run_of)
-            lacking = {lane.label for lane in executor.lanes()} - known
             with Progress(arguments.quiet) as progress:
                 session = Session(
                     run_of,
@@ -82,7 +77,7 @@ def benchmark(
                     left = f", {time_left(mean(took) * (len(cells) - number))}" if took else ""
                     print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}{left}", file=sys.stderr)
                 began = time.monotonic()
-                session.run(jobs, parser.with_limits(arguments, resolved) and bool(lacking))
+                session.run(jobs, parser.with_limits(arguments, resolved) and not known)
                 if jobs:
                     took.append(time.monotonic() - began)
 

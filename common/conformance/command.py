@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from threading import RLock
 from typing import Callable, List, Mapping, Optional, Sequence
 
-from common.cli import devices, flags
 from common.cli.parser import Parser, add_loss, implementations
 from common.cli.screen import how, in_color
 from common.conformance import findings as conformance
@@ -28,9 +26,9 @@ from common.core.implementations import find, with_variants
 from common.core.paths import LOG, ROOT
 from common.core.text import LONGEST_MESSAGE, count
 from common.jobs.executor import Executor
+from common.jobs.local import Local
 from common.jobs.progress import Progress
 from common.jobs.spec import Job
-from common.jobs.spread import OnceMore, spread
 from common.present.table import Cell, tabulated
 from common.present.text import aligned
 from common.records import documents
@@ -103,7 +101,6 @@ def parser() -> Parser:
         help="Also ask all implementations, or only these, for more than 2^31 elements: 8 GiB of logits, minutes for "
         "each. Skipped unless 17 GiB of memory are free.",
     )
-    flags.add_executor(result)
     result.add_argument(
         "--in-place", action="store_true", help="Judge in this Python only, with what it has installed."
     )
@@ -127,8 +124,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.loss:  # alone, unless others are named too
         others = () if arguments.only == parser().get_default("only") else arguments.only
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
-    with devices.on_all(arguments, arguments.only) as executor:
-        return judge(executor, cases, folder, advice, suite, arguments)
+    return judge(Local(), cases, folder, advice, suite, arguments)
 
 
 def judge(
@@ -139,7 +135,7 @@ def judge(
     suite: conformance.Revision,
     arguments: argparse.Namespace,
 ) -> int:
-    """Judge the implementations on all devices of the executor, print the matrix and return the exit code.
+    """Judge the implementations print the matrix and return the exit code.
 
     Args:
         executor: runs the jobs.
@@ -149,9 +145,9 @@ def judge(
         suite: revision of the suite, see machine.git_state.
         arguments: flags of the command.
     """
-    choices = executor.choose(arguments.only, arguments.in_place, arguments.loss)
-    device = executor.resolve_device(arguments.device, choices)
-    computer = documents.typed(executor.machine or vars(machine.describe()), Machine)
+    choices = interpreters.choose_all(arguments.only, arguments.in_place, arguments.loss)
+    device = interpreters.device_of(arguments.device, choices)
+    computer = documents.typed(vars(machine.describe()), Machine)
     earlier = conformance.read(folder / JSON_NAME, device, computer.cpu) if arguments.update else None
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     judged: List[MatrixRow] = []
@@ -224,17 +220,14 @@ def judge_all(
     arguments: argparse.Namespace,
     keep: Callable[[MatrixRow], None],
 ) -> None:
-    """Judge every implementation, each on a free device; one that cannot run costs only its own column.
+    """Judge every implementation, one that cannot run costs only its own column.
 
-    `keep` is called with the row of each, never with two at once; `device` is "cpu", "cuda" or "cuda:N".
+    `keep` is called with the row of each; `device` is "cpu", "cuda" or "cuda:N".
     """
-    lock, once_more = RLock(), OnceMore()
     with Progress(arguments.quiet) as progress:
         progress.expect([(name, "conformance") for name in choices])
-
-        def serve(lane: Executor, name: str) -> None:
-            with lock:
-                progress.start(name)
+        for name in choices:
+            progress.start(name)
             python, reason = choices[name].python, choices[name].reason
             asked = (("cases", [case.name for case in cases]), ("large", name in arguments.large))
             job = Job(name, "conformance", overrides=asked, subject="conformance")
@@ -242,13 +235,10 @@ def judge_all(
                 records = [job.status("missing", reason)]
             else:
                 how = (ROOT, settings.resolve({}, device), arguments.timeout, progress.note)
-                records = once_more.execute(name, lane, job, python, *how)
+                records = executor.execute(job, python, *how)
             row = _judged(name, records, name in arguments.large)
-            with lock:
-                progress.done(name, row.status, row.reason, (name, "conformance"))
-                keep(row)
-
-        spread(executor.lanes(), choices, serve)
+            progress.done(name, row.status, row.reason, (name, "conformance"))
+            keep(row)
 
 
 def _judged(name: str, records: Sequence[Record], large: bool) -> MatrixRow:

@@ -17,11 +17,11 @@ class Patience:
     def __init__(self, seconds: float):
         self.left, self.is_over = seconds, False
 
-    def until_quiet(self, lane: Executor, settings: Settings) -> bool:
+    def until_quiet(self, executor: Executor, settings: Settings) -> bool:
         """Return whether the machine is quiet, as soon as it is; False when the time is over."""
         while not self.is_over:
             begin = time.monotonic()
-            if not lane.disturbance(settings, LOOK_SECONDS):
+            if not executor.disturbance(settings, LOOK_SECONDS):
                 return True
             self.left -= time.monotonic() - begin
             self.is_over = self.left <= 0

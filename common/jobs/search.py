@@ -10,14 +10,11 @@ the records alone, so that --resume tries nothing twice.
 from __future__ import annotations
 
 import random
-from collections import deque
-from itertools import groupby
-from typing import Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from common.core import units
 from common.core.errors import UserError
 from common.core.settings import Settings
-from common.jobs.executor import Executor
 from common.jobs.session import Session
 from common.jobs.spec import Job
 from common.records import store
@@ -55,7 +52,7 @@ class MemoryLimit(NamedTuple):
 
 def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> MemoryLimit:
     """Return the limit of a search: on a CPU no more than is safe to use, with a warning if that is less than was
-    asked for.  total, available: bytes of memory, see Executor.memory.  Raises UserError without /proc.
+    asked for.  total, available: bytes of memory, see common.system.memory.  Raises UserError without /proc.
     """
     source = f"--memory-limit {settings.memory_limit}" if settings.memory_limit else "what is available"
     if settings.device != "cpu":
@@ -141,20 +138,19 @@ class Searches:
         """Run every search that is not finished.  Raises Interrupted and UserError."""
         runs = self.session.run_of
         wrong = [name for name, run in runs.items() if not run.is_done("correctness")]
-        self.session.each(wrong, self._correct)
+        for name in wrong:
+            self.session.carry_out(Job(name, "correctness"))
         right = {name: run for name, run in runs.items() if run.is_done("correctness")}
         searches = [Search(name, run, self.session.settings) for name, run in right.items()]
         while True:
-            self.session.each(searches, self._probe)
+            for search in searches:
+                self._probe(search)
             if self._time(searches):
                 return
 
-    def _correct(self, lane: Executor, name: str) -> None:
-        self.session.carry_out(Job(name, "correctness"), lane)
-
-    def _probe(self, lane: Executor, search: Search) -> None:
+    def _probe(self, search: Search) -> None:
         while (job := search.next_probe()) is not None:
-            search.failed = self.session.carry_out(job, lane).status not in OUTCOMES
+            search.failed = self.session.carry_out(job).status not in OUTCOMES
 
     def _time(self, searches: Sequence[Search]) -> bool:
         """Measure the throughput rounds of all searches; return False if a size did not fit after all, so that its
@@ -165,15 +161,10 @@ class Searches:
         jobs.sort(key=lambda pair: pair[1].round or 0)  # stable: shuffled within each round
         too_large: Set[str] = set()
 
-        def serve(lane: Executor, of_round: Deque[Tuple[Search, Job]]) -> None:
-            while of_round:
-                search, job = of_round[0]
-                if search.name not in too_large and not search.untimed:
-                    status = self.session.carry_out(job, lane).status
-                    if status in TOO_LARGE:
-                        too_large.add(search.name)
-                    search.untimed = status not in OUTCOMES
-                of_round.popleft()
-
-        self.session.each([deque(alike) for _, alike in groupby(jobs, key=lambda pair: pair[1].round)], serve)
+        for search, job in jobs:
+            if search.name not in too_large and not search.untimed:
+                status = self.session.carry_out(job).status
+                if status in TOO_LARGE:
+                    too_large.add(search.name)
+                search.untimed = status not in OUTCOMES
         return not too_large

@@ -1,7 +1,6 @@
-"""Carries out the jobs of a run, on every device of its executor, and keeps what they measure.
+"""Carries out the jobs of a run, and keeps what they measure.
 
-A job that crashes, hangs, is killed or runs out of memory costs only its own row.  A round of the timing pass stays on
-one device, as far as that lives.
+A job that crashes, hangs, is killed or runs out of memory costs only its own row.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from threading import RLock
 from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core.settings import SLOW_ROUNDS, Settings
@@ -19,7 +17,6 @@ from common.jobs.executor import Executor, Interrupted
 from common.jobs.patience import Patience
 from common.jobs.progress import Progress, Standing
 from common.jobs.spec import Job, Runnable, like
-from common.jobs.spread import Item, OnceMore, spread
 from common.records import schema, store
 from common.records.run import Run
 from common.records.schema import Record, Status
@@ -30,13 +27,12 @@ from common.traces import files
 LIMITS_EVERY = 3
 #: Rounds that must be left for a row that joins, so that it measures these alone.
 FEWEST_JOINED = 5
-#: Jobs that one device carries out in this order.
 Chain = Deque[Job]
 
 
 @dataclass
 class Session:
-    """The jobs of a run, carried out on every device of an executor.
+    """The jobs of a run, carried out by an executor.
 
     Args:
         run_of, python_of: the run and the Python of each implementation, or task.
@@ -49,8 +45,7 @@ class Session:
 
     The other fields change during the run:
         timed, loaded: (implementation, round) of timing jobs that have samples, and that ran beside other load.
-        lock: guards runs and progress, to which all devices write.
-        limited: devices whose limits are known, or could not be measured.
+        limited: whether the device's limits are known, or could not be measured.
         standing: which implementation is ahead.
     """
 
@@ -67,9 +62,7 @@ class Session:
     timed: Set[Tuple[str, Optional[int]]] = field(default_factory=set)
     loaded: Set[Tuple[str, Optional[int]]] = field(default_factory=set)
     warned: Set[str] = field(default_factory=set)
-    lock: RLock = field(default_factory=RLock)
-    limited: Set[str] = field(default_factory=set)
-    once_more: OnceMore = field(default_factory=OnceMore)
+    limited: bool = False
     standing: Standing = field(default_factory=lambda: Standing({}))
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
@@ -83,46 +76,42 @@ class Session:
             for number, samples in run.timed_rounds().items():
                 self._note(name, number, samples)
         pending = self.pending(jobs)
-        rounds = rounds_with_limits(pending, len(self.executor.lanes())) if with_limits else []
+        rounds = rounds_with_limits(pending) if with_limits else []
         limits = [("limits", "limits")] * len(rounds)
         self.progress.expect([*limits, *map(like, pending)])
 
-        def serve(lane: Executor, chain: Chain) -> None:
+        def serve(chain: Chain) -> None:
             pass_name, number = chain[0].pass_name, chain[0].round
             if pass_name == "timing" and not self._has_room(chain):
-                with self.lock:
-                    for job in chain:
-                        self.progress.skip(like(job))
+                for job in chain:
+                    self.progress.skip(like(job))
                 chain.clear()
                 return
             timed = [job for job in chain if self._will_run(job)] if pass_name == "timing" else []
             if timed:
-                self._get_ready(lane, timed)
+                self._get_ready(timed)
             if number in rounds:
                 if timed:
-                    self.limits(lane, number)
+                    self.limits(number)
                 else:
-                    with self.lock:
-                        self.progress.skip(("limits", "limits"))
+                    self.progress.skip(("limits", "limits"))
             while chain:
                 if self.run_of[chain[0].implementation].failed:
-                    with self.lock:
-                        self.progress.skip(like(chain[0]))
+                    self.progress.skip(like(chain[0]))
                 elif self._has_enough(chain[0]):
-                    with self.lock:
-                        self._keep(chain[0], [{**chain[0].status("ok", ""), "left_out": True}])
-                        self.progress.skip(like(chain[0]))
+                    self._keep(chain[0], [{**chain[0].status("ok", ""), "left_out": True}])
+                    self.progress.skip(like(chain[0]))
                 else:
-                    self.carry_out(chain[0], lane)
+                    self.carry_out(chain[0])
                 chain.popleft()
-            with self.lock:
-                if timed and self.standing.ms:
-                    words = f"round {number}/{self.settings.rounds}: {self.standing.words()}"
-                    self.progress.say_round("; ".join(filter(None, [words, self.progress.left()])))
-                    self.after_round(number or 0)
+            if timed and self.standing.ms:
+                words = f"round {number}/{self.settings.rounds}: {self.standing.words()}"
+                self.progress.say_round("; ".join(filter(None, [words, self.progress.left()])))
+                self.after_round(number or 0)
 
         for correctness in (True, False):  # no time without it
-            self.each(_chains(job for job in pending if (job.pass_name == "correctness") is correctness), serve)
+            for chain in _chains(job for job in pending if (job.pass_name == "correctness") is correctness):
+                serve(chain)
         if self.wait:
             self.measure_again(_chains(job for job in jobs if job.pass_name == "timing"))
 
@@ -130,18 +119,17 @@ class Session:
         """Tell whether a timing job is carried out when its turn comes."""
         return not self.run_of[job.implementation].failed and not self._has_enough(job)
 
-    def _get_ready(self, lane: Executor, jobs: Sequence[Job]) -> None:
-        """Let a device start what the jobs of a timing round need."""
+    def _get_ready(self, jobs: Sequence[Job]) -> None:
+        """Start what the jobs of a timing round need."""
         pythons = [self.python_of[job.implementation].python for job in jobs]
-        lane.get_ready(jobs, list(dict.fromkeys(filter(None, pythons))), self.settings)
+        self.executor.get_ready(jobs, list(dict.fromkeys(filter(None, pythons))), self.settings)
 
     def _has_room(self, chain: Chain) -> bool:
         """Tell whether a timing round is to begin: with --budget, where it and the passes after it still fit."""
         if self.budget is None:
             return True
-        with self.lock:
-            later = [coming for coming in self.progress.coming if coming[1] not in ("timing", "limits")]
-            seconds = self.progress.seconds_of([*map(like, chain), *later])
+        later = [coming for coming in self.progress.coming if coming[1] not in ("timing", "limits")]
+        seconds = self.progress.seconds_of([*map(like, chain), *later])
         return self.budget.has_room(chain[0].round or 0, seconds)
 
     def _has_enough(self, job: Job) -> bool:
@@ -159,12 +147,12 @@ class Session:
         """
         left, patience = len(rounds), Patience(self.wait)
 
-        def serve(lane: Executor, chain: Chain) -> None:
-            if not patience.until_quiet(lane, self.settings):
+        def serve(chain: Chain) -> None:
+            if not patience.until_quiet(self.executor, self.settings):
                 return
             while chain:
                 if not self.run_of[chain[0].implementation].failed:
-                    self.carry_out(chain[0], lane)
+                    self.carry_out(chain[0])
                 chain.popleft()
 
         def key(job: Job) -> Tuple[str, Optional[int]]:
@@ -183,16 +171,13 @@ class Session:
             noun = "round" if len(again) == 1 else "rounds"
             self.progress.say(f"{noun} {numbers} ran beside other load: measured again when the machine is quiet")
             self.progress.expect_more([like(job) for chain in again for job in chain])
-            self.each(again, serve)
+            for chain in again:
+                serve(chain)
             left -= len(again)
         if patience.is_over:
             self.progress.say(
                 f"the machine was not quiet within {self.wait:g} s (--wait): what is left is not repeated"
             )
-
-    def each(self, items: Iterable[Item], serve: Callable[[Executor, Item], None]) -> None:
-        """See spread."""
-        spread(self.executor.lanes(), items, serve)
 
     def pending(self, jobs: Sequence[Job]) -> List[Job]:
         """Return the jobs that are not done yet, of implementations that can run."""
@@ -221,65 +206,57 @@ class Session:
         joins = following if left >= FEWEST_JOINED else 1
         return {name: joins if self.run_of[name].joined else min(rounds, default=1) for name, rounds in done.items()}
 
-    def carry_out(self, job: Runnable, lane: Executor) -> Status:
-        """Run one job and keep its records; returns its status.  Raises Interrupted, UserError, and Lost where the job
-        may run once more."""
+    def carry_out(self, job: Runnable) -> Status:
+        """Run one job and keep its records; returns its status.  Raises Interrupted and UserError."""
         name, pass_name = like(job)
         title = f"{name} {job.name}" if isinstance(job, Job) else name
         run, choice = self.run_of[name], self.python_of[name]
-        with self.lock:
-            self.progress.start(title)
+        self.progress.start(title)
         if choice.python is None:
             records = [job.status("missing", choice.reason)]
         else:
             try:
-                records = self._execute(job, lane)
+                records = self._execute(job)
             except Interrupted as interruption:
-                with self.lock:
-                    self._keep(job, interruption.records)
+                self._keep(job, interruption.records)
                 raise
-        with self.lock:
-            self._keep(job, records)
-            self._warn(records)
-            if isinstance(job, Job) and job.pass_name == "timing" and records[-1]["status"] == "ok":
-                lines = [schema.typed(record) for record in records]
-                self._note(name, job.round, [line for line in lines if isinstance(line, schema.Sample)])
-            end = run.last_status
-            self.progress.done(title, end.status, end.reason, like(job))
+        self._keep(job, records)
+        self._warn(records)
+        if isinstance(job, Job) and job.pass_name == "timing" and records[-1]["status"] == "ok":
+            lines = [schema.typed(record) for record in records]
+            self._note(name, job.round, [line for line in lines if isinstance(line, schema.Sample)])
+        end = run.last_status
+        self.progress.done(title, end.status, end.reason, like(job))
         return end
 
-    def limits(self, lane: Executor, number: Optional[int]) -> None:
+    def limits(self, number: Optional[int]) -> None:
         """Measure what a device does at best, in the newest torch of the run, and add the ``limits`` record to every
         run that goes on.  A failure is not fatal: it is not tried again, and of that device there is no "% of limit",
-        or that of earlier rounds.  number: of the round.  Raises Interrupted and Lost."""
+        or that of earlier rounds.  number: of the round.  Raises Interrupted."""
         pythons = {name: choice.python for name, choice in self.python_of.items() if choice.python}
         pythons = {name: python for name, python in pythons.items() if not self.run_of[name].failed}
-        name = None if lane.label in self.limited else self.executor.with_newest_torch(pythons)
+        name = None if self.limited else interpreters.with_newest_torch(pythons)
         if name is None:
-            with self.lock:
-                self.progress.skip(("limits", "limits"))
+            self.progress.skip(("limits", "limits"))
             return
         job = Job(name, "limits", number, subject="device")
-        title = " of ".join(filter(None, [job.name, lane.label]))
-        with self.lock:
-            self.progress.start(title)
-        *records, status = self._execute(job, lane)
+        self.progress.start(job.name)
+        *records, status = self._execute(job)
         if not records:
             reason = f"{status['status']}: {status['reason']}"
-            records = [{"record": "limits", "reason": reason, **({"node": lane.label} if lane.label else {})}]
-            self.limited.add(lane.label)
+            records = [{"record": "limits", "reason": reason}]
+            self.limited = True
         of_all = [{**{key: record[key] for key in record if key != "job"}, "round": number} for record in records]
-        with self.lock:
-            for name in pythons:
-                with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
-                    self.run_of[name].add(of_all)
-            self.progress.done(title, status["status"], status["reason"], ("limits", "limits"))
+        for name in pythons:
+            with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
+                self.run_of[name].add(of_all)
+        self.progress.done(job.name, status["status"], status["reason"], ("limits", "limits"))
 
-    def _execute(self, job: Runnable, lane: Executor) -> List[Record]:
+    def _execute(self, job: Runnable) -> List[Record]:
         name, _ = like(job)
         python, how = self.python_of[name].python, (self.settings, self.timeout, self.progress.note)
         assert python is not None
-        return self.once_more.execute((name, job.name), lane, job, python, self.run_of[name].folder, *how)
+        return self.executor.execute(job, python, self.run_of[name].folder, *how)
 
     def _keep(self, job: Runnable, records: Sequence[Record]) -> None:
         """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
@@ -303,11 +280,10 @@ class Session:
                     self.progress.warn(warning)
 
 
-def rounds_with_limits(jobs: Sequence[Job], devices: int = 1) -> List[int]:
-    """Return the timing rounds that measure the limits of their device: every round where there are several devices,
-    which share the rounds."""
+def rounds_with_limits(jobs: Sequence[Job]) -> List[int]:
+    """Return the timing rounds that measure the limits of the device."""
     rounds = sorted({job.round for job in jobs if job.pass_name == "timing" and job.round is not None})
-    return rounds[:: LIMITS_EVERY if devices == 1 else 1]
+    return rounds[::LIMITS_EVERY]
 
 
 def _chains(jobs: Iterable[Job]) -> List[Chain]:

@@ -23,7 +23,6 @@ SUBJECTS = {
     "cascade": "common.jobs.cascade",
     "profile": "common.tools.profile.measure",
     "conformance": "common.conformance.isolated",
-    "sleep": "benchmarks.sleeping",
 }
 #: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
 #: A status record at the end is the job's; without one it ended well.
@@ -90,14 +89,12 @@ class Task:
     Args:
         given: what its subject reads beside the settings.
         overrides: settings of this task alone.
-        files: the files that `given` names, see common.jobs.carried.
     """
 
     name: str
     subject: str
     given: Mapping[str, Any]
     overrides: Tuple[Tuple[str, Any], ...] = ()
-    files: Tuple[str, ...] = ()
     round: None = None
 
     def variables(self, settings: Settings) -> Mapping[str, str]:

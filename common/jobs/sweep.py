@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Set
+from typing import List, Mapping, Optional
 
 from common.core.errors import NOT_RUNNABLE
 from common.core.settings import SETTINGS
@@ -14,34 +14,29 @@ from common.records.sweep import SweepFile, SweepRun
 OF_LIMITS = [key for key, setting in SETTINGS.items() if setting.of_device]
 
 
-def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> Set[str]:
-    """Add to the runs of a cell what other cells found that holds here too: the limits of devices, and which
-    implementation cannot run.  Returns the devices whose limits are known ("" for the one that has no label)."""
+def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> bool:
+    """Add to the runs of a cell what other cells found that holds here too: the limits of the device, and which
+    implementation cannot run.  Returns whether the limits are known."""
     limits = _limits(sweep, next(iter(run_of.values())))
     for run in run_of.values():
         refusal = None if run.is_done("correctness") else _refusal(sweep, run)
         if refusal:
             run.add(refusal)
         else:
-            known = {record.node for record in run.records if isinstance(record, Limits)}
-            lacking = [record for node, of_node in limits.items() if node not in known for record in of_node]
-            if lacking:
-                run.add(lacking)
-    return {node or "" for node in limits}
+            if limits and not any(isinstance(record, Limits) for record in run.records):
+                run.add(limits)
+    return bool(limits)
 
 
-def _limits(sweep: SweepFile, run: SweepRun) -> Dict[Optional[str], List[Record]]:
-    """Return the limits of each device, of the first cell that has them."""
+def _limits(sweep: SweepFile, run: SweepRun) -> List[Record]:
+    """Return the limits of the device, of the first cell that has them."""
     wanted = run.header.settings
-    limits_of: Dict[Optional[str], List[Record]] = {}
     for (cell, _), other in sweep.runs.items():
         if all(other.header.settings.get(key) == wanted.get(key) for key in OF_LIMITS):
-            of_cell: Dict[Optional[str], List[Record]] = {}
-            for record in other.records:
-                if isinstance(record, Limits):
-                    of_cell.setdefault(record.node, []).append({"reused_from": cell, **schema.as_written(record)})
-            limits_of = {**of_cell, **limits_of}
-    return limits_of
+            limits = [record for record in other.records if isinstance(record, Limits)]
+            if limits:
+                return [{"reused_from": cell, **schema.as_written(record)} for record in limits]
+    return []
 
 
 def _refusal(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, Sequence
+from typing import Sequence
 
 from common.core.settings import Settings
 from common.jobs.executor import Executor
@@ -29,12 +29,8 @@ def carry_out(
     progress.expect([like(task) for task in pending.values()])
     run_of, python_of = dict.fromkeys(pending, run), dict.fromkeys(pending, Choice(python))
     session = Session(run_of, python_of, settings, timeout, progress, executor)
-    missing: List[str] = []
-
-    def serve(lane: Executor, task: Task) -> None:
-        end = None if missing else session.carry_out(task, lane)
-        if end and end.status == "missing":
-            missing.append(end.reason or "the model is missing")
-
-    session.each(pending.values(), serve)
-    return missing[0] if missing else ""
+    for task in pending.values():
+        end = session.carry_out(task)
+        if end.status == "missing":
+            return end.reason or "the model is missing"
+    return ""

@@ -199,16 +199,10 @@ def claim_held(folder: Path) -> Claim:
         raise UserError(f"--resume: {words}") from error
 
 
-def origin(of: Optional[Record] = None) -> Record:
-    """Return the keys of a file's first record that tell where and by which revision it is measured.  of: the machine,
-    where that is not this one."""
+def origin() -> Record:
+    """Return the keys of a file's first record that tell where and by which revision it is measured."""
     revision, dirty = machine.git_state(ROOT)
-    return {"git_revision": revision, "git_dirty": dirty, "machine": of or vars(machine.describe())}
-
-
-def is_of(head: FirstLine, of: Optional[Record]) -> bool:
-    """Tell whether a run was measured on machines like `of`; true for None, which is this machine."""
-    return of is None or all(getattr(head.machine, key, None) == of.get(key) for key in ("cpu", "cores", "gpu"))
+    return {"git_revision": revision, "git_dirty": dirty, "machine": vars(machine.describe())}
 
 
 def read_back(value: Any) -> Any:
@@ -234,21 +228,21 @@ def header(name: str, settings: Settings, run_id: str, started: str, extra: Mapp
     return {"record": "run", "schema": schema.SCHEMA, "run_id": run_id, **row, **run}
 
 
-def earlier(log_dir: Path, file_name: str, kind: Type[Head], of: Optional[Record]) -> List[Tuple[Head, Path]]:
-    """Return the first line and the path of each file of this name under `log_dir`, on the machine `of`, the newest
-    last."""
+def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head, Path]]:
+    """Return the first line and the path of each file of this name under `log_dir`, the newest last."""
     heads = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
     warn_of_unreadable([path.parent.name for head, path in heads if not isinstance(head, kind)], log_dir)
-    here = [(head, path) for head, path in heads if isinstance(head, kind) and is_of(head, of)]
+    here = [(head, path) for head, path in heads if isinstance(head, kind)]
     return sorted(here, key=lambda one: one[0].started)
 
 
-def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Optional[Record]) -> Dict[str, Path]:
-    """Return the files of the newest run under `log_dir` with the same settings, on the machine `of`, by
-    implementation.  Raises UserError if there is none."""
+def _resumable(names: Sequence[str], settings: Settings, log_dir: Path) -> Dict[str, Path]:
+    """Return the files of the newest run under `log_dir` with the same settings, by implementation.
+
+    Raises UserError if there is none."""
     wanted = read_back(settings.to_json())
     runs: Dict[str, Dict[str, Path]] = {}
-    for head, path in earlier(log_dir, schema.FILE_NAME, Header, of):
+    for head, path in earlier(log_dir, schema.FILE_NAME, Header):
         if head.name in names and head.settings == wanted:
             runs.setdefault(head.run_id, {})[head.name] = path
     if not runs:
@@ -270,7 +264,7 @@ def open_runs(
     """Yield a Run for each implementation: new folders, or those of the newest run with the same settings when
     resuming.  extra: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises
     UserError when there is nothing to resume, or when another process is measuring it."""
-    paths = _resumable(names, settings, log_dir, (extra or {}).get("machine")) if resume else {}
+    paths = _resumable(names, settings, log_dir) if resume else {}
     run_id, started, shared = _shared_keys(next(iter(paths.values()), None), extra or {})
     opened: Dict[str, Run] = {}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 from common.core import grid
 from common.core.settings import Settings
@@ -69,12 +69,11 @@ def start(
     shared: Record,
     names: Sequence[str],
     log_dir: Path,
-    machine: Optional[Record] = None,
 ) -> SweepFile:
     """Make a folder for a new sweep and return the sweep.  shared: the settings that all cells have in common; machine:
     where that is not this one."""
     grid_ = {axis.key: list(axis.values) for axis in axes}
-    head = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.origin(machine)}
+    head = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.origin()}
     header = {"record": "sweep", "schema": schema.SCHEMA, "sweep_id": uuid.uuid4().hex[:12], "grid": grid_, **head}
     claim = run.claim_folder(log_dir, "sweep-" + "_".join(grid.flag(axis.key) for axis in axes))
     path = claim.path.with_name(schema.SWEEP_FILE_NAME)
@@ -89,13 +88,13 @@ def start(
     return SweepFile(path, typed, {}, claim)
 
 
-def resume(axes: Sequence[grid.Axis], shared: Record, log_dir: Path, machine: Optional[Record] = None) -> SweepFile:
+def resume(axes: Sequence[grid.Axis], shared: Record, log_dir: Path) -> SweepFile:
     """Return the newest sweep under `log_dir` of this grid, settings and machine.
 
     Raises UserError if there is none, or if it is being measured.
     """
     wanted = _identity({axis.key: axis.values for axis in axes}, shared)
-    heads = run.earlier(log_dir, schema.SWEEP_FILE_NAME, SweepHeader, machine)
+    heads = run.earlier(log_dir, schema.SWEEP_FILE_NAME, SweepHeader)
     same = [path for head, path in heads if _identity(head.grid, head.settings) == wanted]
     if not same:
         words = f"no sweep of this grid with these settings under {log_dir}; leave the flag out"

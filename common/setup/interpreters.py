@@ -52,6 +52,11 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     return Choice(managed, "" if managed else environments.reason(implementation.environment))
 
 
+def choose_all(names: Sequence[str], in_place: bool, prefer_here: Sequence[str] = ()) -> Dict[str, Choice]:
+    """Return the Python of each implementation.  prefer_here: those for which the running Python comes first."""
+    return {name: choose(find(name), in_place=in_place, prefer_here=name in prefer_here) for name in names}
+
+
 def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
     """Return the rows that measure a loss in an environment with another torch too: {"fast_rnnt@k2": its Python}.
 
@@ -155,6 +160,11 @@ print(json.dumps([found, torch.__version__, reason]))
 def _look(python: Path) -> Sight:
     lines = output([str(python), "-c", _LOOK], timeout=120).strip().splitlines()
     return Sight(*json.loads(lines[-1])) if lines else Sight(0, "none", "torch does not import")
+
+
+def device_of(wanted: str, python_of: Mapping[str, Choice]) -> str:
+    """Return resolve_device of the Pythons that rows were given."""
+    return resolve_device(wanted, [choice.python for choice in python_of.values() if choice.python])
 
 
 def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:

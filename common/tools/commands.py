@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from common.cli import ending, flags
+from common.cli import ending
 from common.cli.ending import Shown
 from common.core import flag_types, paths
 from common.core.errors import UserError
@@ -67,7 +67,6 @@ def add_flags(run: Any, *, folder: str, quick: str, timeout: Optional[float] = T
             help="Continue the newest run with the same flags: processes that ended well are not run again.",
         )
         run.add_argument("--png", action="store_true", help="Also write the charts as PNGs.")
-        flags.add_executor(run)
 
 
 def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:

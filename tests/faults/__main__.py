@@ -1,7 +1,6 @@
 """``make faults``: break things by seed, and ask after each what must hold; docs/reliability.md tells what.
 
-  make faults                                        all of them, with the seeds 0, 1, 2, ... of each kind; those of
-                                                     "ray" where Ray is installed
+  make faults                                        all of them, with the seeds 0, 1, 2, ... of each kind
   make faults ARGS="--from 5000"                     other seeds
   make faults ARGS="--only records,signals --part 10%"
   make faults ARGS="--only records --from 17 --count 1"   one again, as its line says
@@ -19,20 +18,15 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from commands import pass_on_no_ignored_signals
 
-from benchmarks import local_cluster
-from common.jobs.cluster import PYTHON
-from common.setup import environments
 from faults import files, running, surroundings
 from faults.invariants import Broken
 
 KINDS = {**running.KINDS, **surroundings.KINDS, **files.KINDS}  # the slow ones first
-PYTHON_OF_RAY = os.environ.get(PYTHON) or environments.interpreter("ray")
 
 
 def broken_by(kind: str, seed: int) -> Optional[str]:
@@ -54,22 +48,10 @@ def scratch_in(folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-@contextmanager
-def cluster(wanted: bool) -> Iterator[None]:
-    """Two nodes of Ray on this machine, if wanted, whose address is in the environment."""
-    if not wanted:
-        yield
-        return
-    with local_cluster.started(Path(str(PYTHON_OF_RAY)), 2) as cluster:
-        os.environ[running.RAY] = cluster.address
-        yield
-
-
 def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str, int], str]:
     """Let all of these faults happen; what is broken after which, printed at once."""
     broken = {}
-    kinds = {kind for kind, _ in wanted}
-    with cluster("ray" in kinds), tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         with ProcessPoolExecutor(processes, initializer=scratch_in, initargs=(scratch,)) as pool:
             waiting = {pool.submit(broken_by, *fault): fault for fault in wanted}
             for done in as_completed(waiting):
@@ -85,7 +67,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    kinds = [kind for kind in KINDS if kind != "ray" or PYTHON_OF_RAY]
+    kinds = list(KINDS)
     parser.add_argument(
         "--only", default=",".join(kinds), metavar="A,B", help=f"Kinds of faults: {', '.join(kinds)}. Default: all"
     )

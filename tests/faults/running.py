@@ -349,16 +349,6 @@ MEASURERS: Tuple[Measurer, ...] = (
 )
 
 
-#: The variable that has the address of a cluster, where {ray} stands.
-RAY = "RAY_OF_FAULTS"
-THROUGH_RAY: Measurer = (
-    [word for word in BENCHMARK if word != "--in-place"]
-    + [*CHOICES["run"], "--shape-file", "{shapes}", "--log-dir", "{log}"]
-    + ["--executor", "ray", "--ray-address", "{ray}"],
-    "*/results.jsonl",
-    ["--resume"],
-)
-
 _seconds: Dict[str, float] = {}
 
 
@@ -372,18 +362,13 @@ def _seconds_of(measurer: Measurer) -> float:
 
 
 def _words(site: Place, measurer: Measurer) -> List[str]:
-    known = {"{log}": str(site.log), "{shapes}": str(site.shapes), "{ray}": os.environ.get(RAY, "")}
+    known = {"{log}": str(site.log), "{shapes}": str(site.shapes)}
     return [known.get(word, word) for word in measurer[0]]
 
 
 def measurers(seed: int, folder: Path) -> None:
     """Another command that measures is stopped, has no room, or nobody listens; called again it comes to its end."""
     _goes_on(MEASURERS[seed % len(MEASURERS)], seed // len(MEASURERS), random.Random(f"measurers {seed}"), folder)
-
-
-def ray(seed: int, folder: Path) -> None:
-    """Disturb a benchmark on the nodes of Ray."""
-    _goes_on(THROUGH_RAY, seed, random.Random(f"ray {seed}"), folder)
 
 
 def _goes_on(measurer: Measurer, which: int, chance: random.Random, folder: Path) -> None:
@@ -428,7 +413,6 @@ def _goes_on(measurer: Measurer, which: int, chance: random.Random, folder: Path
 KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
     "signals": (signals, 16),
     "measurers": (measurers, 3 * len(MEASURERS)),
-    "ray": (ray, 6),
     "disks": (disks, 9),
     "adapters": (adapters, len(ADAPTERS)),
     "streams": (streams, 28),

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Type, Union
 
-from common.cli import devices, ending, flags
+from common.cli import ending, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import flag_types, paths, settings
@@ -19,13 +18,12 @@ from common.core.errors import UserError
 from common.core.guard import require
 from common.core.settings import Settings
 from common.core.text import count
-from common.jobs import carried
 from common.jobs.executor import Executor
+from common.jobs.local import Local
 from common.jobs.spec import Task
 from common.present.text import markdown
 from common.records.run import Run
-from common.setup import interpreters
-from common.setup.interpreters import Choice
+from common.setup import environments, interpreters
 from common.tools import commands as model_run
 from common.tools import configuration
 from common.tools.inference import grid
@@ -192,21 +190,15 @@ def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Opti
     config = configured(arguments.config, overrides)
     if arguments.preset:
         _make_quick(config.profiling_dimensions, overrides)
-    files = carried.files(configuration.as_data(config)) if arguments.executor == "ray" else ()
-    environment = config.pretrained_model.environment
-    return devices.on_each_kind(arguments, partial(measured, config, files), (), False, environment, executor)
-
-
-def measured(config: Profile, files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor) -> int:
-    """Measure on the devices of one executor, and return the exit code.  files: those that every cell reads."""
-    python = executor.python(config.pretrained_model.environment)
-    device = executor.resolve_device(arguments.device, {"": Choice(python)})
+    executor, environment = executor or Local(), config.pretrained_model.environment
+    python = (environments.interpreter(environment) if environment else None) or Path(sys.executable)
+    device = interpreters.resolve_device(arguments.device, [python])
     axes: Dict[str, List[Any]] = {name: list(getattr(arguments, name)) for name in grid.VARIANTS}
     axes.update({key: list(getattr(config.profiling_dimensions, key)) for key in (grid.SECONDS, grid.BATCH)})
     given = {"seed": arguments.seed, **SAMPLES}
     given.update((key, getattr(arguments, key)) for key in SAMPLES if getattr(arguments, key) is not None)
     resolved = settings.resolve({**given, "allocator": "system"}, device)
-    tasks = planned(config, axes, files)
+    tasks = planned(config, axes)
     header = {
         "record": "inference",
         "name": arguments.config.stem,
@@ -214,7 +206,7 @@ def measured(config: Profile, files: Tuple[str, ...], arguments: argparse.Namesp
         "grid": axes,
         "settings": {key: getattr(resolved, key) for key in ("device", *given)},
     }
-    with open_run(header, arguments.log_dir, arguments.resume, executor.machine) as run:
+    with open_run(header, arguments.log_dir, arguments.resume) as run:
         if not arguments.quiet:
             _announce(tasks, axes, config, resolved)
         return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
@@ -254,8 +246,8 @@ def _located(source: str, kind: str, path: Path) -> str:
     return str(here) if here.exists() else source
 
 
-def planned(config: Profile, axes: grid.Grid, files: Tuple[str, ...] = ()) -> List[Task]:
-    """Return a task for each cell that is not skipped.  files: those that they read."""
+def planned(config: Profile, axes: grid.Grid) -> List[Task]:
+    """Return a task for each cell that is not skipped."""
     data, triangle = configuration.as_data(config), config.profiling_dimensions.triangle_only
     return [
         Task(
@@ -263,7 +255,6 @@ def planned(config: Profile, axes: grid.Grid, files: Tuple[str, ...] = ()) -> Li
             "inference",
             {"config": data, "cell": position.to_json()},
             (("threads", position.variant.threads),),
-            files,
         )
         for position in grid.positions(axes)
         if not (triangle and grid.is_skipped(position, axes))

@@ -8,23 +8,21 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-from common.cli import devices, ending, flags
+from common.cli import ending, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import flag_types, paths, settings
 from common.core.errors import EXIT_OK, UserError
 from common.core.guard import require
 from common.core.text import count, shown
-from common.jobs import carried
 from common.jobs.executor import Executor
+from common.jobs.local import Local
 from common.jobs.spec import Task
 from common.records.run import Run
 from common.setup import interpreters
-from common.setup.interpreters import Choice
 from common.tools import commands as model_run
 from common.tools import configuration
 from common.tools.dataset import Dataset
@@ -203,10 +201,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if repeated:
         raise UserError(f"{dataset.dataset_path}: two examples are called {repeated}; names have to differ")
-    files = _carried(config, dataset, arguments) if arguments.executor == "ray" else ()
-    given = Given(config, dataset, names, files)
-    environment = _environment(config.stages, arguments)
-    return devices.on_each_kind(arguments, partial(measured, given), (), False, environment, executor)
+    return measured(Given(config, dataset, names), arguments, executor or Local())
 
 
 def _make_quick(config: Pipeline, arguments: argparse.Namespace) -> None:
@@ -217,32 +212,22 @@ def _make_quick(config: Pipeline, arguments: argparse.Namespace) -> None:
                 setattr(part, key, value)
 
 
-def _environment(stages: Sequence[Stage], arguments: argparse.Namespace) -> Optional[str]:
-    """Return the environment that the stages need beside the main one, if any.  Raises UserError where a cluster would
-    have to make several."""
-    names = sorted({stage.environment for stage in stages if stage.environment not in (None, "main")})
-    if len(names) > 1 and arguments.executor == "ray":
-        raise UserError(f"--executor ray takes one environment beside main, not {', '.join(names)}: remove the flag")
-    return names[0] if names else None
-
-
 class Given(NamedTuple):
     """The parts of a run."""
 
     config: Pipeline
     dataset: Dataset
     names: Sequence[str]  # of its examples
-    files: Tuple[str, ...]  # that every example reads
 
 
 def measured(given: Given, arguments: argparse.Namespace, executor: Executor) -> int:
-    """Measure on the devices of one executor, and return the exit code."""
-    config, dataset, names, files = given
-    python = executor.python()
-    device = executor.resolve_device(arguments.device, {"": Choice(python)})
+    """Measure, and return the exit code."""
+    config, dataset, names = given
+    python = Path(sys.executable)
+    device = interpreters.resolve_device(arguments.device, [python])
     resolved = settings.resolve({"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}, device)
     data = configuration.as_data(config)
-    tasks = [_task(name, dataset, data["stages"], arguments, files) for name in names]
+    tasks = [_task(name, dataset, data["stages"], arguments) for name in names]
     header = {
         "record": "pipeline",
         "name": arguments.config.stem,
@@ -251,34 +236,21 @@ def measured(given: Given, arguments: argparse.Namespace, executor: Executor) ->
         "examples": names,
         "settings": {"device": resolved.device, "threads": resolved.threads, "seed": resolved.seed},
     }
-    with open_run(header, arguments.log_dir, arguments.resume, executor.machine) as run:
+    with open_run(header, arguments.log_dir, arguments.resume) as run:
         if not arguments.quiet:
             stages = " -> ".join(header["stages"])
             print(f"measuring {stages} on {resolved.device}: {count(len(names), 'example')}", file=sys.stderr)
         return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
 
 
-def _carried(config: Pipeline, dataset: Dataset, arguments: argparse.Namespace) -> Tuple[str, ...]:
-    """Return the files that nodes need, see carried.files.  Raises UserError for what stays on this machine."""
-    if dataset.dataset_type == "raw":
-        raise UserError(
-            "--executor ray: the audio files of a manifest do not go to nodes; store npz, or remove the flag"
-        )
-    if arguments.dump_speech_waveforms_dir:
-        raise UserError("--dump-speech-waveforms-dir names a folder of this machine: remove it or --executor ray")
-    return carried.files([dataset.dataset_path, configuration.as_data(config)["stages"]])
-
-
-def _task(
-    name: str, dataset: Dataset, stages: Sequence[Any], arguments: argparse.Namespace, files: Tuple[str, ...]
-) -> Task:
+def _task(name: str, dataset: Dataset, stages: Sequence[Any], arguments: argparse.Namespace) -> Task:
     dump = arguments.dump_speech_waveforms_dir
     if dump:
         file = f"{arguments.dump_waveform_file_prefix}{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}"
         dump = str((dump / file).absolute()) + ".wav"
     given = {"dataset": vars(dataset), "example": name, "stages": list(stages), "dump": dump}
     subject = "cascade" if any(stage["environment"] for stage in stages) else "pipeline"
-    return Task(name, subject, given, files=files)
+    return Task(name, subject, given)
 
 
 def _of_flags(arguments: argparse.Namespace) -> Dict[str, Any]:

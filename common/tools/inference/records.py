@@ -7,7 +7,7 @@ import sys
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Iterator, List, Tuple, Type, TypeVar
 
 from common.core.errors import UserError
 from common.records import run, schema, store
@@ -20,19 +20,18 @@ HeaderKind = TypeVar("HeaderKind", InferenceHeader, PipelineHeader)
 
 
 @contextmanager
-def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Record] = None) -> Iterator[Run]:
+def open_run(header: Record, log_dir: Path, resume: bool) -> Iterator[Run]:
     """Yield a new run, or the newest one with the same header to go on with.
 
     Args:
         header: keys of its first line: ``record`` ("inference" or "pipeline") and those of IDENTITY.
         log_dir: the folder that the run's own lies in.
         resume: go on with an earlier run.
-        machine: the machine that measures, where it is not this one.
 
     Raises UserError where there is no such run, or another process is measuring it."""
     file_name = FILE_NAMES[header["record"]]
     if resume:
-        earlier = run.earlier(log_dir, file_name, FirstLine, machine)
+        earlier = run.earlier(log_dir, file_name, FirstLine)
         same = [path for head, path in earlier if _identity(schema.as_written(head)) == _identity(header)]
         if not same:
             words = f"no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
@@ -42,7 +41,7 @@ def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Reco
     else:
         claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
         opened = Run(claim.path.with_name(file_name), claim=claim)
-        origin = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.origin(machine)}
+        origin = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.origin()}
         try:
             opened.add({**header, "schema": schema.SCHEMA, **origin})
         except store.NotWritten:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from common.cli import devices, ending, flags
+from common.cli import ending, flags
 from common.cli.parser import Parser
 from common.core import flag_types, paths, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -18,14 +17,12 @@ from common.core.files import another, read_text, write_whole
 from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import plain
-from common.jobs import carried
 from common.jobs.executor import Executor
+from common.jobs.local import Local
 from common.jobs.spec import Task
-from common.jobs.spread import OnceMore, spread
 from common.records.documents import typed
 from common.records.run import remove
 from common.setup import interpreters
-from common.setup.interpreters import Choice as Python
 from common.show import page, png
 from common.system.locks import Claim
 from common.tools import commands as model_run
@@ -217,8 +214,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         raise UserError("give --label or --depth, not both")
     _complete(arguments)
     choice = _choice(arguments)
-    files = carried.files([choice.model, choice.arguments]) if arguments.executor == "ray" else ()
-    return devices.on_each_kind(arguments, partial(profiled, choice, files), executor=executor)
+    return profiled(choice, arguments, executor or Local())
 
 
 def _complete(arguments: argparse.Namespace) -> None:
@@ -230,11 +226,11 @@ def _complete(arguments: argparse.Namespace) -> None:
     arguments.trace_steps = arguments.trace_steps or 2
 
 
-def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor) -> int:
-    """Profile on the devices of one executor, and return the exit code.
+def profiled(choice: Any, arguments: argparse.Namespace, executor: Executor) -> int:
+    """Profile, and return the exit code.
 
-    choice: a common.tools.profile.measure.Choice, without the numbers of steps; files: those that it names."""
-    device = executor.resolve_device(arguments.device, {"": Python(executor.python())})
+    choice: a common.tools.profile.measure.Choice, without the numbers of steps."""
+    device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     size = PRESETS[device.partition(":")[0]]
     given = {key: value if getattr(arguments, key) is None else getattr(arguments, key) for key, value in size.items()}
     choice = replace(choice, steps=given["steps"], warmup=given["warmup"])
@@ -243,13 +239,13 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
         key, values = arguments.sweep
         swept = [{**given, key.replace("-", "_"): value, "sort_utterance": SIZES[key]} for value in values]
         every = [_settings(arguments, device, choice.sizes, sizes) for sizes in swept]
-    claim, cells = _opened(choice, every, arguments, executor)
+    claim, cells = _opened(choice, every, arguments)
     folder = claim.path.parent
     stopped: Union[KeyboardInterrupt, UserError, None] = None
     try:
         try:
             ending.warn_of_load(executor, every[0])
-            _measure(choice, files, every, folder, arguments, executor, cells)
+            _measure(choice, every, folder, arguments, executor, cells)
         except (KeyboardInterrupt, UserError) as error:
             if not cells:
                 raise
@@ -271,13 +267,10 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
     return EXIT_OK if all(profiled_size for _, profiled_size, _ in ended) else EXIT_FAILED
 
 
-def _opened(
-    choice: Any, every: Sequence[Settings], arguments: argparse.Namespace, executor: Executor
-) -> Tuple[Claim, Dict[int, Size]]:
+def _opened(choice: Any, every: Sequence[Settings], arguments: argparse.Namespace) -> Tuple[Claim, Dict[int, Size]]:
     """Return the lock of a new folder, or of the one to go on in, and the cells that are profiled there."""
-    machine = executor.machine and {key: executor.machine.get(key) for key in ("cpu", "cores", "gpu")}
     settings_of = [resolved.to_json() for resolved in every]
-    identity = {"choice": choice.to_json(), "settings": settings_of, "limits": arguments.limits, "machine": machine}
+    identity = {"choice": choice.to_json(), "settings": settings_of, "limits": arguments.limits}
     if not arguments.resume:
         suffix = f"sweep-{arguments.sweep[0]}" if arguments.sweep else every[0].suffix
         return records.start(arguments.log_dir, f"profile-{suffix}", identity), {}
@@ -294,7 +287,6 @@ def _words(size: Settings) -> str:
 
 def _measure(
     choice: Any,
-    files: Tuple[str, ...],
     every: Sequence[Settings],
     folder: Path,
     arguments: argparse.Namespace,
@@ -303,37 +295,23 @@ def _measure(
 ) -> None:
     """Profile each of the settings that has no cell, and put its words, its profile or the reason into `cells`.  All
     cells are written to disk with each."""
-    lock, once_more = RLock(), OnceMore()
-    done = [earlier.document for _, earlier, _ in cells.values() if earlier]
-    known = {document.node: document.limits for document in done}  # by device
-
-    def serve(lane: Executor, number: int) -> None:
+    limits = next((earlier.document.limits for _, earlier, _ in cells.values() if earlier), arguments.limits)
+    for number in [number for number in range(len(every)) if number not in cells]:
         resolved = every[number]
         words = _words(resolved)
-        with lock:
-            where = f" of {lane.label}" if lane.label else ""
-            if not arguments.quiet:
-                print(
-                    f"profiling {words}: {choice.implementation.name} on {resolved.device}{where} ...", file=sys.stderr
-                )
-            limits = known.get(lane.label, arguments.limits)
-        task = Task(words, "profile", {"choice": choice.to_json(), "limits": limits}, files=files)
-        target = folder / str(number) if number else folder
-        limit = arguments.timeout
-        *lines, end = once_more.execute(
-            number, lane, task, executor.python(), target, resolved, limit, lambda text: None
-        )
-        with lock:
-            if end["status"] == "ok":
-                document = typed({**lines[0]["document"], "size": words, "node": lane.label}, Profile)
-                known[lane.label] = document.limits
-                cells[number] = words, profile(document), ""
-            else:
-                print(f"warning: {words}: {plain(end['reason'])}", file=sys.stderr)
-                cells[number] = words, None, end["reason"]
-            write_whole(another("--log-dir", "folder"), (folder / records.FILE_NAME, tables.json(_sorted(cells))))
-
-    spread(executor.lanes(), [number for number in range(len(every)) if number not in cells], serve)
+        if not arguments.quiet:
+            print(f"profiling {words}: {choice.implementation.name} on {resolved.device} ...", file=sys.stderr)
+        task = Task(words, "profile", {"choice": choice.to_json(), "limits": limits})
+        target, python = folder / str(number) if number else folder, Path(sys.executable)
+        *lines, end = executor.execute(task, python, target, resolved, arguments.timeout, lambda text: None)
+        if end["status"] == "ok":
+            document = typed({**lines[0]["document"], "size": words}, Profile)
+            limits = document.limits
+            cells[number] = words, profile(document), ""
+        else:
+            print(f"warning: {words}: {plain(end['reason'])}", file=sys.stderr)
+            cells[number] = words, None, end["reason"]
+        write_whole(another("--log-dir", "folder"), (folder / records.FILE_NAME, tables.json(_sorted(cells))))
 
 
 def _sorted(cells: Mapping[int, Size]) -> List[Size]:
@@ -365,7 +343,7 @@ def _choice(arguments: argparse.Namespace) -> Any:
         implementation,
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
         config=named,
-        arguments=carried.located(given),
+        arguments=_located(given),
         labels=patterns,
         depth=arguments.depth,
         trace_steps=arguments.trace_steps,
@@ -375,6 +353,15 @@ def _choice(arguments: argparse.Namespace) -> Any:
         optimizer=arguments.optimizer,
         checkpoint=tuple(arguments.checkpoint),
     )
+
+
+def _located(given: Any) -> Any:
+    """Return arguments of a model with absolute paths for the files that they name."""
+    if isinstance(given, dict):
+        return {key: _located(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [_located(value) for value in given]
+    return os.path.abspath(given) if isinstance(given, str) and os.path.isfile(given) else given
 
 
 def _settings(arguments: argparse.Namespace, device: str, sizes: Any, batch: Mapping[str, Any]) -> Settings:
