@@ -8,46 +8,25 @@ LOGDIR ?= log
 WINDOW ?= 1
 ARGS ?=
 ENVIRONMENTS ?=
-K2_WHEEL ?=
-BUNDLE ?=
-PLATFORM ?=
-WITHOUT_TORCH ?=
 NAME ?=
 # One more than two cores can run: most tests wait for a process now and then.
 TEST_PROCESSES ?= 3
 
 # What a user or a stranger's folder is called is no text of make or of the shell: recipes read it from the environment.
-$(foreach name,BUNDLE K2_WHEEL LOGDIR NAME PLATFORM,$(eval override $(name) := $$(value $(name))))
-export BUNDLE ENVIRONMENTS K2_WHEEL LOGDIR NAME PLATFORM PORT WINDOW
+$(foreach name,LOGDIR NAME,$(eval override $(name) := $$(value $(name))))
+export ENVIRONMENTS LOGDIR NAME PORT WINDOW
 # Python would not find common/ beside the scripts.
 export PYTHONSAFEPATH :=
 # The tests start some thousand processes: what these import is compiled once.
 test coverage: export PYTHONDONTWRITEBYTECODE :=
 
-# With BUNDLE=folder set-up takes every package from there, and no index is asked.
-space := $() $()
-ifneq ($(BUNDLE),)
-ifeq ($(filter bundle,$(MAKECMDGOALS)),)
-ifeq ($(wildcard $(subst $(space),\$(space),$(BUNDLE))/index.html),)
-$(error BUNDLE=$(BUNDLE): no bundle is there; run `make bundle BUNDLE=$(BUNDLE)` where there is an index, and bring it)
-endif
-export PIP_NO_INDEX := 1
-# As a URL: pip splits its settings at spaces.
-folder := $(if $(filter /%,$(firstword $(BUNDLE))),,$(CURDIR)/)$(BUNDLE)
-export PIP_FIND_LINKS := file://$(subst $(space),%20,$(subst %,%25,$(folder)))
-endif
-endif
-
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle try bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance vectors report gpu-check tensorboard trace-viewer lock results clean
+.PHONY: help setup try bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance vectors report gpu-check tensorboard trace-viewer lock results clean
 
 help:
-	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
+	@echo 'make setup        create or refresh the environments in .venv and the compiled losses in ~/.cache/rnnt-bench'
 	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo; silero, fairseq: for models of theirs;'
 	@echo '                  ray: for --executor ray, docs/clusters.md'
-	@echo '                  K2_WHEEL=file-or-URL: another k2, with its torch and Python; K2_WHEEL=locked: ours again'
-	@echo 'make bundle       all that set-up would fetch, into BUNDLE=folder, for a machine without an index; there:'
-	@echo '                  make bench BUNDLE=folder.  ENVIRONMENTS=..., PLATFORM=aarch64-manylinux_2_28, WITHOUT_TORCH=1'
 	@echo 'make try          a first verdict within some five minutes, with the main environment alone; ARGS as below'
 	@echo 'make bench        compare the losses; the first time with a first verdict before k2 is set up;'
 	@echo '                  ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
@@ -72,15 +51,10 @@ help:
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
 	@echo 'make results      measure what docs/results.md shows, quietly; ARGS="largest vocabulary"; docs/_results.py has more'
 	@echo 'make lock         resolve requirements/*.in into the hash-locked *.txt anew'
-	@echo 'make clean        remove .venv, .build and caches; log/ stays'
+	@echo 'make clean        remove .venv, .build and caches; log/ and ~/.cache/rnnt-bench stay'
 
 setup: needs-python
 	@$(PYTHON) -m common.setup $$ENVIRONMENTS
-
-# Their own setup.py, which pip runs to fetch the source packages, needs the torch of main.
-bundle: setup
-	@$(PYTHON) -m common.setup.bundle $${PLATFORM:+--platform "$$PLATFORM"} $(if $(WITHOUT_TORCH),--without-torch) \
-	"$${BUNDLE:-bundle}" $$ENVIRONMENTS
 
 # Not `setup`: what other environments hold (k2) comes after the first verdict, with `make bench`.
 try: needs-python

@@ -69,13 +69,12 @@ def tried(version: str, names: Sequence[str], log: Path) -> Dict[str, Any]:
         losses: Dict[str, Dict[str, str]] = {}
         for name in names:
             words = [word.replace("=TORCH", f"=={version}") for word in PACKAGES[name]]
-            before = log.stat().st_size
             try:
                 if words:
                     install(f"torch=={version}", *words)
             except subprocess.CalledProcessError:
                 stream.flush()
-                reason = plain(last_error(log, begin=before))
+                reason = plain(last_error(log))
                 if "there is no version of" in reason:
                     reason = f"{name} has no release for this torch"
                 losses[name] = {"outcome": NO_INSTALL, "reason": reason}

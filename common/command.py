@@ -33,9 +33,6 @@ COMMANDS: Dict[str, Command] = {
         "Find the largest batch that fits each loss.", "benchmark_all.py", ("--find-largest", "batch-size")
     ),
     "sweep": Command("Measure at each of several values: rnnt-bench sweep vocab-size=500,4096.", "benchmark_all.py"),
-    "which": Command(
-        "Recommend a loss from the results that come with the suite, without measuring.", "common.tools.which.command"
-    ),
     "doctor": Command("Print what works here, what fails and why, to paste into a report.", "common.tools.doctor"),
     "check": Command("Check the losses in corner cases: which is right in which.", "conformance.py"),
     "compare": Command("Compare two measurements.", "compare.py"),

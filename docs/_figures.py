@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -28,7 +28,7 @@ import torch_versions as under_torch  # noqa: E402
 import train_table  # noqa: E402
 
 from common import command  # noqa: E402
-from common.analysis import logs, ranking  # noqa: E402
+from common.analysis import logs, ranking, verdict  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
@@ -40,7 +40,6 @@ from common.present.text import markdown_of  # noqa: E402
 from common.records import store  # noqa: E402
 from common.records.schema import Header, Status  # noqa: E402
 from common.tables import answer, sweep  # noqa: E402
-from common.tools.which import rows as which  # noqa: E402
 
 command.register()
 
@@ -56,6 +55,8 @@ BLOCK = re.compile(
     r"(<!-- ([a-z-]+)(?: of ([^\n]+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL
 )
 GIB = 2**30
+#: Ends of the folders of results/ that say nothing of a machine: settings that are no user's, another lattice.
+NO_WORKLOAD = ("before", "system", "threads", "largest", "fused-table", "logits", "tdt")
 #: The losses that one can choose from: one of each family that a package brings, without controls and variants.
 CHOICES = ("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fast_rnnt-pruned")
 
@@ -153,39 +154,36 @@ def runs() -> str:
 
 
 def machines() -> str:
-    """Return a Markdown table with a row for each machine and configuration of results/, those of one workload
-    together."""
-    entries = sorted(json.loads(which.text()), key=lambda entry: (entry["settings"]["vocab_size"], entry["results"]))
-    heads = ["workload", "machine", "fastest exact", "step ms", "next exact", "given logits", "approximation", "torch"]
+    """Return a Markdown table with a row for each machine and configuration of results/ where two exact losses were
+    timed, those of one workload together."""
     rows = []
-    for entry in entries:
-        settings, picks = entry["settings"], entry["picks"]
-        of = f"{settings['max_frames']} frames" if settings["sort_utterance"] else f"N {settings['batch_size']}"
-        fixed = f", T {settings['frames']}, U {settings['tokens']}" if isinstance(settings["frames"], int) else ""
-        cores = f", {entry['cores']} cores" if entry["cores"] else ""
-        step_ms = {row["name"]: number(row["step_ms"], 3) for row in entry["rows"]}
-        first = picks["outputs"]
-        ratio, low, high = first["times"] or (None, None, None)
-        following = f"{first['next']}, {number(ratio, 2)}x" if ratio else "-"
-        following += f" ({number(low, 2)} to {number(high, 2)})" if low and high else ""
-        rows.append(
-            [
-                f"V {settings['vocab_size']}, {of}{fixed}, {settings['dtype']}",
-                f"[{entry['device_name']}{cores}](../results/{entry['results']}), {entry['date']}",
-                _names(first),
-                step_ms[first["name"]],
-                following,
-                _names(picks.get("logits")),
-                _names(picks.get("approximation")),
-                entry["torch"],
-            ]
-        )
-    return markdown_of(heads, rows)
+    for folder in sorted((ROOT / "results").iterdir()):
+        if folder.is_dir() and not folder.name.endswith(NO_WORKLOAD):
+            for group in logs.read([folder]).groups:
+                rows += [_machine(folder.name, [row for row in group.rows if row.status == "ok" and row.step_ms])]
+    heads = ["workload", "machine", "fastest exact", "step ms", "next exact", "approximation", "torch"]
+    return markdown_of(heads, sorted(filter(None, rows)))
 
 
-def _names(pick: Optional[which.Entry]) -> str:
-    """Return the pick, and those that may be as fast; "-" for none."""
-    return " or ".join([pick["name"], *pick["rivals"]]) if pick else "-"
+def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
+    """Return the cells of one configuration; [] where no two exact losses were timed."""
+    pick, pruned = verdict.fastest(rows), verdict.fastest(rows, ("pruned",))
+    if not pick or not pick.next:
+        return []
+    first, settings = pick.row, pick.row.configuration
+    of = f"{settings['max_frames']} frames" if settings.get("sort_utterance") else f"N {settings['batch_size']}"
+    cores = f", {first.header.machine.cores} cores" if first.device == "cpu" else ""
+    ratio = pick.next_ratio
+    interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio and ratio.low and ratio.high else ""
+    return [
+        f"V {settings['vocab_size']}, {of}, {settings['dtype']}",
+        f"[{first.device_name}{cores}](../results/{folder}), {(first.started or '')[:10]}",
+        " or ".join(row.name for row in (first, *pick.rivals)),
+        METRICS["step_median"].shown(first),
+        f"{pick.next.name}, {ratio.ratio:.2f}x{interval}" if ratio else pick.next.name,
+        " or ".join(row.name for row in (pruned.row, *pruned.rivals)) if pruned else "-",
+        (first.torch_version or "").partition("+")[0],
+    ]
 
 
 def torch_versions() -> str:
@@ -287,8 +285,7 @@ def written(page: str) -> str:
 
 
 def write() -> None:
-    """Write all pages anew, but for pictures (see _picture.py and _screens.py), and the file of `rnnt-bench which`."""
-    which.write()
+    """Write all pages anew, but for pictures (see _picture.py and _screens.py)."""
     (ROOT / "results" / "costs.json").write_text(costs(), encoding="utf-8")
     for path in PAGES:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -40,28 +39,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def make_wheel(
-    folder: Path, version: str, name: str = "tiny", tag: str = "py3-none-any", files: dict | None = None
-) -> str:
-    """A wheel of a package whose VERSION is `version`; returns its line for a lock file.  files: what it holds else."""
+def make_wheel(folder: Path, version: str) -> str:
+    """A wheel of a package whose VERSION is `version`; returns its line for a lock file."""
     folder.mkdir(exist_ok=True)
-    info = f"{name}-{version}.dist-info"
+    info = f"tiny-{version}.dist-info"
     files = {
-        **(files or {f"{name}.py": f"VERSION = {version!r}\n"}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        "tiny.py": f"VERSION = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = f"{info}/RECORD"
     rows = []
     for path, text in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
         rows.append(f"{path},sha256={digest},{len(text)}")
-    files[record] = "\n".join([*rows, f"{record},,"]) + "\n"
-    wheel = folder / f"{name}-{version}-{tag}.whl"
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    wheel = folder / f"tiny-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, text in files.items():
             archive.writestr(zipfile.ZipInfo(path), text)  # without the time, which would be in its hash
-    return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    return f"tiny=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
 class Checkout:
@@ -76,7 +72,7 @@ class Checkout:
         for name in ("other", "old", "heavy"):
             self.lock(name, make_wheel(self.wheels, "1"))
         self.lock("uv", (ROOT / "requirements" / "uv.txt").read_text())
-        (folder / ".venv").mkdir()
+        self.venv().mkdir()
         (folder / ".venv" / ".uv").symlink_to(UV)  # no test fetches it
         keep = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
         pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
@@ -120,7 +116,8 @@ def checkout(tmp_path):
 
 
 def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
-    assert checkout.run("path", "main")[0] == 1
+    code, _, stderr = checkout.run("setup", "nope")
+    assert code == 2 and stderr.count("\n") == 1 and all(name in stderr for name in ("'nope'", "main", "heavy"))
     code, _, stderr = checkout.run("setup", "main")
     assert code == 0 and "main: ready" in stderr
     assert checkout.installed("main") == "1"
@@ -130,8 +127,8 @@ def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
     assert checkout.venv("main", "stamp").stat().st_mtime_ns == made
 
     checkout.lock("main", make_wheel(checkout.wheels, "2"))
-    code, stdout, _ = checkout.run("status", "main")
-    assert "out of date" in stdout and "make setup" in stdout
+    code, _, stderr = checkout.run("path", "main")
+    assert code == 1 and "out of date" in stderr and "make setup" in stderr
     assert checkout.run("setup", "main")[0] == 0
     assert checkout.installed("main") == "2"
 
@@ -163,16 +160,12 @@ def test_what_one_environment_cannot_have_is_its_reason_and_the_others_go_on(che
 
 
 def test_an_optional_one_is_made_when_it_is_named_and_kept_current_then(checkout):
-    assert checkout.run("setup")[0] == 0
-    assert checkout.installed("other") == "1" and not checkout.venv("heavy").exists()
     code, _, stderr = checkout.run("path", "heavy")
     assert code == 1 and stderr.count("\n") == 1 and "make setup ENVIRONMENTS=heavy" in stderr
-
     assert checkout.run("setup", "heavy")[0] == 0
-    assert checkout.installed("heavy") == "1"
     checkout.lock("heavy", make_wheel(checkout.wheels, "2"))
     assert checkout.run("setup")[0] == 0
-    assert checkout.installed("heavy") == "2"
+    assert checkout.installed("heavy") == "2" and checkout.installed("other") == "1"
 
 
 def test_no_main_environment_is_an_error(checkout):
@@ -284,12 +277,6 @@ def test_ctrl_c_is_one_line(checkout):
     assert stderr.count("\n") == 1 and "interrupted" in stderr and "`make setup`" in stderr
 
 
-def test_an_unknown_name_is_a_usage_error(checkout):
-    code, _, stderr = checkout.run("setup", "nope")
-    assert code == 2 and stderr.count("\n") == 1
-    assert all(name in stderr for name in ("'nope'", "main", "other", "old", "heavy"))
-
-
 @pytest.mark.parametrize("name", ["main", "k2", "nemo", "fairseq", "silero", "ray", "viewer", "sources"])
 def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
@@ -298,200 +285,17 @@ def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     assert lines
     for line in lines:
         assert re.match(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+    if name == "k2":
+        assert re.search(r"^k2==1\.23\.4 +--hash=sha256:5b5f709b12b9[0-9a-f]{52}$", text, re.MULTILINE)  # one wheel
     assert "://" not in text and "--index" not in text and "--find-links" not in text
 
 
-def test_k2_is_pinned_to_one_wheel():
-    text = (ROOT / "requirements" / "k2.txt").read_text()
-    entry = re.search(r"^k2==1\.23\.4 \\\n((?:    --hash=\S+(?: \\)?\n)+)", text, re.M)
-    assert entry[1].split() == ["--hash=sha256:5b5f709b12b9cd092b583984d0b7d940c9f898101259c998d68d1f4adefa48d4"]
+def test_a_lock_keeps_only_the_chosen_hash():
+    from requirements import lock
 
-
-@pytest.fixture
-def lock():
-    specification = importlib.util.spec_from_file_location("lock", ROOT / "requirements" / "lock.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_a_lock_keeps_only_the_chosen_hash(lock):
     text = "a==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
     assert lock.chosen_hashes("a==1 --hash=sha256:bb\nb==2\n") == {"a": "sha256:bb"}
     kept = "a==1 \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
     assert lock.keep_one_hash(text, "a", "sha256:bb") == kept
     with pytest.raises(ValueError, match="no file with hash sha256:dd"):
         lock.keep_one_hash(text, "a", "sha256:dd")
-
-
-# A bundle for a machine without an index.
-
-#: Of the source packages one: each is asked of the index by a pip of its own.
-BUNDLE = """
-import sys
-from pathlib import Path
-from common.setup import bundle
-bundle.SOURCE_PACKAGES = {"fast_rnnt": bundle.SOURCE_PACKAGES["fast_rnnt"]}
-from common.setup.environments import ENVIRONMENTS, Environment
-ENVIRONMENTS.update(other=Environment("other", "a wheel"))
-bundle.UV = Path("requirements/other.txt")
-sys.exit(bundle.main())
-"""
-
-
-def bundled(checkout, *arguments):
-    (checkout.folder / "make_bundle.py").write_text(BUNDLE)
-    command = [sys.executable, "make_bundle.py", *arguments]
-    done = subprocess.run(command, cwd=checkout.folder, env=checkout.environment, capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
-    return done
-
-
-@pytest.mark.thorough
-def test_what_a_bundle_holds_is_enough_for_set_up(checkout):
-    checkout.lock("other", make_wheel(checkout.wheels, "1") + make_wheel(checkout.wheels, "1", name="torch"))
-    done = bundled(checkout, "all", "other")
-    assert done.returncode == 0, done.stderr
-    names = {path.name for path in (checkout.folder / "all").iterdir()}
-    assert {"tiny-1-py3-none-any.whl", "torch-1-py3-none-any.whl", "other.txt", "index.html"} <= names
-    assert "#sha256=" in (checkout.folder / "all" / "index.html").read_text()
-    assert bundled(checkout, "all", "other").returncode == 0
-
-    assert bundled(checkout, "few", "other", "--without-torch").returncode == 0
-    assert "torch" not in (checkout.folder / "few" / "other.txt").read_text()
-    with_torch = checkout.folder / "with-torch"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", with_torch], check=True)
-    (packages,) = with_torch.glob("lib/python*/site-packages")
-    (packages / "torch.py").write_text("VERSION = 'its own'\n")
-    python = with_torch / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--find-links", "few"]
-    subprocess.run([*pip, "--no-deps", "-r", "few/other.txt"], check=True, cwd=checkout.folder)
-    both = [python, "-c", "import tiny, torch; print(tiny.VERSION, torch.VERSION)"]
-    assert subprocess.run(both, check=True, stdout=subprocess.PIPE, text=True).stdout == "1 its own\n"
-    assert "no environment" in bundled(checkout, "all", "nothing").stderr
-    assert "PLATFORM=windows" in bundled(checkout, "all", "other", "--platform", "windows").stderr
-
-    shutil.rmtree(checkout.wheels)
-    assert checkout.run("setup", "other", PIP_FIND_LINKS=str(checkout.folder / "all"))[0] == 0
-    assert checkout.installed("other") == "1"
-
-
-def test_a_bundle_without_a_source_package_is_an_error(checkout):
-    """The index has the wheels alone; what there is is kept."""
-    checkout.lock("sources", (ROOT / "requirements" / "sources.txt").read_text())
-    checkout.lock("other", make_wheel(checkout.wheels, "1"))
-    done = bundled(checkout, "all", "main")
-    errors = [line for line in done.stderr.splitlines() if line.startswith("bundle: error: ")]
-    assert done.returncode == 1 and any("fast_rnnt" in line for line in errors), done.stderr
-    assert (checkout.folder / "all" / "tiny-1-py3-none-any.whl").exists()
-
-
-def test_a_bundle_into_a_file_is_one_line(checkout):
-    (checkout.folder / "all").write_text("mine")
-    done = bundled(checkout, "all", "other")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and "all" in line and "BUNDLE" in line
-    assert (checkout.folder / "all").read_text() == "mine"
-
-
-def test_a_bundle_for_another_machine_has_its_wheels(checkout):
-    checkout.lock("other", make_wheel(checkout.wheels, "1", tag="py3-none-manylinux_2_17_aarch64"))
-    done = bundled(checkout, "arm", "other", "--platform", "aarch64-manylinux_2_28")
-    assert done.returncode == 0, done.stderr
-    names = {path.name for path in (checkout.folder / "arm").glob("*.whl")}
-    assert names == {"tiny-1-py3-none-manylinux_2_17_aarch64.whl"}
-    done = bundled(checkout, "this", "other", "--platform", "x86_64-manylinux_2_28")
-    assert done.returncode == 1 and not list((checkout.folder / "this").glob("*.whl"))
-
-
-#: Stands for the suite's Python in the Makefile, so that it makes the tiny environments.
-PYTHON_OF_MAKE = """#!/bin/sh
-case "$2" in
-common.setup) shift 2; exec {python} -S drive.py setup "$@";;
-common.setup.environments) shift 2; exec {python} -S drive.py "$@";;
-*) exec {python} "$@";;
-esac
-"""
-
-
-def test_make_bench_and_make_test_need_nothing_but_the_bundle(checkout):
-    """The network is cut, and the index leads nowhere."""
-    assert bundled(checkout, "all", "other").returncode == 0
-    shutil.rmtree(checkout.wheels)
-    shutil.copy(ROOT / "Makefile", checkout.folder)
-    for name in ("benchmark_all.py", "pytest.py"):
-        (checkout.folder / name).write_text(f"import sys, tiny\nprint('{name}', tiny.VERSION, sys.argv[1:])\n")
-    python = checkout.folder / "python"
-    python.write_text(PYTHON_OF_MAKE.format(python=sys.executable))
-    python.chmod(0o755)
-    can_unshare = (
-        shutil.which("unshare") and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode == 0
-    )
-    cut = ["unshare", "-rn"] if can_unshare else []
-    environment = {
-        key: value for key, value in checkout.environment.items() if key not in ("PIP_FIND_LINKS", "MAKEFLAGS")
-    }
-    environment.update(PIP_NO_INDEX="", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0")
-
-    def make(*arguments):
-        command = [*cut, "make", *arguments, "PYTHON=./python", "ENVIRONMENTS=main", "ARGS=--some"]
-        return subprocess.run(
-            command, cwd=checkout.folder, env=environment, capture_output=True, text=True, timeout=120
-        )
-
-    assert make("bench").returncode != 0
-    (checkout.folder / "all").rename(checkout.folder / "all of it")
-    for target, name in (("bench", "benchmark_all.py"), ("test", "pytest.py")):
-        shutil.rmtree(checkout.venv("main"), ignore_errors=True)
-        done = make(target, "BUNDLE=all of it")
-        assert done.returncode == 0, done.stderr
-        assert f"{name} 1 [" in done.stdout and "'--some']" in done.stdout
-
-
-#: Stands for every Python of the Makefile: notes what it is asked.
-NOTES = """#!/bin/sh
-printf '%s\\n' "$@" >>asked.txt
-printf '%s=%s\\n' BUNDLE "$BUNDLE" K2_WHEEL "$K2_WHEEL" PIP_FIND_LINKS "$PIP_FIND_LINKS" >>asked.txt
-echo ./python
-"""
-ODD = """a 'b' "; touch injected; $(touch injected) `touch injected` $HOME "c" """
-
-
-@pytest.mark.parametrize(
-    "target, name",
-    [("trace-viewer", "NAME"), ("tensorboard", "LOGDIR"), ("bundle", "BUNDLE"), ("bundle", "PLATFORM")]
-    + [("setup", "K2_WHEEL"), ("trace-viewer", "WINDOW"), ("tensorboard", "PORT")],
-)
-def test_make_hands_on_a_value_as_it_is(tmp_path, target, name):
-    """A run folder of a stranger may have any name."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "python").write_text(NOTES)
-    (tmp_path / "python").chmod(0o755)
-    odd = ODD.replace("$(touch injected)", "") if name in ("WINDOW", "PORT") else ODD  # text of make, by the user
-    command = ["make", "--silent", target, "PYTHON=./python", f"{name}={odd}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    asked = (tmp_path / "asked.txt").read_text()
-    expected = odd.replace("$H", "") if name in ("WINDOW", "PORT") else odd
-    assert expected in asked and not (tmp_path / "injected").exists()
-
-
-def test_a_bundle_may_lie_in_a_folder_with_a_space(tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "python").write_text(NOTES)
-    (tmp_path / "python").chmod(0o755)
-    (tmp_path / "b 100%").mkdir()
-    (tmp_path / "b 100%" / "index.html").touch()
-    for folder in ("b 100%", str(tmp_path / "b 100%")):
-        done = subprocess.run(
-            ["make", "setup", "PYTHON=./python", f"BUNDLE={folder}"], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"PIP_FIND_LINKS={(tmp_path / 'b 100%').as_uri()}\n" in (tmp_path / "asked.txt").read_text()
-
-
-def test_make_wants_a_bundle_that_is_there(tmp_path):
-    done = subprocess.run(["make", "setup", f"BUNDLE={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "make bundle" in done.stderr
-    shown = subprocess.run(["make", "-n", "bundle", f"BUNDLE={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
-    assert shown.returncode == 0 and "common.setup.bundle" in shown.stdout

@@ -11,8 +11,8 @@ from typing import Dict, FrozenSet, List, Mapping, Sequence
 
 from common.core import implementations, scripts
 from common.core.errors import EXIT_OK, NOT_RUNNABLE
-from common.core.paths import BUILD, ROOT
-from common.setup import environments, interpreters
+from common.core.paths import ROOT
+from common.setup import environments, extensions, interpreters
 from common.system.processes import output
 
 #: What follows the place of a loss that has yet to be compiled.
@@ -68,6 +68,6 @@ def state(
     if device not in attributes.devices:
         return f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
     if row.built:
-        compiled = any(BUILD.glob(f"{row.package}-*-{device}-*/"))
+        compiled = any(extensions.CACHE.glob(f"{row.package}-*-{device}-*/"))
         return where + ("" if compiled else TO_COMPILE)
     return where if row.package in installed else f"missing: {row.package} is not in {where}: {attributes.hint}"

@@ -1,8 +1,7 @@
 """``python -m common.setup [ENVIRONMENT ...]``: `make setup`.
 
 The main environment first; then the source packages are compiled for it while the other environments are installed, and
-for those the losses that tell their torch from main's.  Names: only these environments beside main.  The variable
-K2_WHEEL chooses another k2: see k2_wheel.py.
+for those the losses that tell their torch from main's.  Names: only these environments beside main.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from common.core import implementations
 from common.core.errors import EXIT_OK
 from common.core.guard import guarded
 from common.core.paths import ROOT
-from common.setup import environments, k2_wheel
+from common.setup import environments, toolchain
 from common.setup.source_packages import SOURCE_PACKAGES
 
 
 def setup(names: List[str]) -> int:
     """Make the environments and what is compiled current; returns an exit code, a failure only without main."""
-    if os.environ.get("K2_WHEEL"):
-        k2_wheel.choose(os.environ["K2_WHEEL"])
     code = environments.setup(["main"])
     if code != EXIT_OK:
         return code
@@ -35,7 +32,7 @@ def setup(names: List[str]) -> int:
             builds += _builds(name, controls)
         for build in builds:
             build.wait()
-        return code or (k2_wheel.imports() if os.environ.get("K2_WHEEL") else EXIT_OK)
+        return code
     finally:
         for build in builds:  # after Ctrl-C; what has ended is left alone
             build.terminate()
@@ -45,8 +42,7 @@ def setup(names: List[str]) -> int:
 def _builds(environment: str, packages: Iterable[str]) -> List[subprocess.Popen[bytes]]:
     """Return processes that compile the packages for an environment; none where it is not there."""
     python, names = environments.interpreter(environment), list(packages)
-    # They compile at once and share the cores: a package has few files, of different length.
-    variables = {"MAX_JOBS": str(max(1, (os.cpu_count() or 1) // max(1, len(names)))), **os.environ}
+    variables = {"MAX_JOBS": toolchain.compilers(len(names)), **os.environ}  # they compile at once
     command = [str(python), "-m", "common.setup.extensions", "build"]
     return [subprocess.Popen([*command, name], cwd=ROOT, env=variables) for name in names] if python else []
 

@@ -39,7 +39,7 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
         sources,
         extra_cflags=[*source.flags, *define],
         extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
-        extra_include_paths=[str(sdist), *([source.headers] if source.headers else [])],
+        extra_include_paths=[str(sdist), str(Path(__file__).parent / source.headers)],
         extra_ldflags=_runtime_library(objects) if on_cuda else None,
         build_directory=str(objects),
         with_cuda=on_cuda,

@@ -9,7 +9,6 @@ package (extensions).  Standard library only: it runs before anything is install
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
 from common.core.guard import guarded, say
-from common.core.paths import ROOT, not_a_file
+from common.core.paths import ROOT
 from common.setup.uv import RUNNING, Uv
 from common.system.locks import locked
 
@@ -66,23 +65,10 @@ class Environment:
     @property
     def requirements(self) -> Path:
         """Return its lock file, below the folder of the suite."""
-        chosen = self.chosen_lock
-        return chosen.relative_to(ROOT) if chosen.exists() else Path("requirements") / f"{self.name}.txt"
+        return Path("requirements") / f"{self.name}.txt"
 
-    @property
-    def chosen_lock(self) -> Path:
-        """Return the path of the lock that the user's choice puts in the place of the suite's (see k2_wheel)."""
-        return self.beside("wheel.txt")
-
-    @property
-    def allowed(self) -> Tuple[str, ...]:
-        """Return the `pythons` that its lock is for."""
-        lock = self.chosen_lock.read_text(encoding="utf-8") if self.chosen_lock.exists() else ""
-        match = re.search(r"^# python: (\S+)$", lock, flags=re.MULTILINE)
-        return (match[1],) if match else self.pythons
-
-    def beside(self, suffix: str) -> Path:
-        """Return the path of its log or its reason, which are there also where the environment is not."""
+    def side_file(self, suffix: str) -> Path:
+        """Return .venv/NAME.SUFFIX (log, reason), which exists even if the environment does not."""
         return FOLDER / f"{self.name}.{suffix}"
 
     def stamp(self) -> Dict[str, str]:
@@ -100,15 +86,10 @@ class Environment:
         """Return whether the environment is complete and matches its lock file; False if this user may not read it."""
         stamp = self.stamp()
         try:
-            same = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.allowed
+            same = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.pythons
             return same and self.python.exists()
         except OSError:
             return False
-
-    def closed(self) -> str:
-        """Return the first of its files that this user may not read; "" for none."""
-        denied = os.strerror(errno.EACCES)
-        return next((str(path) for path in (self.folder / "stamp", self.python) if not_a_file(path) == denied), "")
 
 
 ENVIRONMENTS = {
@@ -136,13 +117,12 @@ def interpreter(name: str) -> Optional[Path]:
 def reason(name: str) -> str:
     """Return why `interpreter` has none for `name`, with what to do next; "" when it has one."""
     environment = _environment(name)
-    if interpreter(name) is not None:
+    if environment.current():
         return ""
-    closed = environment.closed()
-    if closed:
-        return f"the {name} environment cannot be read: {closed}: {os.strerror(errno.EACCES)}; run as its owner"
-    if environment.beside("reason").exists():
-        return environment.beside("reason").read_text(encoding="utf-8").strip()
+    if FOLDER.exists() and not os.access(environment.folder if environment.folder.exists() else FOLDER, os.X_OK):
+        return f"the {name} environment cannot be read in {FOLDER}: run as its owner"
+    if environment.side_file("reason").exists():
+        return environment.side_file("reason").read_text(encoding="utf-8").strip()
     state = "is out of date" if environment.stamp() else "is not there"
     return f"the {name} environment {state}; run `{environment.command}`"
 
@@ -158,12 +138,13 @@ def setup(names: Iterable[str] = ()) -> int:
     wanted = [_environment(name) for name in names] or usual
     with locked(LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         for environment in wanted:
-            if _is_as_asked(environment):
+            version = environment.stamp().get("python")
+            if environment.current() and (version == RUNNING or RUNNING not in environment.pythons):
                 continue
             try:
                 _create(environment, lock)
             except NotRunnable as error:
-                environment.beside("reason").write_text(f"{error}\n", encoding="utf-8")
+                environment.side_file("reason").write_text(f"{error}\n", encoding="utf-8")
                 if environment.required:
                     say(f"environments: error: {environment.name} cannot be set up: {error}")
                     return EXIT_FAILED
@@ -171,65 +152,36 @@ def setup(names: Iterable[str] = ()) -> int:
     return EXIT_OK
 
 
-def clean(names: Iterable[str] = ()) -> None:
-    """Remove the environments `names`; without names, all of .venv."""
-    chosen = [_environment(name) for name in names]
-    if not FOLDER.exists():
-        return
-    with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
-        for environment in chosen:
-            _remove(environment)
-            environment.chosen_lock.unlink(missing_ok=True)
-        if not chosen:
-            shutil.rmtree(FOLDER)
-
-
 def _create(environment: Environment, lock: int) -> None:
     """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the children keep."""
-    _remove(environment)
-    chosen = environment.chosen_lock
-    description = f"as {chosen.relative_to(ROOT)} says" if chosen.exists() else environment.description
-    say(f"{environment.name}: installing ({description})")
-    stamp = {"lock": environment.lock_hash()}  # of what uv is about to read, so that an edit meanwhile is noticed
+    stamp, log = environment.folder / "stamp", environment.side_file("log")
+    stamp.unlink(missing_ok=True)  # first: if removal stops here, the rest is half-made
+    shutil.rmtree(environment.folder, ignore_errors=True)
+    environment.side_file("reason").unlink(missing_ok=True)
+    say(f"{environment.name}: installing ({environment.description})")
+    made_with = {"lock": environment.lock_hash()}  # of what uv is about to read, so that an edit meanwhile is noticed
     try:
-        with environment.beside("log").open("w", encoding="utf-8") as log:
-            uv = Uv(log, keep=(lock,))
-            python, stamp["python"] = uv.find_python(environment.allowed)
+        with log.open("w", encoding="utf-8") as stream:
+            uv = Uv(stream, keep=(lock,))
+            python, made_with["python"] = uv.find_python(environment.pythons)
             uv.run("venv", "--python", python, str(environment.folder))
             uv.install(environment.python, ROOT / environment.requirements)
     except subprocess.CalledProcessError:
         shutil.rmtree(environment.folder, ignore_errors=True)
-        advice = f"see {environment.beside('log').relative_to(ROOT)}, then run `{environment.command}`"
-        raise NotRunnable("missing", f"{last_error(environment.beside('log'))}; {advice}") from None
-    temporary = environment.folder / "stamp.tmp"
-    temporary.write_text(json.dumps(stamp), encoding="utf-8")
-    os.replace(temporary, environment.folder / "stamp")
+        advice = f"see {log.relative_to(ROOT)}, then run `{environment.command}`"
+        raise NotRunnable("missing", f"{last_error(log)}; {advice}") from None
+    temporary = stamp.with_suffix(".tmp")
+    temporary.write_text(json.dumps(made_with), encoding="utf-8")
+    os.replace(temporary, stamp)
     say(f"{environment.name}: ready")
 
 
-def _is_as_asked(environment: Environment) -> bool:
-    """Return whether `environment` is current and has the running Python, if it can have that one."""
-    version = environment.stamp().get("python")
-    return environment.current() and (version == RUNNING or RUNNING not in environment.allowed)
-
-
-def last_error(log: Path, begin: int = 0) -> str:
-    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line.
-
-    begin: bytes of the log that are older, which are not looked at.
-    """
-    text = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
-    errors = re.findall(
-        r"^(?:error:|ERROR:|  cause:) (.*)$", text[max(text.rfind("\nerror:"), 0) :], flags=re.MULTILINE
-    )
+def last_error(log: Path) -> str:
+    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
+    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    since = text[max(text.rfind("\nerror:"), 0) :]
+    errors = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", since, flags=re.MULTILINE)
     return ": ".join(dict.fromkeys((errors[0], errors[-1]))) if errors else text.rpartition("\n")[2]
-
-
-def _remove(environment: Environment) -> None:
-    (environment.folder / "stamp").unlink(missing_ok=True)  # first: if removal stops here, the rest is half-made
-    shutil.rmtree(environment.folder, ignore_errors=True)
-    environment.beside("reason").unlink(missing_ok=True)
-    environment.beside("log").unlink(missing_ok=True)
 
 
 def _environment(name: str) -> Environment:
@@ -240,16 +192,12 @@ def _environment(name: str) -> Environment:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m common.setup.environments", description="The environments in .venv."
+        prog="python -m common.setup.environments",
+        description="The environments in .venv. setup: create what is missing or out of date. path: print the Python "
+        "of each, or why there is none, and then exit with 1. clean: remove .venv.",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command, text in (
-        ("setup", "Create what is missing or out of date. Default: all environments but the optional ones"),
-        ("status", "Print a line for each environment: its Python, or why it has none."),
-        ("path", "Print the Python of each named environment; where there is none, the reason, with exit code 1."),
-        ("clean", "Remove the named environments. Default: all of .venv"),
-    ):
-        commands.add_parser(command, help=text, description=text).add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("command", choices=("setup", "path", "clean"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Default: all environments but the optional ones")
     parsed = parser.parse_args(arguments)
     return guarded("environments", lambda: _run(parsed.command, parsed.names), interrupted=INTERRUPTED)
 
@@ -259,16 +207,13 @@ def _run(command: str, names: List[str]) -> int:
         if command == "setup":
             return setup(names)
         if command == "clean":
-            clean(names)
+            with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
+                shutil.rmtree(FOLDER)
             return EXIT_OK
     except OSError as error:
         say(f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again")
         return EXIT_FAILED
     pythons = {name: interpreter(name) for name in names or ENVIRONMENTS}
-    if command == "status":
-        for name, python in pythons.items():
-            print(f"{name:8}{python or reason(name)}")
-        return EXIT_OK
     for name, python in pythons.items():
         print(python or reason(name), file=sys.stdout if python else sys.stderr)
     return EXIT_OK if all(pythons.values()) else EXIT_FAILED

@@ -1,4 +1,4 @@
-"""Losses compiled from their source packages: fetched once, compiled once, kept in .build/ and imported from there.
+"""Losses compiled from their source packages, once for a user: every checkout takes them from one cache.
 
 A build is named after the package, torch, Python, compiler and device, and gets that name only when it is complete.
 Sources and Python package are the sdist's own, compiled with torch.utils.cpp_extension: the sdist's cmake downloads
@@ -9,22 +9,37 @@ instead.  Leaves out how a loss is called (the adapters).  torch is imported onl
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import List, Optional
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable
 from common.core.guard import guarded, say
-from common.core.paths import BUILD, ROOT
-from common.setup import sdists, toolchain
-from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
+from common.core.paths import ROOT
+from common.setup import toolchain
+from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage, pinned
 from common.system.locks import locked
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" / "losses"
+#: As much of torch as the setup.py of an extension asks for before it says what the package is.
+_TORCH_WITH_A_GPU = {
+    "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
+    "torch/utils/__init__.py": "",
+    "torch/utils/cpp_extension.py": (
+        "from setuptools import Extension as CUDAExtension\n"
+        "from setuptools.command.build_ext import build_ext as BuildExtension\n"
+    ),
+}
 
 
 def load(package: str, device: str) -> ModuleType:
@@ -32,8 +47,11 @@ def load(package: str, device: str) -> ModuleType:
     NotRunnable, with what to do: "missing" (no torch, compiler, download, or a failed compilation), "unsupported" (no
     CUDA, no headers)."""
     source = SOURCE_PACKAGES[package]
-    module = _import(package)
-    if module is None:
+    try:
+        module = importlib.import_module(package)
+    except (ImportError, OSError):  # not installed, or built for another torch; OSError: lacks a shared library
+        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+            del sys.modules[name]  # submodules imported before the error would be mixed with those of our build
         folder = build(package, device)
         sys.path.insert(0, str(folder))
         try:
@@ -47,7 +65,7 @@ def load(package: str, device: str) -> ModuleType:
         source.probe(module, device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
         line = str(error).strip().partition("\n")[0]
-        installed = BUILD not in Path(str(module.__file__)).resolve().parents
+        installed = CACHE.resolve() not in Path(str(module.__file__)).resolve().parents
         advice = f"; {source.without_device}" if installed else ""
         raise NotRunnable("unsupported", f"{module.__file__} does not run on {device}: {line}{advice}") from error
     return module
@@ -58,17 +76,17 @@ def build(package: str, device: str) -> Path:
     there. Raises NotRunnable like `load`."""
     source = SOURCE_PACKAGES[package]
     tools = toolchain.find(device)
-    folder = BUILD / f"{package}-{sdists.pinned(package).version}-{device}-{tools.key(source)}"
+    folder = CACHE / f"{package}-{pinned(package)[0]}-{device}-{tools.key(source)}"
     if folder.exists():
         return folder
-    toolchain.check(source, tools)
+    tools.check(source)
     waiting = f"{package}: another process is compiling it; waiting for that to end"
     try:
-        with locked(BUILD / f"{folder.name}.lock", lambda: say(waiting)) as lock:
+        with locked(CACHE / f"{folder.name}.lock", lambda: say(waiting)) as lock:
             if not folder.exists():
                 _compile(source, tools, folder, lock)
     except OSError as error:
-        advice = f"make room in {BUILD} or make it writable"
+        advice = f"make room in {CACHE} or make it writable"
         raise NotRunnable("missing", f"{package} cannot be compiled: {error}; {advice}") from error
     return folder
 
@@ -77,17 +95,21 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
     """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
     partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed build: torch would wait for the lock file in it
-    unpacked = sdists.unpack(sdists.fetch(source.package, BUILD / "sources"), partial / "sdist")
+    (partial / "sdist").mkdir(parents=True)
+    with tarfile.open(_fetch(source.package)) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(partial / "sdist", filter="data")
+        else:  # Python before 3.9.17, 3.10.12 and 3.11.4
+            archive.extractall(partial / "sdist")
+    (unpacked,) = (partial / "sdist").iterdir()
     say(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
     # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
     # this process is to load from the final folder.
-    command = [sys.executable, "-m", "common.setup.compile_extension", source.package, str(unpacked), str(partial)]
-    command += [tools.device]
-    environment = {**os.environ, **tools.environment()}
+    command = [sys.executable, "-m", "common.setup.compile_extension", source.package, unpacked, partial, tools.device]
+    environment = {"MAX_JOBS": toolchain.compilers(), **os.environ, **tools.environment()}
+    quiet = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     with log.open("w", encoding="utf-8") as stream:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, pass_fds=(lock,)
-        )
+        done = subprocess.run(command, env=environment, stdout=stream, pass_fds=(lock,), **quiet)  # type: ignore[call-overload]
     if done.returncode != 0:
         error = toolchain.meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
         raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
@@ -96,15 +118,37 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
     say(f"{source.package}: compiled")
 
 
-def _import(package: str) -> Optional[ModuleType]:
-    """Return the installed `package`, or None when there is none or it does not import (built for another torch,
-    say)."""
-    try:
-        return importlib.import_module(package)
-    except (ImportError, OSError):  # OSError: a shared library that it loads is not there
-        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-            del sys.modules[name]  # submodules imported before the error would be mixed with those of our build
-        return None
+def _fetch(package: str) -> Path:
+    """Return the sdist of `package` in the cache, downloaded unless it is there.  Raises NotRunnable("missing").
+
+    pip is the client, so that the user's index, proxy and certificates are used.  It runs the sdist's setup.py even to
+    download, which may refuse where there is no GPU, or no torch: it gets a torch that has one.
+    """
+    version, digest = pinned(package)
+    target = CACHE / "sources" / f"{package}-{version}.tar.gz"
+    if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == digest:
+        return target
+    say(f"{package}: fetching {target.name}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        folder = Path(temporary)
+        for name, text in _TORCH_WITH_A_GPU.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        requirement = folder / "requirement.txt"
+        requirement.write_text(f"{package}=={version} --hash=sha256:{digest}\n", encoding="utf-8")
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
+        command += ["--no-build-isolation", "--no-input", "--disable-pip-version-check"]
+        command += ["--dest", temporary, "-r", str(requirement)]
+        environment = {**os.environ, "PYTHONPATH": temporary}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, env=environment, **pipes, text=True, errors="replace")  # type: ignore[call-overload]
+        if done.returncode != 0 or not (folder / target.name).exists():
+            errors = re.findall(r"^ERROR: *(.+)$", done.stdout, flags=re.MULTILINE) or done.stdout.split("\n")
+            advice = f"run `make setup` again, or put {target.name} into {target.parent}"
+            raise NotRunnable("missing", f"{package} cannot be fetched: {errors[-1].strip()}; {advice}")
+        os.replace(folder / target.name, target)
+    return target
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -115,40 +159,33 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("command", choices=["build", "path"], help="What to do.")
     parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="Package. Default: all, with build")
-    where = "Device. Default: cpu, and cuda too where there are a GPU driver and nvcc"
+    where = "Device. Default: cpu, and with build cuda too where there are a GPU driver and nvcc"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=where)
     parsed = parser.parse_args(arguments)
-    if parsed.command == "build":
-        devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if toolchain.for_cuda() else [])]
-        packages = [parsed.package] if parsed.package else [*SOURCE_PACKAGES]
-        return guarded("extensions", lambda: _build_all(packages, devices))
-    if parsed.package is None:
+    if parsed.command == "path" and parsed.package is None:
         parser.error("path needs a package")
-    return _print_path(parsed.package, parsed.device or "cpu")
+    packages = [parsed.package] if parsed.package else [*SOURCE_PACKAGES]
+    return guarded("extensions", lambda: _main(parsed.command, packages, parsed.device))
 
 
-def _build_all(packages: List[str], devices: List[str]) -> int:
+def _main(command: str, packages: List[str], device: Optional[str]) -> int:
     code = EXIT_OK
+    devices = ["cpu", "cuda"] if command == "build" and not device and toolchain.for_cuda() else [device or "cpu"]
     for package in packages:
-        if importlib.util.find_spec(package) is not None:  # installed: used as it is
-            continue
-        for device in sorted(set(devices).intersection(SOURCE_PACKAGES[package].devices)):
+        installed = importlib.util.find_spec(package)  # used as it is
+        of_package = devices if device else set(devices).intersection(SOURCE_PACKAGES[package].devices)
+        for each in [] if installed else sorted(of_package):
             try:
-                build(package, device)
+                folder = build(package, each)
             except NotRunnable as error:
-                say(f"{package} on {device}: left out: {error}")
+                say(f"{package} on {each}: left out: {error}")
                 code = EXIT_FAILED
+            else:
+                if command == "path":
+                    print(folder)
+        if installed and command == "path":
+            print(Path(str(installed.origin)).parents[1])
     return code
-
-
-def _print_path(package: str, device: str) -> int:
-    installed = importlib.util.find_spec(package)
-    try:
-        print(Path(str(installed.origin)).parents[1] if installed else build(package, device))
-    except NotRunnable as error:
-        say(f"{package} on {device}: {error}")
-        return EXIT_FAILED
-    return EXIT_OK
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@ Versions and hashes are in requirements/sources.txt.  Adding one = one entry her
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Tuple
 
 from common.core.paths import ROOT
+
+PINS = ROOT / "requirements" / "sources.txt"
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,8 @@ class SourcePackage:
     from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; metadata: a folder that is kept beside the package,
     for one that asks for its own version; module: the name under which the package imports its compiled part; sources,
     flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
-    cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); headers: a folder that its
-    CUDA sources include from, beside the sdist; loss(module, logits, length): of logits (1, 1, 2, 2); length: an
+    cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); headers: a folder beside
+    this file that its CUDA sources include from; loss(module, logits, length): of logits (1, 1, 2, 2); length: an
     int64 1 of shape (1,), which is the target, too; without_device: what to do where that does not run."""
 
     package: str
@@ -44,6 +48,12 @@ class SourcePackage:
         """Return the devices that it can be compiled for."""
         return (*(["cpu"] if self.sources else []), *(["cuda"] if self.cuda_sources else []))
 
+    def recipe(self, device: str) -> str:
+        """Return a text that changes with what is compiled, and how."""
+        path = Path(__file__).parent / self.headers
+        headers = sorted(path.rglob("*.hxx")) if device == "cuda" and self.headers else []
+        return repr(replace(self, loss=len)) + "".join(path.read_text(encoding="utf-8") for path in headers)
+
     def probe(self, module: ModuleType, device: str) -> None:
         """Raise RuntimeError where the loaded package does not run on the device."""
         import torch
@@ -54,6 +64,15 @@ class SourcePackage:
         )
         if not math.isclose(loss.item(), 2 * math.log(2), rel_tol=1e-5):
             raise RuntimeError(f"a loss that must be 2 ln 2 is {loss.item()}")
+
+
+def pinned(package: str) -> Tuple[str, str]:
+    """Return the version of `package` and the sha256 of its sdist."""
+    pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
+    match = re.search(pattern, PINS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if match is None:
+        raise LookupError(f"{PINS}: no line {package}==VERSION --hash=sha256:HASH")
+    return match[1], match[2]
 
 
 def _optimized_transducer(module: ModuleType, logits: Any, length: Any) -> Any:
@@ -87,7 +106,7 @@ SOURCE_PACKAGES = {
             cuda_define="-DOT_WITH_CUDA",
             # As its cmake has them.
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),
-            headers=str(ROOT / "common" / "setup" / "headers"),  # of the one function of moderngpu that it calls
+            headers="headers",  # of the one function of moderngpu that it calls
             loss=_optimized_transducer,
             without_device="uninstall it, and `make setup` compiles it for CUDA",
         ),

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Dict, Iterator, Optional
 
 from common.core.errors import NotRunnable
+from common.core.units import GIB
 from common.setup.source_packages import SourcePackage
 from common.system import machine
+from common.system.memory import available_memory
 from common.system.processes import output
 
 #: Architectures for which is compiled where no GPU is to be seen: A100 and H100, and what comes after them.
@@ -51,11 +53,7 @@ class Toolchain:
 
     def key(self, source: SourcePackage) -> str:
         """Return a hash of everything that the compiled module depends on."""
-        python = f"{sysconfig.get_config_var('SOABI')} {sys.version_info[:2]}"
-        parts = [self.torch, self.torch_cuda, python, self.compiler, self.compiler_version, self.nvcc_version]
-        parts += [self.architectures, source.python, source.module, *source.templates, *source.sources, *source.flags]
-        if self.device == "cuda":
-            parts += [*source.cuda_sources, source.cuda_define, *source.nvcc_flags, _content(source.headers)]
+        parts = [sysconfig.get_config_var("SOABI"), repr(replace(self, cuda_home=None)), source.recipe(self.device)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def environment(self) -> Dict[str, str]:
@@ -67,18 +65,50 @@ class Toolchain:
             variables["TORCH_CUDA_ARCH_LIST"] = self.architectures
         return variables
 
+    def check(self, source: SourcePackage) -> None:
+        """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
+        if self.device not in source.devices:
+            raise NotRunnable("unsupported", f"{source.package} has no {self.device} version")
+        if self.device == "cuda" and (lacking := self.lacking_for_cuda()):
+            raise NotRunnable("unsupported", f"{source.package} on CUDA needs {lacking}")
+        headers = Path(sysconfig.get_path("include"))
+        lacking = ""
+        if not self.compiler_version:
+            lacking = f"a C++ compiler; `{self.compiler}` is none: install gcc and g++ (or set CXX)"
+        elif shutil.which("ninja", path=search_path()) is None:
+            lacking = "ninja: pip install ninja"
+        elif not (headers / "Python.h").exists():
+            lacking = "Python's headers, not in {}: install python{}.{}-dev".format(headers, *sys.version_info)
+        if lacking:
+            raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
+
+    def lacking_for_cuda(self) -> str:
+        """Return what is missing to compile for the CUDA of this torch; "" for nothing."""
+        if self.cuda_home is None:
+            return f"nvcc of CUDA {self.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
+        if not _same_major(self.torch_cuda, self.nvcc_version):
+            wanted = f"nvcc of CUDA {self.torch_cuda.partition('.')[0]}, as torch {self.torch} has"
+            return f"{wanted}, and {self.cuda_home} is {self.nvcc_version}: set CUDA_HOME to another"
+        return ""
+
 
 def find(device: str) -> Toolchain:
-    """Return the tools for `device`. Raises NotRunnable when there is no torch, or none with CUDA for device "cuda"."""
-    torch = _torch_version()
-    version, torch_cuda, compiler = torch["__version__"] or "", torch.get("cuda") or "", os.environ.get("CXX", "c++")
-    tools = Toolchain(device, version, torch_cuda, compiler, output([compiler, "--version"]).partition("\n")[0])
+    """Return what would compile for `device`.  Raises NotRunnable: "missing" without torch, "unsupported" for CUDA
+    where torch has none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
+    of_torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    compiler = os.environ.get("CXX", "c++")
+    version = output([compiler, "--version"]).partition("\n")[0].strip()
+    cuda = of_torch.get("cuda") or ""
+    tools = Toolchain(device, str(of_torch["__version__"]), cuda, compiler, version)
     if device == "cpu":
         return tools
-    if not torch_cuda:
+    if not cuda:
         raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
-    releases = {home: _release(home) for home in _toolkits(torch_cuda)}
-    home = min(releases, key=lambda home: not _is_of(torch_cuda, releases[home]), default=None)
+    releases = {home: _release(home) for home in _toolkits(cuda)}
+    home = min(releases, key=lambda home: not _same_major(cuda, releases[home]), default=None)
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures() or ARCHITECTURES
     return replace(tools, cuda_home=home, nvcc_version=releases[home] if home else "", architectures=architectures)
 
@@ -86,39 +116,9 @@ def find(device: str) -> Toolchain:
 def for_cuda() -> bool:
     """Return whether this machine has a GPU's driver, and what compiles for the CUDA of torch."""
     try:
-        return machine.gpu_may_be_here() and not _lacking_for_cuda(find("cuda"))
+        return machine.gpu_may_be_here() and not find("cuda").lacking_for_cuda()
     except NotRunnable:  # a torch without CUDA
         return False
-
-
-def check(source: SourcePackage, tools: Toolchain) -> None:
-    """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
-    if tools.device not in source.devices:
-        raise NotRunnable("unsupported", f"{source.package} has no {tools.device} version")
-    if tools.device == "cuda" and (lacking := _lacking_for_cuda(tools)):
-        raise NotRunnable("unsupported", f"{source.package} on CUDA needs {lacking}")
-    if lacking := _lacking(tools):
-        raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
-
-
-def _lacking(tools: Toolchain) -> str:
-    headers = Path(sysconfig.get_path("include"))
-    if not tools.compiler_version:
-        return f"a C++ compiler; `{tools.compiler}` is none: install gcc and g++ (or set CXX)"
-    if shutil.which("ninja", path=search_path()) is None:
-        return "ninja: pip install ninja"
-    if not (headers / "Python.h").exists():
-        return "Python's headers, not in {}: install python{}.{}-dev".format(headers, *sys.version_info)
-    return ""
-
-
-def _lacking_for_cuda(tools: Toolchain) -> str:
-    if tools.cuda_home is None:
-        return f"nvcc of CUDA {tools.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
-    if not _is_of(tools.torch_cuda, tools.nvcc_version):
-        wanted = f"nvcc of CUDA {tools.torch_cuda.partition('.')[0]}, as torch {tools.torch} has"
-        return f"{wanted}, and {tools.cuda_home} is {tools.nvcc_version}: set CUDA_HOME to another"
-    return ""
 
 
 def meaningful_line(log: str) -> str:
@@ -129,14 +129,6 @@ def meaningful_line(log: str) -> str:
     of_linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
     errors = [line for line in lines if re.search(rf"{of_linker}|\b(fatal )?error\b( \w*\d+)?:", line, flags=re.I)]
     return errors[0] if errors else (lines or ["no output"])[-1]
-
-
-def _torch_version() -> Dict[str, Optional[str]]:
-    """Return what torch/version.py says: __version__, cuda, ...  Raises NotRunnable when there is no torch."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
-    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))
 
 
 def _toolkits(torch_cuda: str) -> Iterator[Path]:
@@ -151,15 +143,8 @@ def _toolkits(torch_cuda: str) -> Iterator[Path]:
             yield Path(folder)
 
 
-def _is_of(torch_cuda: str, release: str) -> bool:
-    """Return whether a toolkit of `release` compiles for a torch of CUDA `torch_cuda`: their major versions agree."""
+def _same_major(torch_cuda: str, release: str) -> bool:
     return release.partition(".")[0] == torch_cuda.partition(".")[0]
-
-
-def _content(headers: str) -> str:
-    """Return the text of all files in a folder of headers; "" without one."""
-    files = sorted(Path(headers).rglob("*.hxx")) if headers else []
-    return "".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def _release(cuda_home: Path) -> str:
@@ -172,6 +157,12 @@ def _architectures() -> str:
     """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no nvidia-smi."""
     lines = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
     return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
+
+
+def compilers(packages: int = 1) -> str:
+    """Return how many compilers may run for each of `packages` at once: the CPUs, 2 GB of free memory each."""
+    fit = (available_memory() or 4 * GIB) // (2 * GIB)
+    return str(max(1, min(os.cpu_count() or 1, fit) // max(1, packages)))
 
 
 def search_path() -> str:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Sequence, Set, TextIO, Tuple
+from typing import Any, Dict, Sequence, TextIO, Tuple
 
 from common.core.errors import NotRunnable
 from common.core.paths import ROOT
@@ -81,51 +81,18 @@ class Uv:
             self._use_every_index()
             self.run(*command)
 
-    @property
-    def pip(self) -> str:
-        """Return the Python that has the pip which fetched uv."""
-        return str(FOLDER / "bin" / "python")
-
-    def needed(self, requirements: Path, version: str, platform: str = "") -> Set[str]:
-        """Return the "name==version" that a Python of this minor version needs of the lock `requirements`. platform: as
-        uv names it, default: this machine."""
-        options = ("--quiet", "--no-deps", "--no-header", "--no-annotate")
-        target = ("--python-version", version, *(("--python-platform", platform) if platform else ()))
-        self._use_every_index()
-        return set(self.output("pip", "compile", *options, *self._no_index, *target, str(requirements)).split())
-
-    def download(self, python: str, requirements: Path, folder: Path, options: Sequence[str] = ()) -> None:
-        """Fetch what the lock `requirements` names into `folder`, by pip, which uv has no command for, with the tags of
-        `python` or as the options say."""
-        where = ("--dest", str(folder), "--find-links", str(folder), "-r", str(requirements))
-        command = ("-m", "pip", "--disable-pip-version-check", *(() if options else ("--python", python)), "download")
-        how = ("--no-deps", "--require-hashes", "--no-input", "--progress-bar", "off", *options, *where)
-        self._run(self.pip, *command, *how, stdout=self._log)
-
-    def resolve(self, python: str, requirements: Path) -> str:
-        """Return the lock, with hashes, of the wheels that `requirements` asks for on this machine, from every
-        index."""
-        self._use_every_index()
-        options = ("--quiet", "--generate-hashes", "--no-header", "--no-annotate", "--only-binary", ":all:")
-        return self.output("pip", "compile", *options, *self._no_index, "--python", python, str(requirements))
-
     def _use_every_index(self) -> None:
         every = {**self._extra, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
         self._options["env"] = {**every, **self._options["env"]}
 
-    def find_python(self, versions: Sequence[str], fetch: bool = False) -> Tuple[str, str]:
+    def find_python(self, versions: Sequence[str]) -> Tuple[str, str]:
         """Return (command, minor version) of a Python with one of `versions`: the running one where it fits, else one
-        that uv finds, or fetches where it may. Raises NotRunnable("missing") when there is none."""
+        that uv finds.  Raises NotRunnable("missing") when there is none."""
         if RUNNING in versions:
             return PYTHON, RUNNING
         for version in versions:
             with contextlib.suppress(subprocess.CalledProcessError):
                 return self.output("python", "find", "--system", version).strip(), version
-            if fetch:
-                self._options["env"]["UV_PYTHON_DOWNLOADS"] = "manual"
-                with contextlib.suppress(subprocess.CalledProcessError):
-                    self.run("python", "install", version)
-                    return self.output("python", "find", "--system", version).strip(), version
         needed = " or ".join(sorted(versions, key=lambda version: int(version.split(".")[1])))
         words = f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`"
         raise NotRunnable("missing", words)
@@ -151,7 +118,7 @@ class Uv:
         """Return pip's settings as uv's variables. PIP_ variables come before settings for `pip install` alone, and
         these before settings for all of pip."""
         variables: Dict[str, str] = {}
-        listed = self._run(self.pip, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
+        listed = self._run(str(FOLDER / "bin" / "python"), "-m", "pip", "config", "list", stdout=subprocess.PIPE)
         for section in ("global.", "install.", ":env:."):
             for line in listed.splitlines():
                 name, equals, value = line.partition("=")
