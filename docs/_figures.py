@@ -192,9 +192,9 @@ def torch_versions() -> str:
 
 
 def command(header: Header) -> str:
-    """Return the command of a run without its log folder."""
+    """Return the command of a run without its log folder; of a run that was sent, which has none, the script."""
     words: List[str] = []
-    for word in map(str, header.command):
+    for word in map(str, header.command or ["benchmark_all.py"]):
         if words and words[-1] == "--log-dir":
             words.pop()
         else:

@@ -1,21 +1,19 @@
-"""rnnt-bench submit: a log folder becomes one of results/, without the user's paths; --check refuses what lacks."""
+"""rnnt-bench submit: a log folder becomes one of results/ with nothing of the user's; --check refuses what lacks."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import shutil
 
 import pytest
 from commands import ROOT, assert_user_error, run
-from fixtures_runs import write_run
 
 from common.tools import submit
 
 RESULTS = sorted(path for path in (ROOT / "results").iterdir() if path.is_dir())
 #: Small, and whole.
 WHOLE = next(path for path in RESULTS if path.name.endswith("-batch-30"))
+SECRET = ("/home/jane/corpus", "jane", "speech-x", "ssn 123")
 
 
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
@@ -37,46 +35,42 @@ def changes(kind, **values):
     return lambda line: line.update(values) if line["record"] == kind else None
 
 
-def test_a_log_becomes_a_folder_without_paths_of_the_machine(tmp_path):
+def with_secrets(line):
+    """Put text of the user's into every field that takes a text, and into a new one."""
+    path = "/home/jane/corpus/speech-x.pt"
+    line["new"] = path
+    if line["record"] == "run":
+        line.update(command=["benchmark_all.py", path])
+        line["settings"]["shape_file"] = path
+        line["machine"]["os"] = f"Linux of jane, {path}"
+    if line["record"] == "environment":
+        line.update(shape_file=path, warnings=[path], variables={"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"})
+    if line["record"] == "status":
+        line.update(reason="ssn 123", stderr_tail=["ssn 123"])
+
+
+def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     log = tmp_path / "log"
     shutil.copytree(WHOLE, log)
+    changed(log, with_secrets)
     (log / "report.html").write_text("x")
-    (log / "fused-30" / "a.pt.trace.json").write_text(f'{{"traceEvents": [], "a": "{ROOT}/common/x.py"}}')
-    changed(log, changes("run", command=["x", "/home/jane/corpus/shapes.pt", f"{ROOT}/x"]))
+    (log / "fused-30" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
+    (log / "fast_rnnt-30").rename(tmp_path / "elsewhere")
+    (log / "fast_rnnt-30").symlink_to(tmp_path / "elsewhere")
     done = run("rnnt-bench", "submit", log, "--into", tmp_path / "results")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "results").iterdir()
     assert folder.name == "2026-11-22-amd-epyc-2-cores" and str(folder) in done.stdout
-    assert not (folder / "report.html").exists() and len(list(folder.rglob("results.jsonl"))) == 5
-    with (folder / "fused-30" / "results.jsonl").open() as lines:
-        assert json.loads(next(lines))["command"] == ["x", "shapes.pt", "x"]
-    trace = gzip.decompress((folder / "fused-30" / "a.pt.trace.json.gz").read_bytes())
-    assert json.loads(trace)["a"] == "common/x.py"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"results.jsonl"} and not any(path.parent.name.endswith("fast_rnnt") for path in files)
+    text = "".join(path.read_text() for path in files)
+    assert not [secret for secret in SECRET if secret in text] and "OMP_NUM_THREADS" in text
+    before, after = ({row.name: row for row in submit.rows_of(path)} for path in (WHOLE, folder))
+    for name, row in after.items():
+        assert row.status == before[name].status and row.step_ms == before[name].step_ms
+        assert row.memory == before[name].memory and row.grad_error == before[name].grad_error
     again = run("rnnt-bench", "submit", log, "--into", tmp_path / "results")
     assert_user_error(again, "is there already", "--name")
-
-
-def test_files_that_cannot_be_read_are_named_in_one_line(tmp_path):
-    write_run(tmp_path / "log" / "fused-30")
-    trace = tmp_path / "log" / "fused-30" / "a.pt.trace.json.gz"
-    trace.write_bytes(gzip.compress(b"{}" * 1000)[:-12])
-    assert any(f"cannot read {trace}" in line for line in submit.problems(tmp_path / "log"))
-    assert_user_error(run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path), f"cannot read {trace}")
-    trace.unlink()
-    os.mkfifo(trace.with_suffix(""))
-    assert_user_error(run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path), "cannot read", "a pipe")
-
-
-def test_traces_may_be_left_out(tmp_path):
-    traced = next(path for path in RESULTS if path.name.endswith("-cores"))
-    folder = tmp_path / traced.name
-    shutil.copytree(traced, folder)
-    assert any(folder.rglob("*.gz"))
-    for trace in folder.rglob("*.gz"):
-        trace.unlink()
-    assert not list(submit.problems(folder))
-    rows = {row.name: row for row in submit.rows_of(folder)}
-    assert any("left out" in note for note in rows["fused"].notes) and rows["fused"].status == "ok"
 
 
 def more_rounds(line):
@@ -88,8 +82,6 @@ FAULTS = {
     "no revision": changes("run", git_revision=None),
     "uncommitted changes": changes("run", git_dirty=True),
     "do not say on which machine": changes("run", machine={}),
-    "path of the machine": changes("run", command=["/home/jane/x"]),
-    "were not given the same": changes("sample", loss=1010.0),
     "beside other load": changes("sample", flags=["busy", "loaded"], foreign_cpu=0.9),
     "--resume": more_rounds,
     "of 2 devices": changes("environment", device_name="another"),
@@ -99,16 +91,6 @@ FAULTS = {
 @pytest.mark.parametrize("words", FAULTS)
 def test_what_is_not_whole_is_refused_in_one_line(tmp_path, words):
     shutil.copytree(WHOLE, tmp_path / "kept")
-    changed(tmp_path / "kept", changes("sample", loss=1000.0), "torchaudio-30")
     changed(tmp_path / "kept", FAULTS[words])
     lines = list(submit.problems(tmp_path / "kept"))
     assert any(words in line for line in lines) and all("\n" not in line for line in lines)
-
-
-def test_made_up_and_foreign_files_are_refused(tmp_path, capsys):
-    write_run(tmp_path / "fused-30")
-    (tmp_path / "weights.pt").write_text("x")
-    assert submit.check([tmp_path]) == 1
-    error = capsys.readouterr().err
-    assert "weights.pt: is neither" in error and "no revision" in error and error.count(str(tmp_path)) >= 3
-    assert_user_error(run("rnnt-bench", "submit", "--check", tmp_path / "none"), "none", "no such")

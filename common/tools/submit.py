@@ -1,87 +1,91 @@
 """Make a folder of results/ from a log folder, to be sent as a pull request; --check says what is wrong with one.
 
-The folder holds the raw records and the packed traces, without paths of the machine, and is named after the day and the
-device.  A run is refused, with a line for each reason, if
+Every record is written anew, field by field: numbers, and the few texts of ALLOWED, which name packages, settings and
+hardware.  No file is copied, so no path, no message and nothing of a trace leaves the machine.  A run is refused, with
+a line for each reason, if
 - it is incomplete: interrupted rows, no revision, no machine
 - it is of several machines, or was measured beside other load
-- two exact losses disagree on one of its batches
 """
 
 from __future__ import annotations
 
-import gzip
-import io
+import json
+import os
 import re
-import shutil
 import sys
-import zlib
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis import logs
 from common.analysis.row import Row
 from common.cli.parser import Parser
+from common.core import implementations
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.core.files import LARGEST, another, cannot_write, make_folder, read_bytes
+from common.core.files import another, cannot_write, make_folder
 from common.core.guard import guarded
-from common.core.paths import ROOT, not_a_folder
-from common.core.text import number, plain
+from common.core.paths import not_a_folder
+from common.core.text import plain
 from common.records import schema, store
 from common.setup import interpreters
-from common.traces.files import is_trace
 
 NAME = "rnnt-bench submit"
-#: Folders below which are a user's own files.
-PRIVATE = re.compile(
-    r"(?<![\w.~-])/(?:home|Users|root|media|mnt|scratch|data|tmp|private|var/folders)/[^\s\"'\\,;:()<>]+"
+#: Fields whose texts are kept, where they look like WORDS; numbers are kept everywhere, other texts nowhere.
+ALLOWED = frozenset(
+    """record name run_id suffix package kind settings values started git_revision cpu os python gpu torch device device_name
+    cuda driver throttled_by implementation_version options ours default l2 denormals allocator variables
+    transparent_huge_pages affinity governor shape_file_sha256 scope why dtype kernel flags limit_kind status pass job
+    differing reached_by_padding overwritten""".split()
 )
-#: Files that a folder may hold beside records and traces.
-BESIDE = ("README.md",)
-#: Largest relative difference of what two exact losses return for one batch: torchaudio's float32 is off by 6e-4 with
-#: peaky logits.  Half precision carries fewer digits.
-AGREE, AGREE_IN_HALF = 2e-3, 5e-2
-MOST_MB = 64
+WORDS = re.compile(r"[\w .,:;()+@%=<>-]{0,120}")
+#: Kinds of records that results hold, but for the profiler's.
+KINDS = ("environment", "correctness", "sample", "stop", "memory", "limits", "probe", "fit", "status")
+#: Files that a user's run may name in its settings.
+SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
 
 
-def keep(log: Path, folder: Path, root: Path = ROOT) -> None:
-    """Replace `folder` by the records and packed traces of a log folder, without paths of this machine.
+def kept(value: Any, field: str) -> Any:
+    """Return what may leave the machine of a field of a record; None or nothing in the place of the rest."""
+    if isinstance(value, dict):
+        inside = field if field in ("settings", "values", "variables") else ""
+        items = {key: kept(item, inside or key) for key, item in value.items() if WORDS.fullmatch(key)}
+        return {key: item for key, item in items.items() if item is not None or value[key] is None}
+    if isinstance(value, (list, tuple)):
+        return [item for item in (kept(each, field) for each in value) if item is not None]
+    if isinstance(value, str):
+        return value if field in ALLOWED and WORDS.fullmatch(value) else None
+    return value
 
-    root: paths below it become relative.  Raises UserError for a file that cannot be read, and OSError.
-    """
-    new = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    for path in sorted(log.rglob("*")):
-        if path.suffix != ".jsonl" and not is_trace(path.name):
+
+def records(folder: Path) -> Iterator[Dict[str, Any]]:
+    """Yield the records of a run as they may be sent.  Raises UserError."""
+    header, lines = store.read_run(folder)
+    for line in [header, *lines]:
+        written = schema.as_written(line)
+        if line is header or (written["record"] in KINDS and "trace" not in (written.get("pass"), written.get("job"))):
+            record = kept(written, "")
+            if line is header:
+                shapes = header.settings.get("shape_file")
+                record["settings"]["shape_file"] = shapes if shapes in SUITES_OWN else "own"
+            yield record
+
+
+def keep(rows: Sequence[Row], folder: Path) -> None:
+    """Write the runs of the suite's own losses into a new folder.  Raises UserError, and OSError where it cannot."""
+    known = {row.name for row in implementations.with_variants()}
+    make_folder(folder.parent, another("--into", "folder"))
+    folder.mkdir()
+    written = set()
+    for row in rows:
+        of_row = Path(row.folder or "")
+        file = of_row / schema.FILE_NAME
+        linked = of_row.is_symlink() or file.is_symlink() or not file.is_file()
+        if row.unreadable or linked or of_row in written or row.name.partition("@")[0] not in known:
             continue
-        data = without_private_paths(_text_of(path), root).encode("utf-8", "surrogateescape")
-        to = new / path.relative_to(log)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if is_trace(path.name):
-            to.with_name(f"{path.name.removesuffix('.gz')}.gz").write_bytes(gzip.compress(data, 9, mtime=0))
-        else:
-            to.write_bytes(data)
-    shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
-
-
-def _text_of(path: Path) -> str:
-    """Return the text of records, or of a trace, packed or not.  Raises UserError where it cannot be read, and for more
-    than LARGEST bytes."""
-    try:
-        data = read_bytes(path)
-        if path.suffix == ".gz":
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LARGEST + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if len(data) > LARGEST:
-        raise UserError(f"cannot read {path}: it unpacks to more than {LARGEST:,} bytes")
-    return data.decode("utf-8", "surrogateescape")
-
-
-def without_private_paths(text: str, root: Path) -> str:
-    """Return text with paths below `root` relative to it, and the names alone of files in folders of users."""
-    text = text.replace(f"{root}/", "").replace(str(root), ".")
-    return PRIVATE.sub(lambda path: path[0].rstrip("/").rpartition("/")[2], text)
+        written.add(of_row)
+        below = folder / f"{len(written):03d}-{row.header.name.replace(':', '-').replace('@', '-at-')}"
+        below.mkdir()
+        with open(below / schema.FILE_NAME, "x", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records(of_row))
 
 
 def folder_name(rows: Sequence[Row]) -> str:
@@ -93,7 +97,7 @@ def folder_name(rows: Sequence[Row]) -> str:
 
 
 def rows_of(folder: Path) -> List[Row]:
-    """Return every row of a folder, of sweeps and searches too.  Raises UserError."""
+    """Return every row of a folder, of searches too.  Raises UserError."""
     log = logs.read([folder], all_runs=True)
     return [*log.rows, *log.searches, *(run.row for swept in log.sweeps for run in swept.runs)]
 
@@ -105,34 +109,19 @@ def problems(folder: Path) -> Iterator[str]:
     except UserError as error:
         yield plain(str(error))
         return
-    yield from _of_files(folder)
     for row in rows:
-        where = Path(row.folder or folder).name
-        yield from (f"{where}: {reason}" for reason in _of_row(row))
+        yield from (f"{Path(row.folder or folder).name}: {reason}" for reason in _of_row(row))
     if not any(row.step_ms or row.loss_ms or row.largest for row in rows):
         yield "nothing was measured: no row has a time or a size"
-    yield from _of_machines([row for row in rows if not row.unreadable])
-    yield from _disagreements([row for row in rows if row.is_exact and row.kind == "exact" and row.round_medians_ms])
-
-
-def _of_files(folder: Path) -> Iterator[str]:
-    """Yield what is wrong with the files of a folder."""
-    size = 0
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        name = path.relative_to(folder)
-        size += path.stat().st_size
-        if path.suffix == ".jsonl" or is_trace(path.name):
-            try:
-                private = PRIVATE.search(_text_of(path))
-            except UserError as error:
-                yield plain(str(error))
-                continue
-            if private:
-                yield f"{name}: holds a path of the machine: {plain(private[0])}"
-        elif path.name not in BESIDE:
-            yield f"{name}: is neither records nor a trace: remove it"
-    if size > MOST_MB * 10**6:
-        yield f"takes {number(size / 1e6)} MB, more than {MOST_MB}: leave the traces out"
+    readable = [row for row in rows if not row.unreadable]
+    machines: List[Tuple[str, List[Any]]] = [
+        ("machines", [(row.header.machine.cpu, row.header.machine.cores) for row in readable]),
+        ("devices", [row.device_name for row in readable if row.device_name]),
+    ]
+    for what, values in machines:
+        different = list(dict.fromkeys(map(str, values)))
+        if len(different) > 1:
+            yield f"is of {len(different)} {what}, {', '.join(map(plain, different))}: make a folder of each"
 
 
 def _of_row(row: Row) -> Iterator[str]:
@@ -158,61 +147,17 @@ def _of_row(row: Row) -> Iterator[str]:
             yield f"its {scope} ran beside other load: measure when the machine is quiet"
 
 
-def _of_machines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what tells that a folder is not of one machine."""
-    machines = [(row.header.machine.cpu, row.header.machine.cores) for row in rows]
-    devices = [row.device_name for row in rows if row.device_name]
-    for what, values in (("machines", machines), ("devices", devices)):
-        different = list(dict.fromkeys(map(str, values)))
-        if len(different) > 1:
-            yield f"is of {len(different)} {what}, {', '.join(map(plain, different))}: make a folder of each"
-
-
-def _disagreements(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield which exact losses returned something else than the first one of their run for the same batch."""
-    first: Dict[Tuple[str, ...], Tuple[str, float]] = {}
-    for row in rows:
-        settings = row.header.settings
-        half = settings.get("amp") or settings.get("dtype") in ("float16", "bfloat16")
-        allowed = AGREE_IN_HALF if half else AGREE
-        for key, loss in _losses(row).items():
-            name, other = first.setdefault((row.run_id or "", *key), (row.name, loss))
-            if abs(loss - other) > allowed * max(abs(other), 1.0):
-                yield (
-                    f"{Path(row.folder or '').name}: returned {number(loss)} for batch {key[1]} of round {key[0]}, and "
-                    f"{name} {number(other)}: they were not given the same"
-                )
-                break
-
-
-def _losses(row: Row) -> Mapping[Tuple[str, ...], float]:
-    """Return the loss of the first sample of each batch of the step, by (round, batch)."""
-    losses: Dict[Tuple[str, ...], float] = {}
-    for line in _samples(row):
-        if line.scope == "step" and not line.repeat and line.loss is not None:
-            losses.setdefault((str(line.round), str(line.batch)), line.loss)
-    return losses
-
-
-def _samples(row: Row) -> List[schema.Sample]:
-    """Return the samples of a row's own file; [] of a cell of a sweep, whose file holds many rows."""
-    path = Path(row.folder or "") / schema.FILE_NAME
-    if not path.exists():
-        return []
-    return [line for line in store.read_run(path)[1] if isinstance(line, schema.Sample)]
-
-
 def submit(log: Path, into: Path, name: Optional[str]) -> int:
-    """Keep a log folder as a folder in `into` and check that; return an exit code.  Raises UserError."""
+    """Write the runs of a log folder anew into a folder of `into` and check that; return an exit code.  Raises
+    UserError."""
     rows = rows_of(log)
     if not rows:
         raise UserError(f"{log}: holds no runs; name the log folder of `make bench`")
     folder = into / (name or folder_name(rows))
-    if folder.exists():
+    if os.path.lexists(folder):
         raise UserError(f"{folder}: is there already; remove it, or name another with --name")
-    make_folder(into, another("--into", "folder"))
     try:
-        keep(log, folder)
+        keep(rows, folder)
     except OSError as error:
         raise UserError(cannot_write(folder, error, another("--into", "folder"))) from error
     print(folder)
@@ -229,21 +174,17 @@ def check(folders: Sequence[Path]) -> int:
     return EXIT_FAILED if lines else EXIT_OK
 
 
-def parser() -> Parser:
-    result = Parser(prog=NAME, description=__doc__)
-    result.add_argument(
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
+    parser.add_argument(
         "folders", nargs="+", type=Path, metavar="FOLDER", help="Log folder; with --check, folders of results/."
     )
-    result.add_argument("--check", action="store_true", help="Only print what is wrong with folders of results/.")
-    result.add_argument(
+    parser.add_argument("--check", action="store_true", help="Only print what is wrong with folders of results/.")
+    parser.add_argument(
         "--into", type=Path, default=Path("results"), metavar="FOLDER", help="Folder to write into. Default: results"
     )
-    result.add_argument("--name", help="Name of the new folder. Default: the day and the device")
-    return result
-
-
-def main(arguments: Optional[List[str]] = None) -> int:
-    options = parser().parse_args(arguments)
+    parser.add_argument("--name", help="Name of the new folder. Default: the day and the device")
+    options = parser.parse_args(arguments)
 
     def run() -> int:
         if interpreters.lacks("msgspec"):  # with which records are read
