@@ -339,9 +339,9 @@ def parser() -> Parser:
     add(
         "--logits",
         type=flag_types.some_of(LOGITS),
-        default=("random", "peaky"),
+        default=("random", "trained"),
         metavar="A,B",
-        help="Kinds of logits to measure. Default: random,peaky",
+        help="Kinds of logits to measure. Default: random,trained",
     )
     add(
         "--peers",

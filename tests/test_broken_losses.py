@@ -353,7 +353,7 @@ def test_a_kernel_that_breaks_while_it_is_timed_has_no_times(number, monkeypatch
     with pytest.raises(WrongResult, match="after timing"):
         for record in timing.run(context, 1):
             records.append(record)
-    assert {"sample", "stop"} <= {record.record for record in records}
+    assert {"Sample", "Stop"} <= {type(record).__name__ for record in records}
 
 
 def test_what_is_kept_of_held_inputs_is_found(monkeypatch):
@@ -368,11 +368,11 @@ def test_what_is_kept_of_held_inputs_is_found(monkeypatch):
 @pytest.mark.environment_contract
 @pytest.mark.parametrize(
     "implementation, logits",
-    [*product(with_variants(), ["random"]), *product(IMPLEMENTATIONS, ["peaky"])],
+    [*product(with_variants(), ["random"]), *product(IMPLEMENTATIONS, ["trained"])],
     ids=lambda given: getattr(given, "name", given),
 )
 def test_the_last_timed_steps_of_every_implementation_are_right(implementation, logits, thorough):
-    flags = {"vocab_size": 40, "encoder_dim": 64, "allocator": "system", "max_samples": 3, "prune_range": 3}
+    flags = {"vocab_size": 101, "encoder_dim": 128, "allocator": "system", "max_samples": 3, "prune_range": 3}
     adapter = adapter_of(implementation, "cpu", logits=logits, **flags)
     if is_left_out(adapter, thorough):
         pytest.skip("with --thorough")

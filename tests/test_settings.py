@@ -97,7 +97,6 @@ def test_the_full_size_has_an_older_name():
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({"margin": 4.0}, ["--margin", "--logits peaky"]),
         ({"tf32": True}, ["--tf32", "CUDA"]),
         ({"l2": "warm"}, ["--l2", "CUDA"]),
         ({"memory_snapshot": True}, ["--memory-snapshot", "CUDA"]),

@@ -158,16 +158,16 @@ OTHERS = {
     "concatenate": 4,
     "frames": 100,
     "tokens": 0,
-    "logits": "peaky",
+    "logits": "trained",
 }
 OTHER_JOINERS = {"amp": "bfloat16", "compile": True}
-DEFAULTS = {key: settings.SETTINGS[key].default for key in (*OTHERS, "margin")}
+DEFAULTS = {key: settings.SETTINGS[key].default for key in OTHERS}
 
 
 def test_every_workload_setting_has_words_and_decides_what_is_compared():
     assert settings.described({}) == settings.described(DEFAULTS) == []
     assert settings.described(settings.in_rows(DEFAULTS, "cpu", "exact")) == []
-    assert settings.described({**OTHERS, "margin": 6.0}) == [
+    assert settings.described(OTHERS) == [
         *(
             "at least 1 s",
             "at most 20.5 s",
@@ -176,8 +176,7 @@ def test_every_workload_setting_has_words_and_decides_what_is_compared():
             "2.66 x tokens",
             "T 100",
             "U 0",
-            "peaky logits",
-            "margin 6",
+            "trained logits",
         )
     ]
 
@@ -197,15 +196,6 @@ def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     old, same, other = (pairs.read_runs(tmp_path / name)[0] for name in "abc")
     assert identity.differences(old, same) == []
     assert identity.differences(old, other) == identity.differences(same, other) != []
-
-
-def test_the_margin_is_compared_where_there_is_one(tmp_path):
-    for name, flags in (("a", {}), ("b", {"margin": 9.0}), ("c", {"logits": "peaky"}), ("d", {"logits": "peaky"})):
-        write_run(tmp_path / name, "torchaudio", **{**flags, **({"margin": 9.0} if name == "d" else {})})
-    a, b, c, d = (pairs.read_runs(tmp_path / name)[0] for name in "abcd")
-    assert identity.differences(a, b) == []
-    assert identity.differences(c, d) == ["margin 5.0 / 9.0"]
-    assert identity.differences(a, c) == ["logits random / peaky"]
 
 
 def test_a_workload_end_to_end(tiny_shapes, tmp_path):

@@ -17,8 +17,6 @@ from common.core.text import closest, short
 MOST_THREADS = 4
 #: The largest count where a flag has no bound of its own: losses keep sizes in 32 bits.
 MOST = 2**31 - 1
-#: Nats; e to the minus as many is the smallest number of float32, and more of them change nothing.
-MOST_MARGIN = 100.0
 
 
 def str2bool(text: str) -> bool:
@@ -81,14 +79,6 @@ def path(text: str) -> Path:
     except UnicodeEncodeError:
         raise ArgumentTypeError(f"its name is not UTF-8: {os.fsencode(text)!r}; rename it or name another") from None
     return Path(text)
-
-
-def margin(text: str) -> float:
-    """Parse a margin in nats."""
-    value = positive(text)
-    if value > MOST_MARGIN:
-        raise ArgumentTypeError(f"must be at most {MOST_MARGIN:g}: below e^-{MOST_MARGIN:g} float32 ends, not {text}")
-    return value
 
 
 def positive(text: str) -> float:

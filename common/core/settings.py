@@ -17,7 +17,7 @@ PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
 #: Stages of a small model in training whose logits can be measured (common.losses.speech).
 STAGES = ("early", "middle", "trained")
-LOGITS = ("random", "peaky", *STAGES)
+LOGITS = ("random", *STAGES)
 #: What --find-largest searches the largest of, and whether that is of sorted utterances.
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
 #: The name of --find-largest among the presets of a setting.
@@ -280,26 +280,11 @@ class Settings:
         "random",
         MEASURED,
         "Kind of logits. random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; "
-        "early, middle, trained: those of a small speech model after 20 steps, in mid-training, and at the end; "
-        "peaky: inputs and weights that give one random alignment almost all of the probability, more than a trained "
-        "model does",
+        "early, middle, trained: those of a small speech model after 20 steps, in mid-training, and at the end",
         choices=LOGITS,
         label="logits",
         heading="{} logits",
         heading_of_default=False,
-    )
-    margin: float = setting(
-        5.0,  # leaves an utterance about half a nat; 10 leaves a few thousandths, which float32 can hardly add up
-        MEASURED,
-        "With --logits peaky: how far the target's logit is above the blank's where the alignment emits it, and the "
-        "blank's above the next target's where it does not",
-        type=flag_types.margin,
-        metavar="NATS",
-        label="margin",
-        heading="margin {:g}",
-        heading_of_default=False,
-        only=("logits", ("peaky",)),
-        refused=True,
     )
     vocab_size: int = setting(
         500,

@@ -25,8 +25,8 @@ def uniform(count: int, *key: int) -> np.ndarray:
     return (words.astype("<u8").view("<u4")[:count] >> 8).astype(np.float32) * np.float32(2**-24)
 
 
-#: First word of each stream's key, so that no two draw the same numbers; 4 was once of inputs for traces.
-ENCODER, DECODER, TARGETS, WEIGHTS, _, ALIGNMENT, CODES = range(7)
+#: First word of each stream's key, so that no two draw the same numbers; 4 and 6 once had other uses.
+ENCODER, DECODER, TARGETS, WEIGHTS, _, ALIGNMENT = range(6)
 
 
 def symbols(shape: Tuple[int, int], vocab_size: int, *key: int) -> np.ndarray:

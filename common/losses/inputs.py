@@ -3,21 +3,20 @@
 The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
 by exact arithmetic (common.data.streams).  torch's own generators may change between versions.  Random inputs are
 uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for others
-see common.losses.peaky and common.losses.speech.
+see common.losses.speech.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from common.core.settings import STAGES
 from common.data.streams import DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
-from common.losses.peaky import Peaky
 from common.losses.speech import Speech
 
 if TYPE_CHECKING:
@@ -40,16 +39,12 @@ class Batch:
         return replace(self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS})
 
 
-#: What inputs and weights are from where they are not random.
-Source = Union[Peaky, Speech, None]
-
-
-def source_of(settings: Settings) -> Source:
+def source_of(settings: Settings) -> Optional[Speech]:
     """Return the source of a run's inputs and weights, None if they are random; raise UserError if it does not have the
     run's sizes."""
-    if settings.logits in STAGES:
-        return Speech(settings.logits, settings.vocab_size, settings.encoder_dim)
-    return Peaky.of(settings) if settings.logits == "peaky" else None
+    if settings.logits not in STAGES:
+        return None
+    return Speech(settings.logits, settings.vocab_size, settings.encoder_dim)
 
 
 #: Leaves of a batch.
@@ -69,7 +64,7 @@ def make_batch(
     device: torch.device,
     dtype: torch.dtype,
     key: Sequence[int],
-    source: Source = None,
+    source: Optional[Speech] = None,
 ) -> Batch:
     """Return a batch of fresh inputs.
 

@@ -25,7 +25,7 @@ from common.losses.passes import at_size, small_batches
 from common.records.schema import Correctness, GapRange
 
 #: Kinds of logits whose gap is measured beside that of the run's own.
-KINDS = ("random", "peaky", "trained")
+KINDS = ("random", "trained")
 #: Utterances of the measured batch with --find-largest, which has yet to find the size that fits.
 SEARCH_UTTERANCES = 2
 #: Utterances whose gap to the exact loss is measured, half a second each: with the run's logits, and the other kind.

@@ -1,7 +1,7 @@
 """Judge a loss on small batches, on which it must be right before it is timed.
 
 The ragged batch, and each of its utterances alone; frames and targets in multiples of 16, where kernels have blocks;
-logits as sharp as a trained model's, and beyond what exp() takes; an upstream gradient that is not 1, and one for each
+logits of a trained model, and beyond what exp() takes; an upstream gradient that is not 1, and one for each
 utterance.  Leaves out the corner cases, which conformance.py asks.
 """
 
@@ -32,8 +32,8 @@ SHAPES: Shapes = [(11, 5), (7, 4), (9, 2), (1, 0)]
 BLOCKS: Shapes = [(32, 8), (16, 15), (17, 14), (48, 3)]
 RAGGED: Shapes = [(9, 4), (6, 5), (8, 1)]
 VOCAB_SIZE, ENCODER_DIM = 17, 24
-#: Nats between the best symbol and the next where logits are peaky: 0.2 nats a token, as of a trained model.
-MARGIN = 2.25
+#: Sizes of the model of logits "trained".
+TRAINED = {"vocab_size": 101, "encoder_dim": 128}
 #: Largest difference of a slope to 1 (see Answer.slopes), beside the rounding of the likelihood.  In half precision
 #: each entry is rounded by up to 4e-3 (bfloat16) or 5e-4 (float16), and the gradient of a bias has few entries.
 SLOPE_TOLERANCE = {"float32": 1e-5, "float64": 1e-9, "float16": 2e-3, "bfloat16": 1e-2}
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     name: str  # what is special about it, in words; "" for nothing
     shapes: Shapes
     draw: int  # number of the draw of random inputs
-    logits: str = "random"  # or "peaky"
+    logits: str = "random"  # or "trained"
     largest: Optional[float] = None  # the largest logit, see Layout.score_up_to
     upstream: Sequence[float] = ()  # one factor of the summed loss, or one for each utterance
 
@@ -81,7 +81,7 @@ def cases(adapter: Adapter) -> Iterator[Case]:
     yield Case("", BLOCKS, 5)
     yield Case(f"a loss times {UPSTREAM[0]:g}", RAGGED, 6, upstream=UPSTREAM)
     yield Case("a factor for each utterance", RAGGED, 7, upstream=WEIGHTS)
-    yield Case("logits as sharp as a trained model's", BLOCKS, 8, logits="peaky")
+    yield Case("logits of a trained model", BLOCKS, 8, logits="trained")
     most = min(adapter.largest_score, LARGEST_SCORE)
     yield Case(f"logits of up to {most:g}", RAGGED, 9, largest=most)
     yield Case(f"logits of at most -{most:g}", RAGGED, 10, largest=-most)
@@ -147,7 +147,7 @@ def answered(
     """Yield the answer of each case in each scope that it is asked in."""
     for case in asked:
         scopes = table.of(adapter).scopes
-        if (case.logits == "peaky" or case.largest) and dtype in (torch.float16, torch.bfloat16):
+        if (case.logits == "trained" or case.largest) and dtype in (torch.float16, torch.bfloat16):
             scopes = tuple(scope for scope in scopes if scope == "loss")  # the joiner's own rounding is larger
         for scope in scopes:
             wide, model, batch = given(adapter, case, device, dtype)  # anew: the loss may have written over another's
@@ -159,21 +159,12 @@ def answered(
 def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype) -> Tuple[Adapter, Joiner, Batch]:
     """Return (the adapter with its range widened to all of U, the joiner, the batch) of a case."""
     small = copy.copy(adapter)
-    D = ENCODER_DIM if case.logits == "random" else 64
-    small.settings = replace(
-        adapter.settings,
-        vocab_size=VOCAB_SIZE,
-        encoder_dim=D,
-        logits=case.logits,
-        margin=MARGIN,
-        amp=None,
-        compile=False,
-    )
+    sizes = TRAINED if case.logits == "trained" else {"vocab_size": VOCAB_SIZE, "encoder_dim": ENCODER_DIM}
+    small.settings = replace(adapter.settings, **sizes, logits=case.logits, amp=None, compile=False)
     model = table.of(small).model(device, dtype)
     batch = inputs.make_batch(
         case.shapes,
-        vocab_size=VOCAB_SIZE,
-        encoder_dim=D,
+        **sizes,
         device=device,
         dtype=dtype,
         key=(small.settings.seed, case.draw),
