@@ -44,9 +44,10 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Union[Probe, Fi
     (scope,) = context.settings.scopes
     limit = limit_of(context, scope)
     for batch in batching.heaviest(context.all_batches):
+        sizes = context.all_batches.describe(batch)
         yield Probe(
             scope=scope,
-            **context.all_batches.describe(batch),
+            **{name: sizes[name] for name in sizes if name in Probe.__struct_fields__},
             limit_bytes=limit.bytes,
             limit_kind=limit.kind,
             warnings=[f"{context.adapter.name}: {warning}" for warning in limit.warnings],
