@@ -124,7 +124,7 @@ def tiny_shapes(tmp_path):
 @pytest.fixture
 def disk(tmp_path):
     """Return a function that mounts a file system of so many kB, or changes its size, and returns its folder."""
-    from faults.running import small_disk
+    from faults.processes import small_disk
 
     folder = tmp_path / "disk"
     with contextlib.ExitStack() as stack:

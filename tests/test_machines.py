@@ -8,7 +8,7 @@ import re
 
 import pytest
 from browsers import unpacked
-from faults.mutations import mutated
+from faults.damage import mutated
 from fixtures_machines import LARGE, measured, side_by_side
 from fixtures_runs import environment, header, status, write_records, write_run
 

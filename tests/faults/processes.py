@@ -1,0 +1,222 @@
+"""Faults of a command that measures, as real processes: some seconds each.
+
+After each fault nothing that it started is left, its scratch folder is empty, and --resume ends in the table of a run
+that was not disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Collection, Dict, Iterator, List, Tuple
+
+from commands import ROOT, command, own_loss, piped, read
+
+from faults import check, require
+
+BENCHMARK = "--only reference --in-place --preset quick --limits false --max-seconds 0.05".split()
+#: What torch itself leaves in TMPDIR, for its next process.
+CACHE = "torchinductor_"
+#: Exit code of a command that a signal ended.
+STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
+
+
+class Place:
+    """Give one command a log and a scratch folder, and a variable of the environment by which all processes that it
+    starts are found."""
+
+    def __init__(self, folder: Path):
+        import torch
+
+        self.mark = f"MARK_OF_FAULT={uuid.uuid4().hex}"
+        self.folder, self.log, self.scratch, self.shapes = folder, folder / "log", folder / "scratch", folder / "s.pt"
+        self.scratch.mkdir(exist_ok=True)
+        torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(8)], dtype=torch.int32), self.shapes)
+
+    def start(self, *words: Any, **options: Any) -> subprocess.Popen[str]:
+        """Start benchmark_all.py; words: more flags, or others of the same name."""
+        flags = [*BENCHMARK, "--passes", "correctness,memory", "--shape-file", self.shapes, "--log-dir", self.log]
+        variables = {"TMPDIR": str(self.scratch), **dict([self.mark.split("=")]), **options.pop("env", {})}
+        line = command("benchmark_all.py", *flags, *words)
+        return piped(line, cwd=ROOT, env={**os.environ, **variables}, errors="replace", **options)
+
+    def run(self, *words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        return ended(self.start(*words, **options))
+
+    def left(self) -> List[str]:
+        """Return the command lines of its processes that still run."""
+        processes = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (entry / "environ").read_bytes():
+                    processes.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+        return processes
+
+    def nothing_is_left(self, scratch: bool = True, seconds: float = 5) -> None:
+        deadline = time.monotonic() + seconds
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        require(not self.left(), f"processes are left: {self.left()}")
+        files = [path.name for path in self.scratch.iterdir() if not path.name.startswith(CACHE)] if scratch else []
+        hidden = [path.name for path in self.log.rglob(".*")] if scratch and self.log.exists() else []
+        require(not files and not hidden, f"files are left: {files + hidden}")
+
+    def rows(self) -> Dict[str, Tuple[Any, ...]]:
+        """Return what the table says, without what another measurement changes."""
+        done = read(command("summarize.py", self.log, "--format", "json"))
+        check(done)
+        keys = ("status", "loss_error", "grad_error", "batches", "device", "dtype")
+        return {row["name"]: tuple(row.get(key) for key in keys) for row in json.loads(done.stdout or "[]")}
+
+    def resumed(self) -> None:
+        """--resume ends in the table of a run that was not disturbed; what was complete is there still."""
+        before = {path: path.read_bytes() for path in self.log.glob("*/*.jsonl")}
+        done = self.run(*(["--resume"] if any(before.values()) else []))
+        if done.returncode == 2 and "leave the flag out" in done.stderr:  # its first line was not written yet
+            done = self.run()
+        check(done, (0,))
+        for path, content in before.items():
+            complete = content[: content.rfind(b'"record":"status"')] if b'"record":"status"' in content else b""
+            require(path.read_bytes().startswith(complete), f"{path.parent.name}: what was complete is gone")
+        require(self.rows() == undisturbed()[0], f"another table: {self.rows()}, not {undisturbed()[0]}")
+        self.nothing_is_left(scratch=False)
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for a process; return how it ended and what it printed."""
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return subprocess.CompletedProcess(process.args, -1000, "", "no end within 120 s")
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@functools.lru_cache(maxsize=1)
+def undisturbed() -> Tuple[Dict[str, Tuple[Any, ...]], float]:
+    """Return (the rows of a run that no fault met, its seconds)."""
+    place, since = Place(Path(tempfile.mkdtemp(prefix="undisturbed-"))), time.monotonic()
+    check(place.run(), (0,))
+    seconds = time.monotonic() - since
+    place.nothing_is_left()
+    return place.rows(), seconds
+
+
+def signals(seed: int, folder: Path) -> None:
+    """A signal at a random moment."""
+    chance, place = random.Random(f"signals {seed}"), Place(folder)
+    number = list(STOPPED)[seed % len(STOPPED)]
+    wait = chance.uniform(0.0, undisturbed()[1])
+    process = place.start()
+    time.sleep(wait)
+    process.send_signal(number)
+    done = ended(process)
+    # Before Python is up a signal kills it, and one that comes last meets a command that is done.
+    check(done, (STOPPED[number], -number, 0))
+    place.nothing_is_left(scratch=done.returncode != -signal.SIGKILL)
+    place.resumed()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[bool]:
+    """`folder` as a file system of `size` bytes; False where this user may not mount one."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def disks(seed: int, folder: Path) -> None:
+    """No room for the n-th page of the log folder; then there is room again."""
+    place, size = Place(folder), 4096 * random.Random(f"disks {seed}").randrange(1, 14)
+    with small_disk(place.log, size) as mounted:
+        check(place.run(**({} if mounted else {"preexec_fn": lambda: _limit(resource.RLIMIT_FSIZE, size)})))
+        place.nothing_is_left()
+        place.rows()
+        if mounted:
+            subprocess.run(["mount", "-o", "remount,size=8m", str(place.log)], check=True)
+        place.resumed()
+
+
+def _limit(kind: int, size: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(kind, (size, size))
+
+
+#: Limits of a command that measures: (a resource, or a variable of its environment, the least, the most).
+LIMITS: Tuple[Tuple[Any, int, int], ...] = (
+    (resource.RLIMIT_AS, 300 * 2**20, 1000 * 2**20),
+    (resource.RLIMIT_AS, 1000 * 2**20, 4000 * 2**20),
+    (resource.RLIMIT_NOFILE, 12, 60),
+    (resource.RLIMIT_FSIZE, 0, 20000),
+    ("TMPDIR", 4096, 2**18),
+)
+
+
+def limits(seed: int, folder: Path) -> None:
+    """Too little of something; then enough of it."""
+    chance, (kind, least, most) = random.Random(f"limits {seed}"), LIMITS[seed % len(LIMITS)]
+    size, place = chance.randint(least, most), Place(folder)
+    with contextlib.ExitStack() as stack:
+        options: Dict[str, Any] = {"preexec_fn": lambda: _limit(kind, size)}
+        if kind == "TMPDIR":
+            mounted = stack.enter_context(small_disk(folder / "small", size))
+            options = {"env": {"TMPDIR": str(folder / ("small" if mounted else "nowhere"))}}
+        done = place.run(**options)
+    check(done)
+    place.nothing_is_left()
+    place.resumed()
+
+
+#: What the loss of a stranger does at its first call, and the statuses that its row may have.
+ADAPTERS: Tuple[Tuple[str, Collection[str]], ...] = (
+    ("time.sleep(600)", ["timeout"]),
+    ("import nowhere", ["missing"]),
+    ("return None", ["error"]),
+    ("return logits.sum() * float('nan')", ["error"]),
+    ("raise MemoryError", ["oom"]),
+    ("raise RuntimeError('\\x1b[2J' + 'x' * 10**7)", ["error"]),
+    ("print('\\x1b]0;x\\x07' * 10**7)", ["ok"]),
+    ("import ctypes; ctypes.string_at(0)", ["error"]),
+    ("import os; os.kill(0, 15)", ["error"]),
+    ("import os; os._exit(0)", ["error"]),
+    ("import subprocess; subprocess.Popen(['sh', '-c', 'setsid sleep 300 & setsid sleep 300 & wait'])", ["ok"]),
+    ("import threading; threading.Thread(target=time.sleep, args=(600,)).start()", ["ok"]),
+    ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))", ["error"]),
+)
+
+
+def adapters(seed: int, folder: Path) -> None:
+    """A loss of a stranger's costs its own row alone."""
+    place, (does, statuses) = Place(folder), ADAPTERS[seed % len(ADAPTERS)]
+    script = own_loss(folder, in_loss=f"import time, torch\n    {does}")
+    beside = [] if "timeout" in statuses else ["reference"]
+    names = ",".join([str(script), *beside])
+    check(place.run("--only", names, "--passes", "correctness", "--timeout", "60" if beside else "3"))
+    rows = place.rows()
+    require(set(rows) == {"own0", *beside}, f"rows {rows}")
+    status = rows.pop("own0")[0]
+    require(status in statuses, f"{does}: {status}, not {statuses}")
+    require(all(row == undisturbed()[0][name] for name, row in rows.items()), f"beside it: {rows}")
+    place.nothing_is_left()
+    size = sum(path.stat().st_size for path in place.log.glob("*/results.jsonl"))
+    require(size < 10**6, f"records of {size} bytes")
+
+
+#: By name: the faults, and how many of them `make faults` tries.
+KINDS = {"signals": (signals, 16), "disks": (disks, 9), "limits": (limits, 10), "adapters": (adapters, len(ADAPTERS))}
