@@ -41,7 +41,7 @@ help:
 	@echo 'make profile      where a training step goes; ARGS="--preset quick" is passed to profile_model.py'
 	@echo 'make inference    is a speech model faster than real time? ARGS="profile.yaml --preset quick": profile_inference.py'
 	@echo 'make pipeline     what an utterance costs in stages; ARGS="--config pipeline.yaml --preset quick": pipeline_metrics.py'
-	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model: count_flops.py'
+	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
 	@echo 'make gpu-check    what works here, what fails and why, within two minutes: rnnt-bench doctor'
@@ -79,7 +79,7 @@ pipeline: setup
 	@$(MAIN) pipeline_metrics.py $(ARGS)
 
 flops: setup
-	@$(MAIN) count_flops.py $(ARGS)
+	@$(MAIN) rnnt-bench flops $(ARGS)
 
 # The environment_contract tests run in k2's environment too, whose torch is the oldest one supported, and in NeMo's,
 # for what is measured there; exit code 5 is pytest's for ARGS that choose none of them.

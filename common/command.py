@@ -16,8 +16,8 @@ from common.present.slices import Slice
 class Command(NamedTuple):
     """A command of rnnt-bench.
 
-    summary: its line of the help; script: the top-level file that it runs, or a module with `main`; before: flags put
-    before the user's.
+    summary: its line of the help; script: the top-level file that it runs, or a module: one named `command` has a
+    `parser` and a `main` of what that parsed, others a `main` of the words; before: flags put before the user's.
     """
 
     summary: str
@@ -40,7 +40,7 @@ COMMANDS: Dict[str, Command] = {
     "report": Command("Write one HTML page from log folders.", "report.py"),
     "submit": Command("Make a folder of results/ from a log folder, or check one.", "common.tools.submit"),
     "shapes": Command("Make a shape file from a corpus.", "generate_shape_info.py"),
-    "flops": Command("Count the operations of a model.", "count_flops.py"),
+    "flops": Command("Count the operations of a model.", "common.tools.flops.command"),
     "profile": Command("Profile a training step of a model and its loss.", "profile_model.py"),
     "inference": Command("Measure whether a speech model is faster than real time.", "profile_inference.py"),
     "pipelines": Command("Measure what an utterance costs in a speech system.", "pipeline_metrics.py"),
@@ -53,7 +53,7 @@ COMPLETION = "completion"
 def _slices() -> Tuple[Slice, ...]:
     """Return every tool, in the order of the page."""
     from common.conformance.slice import CONFORMANCE
-    from common.tools.flops.slice import FLOPS
+    from common.tools.flops.show import FLOPS
     from common.tools.inference.slice import INFERENCE, PIPELINES
     from common.tools.profile.slice import PROFILE
 
@@ -114,7 +114,11 @@ def main(argv: Sequence[str]) -> int:
     if not command.script.endswith(".py"):
         register()
         sys.argv = [str(ROOT / PROGRAM), name, *others]
-        return int(import_module(command.script).main(arguments))
+        module = import_module(command.script)
+        if command.script.endswith(".command"):
+            parsed = module.parser().parse_args(arguments)
+            return guard.guarded(f"{PROGRAM} {name}", lambda: module.main(parsed))
+        return int(module.main(arguments))
     sys.argv = [os.path.join(ROOT, command.script), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")  # ends in SystemExit, as the script does
     return EXIT_OK

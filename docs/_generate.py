@@ -1,7 +1,6 @@
 """Make pages of the site from the code while `make docs` builds: a hook of MkDocs.
 
-These pages are every flag, kind of record, metric and rule of count_flops.py; README.md, CONTRIBUTING.md and
-CHANGELOG.md.
+These pages are every flag, kind of record, and metric; README.md, CONTRIBUTING.md and CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import argparse
 import html
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional
@@ -25,7 +23,6 @@ FIRST = (
     "compare.py",
     "conformance.py",
     "generate_shape_info.py",
-    "count_flops.py",
     "profile_model.py",
     "profile_inference.py",
     "pipeline_metrics.py",
@@ -40,7 +37,6 @@ def on_files(files, config):
         "reference/flags.md": "\n".join(_flags()),
         "reference/records.md": "\n".join(_records()),
         "reference/metrics.md": "\n".join(_metrics()),
-        "reference/operators.md": _operators(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
@@ -103,8 +99,7 @@ def _fields(fields: Iterable[Any]) -> str:
 
 def _metrics() -> Iterator[str]:
     from common.analysis import metrics
-    from common.tools.flops import rows as flops
-    from common.tools.flops.table import BUCKETS
+    from common.tools.flops import show as flops
     from common.tools.inference import pipeline_rows as pipeline
     from common.tools.inference import rows as inference
     from common.tools.profile import rows as profile
@@ -119,23 +114,12 @@ def _metrics() -> Iterator[str]:
         "profile_inference.py": inference.NUMBERS,
         "pipeline_metrics.py": pipeline.NUMBERS,
         "profile_model.py": profile.NUMBERS,
-        "count_flops.py": flops.NUMBERS,
-        "count_flops.py, by length": BUCKETS,
+        "rnnt-bench flops": flops.NUMBERS,
+        "rnnt-bench flops, by length": flops.BUCKETS,
     }.items():
         yield f"\n## {script}\n\n| key | title | unit | better |\n| --- | --- | --- | --- |"
         for metric in numbers:
             yield f"| `{metric.key}` | {' | '.join(map(_cell, (metric.title, metric.unit, metric.better)))} |"
-
-
-def _operators() -> str:
-    """Return the rules of count_flops.py, which need torch; the command alone without the main environment."""
-    text = "# Rules of count_flops.py\n\nn: numbers in a group or row; bare names are `aten`'s; the form that works in "
-    text += "place (`add_`) counts as its operator; integers and booleans count nothing, but in matrix products.\n\n"
-    python = ROOT / ".venv" / "main" / "bin" / "python"
-    if not python.exists():
-        return f"{text}`./count_flops.py --rules` prints them, after `make setup`.\n"
-    command = [str(python), "count_flops.py", "--rules", "--format", "markdown"]
-    return text + subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _paragraphs(text: Optional[str]) -> str:

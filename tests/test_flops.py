@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from functools import partial
 
@@ -728,30 +727,3 @@ def test_outside_of_modules_and_models_that_were_not_named():
     with FlopCounter({"encoder": model, "decoder": model[2]}) as counter:
         model(tensor(4, 3))
     assert set(by_path(counter, "forward")) == {"encoder.0", "encoder.1", "encoder.2"}
-
-
-def test_time_is_measured_when_asked():
-    model = MLP()
-    for timed in (False, True):
-        with FlopCounter(model, timed=timed) as counter:
-            model(tensor(4, 3))
-        spent = [entry["ns"] for entry in counter.document()["counts"]]
-        assert all(ns > 0 for ns in spent) if timed else set(spent) == {None}
-    assert math.isfinite(sum(spent))
-
-
-# -- SUPERB's convention ---------------------------------------------------------------------------------------------
-
-
-def test_superb_takes_what_is_no_product_of_an_attention_for_macs():
-    """Its formula of multi_head_attention_forward: biases 3 T E, scale T E, per score mask 1, softmax 2, dropout 1."""
-    x = tensor(5, 2, 8)
-    layer = nn.MultiheadAttention(8, 2, dropout=0.1).eval()
-    macs = counted(layer, x, x, x)[1]
-    assert counted(layer, x, x, x, convention="superb")[1] == macs + 4 * 80 + 4 * 100
-    q = tensor(2, 2, 5, 4)
-    extra = 4 * 80 + 4 * 100
-    plain = counted(F.scaled_dot_product_attention, q, q, q)[1]
-    assert counted(F.scaled_dot_product_attention, q, q, q, convention="superb")[1] == plain + extra
-    with pytest.raises(UserError, match="superb"):
-        FlopCounter(convention="fvcore")

@@ -17,8 +17,6 @@ from common.show import sweep_plot as plots
 from common.show.page import page
 from common.tables import comparison as comparison_table
 from common.tables import results, sweep
-from common.tools.flops import rows as flops
-from common.tools.flops import table as flops_tables
 from common.tools.inference import grid
 from common.tools.inference import pipeline_rows as pipeline
 from common.tools.inference import pipeline_table as pipeline_tables
@@ -83,16 +81,14 @@ MADE = Metric("made", "made", lambda row: 2.5)
 
 def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
     """A key of CSV and JSON, and a column."""
-    for kind in (inference, pipeline, profile, flops):
+    for kind in (inference, pipeline, profile):
         assert len({number.key for number in kind.NUMBERS}) == len(kind.NUMBERS)
         monkeypatch.setattr(kind, "NUMBERS", (*kind.NUMBERS, MADE))
     cell = inference.GridCell(grid.Position(grid.Variant(), 1, 2), "ok")
     stages = pipeline.Pipeline(tmp_path, stages=[pipeline.Costs("a")])
-    part = flops.Part("encoder")
-    counted = flops.Breakdown(part, [part], "exact")
-    assert [row["made"] for row in (cell.row(), *stages.rows(), *counted.rows())] == [2.5] * 3
+    assert [row["made"] for row in (cell.row(), *stages.rows())] == [2.5] * 2
     cells = inference_tables.cells(inference.Inference(tmp_path, cells=[cell]))
-    for table in (cells, pipeline_tables.stages([stages]), flops_tables.parts(counted, "module")):
+    for table in (cells, pipeline_tables.stages([stages])):
         assert table.values()[0]["made"] == 2.5
 
 

@@ -42,13 +42,13 @@ GONE = {
 
 @pytest.fixture
 def counted(tmp_path, capsys):
-    """count_flops.py with its job in this process."""
+    """The command flops with its job in this process."""
     (tmp_path / "strange.py").write_text(MODELS)
 
     def count(name, shape="1x2"):
         log = ["--log-dir", str(tmp_path / "log"), "--quiet"]
         flags = command.parser().parse_args([f"{tmp_path}/strange.py:{name}", "--input-shape", shape, *log])
-        code = guarded("count_flops.py", lambda: command.main(flags, InProcess()))
+        code = guarded("rnnt-bench flops", lambda: command.main(flags, InProcess()))
         printed = capsys.readouterr()
         return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
 
@@ -60,7 +60,7 @@ def test_a_model_that_takes_its_process_with_it(text, tmp_path):
     path = tmp_path / "strange.py"
     path.write_text(text)
     done = run(
-        "count_flops.py", "strange.py:Model", "--input-shape", "1x2", "--log-dir", "log", cwd=tmp_path, timeout=120
+        "rnnt-bench", "flops", "strange.py:Model", "--input-shape", "1x2", "--log-dir", "log", cwd=tmp_path, timeout=120
     )
     if GONE[text]:
         assert_user_error(done, "strange.py:Model", GONE[text])
@@ -85,7 +85,7 @@ def test_an_input_that_no_memory_holds(counted, shape):
 
 STRANGE = {"bytes": b"\xff\xfe\x00", "nested": b"[" * 10**5, "one that nobody writes": None}
 READERS = {
-    "count_flops.py": ["torch.nn:Linear", "--input-shape", "1x2", "--args"],
+    "rnnt-bench": ["flops", "torch.nn:Linear", "--input-shape", "1x2", "--args"],
     "profile_model.py": ["--config"],
     "pipeline_metrics.py": ["--config"],
 }
@@ -93,7 +93,7 @@ READERS = {
 
 @pytest.mark.parametrize(
     "script, kind",
-    [*(("count_flops.py", kind) for kind in STRANGE), *((name, [*STRANGE][-1]) for name in [*READERS][1:])],
+    [*(("rnnt-bench", kind) for kind in STRANGE), *((name, [*STRANGE][-1]) for name in [*READERS][1:])],
 )
 def test_a_configuration_that_is_none(script, kind, tmp_path):
     path, content = tmp_path / "strange.yaml", STRANGE[kind]

@@ -6,29 +6,32 @@
 
 Nothing is patched: a TorchDispatchMode sees the operators, however they were called and on whatever device, the meta
 device included, and hooks tell the modules.  Operators that torch defines by others are counted by those.
+
+A custom autograd function's kernels do not pass through the dispatcher; it is found by who calls the operators that
+allocate what it returns.  Kernels that are called outside of any custom function cannot be found.
 """
 
 from __future__ import annotations
 
-import time
+import inspect
+import sys
 import warnings
 from collections import defaultdict
 from contextlib import ExitStack
-from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.core.errors import UserError
 from common.core.text import first_line
-from common.flops import elementwise, general, lattices, layers, products, reductions, rules, superb, windows  # noqa: F401, E501  (they fill the table)
-from common.flops.functions import Functions
-from common.flops.modules import Modules, roots_of
+from common.flops import lattices, matrices, operators, rules  # noqa: F401  (they fill the table)
+from common.flops.modules import Modules
 from common.flops.rules import Call, Count
 
-#: How operations are counted: as the table says, or with the multiply-accumulates of SUPERB's profiler.
-CONVENTIONS = ("exact", "superb")
-FORMAT = 1
+_apply = getattr(torch.autograd.Function.apply, "__func__", None)
+#: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is the first.
+_APPLY = getattr(_apply, "__code__", None)
 
 
 class NotCounted(UserWarning):
@@ -46,25 +49,14 @@ class FlopCounter:
 
     model: a module, whose path is "", or modules by name; others that run are named by their class.
     strict: an operator without a rule raises UserError, else it is warned about once, with the module that ran it.
-    timed: measure each operator too, on CUDA between two synchronisations; without autograd's and Python's own cost.
-    convention: one of CONVENTIONS.
     """
 
-    def __init__(
-        self,
-        model: Union[None, torch.nn.Module, Dict[str, torch.nn.Module]] = None,
-        *,
-        strict: bool = False,
-        timed: bool = False,
-        convention: str = "exact",
-    ):
-        if convention not in CONVENTIONS:
-            raise UserError(f"convention: give one of {', '.join(CONVENTIONS)}, not {convention!r}")
-        self.strict, self.timed, self.convention = strict, timed, convention
-        self.modules = Modules(roots_of(model))
-        self._functions = Functions()
-        #: [calls, MACs, FLOPs, nanoseconds] of what was counted; calls of what was not, with the reason.
-        self._counts: Dict[_Key, List[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    def __init__(self, model: Union[None, torch.nn.Module, Dict[str, torch.nn.Module]] = None, *, strict: bool = False):
+        self.strict = strict
+        self.modules = Modules({"": model} if isinstance(model, torch.nn.Module) else dict(model or {}))
+        self._running: List[Any] = []  # the frames of custom functions
+        #: [calls, MACs, FLOPs] of what was counted; calls of what was not by (operator, path, reason).
+        self._counts: Dict[_Key, List[int]] = defaultdict(lambda: [0, 0, 0])
         self._not_counted: Dict[Tuple[str, str, str], int] = {}
         self._inside: Optional[ExitStack] = None
 
@@ -73,9 +65,7 @@ class FlopCounter:
             raise RuntimeError("this counter is counting already")
         self._inside = ExitStack()
         self._inside.enter_context(self.modules)
-        self._inside.callback(self._functions.forget)
-        if self.convention == "superb":
-            self._inside.enter_context(superb.Attention(self._extra))
+        self._inside.callback(self._running.clear)  # and with the frames all that they hold
         self._inside.enter_context(_Mode(self))
         return self
 
@@ -99,13 +89,11 @@ class FlopCounter:
     def document(self) -> Dict[str, Any]:
         """Return all as JSON takes it: `modules` with their own parameters, `counts` by module, operator and phase."""
         return {
-            "format": FORMAT,
-            "convention": self.convention,
             "torch": str(torch.__version__),
-            "modules": self._module_rows(),
+            "modules": self.modules.rows(),
             "counts": [
-                {**key._asdict(), "calls": calls, "macs": macs, "flops": flops, "ns": spent if self.timed else None}
-                for key, (calls, macs, flops, spent) in self._counts.items()
+                {**key._asdict(), "calls": calls, "macs": macs, "flops": flops}
+                for key, (calls, macs, flops) in self._counts.items()
             ],
             "not_counted": [
                 {"operator": operator, "path": path, "reason": reason, "calls": calls}
@@ -113,70 +101,47 @@ class FlopCounter:
             ],
         }
 
-    def _module_rows(self) -> List[Dict[str, Union[str, int]]]:
-        """Return a row for each module; a parameter that several modules share is the first one's."""
-        seen: set = set()
-        rows: List[Dict[str, Union[str, int]]] = []
-        for path, name in self.modules.classes.items():
-            counted = {True: 0, False: 0}
-            module = self.modules.modules.get(path)
-            for parameter in module._parameters.values() if module is not None else ():
-                if parameter is not None and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    counted[parameter.requires_grad] += parameter.numel()
-            calls = self.modules.calls.get(path, 0)
-            rows.append(
-                {"path": path, "class": name, "calls": calls, "trainable": counted[True], "frozen": counted[False]}
-            )
-        return rows
-
-    # -- one operator --------------------------------------------------------------------------------------------------
-
-    def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, spent: int) -> None:
+    def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         path, phase = self.modules.current()
-        self._count_functions(path, phase)
-        name = rules.name_of(operator)
-        rule = rules.find(operator)
-        counted: rules.Counted = 0
-        if rule is None or rule.count is None:
-            self._missing(name, path, "no rule")
-        else:
-            try:
-                counted = rule.count(Call(operator, args, kwargs, out))
-            except Exception as error:  # of tensors without a shape, or of a registered rule: the model runs on
-                self._missing(name, path, f"its rule fails, {type(error).__name__}: {first_line(error)}")
-        self._add(_Key(path, name, phase), counted, spent)
+        for call in self._functions_begun():
+            if call.name in rules.RULES:
+                self._add(path, phase, call, rules.RULES[call.name])
+            elif not call.name.startswith("torch."):
+                reason = "custom function: kernels of its own cannot be seen, torch's operators are counted"
+                self._missing(call.name, path, reason)
+        call, count = rules.call_of(operator, args, kwargs, out), rules.find(operator)
+        if count is None:
+            self._missing(call.name, path, "no rule")
+            count = rules.nothing  # its calls are
+        self._add(path, phase, call, count)
 
-    def _count_functions(self, path: str, phase: str) -> None:
-        for _, name, call in self._functions.begun():
-            rule = rules.named(name)
-            if rule is not None:
-                if rule.count is not None:
-                    self._add(_Key(path, name, phase), rule.count(call))
-            elif not name.startswith("torch."):
-                self._missing(
-                    name, path, "custom function: kernels of its own cannot be seen, torch's operators are counted"
-                )
-
-    def _extra(self, name: str, macs: int) -> None:
-        """Add multiply-accumulates that only another convention counts."""
-        path, phase = self.modules.current()
-        self._add(_Key(path, name, phase), Count(macs, 0))
-
-    def _add(self, key: _Key, counted: rules.Counted, spent: int = 0) -> None:
-        entry = self._counts[key]
-        for index, amount in enumerate((1, *rules.as_count(counted), spent)):
-            entry[index] += amount
+    def _add(self, path: str, phase: str, call: Call, rule: rules.Rule) -> None:
+        if rule is None:  # a function of torch's operators alone
+            return
+        counted: Union[Count, int] = 0
+        try:
+            counted = rule(call)
+        except Exception as error:  # of tensors without a shape, or of a registered rule: the model runs on
+            self._missing(call.name, path, f"its rule fails, {type(error).__name__}: {first_line(error)}")
+        macs, flops = counted if isinstance(counted, Count) else (0, counted)
+        entry = self._counts[_Key(path, call.name, phase)]
+        entry[:] = [entry[0] + 1, entry[1] + macs, entry[2] + flops]
 
     def _missing(self, name: str, path: str, reason: str) -> None:
         where = path or "the model"
         if self.strict:
             raise UserError(f"{name} in {where}: {reason}; add one with common.flops.rules.register")
-        first = all(operator != name for operator, _, _ in self._not_counted)
+        if name not in self.not_counted():  # explicitly, so that a second counter of this process warns as the first
+            warnings.warn_explicit(f"not counted: {name} in {where} ({reason})", NotCounted, __file__, 0, registry={})
         key = name, path, reason
         self._not_counted[key] = self._not_counted.get(key, 0) + 1
-        if first:  # explicitly, so that a second counter of this process warns as the first one did
-            warnings.warn_explicit(f"not counted: {name} in {where} ({reason})", NotCounted, __file__, 0, registry={})
+
+    def _functions_begun(self) -> List[Call]:
+        """Return the custom autograd functions that began to run since the last operator."""
+        running = list(_applied(sys._getframe(1)))
+        new = [call for frame, call in running if not any(frame is other for other in self._running)]
+        self._running[:] = [frame for frame, _ in running]
+        return new
 
 
 class _Mode(TorchDispatchMode):
@@ -191,21 +156,29 @@ class _Mode(TorchDispatchMode):
         if rules.find(func) is None and rules.composite(func):  # as inference mode leaves it
             with self:
                 return func.decompose(*args, **kwargs)
-        if not self.counter.timed:
-            out, spent = func(*args, **kwargs), 0
-        else:
-            out, spent = _timed(func, args, kwargs)
-        self.counter._count(func, args, kwargs, out, spent)
+        out = func(*args, **kwargs)
+        self.counter._count(func, args, kwargs, out)
         return out
 
 
-def _timed(func: Any, args: Any, kwargs: Any) -> Tuple[Any, int]:
-    """Run the operator; return its result and its nanoseconds."""
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    if cuda:
-        torch.cuda.synchronize()
-    begin = time.perf_counter_ns()
-    out = func(*args, **kwargs)
-    if cuda:
-        torch.cuda.synchronize()
-    return out, time.perf_counter_ns() - begin
+def _applied(frame: Optional[Any]) -> Iterator[Tuple[Any, Call]]:
+    """Yield the custom functions that run in this frame or in those that called it, each with its outermost frame."""
+    while frame is not None:
+        code = frame.f_code
+        if code is _APPLY:
+            function = frame.f_locals["cls"]
+            names = list(inspect.signature(function.forward).parameters)
+            old = function.setup_context is torch.autograd.Function.setup_context  # its first argument is the context
+            yield frame, _call(function, dict(zip(names[old:], frame.f_locals["args"])))
+        elif _APPLY is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
+            function = getattr(type(frame.f_locals.get("ctx")), "_forward_cls", None)
+            if function is not None:
+                yield frame, _call(function, frame.f_locals)
+        frame = frame.f_back
+
+
+def _call(function: Any, arguments: Mapping[str, Any]) -> Call:
+    """Return the call of a custom autograd function with these arguments and the defaults of others."""
+    parameters = inspect.signature(function.forward).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return Call(f"{function.__module__}.{function.__qualname__}", {**defaults, **arguments})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence, Tuple
 
-from common.flops.rules import Call, Count, FunctionCall, add, products, rule
+from common.flops.rules import Call, Count, add, products
 
 Shapes = Sequence[Tuple[int, int]]
 
@@ -42,14 +42,8 @@ def _merged_gradient(shapes: Shapes, V: int) -> int:
     return sum((2 + 3 * V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in shapes)
 
 
-@rule(
-    "torchaudio::rnnt_loss_forward",
-    flops="2 V per padded cell; per utterance log-probabilities, 6 per inner cell for each of both recursions, "
-    "gradient 3 V + 2 per cell and 3 per blank and target",
-    reason="it computes the gradient in its forward, asked or not; without fused_log_softmax no denominators, and the "
-    "gradient is 4 V per cell",
-)
 def _torchaudio(call: Call) -> int:
+    """Its forward computes the gradient, asked or not; without fused_log_softmax there are no denominators."""
     logits = call["logits"]
     V = logits.shape[-1]
     shapes = _shapes(call["logit_lengths"], call["target_lengths"])
@@ -58,31 +52,23 @@ def _torchaudio(call: Call) -> int:
     return _both(shapes) + sum(4 * V * T * (U + 1) + _marked(T, U) for T, U in shapes)
 
 
-def _optimized_transducer(call: FunctionCall) -> int:
+def _optimized_transducer(call: Call) -> int:
+    """Its denominators are torch's logsumexp, which is counted as such; one symbol a frame has T - U frames."""
     logits = call["logits"]
-    given = call["from_log_softmax"]
+    from_log_probs = call["from_log_softmax"]
     shapes = _shapes(call["logit_lengths"], call["target_lengths"])
     walked = [(T - U, U) for T, U in shapes] if call["one_sym_per_frame"] else shapes
-    total = (0 if given else _log_probs(shapes)) + _both(walked)
+    total = (0 if from_log_probs else _log_probs(shapes)) + _both(walked)
     if not logits.requires_grad:
         return total
     V = logits.shape[-1]
-    if given:
+    if from_log_probs:
         return total + sum((1 + V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in walked)
     return total + _merged_gradient(walked, V)
 
 
-add(
-    "optimized_transducer.transducer_loss.TransducerLossFunction",
-    _optimized_transducer,
-    flops="per utterance log-probabilities, 6 per inner cell for each of both recursions, gradient 3 V + 2 per cell "
-    "and 3 per blank and target",
-    reason="its kernels; denominators are torch's logsumexp, which is counted as such.  From log-probabilities the "
-    "gradient is V + 1 per cell; one symbol a frame has T - U frames",
-)
-
-
-def _mutual_information(call: FunctionCall) -> int:
+def _mutual_information(call: Call) -> int:
+    """The recursion and its derivative, within the boundary; all else is torch's operators."""
     px, py, boundary = call["px"], call["py"], call["boundary"]
     regular = px.shape[2] == py.shape[2] + 1
     if boundary is None:
@@ -95,89 +81,64 @@ def _mutual_information(call: FunctionCall) -> int:
     return 6 * inner + edges + (7 * inner + edges if gradient else 0)
 
 
-add(
-    "fast_rnnt.mutual_information.MutualInformationRecursionFunction "
-    "k2.mutual_information.MutualInformationRecursionFunction",
-    _mutual_information,
-    flops="6 per inner cell and 1 per cell of the edges; with the gradient 7 and 1 more",
-    reason="its kernels: the recursion and its derivative, within the boundary; all else is torch's operators",
-)
-
-
-def _warp_numba(call: FunctionCall) -> int:
+def _warp_numba(call: Call) -> int:
+    """On CUDA as torchaudio's.  On the CPU it loops over torch's scalars, which are counted as such; exp and log1p are
+    Python's."""
     logits, gradient = call["acts"], call["acts"].requires_grad
     shapes = _shapes(call["act_lens"], call["label_lens"])
-    if not logits.is_cuda:  # loops in Python over torch's scalars, which are counted as such
+    if not logits.is_cuda:
         return sum((4 if gradient else 2) * (T - 1) * U + (T * U if gradient else 0) for T, U in shapes)
     total = 2 * logits.numel() + _log_probs(shapes) + _both(shapes)
     return total + (_merged_gradient(shapes, logits.shape[-1]) if gradient else 0)
 
 
-add(
-    "warprnnt_numba.rnnt_loss.rnnt_pytorch._RNNTNumba "
-    "nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch._RNNTNumba",
-    _warp_numba,
-    flops="on CUDA as torchaudio's; on the CPU exp and log1p, 2 per inner cell for each of both recursions",
-    reason="on the CPU it loops over cells in Python: all but the mathematics of Python's own numbers is torch's "
-    "operators",
-)
-
-
-def _joined(call: Call) -> Tuple[int, int]:
-    """Return H V, the products of one cell's logits, and H."""
-    V, H = call["weight"].shape
-    return H * V, H
-
-
-def _arcs(call: Call) -> int:
-    """Return the number of arcs that leave a cell; durations of 0 count as others."""
-    durations = len(call["durations"] or ())
-    return {"tdt": 2 * durations, "multi-blank": 2 + durations, "star": 3}.get(call["topology"], 2)
-
-
-@rule(
-    "fused_transducer::losses",
-    macs="H V per cell of the utterances, V with the outputs that the lattice adds",
-    flops="2 for each MAC; per cell 2 H (sum and activation) and 2 V (denominator); per utterance log-probabilities, 6 "
-    "per inner cell for alpha, and 2 per blank and target for the posteriors; of a lattice with other arcs 5 and 2 "
-    "for each arc of a cell",
-    reason="joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++ code computes fewer",
-)
 def _fused_losses(call: Call) -> Count:
-    product, H = _joined(call)
+    """Joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++ code computes fewer.  Per
+    cell 2 H (sum and activation) and 2 V (denominator); of a lattice with other arcs 5 and 2 for each arc of a cell."""
+    V, H = call["weight"].shape
     shapes = _shapes(call["T_lengths"], call["U_lengths"])
     cells = sum(T * (U + 1) for T, U in shapes)
     if call["topology"] in ("regular", "hat"):
         walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
     else:
-        walked = cells * _arcs(call) * (7 if call["gradient"] else 5)
-    return products(product * cells, cells * (2 * H + 2 * product // H) + _log_probs(shapes) + walked)
+        durations = len(call["durations"] or ())  # durations of 0 count as others
+        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations, "star": 3}.get(call["topology"], 2)
+        walked = cells * arcs * (7 if call["gradient"] else 5)
+    return products(H * V * cells, cells * (2 * H + 2 * V) + _log_probs(shapes) + walked)
 
 
-@rule(
-    "fused_transducer::gradients",
-    macs="H V per cell that counts for the logits (none where forward kept them), for the gradient of the weight, and "
-    "for those of both outputs",
-    flops="2 for each MAC; per cell that counts 2 H (sum and activation), 4 V (softmax and gradient), V for the bias, "
-    "4 H to the outputs",
-    reason="cells whose posterior is negligible are left out, and the logits of the others are computed again",
-)
 def _fused_gradients(call: Call) -> Count:
-    product, H = _joined(call)
-    V = product // H
+    """Cells whose posterior is negligible are left out, and the logits of the others are computed again where forward
+    did not keep them.  Per cell 2 H (sum and activation), 4 V (softmax and gradient), V for the bias, 4 H to the
+    outputs."""
+    V, H = call["weight"].shape
     further = len(call["durations"]) if call["topology"] == "multi-blank" else 0  # other durations are no symbols
     posterior = call["arcs"][: 2 + further].sum(0)
     cells = int((~(posterior < call["negligible"]) & (posterior != 0)).sum())
     encoder_out, decoder_out, weight, bias = call["wanted"]
     outputs = encoder_out or decoder_out
     times = (len(call["kept"]) == 0) + weight + outputs
-    return products(times * product * cells, cells * (2 * H + 4 * V + bias * V + outputs * 4 * H))
+    return products(times * H * V * cells, cells * (2 * H + 4 * V + bias * V + outputs * 4 * H))
 
 
+add("torchaudio::rnnt_loss_forward", _torchaudio)
+add("optimized_transducer.transducer_loss.TransducerLossFunction", _optimized_transducer)
 add(
+    "fast_rnnt.mutual_information.MutualInformationRecursionFunction "
+    "k2.mutual_information.MutualInformationRecursionFunction",
+    _mutual_information,
+)
+add(
+    "warprnnt_numba.rnnt_loss.rnnt_pytorch._RNNTNumba "
+    "nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch._RNNTNumba",
+    _warp_numba,
+)
+add("fused_transducer::losses", _fused_losses)
+add("fused_transducer::gradients", _fused_gradients)
+# custom autograd functions without kernels of their own, or of operators that have a rule
+add(
+    "fused_transducer.operators.Losses fused_transducer.operators.Gradients "
     "torchaudio.functional.functional.RnntLoss torchaudio.functional.filtering.DifferentiableFIR "
     "torchaudio.functional.filtering.DifferentiableIIR torchaudio.models.wav2vec2.components.GradMultiply",
     None,
-    flops="its operators'",
-    reason="custom autograd functions without kernels of their own",
 )

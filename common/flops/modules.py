@@ -10,7 +10,7 @@ import sys
 import threading
 from bisect import bisect_right
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -27,11 +27,11 @@ _ENGINE = {function.__code__ for function in (torch.autograd.backward, torch.aut
 
 
 class _Running(NamedTuple):
-    """One module's call, made in the backward `task` or in none; `calls` of its children so far, by id: they tell the
-    names of a shared one apart."""
+    """One module's call, or a label's, made in the backward `task` or in none; `calls` of its children so far, by id:
+    they tell the names of a shared one apart."""
 
     path: str
-    module: Optional[torch.nn.Module]
+    of: Any
     task: int
     calls: Dict[int, int]
 
@@ -40,15 +40,14 @@ class Modules:
     """Paths and classes of the modules that ran, and where the next operator belongs.  Re-entered, it goes on."""
 
     def __init__(self, roots: Dict[str, torch.nn.Module]):
-        #: By path: the class, and how often it was called.
+        #: By path: the class, how often it was called, and the module.
         self.classes: Dict[str, str] = {}
         self.calls: Dict[str, int] = {}
         self.modules: Dict[str, torch.nn.Module] = {}
         self._names: Dict[int, List[str]] = {}  # by id of the module: all its paths
-        self._owners: Dict[int, str] = {}  # by id of a parameter
+        self._owners: Dict[int, str] = {}  # by id of a parameter: the path of the first module that has it
         self._stack: List[_Running] = []
         self._began: Tuple[List[int], List[str]] = ([], [])  # sequence numbers, and who ran from there on
-        self._thread = threading.get_ident()
         for path, module in roots.items():
             self._add(path, module)
 
@@ -81,12 +80,12 @@ class Modules:
         """Name what runs inside, which is no module, `name`; its backward belongs to it too."""
         path = self._below(name)
         self.classes.setdefault(path, "(label)")
-        running = _Running(path, None, self._task(), {})
-        self._push(running)
+        token = object()
+        self._push(path, token)
         try:
             yield
         finally:
-            self._pop_until(lambda other: other is running)
+            self._leave(token)
 
     @contextmanager
     def call(self, module: torch.nn.Module) -> Iterator[None]:
@@ -97,33 +96,43 @@ class Modules:
         finally:
             self._leave(module)
 
+    def rows(self) -> List[Dict[str, Any]]:
+        """Return a row for each module; a parameter that several modules share is the first one's."""
+        rows = []
+        for path, kind in self.classes.items():
+            counted = {True: 0, False: 0}
+            parameters = getattr(self.modules.get(path), "_parameters", {}).values()
+            for parameter in {id(each): each for each in parameters if each is not None}.values():
+                if self._owners.get(id(parameter), path) == path:
+                    counted[parameter.requires_grad] += parameter.numel()
+            calls = self.calls.get(path, 0)
+            rows.append(
+                {"path": path, "class": kind, "calls": calls, "trainable": counted[True], "frozen": counted[False]}
+            )
+        return rows
+
     # -- forward -------------------------------------------------------------------------------------------------------
 
     def _enter(self, module: torch.nn.Module) -> None:
-        self._push(_Running(self._path_of(module), module, self._task(), {}))
+        self._push(self._path_of(module), module)
 
-    def _push(self, running: _Running) -> None:
-        self.calls[running.path] = self.calls.get(running.path, 0) + 1
-        self._stack.append(running)
+    def _push(self, path: str, of: Any) -> None:
+        self.calls[path] = self.calls.get(path, 0) + 1
+        self._stack.append(_Running(path, of, self._task(), {}))
         self._note()
 
-    def _leave(self, module: torch.nn.Module) -> None:
-        self._pop_until(lambda running: running.module is module)
-
-    def _pop_until(self, wanted: Callable[[_Running], bool]) -> None:
-        """End the call that is `wanted`, and those above it that an exception left."""
-        while self._stack and not wanted(self._stack.pop()):
+    def _leave(self, of: Any) -> None:
+        """End the call of a module or label, and those above it that an exception left."""
+        while self._stack and self._stack.pop().of is not of:
             pass
         self._note()
 
     def _path_of(self, module: torch.nn.Module) -> str:
         """Return the path of a module.  One with several names has that below the caller, in the order of the calls, or
         else the first."""
-        names = self._names.get(id(module))
-        if names is None:
-            known = set(self._names)
-            self._add(self._below(type(module).__name__), module, known)
-            names = self._names[id(module)]
+        if id(module) not in self._names:
+            self._add(self._below(type(module).__name__), module, set(self._names))
+        names = self._names[id(module)]
         if len(names) == 1 or not self._stack:
             return names[0]
         caller = self._stack[-1]
@@ -134,10 +143,10 @@ class Modules:
 
     def _below(self, name: str) -> str:
         """Return the path of `name`, which is no part of the model: in parentheses where the model is the path ""."""
-        if not self._stack:
-            return f"({name})" if "" in self.modules else name
-        caller = self._stack[-1].path
-        return f"{caller}.{name}" if caller else name
+        caller = self._stack[-1].path if self._stack else ""
+        if caller:
+            return f"{caller}.{name}"
+        return f"({name})" if "" in self.modules and not self._stack else name
 
     def _add(self, root: str, module: torch.nn.Module, known: Collection[int] = ()) -> None:
         """Give a module and all below it their paths.  known: ids of modules that keep theirs, as of a model in a
@@ -183,14 +192,7 @@ class Modules:
             return torch._C._current_graph_task_id()
         if threading.get_ident() != self._thread:
             return 0
-        frame: Any = sys._getframe(1)
+        frame: Optional[Any] = sys._getframe(1)
         while frame is not None and frame.f_code not in _ENGINE:
             frame = frame.f_back
         return _NO_TASK if frame is None else 0
-
-
-def roots_of(model: Union[None, torch.nn.Module, Dict[str, torch.nn.Module]]) -> Dict[str, torch.nn.Module]:
-    """Return a model by the path "", several by their names."""
-    if model is None:
-        return {}
-    return {"": model} if isinstance(model, torch.nn.Module) else dict(model)

@@ -1,15 +1,18 @@
-"""The rule table: for each operator of torch's dispatcher its MACs and FLOPs, with the reason.
+"""What an operator of torch's dispatcher counts, or a custom autograd function: rules by name, and general ones.
 
 One multiply-accumulate is one MAC and two FLOPs.  MACs are those of matrix products, convolutions and recursive
-filters; every other arithmetic is FLOPs alone.  Operators are keyed by their qualified names ("aten::addmm"), which is
-what an OpOverloadPacket stands for, so that a rule can exist before the library that defines the operator is imported.
+filters; every other arithmetic is FLOPs alone, one per function of a number whatever it costs.  Integers and booleans
+count nothing, but in matrix products.  Rules are keyed by qualified names ("aten::addmm"), so that one can exist before
+the library that defines the operator is imported; `add_` counts as `add`.  operators.py, matrices.py and lattices.py
+hold the tables.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -26,157 +29,86 @@ def products(macs: int, others: int = 0) -> Count:
     return Count(macs, 2 * macs + others)
 
 
+@dataclass
 class Call:
-    """Hold one call of an operator.
+    """Hold one call of an operator, or of the `forward` of a custom autograd function.
 
-    `call["weight"]` is the argument of that name in the operator's schema, given or default (None where the schema has
-    no such argument); `out` is what the call returned.
+    `call["weight"]` is the argument of that name, given or default, None where there is none; args: those that have no
+    names, of a higher-order operator; out: what an operator returned.
     """
 
-    def __init__(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any):
-        self.args, self.kwargs, self.out = args, kwargs, out
-        self.name = name_of(operator)
-        self._positions, self._defaults = _schema(operator)
-
-    def __getitem__(self, name: str) -> Any:
-        index = self._positions.get(name)
-        if index is not None and index < len(self.args):
-            return self.args[index]
-        return self.kwargs.get(name, self._defaults.get(name))
-
-
-class FunctionCall:
-    """Hold one call of a custom autograd function: `call["x"]` is the argument of that name of its `forward`, else
-    None."""
-
-    def __init__(self, name: str, arguments: Mapping[str, Any]):
-        self.name, self.arguments = name, arguments
+    name: str
+    arguments: Mapping[str, Any]
+    args: Sequence[Any] = ()
+    out: Any = None
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments.get(name)
 
 
-@cache
-def _schema(operator: Any) -> Tuple[Dict[str, int], Dict[str, Any]]:
-    schema = getattr(operator, "_schema", None)  # a higher-order operator has none
-    arguments = schema.arguments if schema is not None else ()
-    positions = {argument.name: index for index, argument in enumerate(arguments) if not argument.kwarg_only}
-    return positions, {argument.name: argument.default_value for argument in arguments}
+#: Counts a call; a bare int is FLOPs.  None: all the work is operators of torch, which are counted.
+Rule = Optional[Callable[[Call], Union[Count, int]]]
+#: Every rule by the name of its operator.
+RULES: Dict[str, Rule] = {}
 
 
-#: What a rule returns; a bare int is FLOPs.
-Counted = Union[Count, int]
+def add(operators: str, count: Rule) -> None:
+    """Add a rule for names parted by spaces: a bare one is aten's, one with dots a custom function's."""
+    for name in operators.split():
+        full = name if "::" in name or "." in name else f"aten::{name}"
+        if full in RULES:
+            raise ValueError(f"{full} has a rule already")
+        RULES[full] = count
 
 
-def as_count(counted: Counted) -> Count:
-    return counted if isinstance(counted, Count) else Count(0, counted)
+def add_rows(*rows: Tuple[str, Callable[[Call], int], int]) -> None:
+    """Add rows of (operators, what is counted per call, FLOPs for each of these)."""
+    for operators, per, factor in rows:
+        add(operators, lambda call, per=per, factor=factor: factor * per(call))  # type: ignore[misc]
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Hold one row of the table.
-
-    Attributes:
-        operators: that share the rule.
-        count: returns the count of a Call; None where there is nothing to count.
-        macs, flops: the count in words.
-        reason: for the count.
-    """
-
-    operators: Tuple[str, ...]
-    count: Optional[Callable[[Any], Counted]]
-    flops: str
-    macs: str
-    reason: str
-
-
-#: Every rule, in the order of the documentation.
-RULES: List[Rule] = []
-_Applies = Callable[[Any, str], bool]
-#: Rules of operators without one of their own, see `general`; the first that applies counts.
-GENERAL: List[Tuple[_Applies, Rule]] = []
-_BY_NAME: Dict[str, Rule] = {}
-_REGISTERED: Dict[str, Rule] = {}  # these come first
-
-
-def add(operators: str, count: Optional[Callable[[Any], Counted]], *, flops: str, macs: str = "", reason: str) -> None:
-    """Add a row of the table, for names parted by spaces: a bare one is aten's, one with dots a custom function's."""
-    names = tuple(name if "::" in name or "." in name else f"aten::{name}" for name in operators.split())
-    rule = Rule(names, count, flops, macs, reason)
-    twice = [name for name in names if name in _BY_NAME]
-    if twice:
-        raise ValueError(f"{twice[0]} has a rule already")
-    RULES.append(rule)
-    _BY_NAME.update(dict.fromkeys(names, rule))
-
-
-def rule(operators: str, *, flops: str, macs: str = "", reason: str) -> Callable[[Any], Any]:
-    """Return a decorator by which a function counts these operators, see `add`."""
-
-    def decorate(count: Callable[[Call], Counted]) -> Callable[[Call], Counted]:
-        add(operators, count, flops=flops, macs=macs, reason=reason)
-        return count
-
-    return decorate
-
-
-def general(
-    operators: str, count: Callable[[Call], Counted], *, flops: str, reason: str
-) -> Callable[[_Applies], _Applies]:
-    """Return a decorator for a function that says which operators without a rule of their own `count` counts.
-
-    It takes an OpOverload that has a schema, and its name without the underscore of an in-place form.  `operators` says
-    in words which these are.
-    """
-
-    def decorate(applies: _Applies) -> _Applies:
-        GENERAL.append((applies, Rule((operators,), count, flops, "", reason)))
-        return applies
-
-    return decorate
-
-
-def register(operator: Any, count: Optional[Callable[[Any], Counted]], reason: str = "registered") -> None:
+def register(operator: Any, count: Rule) -> None:
     """Count `operator` with `count`, in the place of any rule that is there.
 
     operator: an OpOverloadPacket, an OpOverload or a name such as "mylib::op"; or a torch.autograd.Function or its name
-    such as "mylib.loss.LossFunction", whose kernels torch's dispatcher does not see; count: takes a Call or a
-    FunctionCall and returns a Count, or FLOPs as an int; None: a function all of whose work is torch's operators.
+    such as "mylib.loss.LossFunction", whose kernels torch's dispatcher does not see; count: takes a Call and returns a
+    Count, or FLOPs as an int; None: a function all of whose work is torch's operators.
 
         register(torch.ops.mylib.scale, lambda call: call.out.numel())
     """
     if isinstance(operator, type):
-        name = f"{operator.__module__}.{operator.__qualname__}"
+        RULES[f"{operator.__module__}.{operator.__qualname__}"] = count
     else:
         packet = getattr(operator, "overloadpacket", operator)
-        name = packet if isinstance(packet, str) else str(packet._qualified_op_name)
-    _REGISTERED[name] = Rule((name,), count, "", "", reason)
+        RULES[packet if isinstance(packet, str) else str(packet._qualified_op_name)] = count
 
 
-def named(name: str) -> Optional[Rule]:
-    """Return the rule of this name, or None."""
-    return _REGISTERED.get(name) or _BY_NAME.get(name)
-
-
-def find(operator: Any) -> Optional[Rule]:
-    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), a general one
-    or None."""
-    name = name_of(operator)
-    out_of_place = name[:-1] if name.endswith("_") else name
-    return named(name) or named(out_of_place) or _general(operator, out_of_place)
+def call_of(operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Call:
+    names, defaults = _schema(operator)
+    return Call(name_of(operator), {**defaults, **dict(zip(names, args)), **kwargs}, args, out)
 
 
 @cache
-def _general(operator: Any, name: str) -> Optional[Rule]:
-    if getattr(operator, "_schema", None) is None:  # a higher-order operator
-        return None
-    return next((rule for applies, rule in GENERAL if applies(operator, name)), None)
+def _schema(operator: Any) -> Tuple[Sequence[str], Dict[str, Any]]:
+    """Return the names of the positional arguments of an operator, and all defaults."""
+    schema = getattr(operator, "_schema", None)  # a higher-order operator has none
+    arguments = schema.arguments if schema is not None else ()
+    positional = [argument.name for argument in arguments if not argument.kwarg_only]
+    return positional, {argument.name: argument.default_value for argument in arguments}
 
 
 def name_of(operator: Any) -> str:
     """Return the name of an operator: "aten::addmm" of aten.addmm.default."""
     schema = getattr(operator, "_schema", None)
     return schema.name if schema is not None else f"higher_order::{operator.name()}"
+
+
+def find(operator: Any) -> Rule:
+    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), a general one
+    or None."""
+    name = name_of(operator)
+    out_of_place = name[:-1] if name.endswith("_") else name
+    return RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)
 
 
 def composite(operator: Any) -> bool:
@@ -186,6 +118,85 @@ def composite(operator: Any) -> bool:
     except (AttributeError, RuntimeError):
         return False
 
+
+# -- operators without a rule of their own, from what torch tells of each: its schema, its tags and its name -----------
+
+#: Names of families that make, copy or choose.
+_MOVES = re.compile(
+    r"aten::(new_\w+|\w+_like|_new_zeros\w*|\w+_scatter|\w+_pad(\dd|_nd)|_?to_(copy|dense|sparse)\w*"
+    r"|_nested_(tensor|from)_\w+|_?sparse_(resize|mask)\w*|_sparse_(coo|compressed|csr)_tensor\w*"
+    r"|_?upsample_nearest(_exact)?\dd|\w*max_pool\dd(_with_indices)?|\w+_copy)"
+)
+#: Elementwise operators that some supported torch does not tag `pointwise`: none does before 2.1.
+_POINTWISE = (
+    "neg reciprocal remainder fmod floor_divide pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin "
+    "acos atan atan2 sinh cosh tanh copysign sigmoid erf erfc lgamma digamma sign floor ceil round trunc frac polar "
+    "xlogy logit relu gelu silu mish elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink "
+    "softplus threshold _prelu_kernel eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or "
+    "logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not signbit gelu_backward silu_backward "
+    "mish_backward elu_backward hardswish_backward softplus_backward log_sigmoid_backward logit_backward"
+).split()
+_FOREACH = "aten::_foreach_"
+
+
+def nothing(_: Call) -> int:
+    return 0
+
+
+def _tensors(values: Any) -> int:
+    """Count the tensors, and lists of them, among the arguments or the returns of a schema."""
+    return sum("Tensor" in str(value.type) for value in values)
+
+
+@cache
+def _general(operator: Any, name: str) -> Rule:
+    """Return the rule that follows from what torch tells of an operator, None where nothing does: silence would take a
+    product for nothing."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return None
+    aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
+    if any(not alias.is_write for alias in aliases) or _tagged(operator, "inplace_view", "view_copy"):
+        return nothing  # a view, or the copy of one
+    lists = _of_lists(name[len(_FOREACH) :]) if name.startswith(_FOREACH) else None  # as optimizers have
+    if lists is not None:
+        return lists
+    writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+    makes_or_tells = not _tensors(schema.arguments) or not (writes or _tensors(schema.returns))
+    if name.startswith(("aten::", "prim::", "profiler::")) and makes_or_tells:
+        return nothing  # from no tensor (arange), or no tensor (size)
+    if _MOVES.fullmatch(name):
+        return nothing
+    if not name.startswith("aten::") or composite(operator):
+        return None
+    if _tensors(schema.arguments) <= 2 and _tagged(operator, "nondeterministic_seeded"):
+        return nothing  # a generator; attention with dropout has this tag, too, and more tensors
+    if name[len("aten::") :] in _POINTWISE or _tagged(operator, "pointwise"):
+        factor = 2 if name.endswith("_backward") else 1  # the derivative, times the gradient
+        return lambda call: factor * elements(call.out)
+    if _tagged(operator, "reduction"):
+        return lambda call: max(elements(call["self"]) - elements(call.out), 0)
+    return None
+
+
+def _tagged(operator: Any, *tags: str) -> bool:
+    """Return whether torch gives the operator one of these tags, of which an older torch has fewer."""
+    return any(getattr(torch.Tag, tag, None) in operator.tags for tag in tags)
+
+
+def _of_lists(name: str) -> Rule:
+    """Return the rule of the operator of one tensor that is applied to lists, or None."""
+    packet = getattr(torch.ops.aten, name, None)
+    count = find(getattr(packet, packet.overloads()[0])) if packet is not None else None
+
+    def of_lists(call: Call) -> Union[Count, int]:
+        call.out = call["self"] if call.out is None else call.out  # in place, nothing is returned
+        return count(call)  # type: ignore[misc]
+
+    return None if count is None else of_lists
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------------
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -216,11 +227,15 @@ def elements(tensor: Any, complex_factor: int = 2) -> int:
     return size(tensor) if tensor.is_floating_point() else 0
 
 
-def per_output(factor: int) -> Callable[[Call], int]:
-    """Return a rule of `factor` FLOPs for each element that is returned."""
-    return lambda call: factor * elements(call.out)
+def is_complex(operand: Any) -> bool:
+    return operand.is_complex() if isinstance(operand, torch.Tensor) else isinstance(operand, complex)
 
 
-def per_input(factor: int, name: str = "self") -> Callable[[Call], int]:
-    """Return a rule of `factor` FLOPs for each element of the argument `name`."""
-    return lambda call: factor * elements(call[name])
+def output(call: Call) -> int:
+    """Return the number of elements that are returned."""
+    return elements(call.out)
+
+
+def given(name: str) -> Callable[[Call], int]:
+    """Return a function that counts the elements of an argument."""
+    return lambda call: elements(call[name])

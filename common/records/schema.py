@@ -904,7 +904,7 @@ class ProfiledCalls(JobLine, kw_only=True, tag="profiled_calls"):
 
 
 class Operations(JobLine, kw_only=True, tag="operations"):
-    """The operations of one call of a stage, forward, counted as count_flops.py counts.
+    """The operations of one call of a stage, forward, counted as `rnnt-bench flops` counts.
 
     Attributes:
         stage: stage of a pipeline

@@ -36,7 +36,7 @@ QUANTITIES = (
     Quantity(
         "pipeline-flops",
         "Operations of an utterance, by stage",
-        "Forward FLOPs of every call, the mean over examples, counted as count_flops.py does.",
+        "Forward FLOPs of every call, the mean over examples, counted as `rnnt-bench flops` does.",
         "GFLOPs",
         lambda costs: _giga(costs.flops),
     ),

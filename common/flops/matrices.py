@@ -1,0 +1,363 @@
+"""Rules of what multiplies and accumulates: matrix products, convolutions, factorisations, attention, recurrent layers.
+
+They count the algorithm, whatever kernel runs it: a fused attention counts as its mathematical form, with all scores
+under a causal mask too; that a kernel computes scores anew to save memory is not counted, and neither are gradients
+that nobody asks for.  A convolution computes with its padding.  Of complex numbers a product is four.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
+
+import torch
+
+from common.flops.rules import Call, Count, add, add_rows, elements, is_complex, is_sparse, output, products, size
+
+
+def _add(operators: str, macs: Callable[[Call], int], others: Callable[[Call], int] = lambda call: 0) -> None:
+    """Add a rule of multiply-accumulates, four for one of complex numbers, and of other operations beside them."""
+
+    def count(call: Call) -> Count:
+        outputs = call.out if isinstance(call.out, (list, tuple)) else [call.out]
+        return products((4 if any(map(is_complex, outputs)) else 1) * macs(call), others(call))
+
+    add(operators, count)
+
+
+# -- matrices --------------------------------------------------------------------------------------------------------
+
+
+def _macs(first: str, second: str) -> Callable[[Call], int]:
+    """Count (..., M, K) by (..., K, N) or by (K); a sparse matrix counts for the numbers it stores."""
+
+    def count(call: Call) -> int:
+        one, other = call[first], call[second]
+        if is_sparse(other):
+            return size(other) * (one.numel() // one.shape[-1])
+        return size(one) * (other.shape[-1] if other.dim() > 1 else 1)
+
+    return count
+
+
+def _scaled_bias(call: Call) -> int:
+    """beta * self: 1 per output, none where beta is 0, 1 more for each factor other than 1."""
+    beta, alpha = call["beta"], call["alpha"]
+    return ((beta != 0) + (beta not in (0, 1, None)) + (alpha not in (1, None))) * output(call)
+
+
+def _bias(call: Call) -> int:
+    return 0 if call["bias"] is None else output(call)
+
+
+def _trilinear(call: Call) -> int:
+    """Count a bilinear form.
+
+    i1, i2 and i3, unsqueezed at the dimensions of their expand1, expand2 and expand3, are multiplied and summed over
+    sumdim; those that i3 lacks are summed first.
+    """
+    expanded = [call[f"expand{number}"] for number in (1, 2, 3)]
+    shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
+    for shape, dims in zip(shapes, expanded):
+        for dim in sorted(dims):
+            shape.insert(dim, 1)
+    whole = [max(sizes) for sizes in zip(*shapes)]
+    first = [dim for dim in call["sumdim"] if dim in expanded[2]]
+    return math.prod(whole) + math.prod(size for dim, size in enumerate(whole) if dim not in first)
+
+
+def _quantized_others(call: Call) -> int:
+    """A number is scaled and rounded or shifted where it is quantized: the output, and an input of floating point."""
+    bias = torch.ops.quantized.linear_unpack(call["W_prepack"])[1]
+    inputs = 2 * call["X"].numel() if "dynamic" in call.name else 0
+    return call.out.numel() * (2 + (bias is not None)) + inputs
+
+
+def _euclidean_others(call: Call) -> int:
+    """(-2 x, |x|^2, 1) times (y, 1, |y|^2), and a root: the shortcut of many pairs."""
+    coordinates = call["x1"].shape[-1]
+    first, second = (elements(call[name]) // coordinates for name in ("x1", "x2"))
+    return output(call) + (2 * coordinates - 1) * (first + second) + first * coordinates
+
+
+_add("mm bmm _int_mm", _macs("self", "mat2"))
+_add("mv dot vdot", lambda call: size(call["self"]))
+_add("addmm _sparse_addmm", _macs("mat1", "mat2"), _scaled_bias)
+_add("addmv", _macs("mat", "vec"), _scaled_bias)
+_add("baddbmm addbmm", _macs("batch1", "batch2"), _scaled_bias)
+_add("addr", lambda call: call.out.numel(), _scaled_bias)
+_add("sparse_sampled_addmm", lambda call: size(call.out) * call["mat1"].shape[-1], _scaled_bias)
+_add("_addmm_activation", _macs("mat1", "mat2"), lambda call: 2 * call.out.numel())
+_add("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias)  # elsewhere it is an addmm
+_add("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias)
+_add("_trilinear", _trilinear)
+_add(
+    "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
+    lambda call: call.out.numel() * call["X"].shape[-1],
+    _quantized_others,
+)
+_add("_euclidean_dist", lambda call: output(call) * (call["x1"].shape[-1] + 2), _euclidean_others)
+
+# -- convolutions ----------------------------------------------------------------------------------------------------
+
+
+def _convolved(call: Call, source: Any, out: Any) -> int:
+    """Each output sums over the kernel and the group's channels; transposed, each input is spread so."""
+    weight = call["weight"]
+    return (source if call["transposed"] else out).numel() * (weight.numel() // weight.shape[0])
+
+
+def _wanted_bias(call: Call) -> int:
+    upstream = call["grad_output"]
+    return elements(upstream) - upstream.shape[1] if call["output_mask"][2] else 0
+
+
+_add(
+    "convolution _convolution convolution_overrideable cudnn_convolution mkldnn_convolution",
+    lambda call: _convolved(call, call["self"] if call["input"] is None else call["input"], call.out),
+    _bias,
+)
+_add(
+    "convolution_backward convolution_backward_overrideable",
+    lambda call: sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"]),
+    _wanted_bias,
+)
+
+# -- factorisations --------------------------------------------------------------------------------------------------
+
+
+def _factored(of: Callable[[Call, int, int], Tuple[int, int]], name: str = "A") -> Callable[[Call], Count]:
+    """Return a rule from (call, rows, right-hand sides) of one square matrix to (MACs, others), for all matrices."""
+
+    def count(call: Call) -> Count:
+        rows = call[name].shape[-1]
+        matrices = size(call[name]) // max(rows * rows, 1)
+        result = call.out[0] if isinstance(call.out, (list, tuple)) else call.out
+        macs, others = of(call, rows, size(result) // max(matrices * rows, 1))
+        return products(matrices * macs, matrices * others)
+
+    return count
+
+
+def _eliminated(rows: int, sides: int = 0) -> Tuple[int, int]:
+    """Gaussian elimination, then two substitutions for each side, of which the second divides."""
+    macs = rows * (rows - 1) * (2 * rows - 1) // 6 + sides * rows * (rows - 1)
+    return macs, rows * (rows - 1) // 2 + sides * rows
+
+
+def _triangular(call: Call, rows: int, sides: int) -> Tuple[int, int]:
+    return sides * rows * (rows - 1) // 2, 0 if call["unitriangular"] else sides * rows
+
+
+def _cholesky(call: Call, rows: int, sides: int) -> Tuple[int, int]:
+    return (rows**3 - rows) // 6, rows * (rows - 1) // 2 + rows
+
+
+def _substituted(divisions: int) -> Callable[[Call, int, int], Tuple[int, int]]:
+    return lambda call, rows, sides: (sides * rows * (rows - 1), divisions * sides * rows)
+
+
+def _lu(of_determinant: int) -> Callable[[Call, int, int], Tuple[int, int]]:
+    """Count an elimination; a determinant takes n - 1 products, and n logarithms."""
+
+    def count(call: Call, rows: int, sides: int) -> Tuple[int, int]:
+        macs, others = _eliminated(rows)
+        return macs, others + max(of_determinant * rows - 1, 0)
+
+    return count
+
+
+add("linalg_cholesky_ex cholesky", _factored(_cholesky, "self"))
+add("linalg_lu linalg_lu_factor_ex", _factored(_lu(0)))
+add("_linalg_det", _factored(_lu(1)))
+add("_linalg_slogdet", _factored(_lu(2)))
+add("linalg_solve_triangular", _factored(_triangular, "self"))
+add("_linalg_solve_ex", _factored(lambda call, rows, sides: _eliminated(rows, sides)))
+add("linalg_inv_ex", _factored(lambda call, rows, sides: _eliminated(rows, rows)))
+add("linalg_lu_solve", _factored(_substituted(1), "LU"))
+add("cholesky_solve", _factored(_substituted(2), "input2"))
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+class _Sizes(NamedTuple):
+    """Hold the sizes of an attention.
+
+    scores, queries: elements; keys, values: elements, those of a group of heads repeated for each of its heads; given:
+    elements of keys and values as they are given; features: of a key and of a value.
+    """
+
+    scores: int
+    queries: int
+    keys: int
+    values: int
+    given: int
+    features: int
+
+
+def _sizes(query: Any, key: Any, value: Any) -> _Sizes:
+    """Return the sizes of an attention.  query: (..., T, D); key, value: (..., S, D)."""
+    rows, S = query.numel() // query.shape[-1], key.shape[-2]
+    repeated, features = rows // query.shape[-2] * S, (key.shape[-1], value.shape[-1])
+    keys, values = (repeated * each for each in features)
+    return _Sizes(rows * S, query.numel(), keys, values, key.numel() + value.numel(), sum(features))
+
+
+def _attention(call: Call) -> Count:
+    """Q and K scaled, Q K^T, a mask, softmax 3, dropout 2, times V."""
+    of = _sizes(call["query"], call["key"], call["value"])
+    masked = call["attn_mask"] is not None or call["attn_bias"] is not None or bool(call["is_causal"])
+    per_score = 3 + masked + 2 * bool(call["dropout_p"])
+    return products(of.scores * of.features, of.queries + of.keys + of.scores * per_score)
+
+
+def _attention_backward(call: Call) -> Count:
+    """dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q, softmax 4, dropout 2, dQ and dK scaled; where groups of heads
+    share keys and values, their gradients added up."""
+    of = _sizes(call["query"], call["key"], call["value"])
+    per_score = 4 + 2 * bool(call["dropout_p"])
+    others = of.queries + of.keys + of.scores * per_score + of.keys + of.values - of.given
+    return products(2 * of.scores * of.features, others)
+
+
+def _flex(call: Call) -> Count:
+    """Q K^T, scale, softmax 3, times V: a block mask is not looked at, what score_mod does is not counted."""
+    of = _sizes(*call.args[:3])  # of a higher-order operator, whose arguments have no names
+    return products(of.scores * of.features, 4 * of.scores)
+
+
+def _flex_backward(call: Call) -> Count:
+    of = _sizes(*call.args[:3])
+    return products(2 * of.scores * of.features, 5 * of.scores + of.keys + of.values - of.given)
+
+
+def _self_attention(source: Any, heads: int, mask: Any, scaled: int = 2) -> Count:
+    """Count projections and attention of (N, T, E) or nested (T, E).
+
+    scaled: 2 where queries and keys are, 1 where queries alone are.
+    """
+    scores, features = heads * _squares(source), _features(source)
+    macs = 4 * source.numel() * features + 2 * scores * (features // heads)
+    return products(macs, (4 + scaled) * source.numel() + (3 if mask is None else 4) * scores)
+
+
+def _squares(source: Any) -> int:
+    """Return T^2 of all utterances."""
+    if source.is_nested:
+        return sum(int(frames) ** 2 for frames, _ in source._nested_tensor_size())
+    return source.shape[0] * source.shape[1] ** 2
+
+
+def _features(source: Any) -> int:
+    return int(source._nested_tensor_size()[0, -1]) if source.is_nested else source.shape[-1]
+
+
+def _multi_head_attention(call: Call) -> Count:
+    """The fast path of torch.nn.MultiheadAttention; weights that are asked for are a mean over the heads."""
+    averaged = call["need_weights"] and call["average_attn_weights"]
+    count = _self_attention(call["query"], call["num_head"], call["mask"], 1 if call["need_weights"] else 2)
+    return Count(count.macs, count.flops + (_squares(call["query"]) * call["num_head"] if averaged else 0))
+
+
+def _encoder_layer(call: Call) -> Count:
+    """The fast path of torch.nn.TransformerEncoderLayer: biases and activation 2 T F + T E, two norms 10, two sums."""
+    source = call["src"]
+    attention = _self_attention(source, call["num_heads"], call["mask"])
+    hidden = source.numel() // _features(source) * call["ffn_weight_1"].shape[0]
+    forward = products(2 * hidden * _features(source), 2 * hidden + (1 + 10 + 2) * source.numel())
+    return Count(attention.macs + forward.macs, attention.flops + forward.flops)
+
+
+for _kind in ("flash", "efficient", "cudnn"):
+    add(f"_scaled_dot_product_{_kind}_attention", _attention)
+    add(f"_scaled_dot_product_{_kind}_attention_backward", _attention_backward)
+for _kind in ("flash_attention_for_cpu", "fused_attention_overrideable"):
+    add(f"_scaled_dot_product_{_kind}", _attention)
+    add(f"_scaled_dot_product_{_kind}_backward", _attention_backward)
+add("higher_order::flex_attention", _flex)
+add("higher_order::flex_attention_backward", _flex_backward)
+add("_native_multi_head_attention", _multi_head_attention)
+add("_transformer_encoder_layer_fwd", _encoder_layer)
+
+# -- recurrent layers ------------------------------------------------------------------------------------------------
+
+#: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is the sum of both
+#: products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r h), h = (h - n) z + n.  Backward of
+#: an LSTM: dc 5, gates 3, dc of the step before 1, sigmoid 9, tanh 3, the sum with the next step's gradients 2.
+_CELLS = {"rnn": (2, 4), "lstm": (4 * 2 + 5, 23), "gru": (2 * 2 + 3 + 3, 18)}
+_MODES = ("rnn", "rnn", "lstm", "gru")  # cuDNN's and oneDNN's numbers
+
+
+def _steps(call: Call) -> int:
+    """Return the steps of all utterances; a packed input has no padding."""
+    return call["input"].numel() // call["input"].shape[-1]
+
+
+def _elements_of(weights: Sequence[Any], dims: int) -> int:
+    return sum(weight.numel() for weight in weights if weight.dim() == dims)
+
+
+def _mkldnn_layer(call: Call) -> Count:
+    weights = [call[f"weight{number}"] for number in range(4 if call["has_biases"] else 2)]
+    per_step = _elements_of(weights, 1) + _CELLS[_MODES[call["mode"]]][0] * call["hidden_size"]
+    return products(_steps(call) * _elements_of(weights, 2), _steps(call) * per_step)
+
+
+def _wanted(call: Call, *names: str) -> List[bool]:
+    """Return whether the gradient of each of these arguments is asked for; of all, where no argument tells."""
+    wanted = [getattr(call[name], "requires_grad", False) for name in names]
+    told = any(wanted) or any(getattr(argument, "requires_grad", False) for argument in call.args)
+    return wanted if told else [True] * len(names)
+
+
+def _mkldnn_layer_backward(call: Call) -> Count:
+    """Twice the forward's products, without the gradients that are not asked for, of the input and the first state."""
+    steps, first = _steps(call), call["hx_"].numel() // call["hx_"].shape[-1]
+    of_input, of_state, weights, recurrent = _wanted(call, "input", "hx_", "weight1", "weight2")
+    macs = steps * size(call["weight1"]) * (of_input + weights)
+    macs += size(call["weight2"]) * (steps - (0 if of_state else first) + steps * recurrent)
+    return products(macs, steps * call["hidden_size"] * (23 + (8 if call["has_biases"] else 0)))
+
+
+def _cudnn_layers(backward: bool) -> Callable[[Call], Count]:
+    def count(call: Call) -> Count:
+        units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
+        others = _elements_of(call["weight"], 1) + _CELLS[_MODES[call["mode"]]][backward] * units
+        return products((1 + backward) * _steps(call) * _elements_of(call["weight"], 2), _steps(call) * others)
+
+    return count
+
+
+def _cell(kind: str, gates: int) -> Callable[[Call], int]:
+    """Count a cell alone, whose products are operators of their own."""
+    biased = 2 * gates
+    return lambda call: (
+        (_CELLS[kind][0] + (biased if call["input_bias"] is not None else 0)) * (size(call["input_gates"]) // gates)
+    )
+
+
+add("mkldnn_rnn_layer", _mkldnn_layer)
+add("mkldnn_rnn_layer_backward", _mkldnn_layer_backward)
+add("_cudnn_rnn", _cudnn_layers(False))
+add("_cudnn_rnn_backward", _cudnn_layers(True))
+add_rows(
+    ("_thnn_fused_lstm_cell", _cell("lstm", 4), 1),
+    ("_thnn_fused_gru_cell", _cell("gru", 3), 1),
+    # without the sum with the next step's gradients
+    (
+        "_thnn_fused_lstm_cell_backward_impl",
+        lambda call: size(call["workspace"]) // 4 * (22 + 4 * bool(call["has_bias"])),
+        1,
+    ),
+    (
+        "_thnn_fused_gru_cell_backward",
+        lambda call: size(call["workspace"]) // 5 * (24 if call["has_bias"] else 18),
+        1,
+    ),
+    ("torchaudio::_overdrive_core_loop", lambda call: call["temp"].numel(), 6),
+)
+# a recursive filter: each output is a sum over those before it, and the first coefficient is 1
+_add(
+    "torchaudio::_lfilter_core_loop",
+    lambda call: call["input_signal_windows"].numel() * (call["a_coeff_flipped"].shape[-1] - 1),
+)
