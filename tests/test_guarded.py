@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -20,50 +21,90 @@ def raising(error):
     return body
 
 
-def test_a_mistake_is_one_harmless_line(capsys):
-    assert guarded("tool.py", raising(UserError("bad\n\x1b[2Jname; give another"))) == 2
-    assert capsys.readouterr().err == "tool.py: error: bad name; give another\n"
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (UserError("bad\n\x1b[2Jname; give another"), 2, "error: bad name; give another"),
+        (MemoryError(), 2, "error: not enough memory here; free some, or ask for less at once"),
+        (PermissionError(13, "Permission denied", "x.pt"), 2, "error: x.pt: Permission denied; change its mode"),
+        (KeyboardInterrupt(), 130, "nothing was written"),
+    ],
+)
+def test_an_end_is_one_harmless_line(error, code, line, capsys):
+    assert guarded("tool.py", raising(error), interrupted="nothing was written") == code
+    err = capsys.readouterr().err
+    assert err.startswith(f"tool.py: {line}") and err.count("\n") == 1
 
 
-def test_ctrl_c_says_what_is_left(capsys):
-    assert guarded("tool.py", raising(KeyboardInterrupt())) == 130
-    assert guarded("tool.py", raising(KeyboardInterrupt()), interrupted="nothing was written") == 130
-    assert capsys.readouterr().err == "tool.py: interrupted\ntool.py: nothing was written\n"
-
-
-def test_the_rest_is_the_command_s_own(capsys):
-    assert guarded("tool.py", lambda: 1) == 1
-    with pytest.raises(ZeroDivisionError):
-        guarded("tool.py", raising(ZeroDivisionError()))
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError(),
+        FileNotFoundError(2, "No such file", "/nowhere"),
+        BlockingIOError(11, "Resource temporarily unavailable"),  # of os.fork under a limit of processes
+        ConnectionRefusedError(111, "Connection refused"),
+        BrokenPipeError(32, "Broken pipe"),  # of a pipe to a process
+        OSError("a template was not found"),
+    ],
+    ids=repr,
+)
+def test_another_error_keeps_its_traceback(error, capsys):
+    with pytest.raises(type(error)):
+        guarded("tool.py", raising(error))
     assert capsys.readouterr().err == ""
 
 
-def test_an_error_about_a_file_is_not_one_of_stdout(capsys):
-    with pytest.raises(FileNotFoundError):
-        guarded("tool.py", lambda: len(open("/nowhere").read()))
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_it_once(number, code, capsys):
+    """The second, which `timeout` sends at once, does not meet what the first one ends."""
+    ended = []
+
+    def body():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+            ended.append(True)
+
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = {each: signal.signal(each, signal.default_int_handler) for each in numbers}
+    try:
+        assert guarded("tool.py", body) == code and ended == [True]
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert capsys.readouterr().err == "tool.py: interrupted\n"
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """nohup means that the terminal may be closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert guarded("tool.py", lambda: os.kill(os.getpid(), signal.SIGHUP) or 1) == 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+CODE = """
+import sys; from common.core.guard import guarded; assert 'torch' not in sys.modules
+sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range({lines})] and 0))
+"""
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("lines", [1, 10**4], ids=["at the end", "on the way"])
 def test_a_full_disk_behind_stdout_is_one_line(lines):
-    code = (
-        "import sys; from common.core.guard import guarded; "
-        f"sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range({lines})] and 0))"
-    )
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CODE.format(lines=lines)], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("tool.py: error: ") and "No space left" in done.stderr
+    assert done.stderr.startswith("tool.py: error: cannot write the output") and "No space left" in done.stderr
 
 
 def test_a_closed_pipe_is_silent():
-    code = (
-        "import sys; from common.core.guard import guarded; assert 'torch' not in sys.modules; "
-        "sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range(10**4)] and 0))"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert writer.stdout.readline() == b"x" * 99 + b"\n"
-    writer.stdout.close()
-    assert (writer.stderr.read(), writer.wait(60)) == (b"", 1)
-    writer.stderr.close()
+    line = [sys.executable, "-c", CODE.format(lines=10**4)]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"x" * 99 + b"\n"
+        writer.stdout.close()
+        assert (writer.stderr.read(), writer.wait(60)) == (b"", 1)

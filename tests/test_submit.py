@@ -62,7 +62,9 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     (folder,) = (tmp_path / "results").iterdir()
     assert folder.name == "2026-11-22-amd-epyc-2-cores" and str(folder) in done.stdout
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"results.jsonl"} and not any(path.parent.name.endswith("fast_rnnt") for path in files)
+    assert {path.name for path in files} == {"results.jsonl"} and not any(
+        path.parent.name.endswith("fast_rnnt") for path in files
+    )
     text = "".join(path.read_text() for path in files)
     assert not [secret for secret in SECRET if secret in text] and "OMP_NUM_THREADS" in text
     before, after = ({row.name: row for row in submit.rows_of(path)} for path in (WHOLE, folder))

@@ -11,24 +11,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, TextIO
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, TextIO
 
-from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_USAGE, UserError
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_SIGNAL, EXIT_USAGE, UserError
 from common.core.paths import INSTALLED, ROOT
 from common.core.text import plain, without_middle
 
-#: Seconds within which a second signal repeats the first: `timeout` sends two, and compare.py hands its own on to a
-#: benchmark that got it from the terminal already.  A repetition must not stop the writing of the results.
-SAME_REQUEST = 1.0
 LONGEST_MISTAKE = 4000  # characters
-#: Variable of the environment: what the user called a command, where that is not the name of its script.
+#: Environment variable: the command as the user typed it, when it is not the script's name.
 CALLED = "RNNT_BENCH_CALLED"
 #: "rnnt-bench run"; "" for a script.  Not handed on to the processes that a command starts.
 program_called = os.environ.pop(CALLED, "")
-#: What help and errors call a script then: {"compare.py": "rnnt-bench compare"}.
+#: Names that help and errors give to scripts under rnnt-bench: {"compare.py": "rnnt-bench compare"}.
 names_of_scripts: Dict[str, str] = {}
 
 
@@ -42,26 +38,18 @@ def require(package: str) -> None:
 
     Where that is impossible, end it with one line on stderr and EXIT_USAGE.
     """
-    if importlib.util.find_spec(package) is None:
-        safe_streams()
-        _go_on_in_main()
-        advice = f"pip install {package}"
-        if not INSTALLED:
-            advice += ", or run `make setup` and use .venv/main/bin/python"
-        name = program_called or Path(sys.argv[0]).name
-        print(f"{name}: error: {package} is not installed in {sys.executable}: {advice}", file=sys.stderr)
-        raise SystemExit(EXIT_USAGE)
-
-
-def _go_on_in_main() -> None:
-    """Run this script of the suite in the main environment's Python; return where it is none, has to run in this very
-    Python, or there is no such environment."""
-    if Path(sys.argv[0]).resolve().parent != ROOT or "--in-place" in sys.argv:
+    if importlib.util.find_spec(package) is not None:
         return
-    ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
-    python = subprocess.run(ask, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
-    if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
-        go_on_with(python)
+    if Path(sys.argv[0]).resolve().parent == ROOT and "--in-place" not in sys.argv:
+        ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
+        asked = subprocess.run(ask, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        python = asked.stdout.strip()
+        if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
+            go_on_with(python)
+    advice = "" if INSTALLED else ", or run `make setup` and use .venv/main/bin/python"
+    missing = f"{package} is not installed in {sys.executable}: pip install {package}{advice}"
+    say(f"{program_called or Path(sys.argv[0]).name}: error: {missing}")
+    raise SystemExit(EXIT_USAGE)
 
 
 def go_on_with(python: str) -> NoReturn:
@@ -77,114 +65,74 @@ def as_called(text: str) -> str:
     return text
 
 
-class Lossy:
-    """A stream of text that drops what it cannot write: a full disk or a closed pipe behind stderr ends no run."""
+class Stdout:
+    """A stream of text that remembers the error with which it failed, so that no other error is taken for it."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
+        self.failure: Optional[OSError] = None
 
     def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
+        try:
             return self.stream.write(text)
-        return len(text)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):
+        try:
             self.stream.flush()
+        except OSError as error:
+            self.failure = error
+            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
 def safe_streams() -> None:
-    """Make stdin, stdout and stderr ones that every line of the suite can use.  One that is closed becomes the null
-    device: Python has None there, and the next file opened would get its number.  stderr drops what it cannot write,
-    and stdout escapes characters that it does not know.  May be called again."""
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number that is free
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    if not isinstance(sys.stderr, Lossy):
-        sys.stderr = Lossy(sys.stderr)
-
-
-class End(NamedTuple):
-    """One way for a command to end: for which errors, the line about it ("" for none), and the exit code."""
-
-    applies: Callable[[Exception], bool]
-    line: Callable[[Any], str]
-    code: int
-
-
-def _of_a_file(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.filename is not None
-
-
-def _of_stdout(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.filename is None
-
-
-#: The first that applies; any other error keeps its traceback.
-ENDS = (
-    End(
-        lambda error: isinstance(error, UserError),
-        lambda error: without_middle(as_called(str(error)), LONGEST_MISTAKE),  # it may quote any file
-        EXIT_USAGE,
-    ),
-    End(
-        lambda error: isinstance(error, PermissionError) and _of_a_file(error),
-        lambda error: plain(f"{error.filename}: {error.strerror}; change its mode, or run as its owner"),
-        EXIT_USAGE,
-    ),
-    End(lambda error: isinstance(error, BrokenPipeError) and _of_stdout(error), lambda _: "", EXIT_FAILED),
-    End(_of_stdout, lambda error: f"cannot write the output: {error.strerror or error}", EXIT_USAGE),
-    End(
-        lambda error: isinstance(error, MemoryError),
-        lambda _: "not enough memory here; free some, or ask for less at once",
-        EXIT_USAGE,
-    ),
-)
+    """Let stdout remember its failure, and escape characters that it does not know.  May be called again."""
+    if not isinstance(sys.stdout, Stdout):
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout = Stdout(sys.stdout)
 
 
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run the body of the command `program` and return its exit code.
 
-    An error ends it as ENDS says, with one line on stderr.  Ctrl-C prints `interrupted` and returns EXIT_INTERRUPTED;
-    SIGTERM and SIGHUP likewise, and return EXIT_SIGNAL and their number.
+    A mistake of the user, a full stdout and a lack of memory are one line on stderr and EXIT_USAGE; a closed pipe
+    behind stdout is EXIT_FAILED.  Ctrl-C prints `interrupted` and returns EXIT_INTERRUPTED; SIGTERM and SIGHUP
+    likewise, and return EXIT_SIGNAL and their number.
     """
     safe_streams()
+    line, code = "", EXIT_USAGE
     with _interruptions() as signals:
-        code = _ended(program_called or program, body, interrupted)
-    return EXIT_SIGNAL + signals[-1] if code == EXIT_INTERRUPTED and signals else code
-
-
-def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
-    try:
-        code = body()
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        line, code = interrupted, EXIT_INTERRUPTED
-    except Exception as error:
-        end = next((end for end in ENDS if end.applies(error)), None)
-        if end is None:
-            raise
-        if _of_stdout(error):
-            drop_stdout()
-        line, code = end.line(error), end.code
-        line = line and f"error: {line}"
-    # Here what the body held is free again, also after a MemoryError.
+        try:
+            code = body()
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            line, code = interrupted, EXIT_INTERRUPTED
+        except UserError as error:
+            line = f"error: {without_middle(as_called(str(error)), LONGEST_MISTAKE)}"  # it may quote any file
+        except MemoryError:
+            line = "error: not enough memory here; free some, or ask for less at once"
+        except OSError as error:
+            if error is getattr(sys.stdout, "failure", None):
+                drop_stdout()
+                closed = isinstance(error, BrokenPipeError)
+                line = "" if closed else f"error: cannot write the output: {error.strerror or error}"
+                code = EXIT_FAILED if closed else EXIT_USAGE
+            elif isinstance(error, PermissionError) and error.filename is not None:
+                line = plain(f"error: {error.filename}: {error.strerror}; change its mode, or run as its owner")
+            else:
+                raise
     if line:
-        print(f"{program}: {line}", file=sys.stderr)
-    return finished(code)
+        say(f"{program_called or program}: {line}")
+    return finished(EXIT_SIGNAL + signals[0] if code == EXIT_INTERRUPTED and signals else code)
 
 
-def finished(code: int) -> int:
+def finished(code: int = EXIT_OK) -> int:
     """Flush stdout and return `code`; drop what cannot be written, since Python would complain about it at its end."""
     try:
         sys.stdout.flush()
@@ -200,14 +148,15 @@ def drop_stdout() -> None:
 
 @contextmanager
 def _interruptions() -> Iterator[List[int]]:
-    """Let Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields those that did.  One that is ignored stays so."""
+    """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields its number in a list.
+
+    One that is ignored stays so.  Later ones are ignored, since they must not stop the writing of the results:
+    `timeout` sends two, and a terminal sends its own to a benchmark and to what started it.
+    """
     raised: List[int] = []
-    since = -SAME_REQUEST
 
     def interrupt(number: int, _: Any) -> None:
-        nonlocal since
-        if time.monotonic() - since >= SAME_REQUEST:
-            since = time.monotonic()
+        if not raised:
             raised.append(number)
             raise KeyboardInterrupt
 
