@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Write a shape file: (T, U) of every utterance of a corpus, from which the benchmarks draw their batches.
 
-It reads a lhotse manifest, LibriSpeech or a Kaldi data folder (it computes no features), or draws from the published
-figures of train-clean-100.  T is the number of encoder frames after subsampling, U the number of BPE tokens of the
-text.  A JSON file beside it has the source, hashes, counts and versions; the same input gives the same files.
+It reads a lhotse manifest (it computes no features), or draws from the published figures of train-clean-100; lhotse
+makes manifests of corpora (`lhotse prepare librispeech`) and of Kaldi folders (`lhotse kaldi import`).  T is the number
+of encoder frames after subsampling, U the number of BPE tokens of the text.  A JSON file beside it has the source,
+hashes, counts and versions; the same input gives the same files.
 """
 
 from __future__ import annotations
@@ -24,139 +25,66 @@ from common.core.guard import guarded
 PROG = "generate_shape_info.py"
 EXAMPLES = """examples:
   generate_shape_info.py --manifest cuts.jsonl.gz --bpe-model bpe.model --output mine.pt
-  generate_shape_info.py --corpus-dir LibriSpeech --part train-clean-100 --bpe-vocab-size 500 \\
-      --speed-perturbation 0.9 1.0 1.1 --output mine.pt
-  generate_shape_info.py --manifest cuts.jsonl.gz --bpe-model bpe.model --jobs 16 --output mine.pt
+  generate_shape_info.py --manifest librispeech_supervisions_train-clean-100.jsonl.gz --bpe-vocab-size 500 \\
+      --speed-perturbation 0.9 1.0 1.1 --jobs 16 --output mine.pt
   benchmark_all.py --shape-file mine.pt"""
 WRITE = Path()  # of --features without a file
-SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
-# flags that go with some sources only; those of OF_CORPORA go with all but --from-figures
-GOES_WITH = {
-    "recordings": "manifest",
-    "features": "manifest",
-    "part": "corpus_dir",
-    "sampling_rate": "kaldi_dir",
-    "seed": "from_figures",
-}
-OF_CORPORA = (
-    *("bpe_model", "bpe_vocab_size", "bpe_model_type", "subsampling_factor", "speed_perturbation", "frame_shift"),
-    *("keep_empty", "limit", "min_duration", "max_duration", "perturb_again"),
+#: Flags that do not go with --from-figures.
+OF_MANIFEST = (
+    *("recordings", "bpe_model", "bpe_vocab_size", "bpe_model_type", "subsampling_factor", "speed_perturbation"),
+    *("perturb_again", "frame_shift", "keep_empty", "limit", "min_duration", "max_duration"),
 )
 
 
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog=PROG, description=__doc__, epilog=EXAMPLES)
     source = top.add_argument_group("source (exactly one)").add_mutually_exclusive_group(required=True).add_argument
-    source(
-        "--manifest",
-        type=path,
-        metavar="FILE",
-        help="Manifest of lhotse: cuts or supervisions, .json or .jsonl, .gz or not.",
-    )
-    source("--corpus-dir", type=path, metavar="DIR", help="Folder of LibriSpeech; needs --part.")
-    source(
-        "--kaldi-dir", type=path, metavar="DIR", help="Data folder of Kaldi: wav.scp, text, and segments or utt2spk."
-    )
-    source(
-        "--from-figures", action="store_true", default=None, help="Draw from the published figures of train-clean-100."
-    )
+    manifest = "Manifest of lhotse: cuts or supervisions, .json or .jsonl, .gz or not."
+    source("--manifest", type=path, metavar="FILE", help=manifest)
+    source("--from-figures", action="store_true", help="Draw from the published figures of train-clean-100.")
 
     of_source = top.add_argument_group("about the source").add_argument
-    of_source(
-        "--recordings",
-        type=path,
-        metavar="FILE",
-        help="Manifest of the recordings of supervisions. Default: the one beside them with recordings in its name",
-    )
-    of_source(
-        "--features",
-        type=path,
-        nargs="?",
-        const=WRITE,
-        metavar="FILE",
-        help="Manifest of the features of supervisions, for their frames. Without FILE: also write (feature frames, U) "
-        "beside the output as NAME.features.pt, for profile_model.py.",
-    )
-    of_source(
-        "--part", action="append", metavar="NAME", help="Part of LibriSpeech, such as train-clean-100. Repeatable."
-    )
-    of_source(
-        "--sampling-rate",
-        type=whole(1),
-        metavar="HZ",
-        help="Sampling rate of the audio of a Kaldi data folder. Default: 16000",
-    )
+    recordings = "Manifest of the recordings of supervisions. Default: the one beside them with recordings in its name"
+    of_source("--recordings", type=path, metavar="FILE", help=recordings)
+    features = "Manifest of the features of supervisions, for their frames. Without FILE: also write (feature frames, "
+    features += "U) beside the output as NAME.features.pt, for the profile of a model."
+    of_source("--features", type=path, nargs="?", const=WRITE, metavar="FILE", help=features)
     of_source("--seed", type=seed, help="Seed of --from-figures. Default: that of the suite's shape_info.pt")
 
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
-    tokens(
-        "--bpe-model", type=path, metavar="FILE", help="SentencePiece model, such as icefall's lang_bpe_500/bpe.model."
-    )
-    tokens(
-        "--bpe-vocab-size", type=whole(1), metavar="V", help="Train a model of V tokens and write it beside the output."
-    )
-    tokens(
-        "--bpe-model-type",
-        choices=("bpe", "unigram"),
-        help="Type of model to train; icefall trains unigram. Default: bpe",
-    )
+    model = "SentencePiece model, such as icefall's lang_bpe_500/bpe.model."
+    tokens("--bpe-model", type=path, metavar="FILE", help=model)
+    trained = "Train a model of V tokens and write it beside the output."
+    tokens("--bpe-vocab-size", type=whole(1), metavar="V", help=trained)
+    kind = "Type of model to train; icefall trains unigram. Default: bpe"
+    tokens("--bpe-model-type", choices=("bpe", "unigram"), default="bpe", help=kind)
 
     frames = top.add_argument_group("frames").add_argument
-    frames(
-        "--subsampling-factor", type=int, choices=(1, 2, 4, 6, 8), help="Subsampling factor of the encoder. Default: 4"
+    factor = "Subsampling factor of the encoder. Default: 4"
+    frames("--subsampling-factor", type=int, choices=(1, 2, 4, 6, 8), default=4, help=factor)
+    speeds = (
+        "Speeds; every utterance is counted once at each. icefall trains on 0.9 1.0 1.1; its training cuts have all "
     )
-    frames(
-        "--speed-perturbation",
-        type=positive,
-        nargs="+",
-        metavar="X",
-        help="Speeds; every utterance is counted once at each. icefall trains on 0.9 1.0 1.1; its training cuts "
-        "have all three already, so leave this out for them. At other speeds than 1.0 frames follow from the duration "
-        "even where "
-        "there are features, as in lhotse. Default: 1.0",
+    speeds += (
+        "three already, so leave this out for them. At other speeds than 1.0 frames follow from the duration even "
     )
-    frames(
-        "--perturb-again",
-        action="store_true",
-        default=None,
-        help="Also perturb cuts and supervisions that are perturbed already, as icefall's training cuts are "
-        "(..._sp0.9).",
-    )
-    frames(
-        "--frame-shift",
-        type=positive,
-        metavar="S",
-        help="Frame shift in seconds, where there are no features. Default: 0.01",
-    )
+    speeds += "where there are features, as in lhotse. Default: 1.0"
+    frames("--speed-perturbation", type=positive, nargs="+", metavar="X", default=[1.0], help=speeds)
+    again = "Also perturb cuts and supervisions that are perturbed already, as icefall's training cuts are (..._sp0.9)."
+    frames("--perturb-again", action="store_true", help=again)
+    shift = "Frame shift in seconds, where there are no features. Default: 0.01"
+    frames("--frame-shift", type=positive, metavar="S", default=0.01, help=shift)
 
     out = top.add_argument_group("output").add_argument
-    out("--keep-empty", action="store_true", default=None, help="Keep utterances without text, with U = 0.")
-    out(
-        "--min-duration",
-        type=positive,
-        metavar="S",
-        help="Leave out shorter utterances, after perturbation (icefall: 1).",
-    )
-    out(
-        "--max-duration",
-        type=positive,
-        metavar="S",
-        help="Leave out longer utterances, after perturbation (icefall: 20).",
-    )
+    out("--keep-empty", action="store_true", help="Keep utterances without text, with U = 0.")
+    shorter, longer = (f"Leave out {what} utterances, after perturbation" for what in ("shorter", "longer"))
+    out("--min-duration", type=positive, metavar="S", help=f"{shorter} (icefall: 1).")
+    out("--max-duration", type=positive, metavar="S", help=f"{longer} (icefall: 20).")
     out("--limit", type=whole(1), metavar="N", help="Read only the first N utterances. Default: all")
-    out(
-        "--jobs",
-        type=whole(1, 1024),
-        metavar="N",
-        help="Number of processes that read and tokenise; the files are the same for any number. Default: 1",
-    )
-    out(
-        "--output",
-        type=path,
-        metavar="FILE",
-        default=Path("shape_info.pt"),
-        help="File to write. Default: shape_info.pt",
-    )
+    jobs = "Number of processes that read and tokenise; the files are the same for any number. Default: 1"
+    out("--jobs", type=whole(1, 1024), metavar="N", default=1, help=jobs)
+    default = Path("shape_info.pt")
+    out("--output", type=path, metavar="FILE", default=default, help=f"File to write. Default: {default}")
     return top
 
 
@@ -167,38 +95,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def generate(flags: argparse.Namespace) -> int:
     check(flags)
-    require("torch", "numpy", *(() if flags.from_figures else ("lhotse", "sentencepiece")))
-    from common.data.sources import generation
-
-    given = {name: value for name, value in vars(flags).items() if value is not None}
-    for line in generation.generate(generation.Options(**given)):
-        print(line)
-    return EXIT_OK
-
-
-def check(flags: argparse.Namespace) -> None:
-    """UserError for flags that do not go together."""
-    source = next(name for name in SOURCES if getattr(flags, name) is not None)
-    flags.write_features = flags.features is WRITE
-    flags.features = None if flags.write_features else flags.features
-    for name, other in [*GOES_WITH.items(), *((name, None) for name in OF_CORPORA)]:
-        fits = source == other if other else source != "from_figures"
-        if getattr(flags, name) is not None and not fits:
-            raise UserError(f"{_flag(name)} does not go with {_flag(source)}; leave one of them out")
-    if source != "from_figures":
-        if (flags.bpe_model is None) == (flags.bpe_vocab_size is None):
-            raise UserError("give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with")
-        if flags.bpe_model_type and flags.bpe_model:
-            raise UserError("--bpe-model-type is for --bpe-vocab-size; leave it out with --bpe-model")
-    ends = flags.min_duration, flags.max_duration
-    if None not in ends and ends[0] > ends[1]:
-        raise UserError(f"--min-duration {ends[0]}: is above --max-duration {ends[1]}; no utterance is between")
-    if source == "corpus_dir" and not flags.part:
-        raise UserError("--corpus-dir needs --part, e.g. --part train-clean-100")
-
-
-def require(*packages: str) -> None:
-    """UserError where one of `packages` does not import, unless the main environment can take over."""
+    packages = ["torch", "numpy", *([] if flags.from_figures else ["lhotse", "sentencepiece"])]
     try:
         for package in packages:
             importlib.import_module(package)
@@ -206,13 +103,30 @@ def require(*packages: str) -> None:
         from common.setup import interpreters
 
         interpreters.continue_in("main")
-        raise UserError(
-            f"needs {', '.join(packages)} ({error}): run `make setup`, then .venv/main/bin/python {PROG} ..."
-        ) from error
+        advice = f"run `make setup`, then .venv/main/bin/python {PROG} ..."
+        raise UserError(f"needs {', '.join(packages)} ({error}): {advice}") from error
+    from common.data.sources import generation
+
+    for line in generation.generate(flags):
+        print(line)
+    return EXIT_OK
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def check(flags: argparse.Namespace) -> None:
+    """UserError for flags that do not go together."""
+    flags.write_features = flags.features is WRITE
+    flags.features = None if flags.write_features else flags.features
+    source, foreign = ("--from-figures", OF_MANIFEST) if flags.from_figures else ("--manifest", ("seed",))
+    defaults = parser()
+    for name in foreign:
+        if getattr(flags, name) != defaults.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')} does not go with {source}; leave one of them out")
+    if flags.manifest and (flags.bpe_model is None) == (flags.bpe_vocab_size is None):
+        raise UserError("give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with")
+    if flags.bpe_model_type != "bpe" and flags.bpe_model:
+        raise UserError("--bpe-model-type is for --bpe-vocab-size; leave it out with --bpe-model")
+    if flags.min_duration and flags.max_duration and flags.min_duration > flags.max_duration:
+        raise UserError(f"--min-duration {flags.min_duration}: is above --max-duration; no utterance is between")
 
 
 if __name__ == "__main__":

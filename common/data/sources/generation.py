@@ -1,88 +1,46 @@
 """Makes a shape file of what the flags of generate_shape_info.py name: a source, its rows, their provenance, the files.
 
 The provenance names files without their folders, and no time except SOURCE_DATE_EPOCH, so that the same input and the
-same versions give the same files.
+same versions give the same files, for any number of processes.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import math
+import multiprocessing
 import os
 import shlex
-from collections import Counter
+import signal
+from collections import Counter, deque
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
 from common.data import batching, shapes
 from common.data.provenance import Provenance, path_of, versions
-from common.data.sources import bpe, corpora, manifests, published
-from common.data.sources.shards import cut, in_order
-from common.data.sources.tabulate import Kept, Work, read_shard, why_none
+from common.data.sources import bpe, manifests, published
+from common.data.sources.manifests import Utterance
+from common.system.processes import die_with_parent
 
 SCHEMA = 1
-#: On which the rows depend.
-PACKAGES = ("torch", "lhotse", "sentencepiece")
-#: Utterances in the batches whose padding is printed, and in the sample from which a longer file is described.
-BATCH_SIZE, SAMPLE = 30, 1_000_000
-
-
-@dataclass
-class Options:
-    """Holds the flags of generate_shape_info.py: one of manifest, corpus_dir, kaldi_dir and from_figures, and without
-    figures one of bpe_model and bpe_vocab_size.
-
-    frame_shift, min_duration, max_duration: seconds; sampling_rate: Hz; limit: utterances; write_features: (feature
-    frames, U) too, beside the output; jobs: processes.
-    """
-
-    output: Path
-    manifest: Optional[Path] = None
-    corpus_dir: Optional[Path] = None
-    kaldi_dir: Optional[Path] = None
-    from_figures: bool = False
-    recordings: Optional[Path] = None
-    features: Optional[Path] = None
-    part: Sequence[str] = ()
-    sampling_rate: int = 16000
-    seed: int = published.SEED
-    bpe_model: Optional[Path] = None
-    bpe_vocab_size: int = 0
-    bpe_model_type: str = "bpe"
-    subsampling_factor: int = 4
-    speed_perturbation: Sequence[float] = (1.0,)
-    frame_shift: float = 0.01
-    keep_empty: bool = False
-    limit: Optional[int] = None
-    write_features: bool = False
-    min_duration: Optional[float] = None
-    max_duration: Optional[float] = None
-    perturb_again: bool = False
-    jobs: int = 1
-
-    @property
-    def shape_files(self) -> List[Path]:
-        return [self.output, *([self.output.with_suffix(".features.pt")] if self.write_features else [])]
-
-
-@dataclass
-class Source:
-    """Names where utterances come from.
-
-    files: those that are read, for their hashes; open: returns a reader and (number, entry) of its entries, which are
-    utterances where there is no reader; described: more provenance.
-    """
-
-    kind: str
-    files: List[Path]
-    open: Callable[[], Tuple[Optional[manifests.Reader], Iterator[Tuple[int, Any]]]]
-    described: Provenance = field(default_factory=dict)
+#: Utterances in the batches whose padding is printed.
+BATCH_SIZE = 30
+#: Of a chunk that a process works on: about a second of work, and never much memory.
+ENTRIES, CHARACTERS = 10_000, 2**25
+#: Chunks given out, and results that wait for one before them, for each process.
+AHEAD = 4
+#: Seconds: durations are of whole samples, and speeds divide them.
+ROUNDING = 1e-4
+Chunk = List[Tuple[int, Any]]
 
 
 @dataclass
@@ -101,41 +59,35 @@ class Generated:
     beside: List[Tuple[Path, bytes]] = field(default_factory=list)
 
 
-def generate(options: Options) -> List[str]:
-    """Write the shape file that `options` ask for; returns lines to show.  Where it raises UserError nothing is
+def generate(flags: argparse.Namespace) -> List[str]:
+    """Write the shape file that the flags ask for; returns lines to show.  Where it raises UserError nothing is
     written."""
-    for path in options.shape_files:
+    outputs = [flags.output, *([flags.output.with_suffix(".features.pt")] if flags.write_features else [])]
+    for path in outputs:
         shapes.check_output(path)
-    return _write(options, _from_figures(options) if options.from_figures else _from_corpus(options))
-
-
-def _write(options: Options, generated: Generated) -> List[str]:
-    """Write the files; returns lines to show."""
+    generated = _from_figures(flags) if flags.from_figures else _from_manifest(flags, outputs)
     provenance, rows = generated.provenance, generated.rows
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if epoch.isdigit():
         provenance["created"] = datetime.fromtimestamp(int(epoch), timezone.utc).isoformat()
-    shapes.save(options.output, rows, {"schema": SCHEMA, **provenance}, *generated.beside)
+    shapes.save(flags.output, rows, {"schema": SCHEMA, **provenance}, *generated.beside)
     (t_min, u_min), (t_max, u_max) = rows.min(axis=0), rows.max(axis=0)
     lines = [
         *(f"{name.replace('_', ' ')}: {count:,}" for name, count in provenance.get("counts", {}).items()),
         *(f"wrote {path}" for path, _ in generated.beside),
-        f"wrote {options.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
+        f"wrote {flags.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
     ]
     if generated.features is not None:
-        path, features = options.shape_files[1], generated.features
+        features = generated.features
         of_features = {**provenance, "options": {**provenance["options"], "subsampling_factor": 1}}
-        shapes.save(path, features, {"schema": SCHEMA, **of_features})
-        lines.append(f"wrote {path}: feature frames {features[:, 0].min()} to {features[:, 0].max()}")
-    return [*lines, *summary(rows, options.output)]
+        shapes.save(outputs[1], features, {"schema": SCHEMA, **of_features})
+        lines.append(f"wrote {outputs[1]}: feature frames {features[:, 0].min()} to {features[:, 0].max()}")
+    return [*lines, *summary(rows, flags.output)]
 
 
 def summary(rows: np.ndarray, output: Path) -> List[str]:
     """Return lines that describe the rows (utterances, 2), and the next command to type."""
-    lines, every = [], len(rows) // SAMPLE
-    if every > 1:  # in memory that does not depend on their number
-        rows = rows[: len(rows) // BATCH_SIZE * BATCH_SIZE].reshape(-1, BATCH_SIZE, 2)[::every].reshape(-1, 2)
-        lines.append(f"of one in {every} batches of {BATCH_SIZE}:")
+    lines = []
     for column, name in enumerate("TU"):
         low, middle, high = (f"{value:.0f}" for value in np.percentile(rows[:, column], (5, 50, 95)))
         lines.append(f"{name}: median {middle}, 5% to 95%: {low} to {high}, largest {rows[:, column].max()}")
@@ -147,105 +99,220 @@ def summary(rows: np.ndarray, output: Path) -> List[str]:
     return [*lines, f"next: ./benchmark_all.py --shape-file {shlex.quote(str(output))}"]
 
 
-def _from_figures(options: Options) -> Generated:
+def _described(path: Path) -> Dict[str, str]:
+    return {"name": path.name, "sha256": shapes.sha256(path)}
+
+
+def _from_figures(flags: argparse.Namespace) -> Generated:
+    seed = published.SEED if flags.seed is None else flags.seed
     provenance = {
         "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, "
         "not the corpus",
         "source": {"kind": "figures", "files": [_described(published.FIGURES)]},
-        "options": {"seed": options.seed},
+        "options": {"seed": seed},
         "versions": versions("torch"),
     }
     figures = published.load_figures()
-    features = published.draw_features(figures, options.seed) if options.write_features else None
-    return Generated(published.draw(figures, options.seed), features, provenance)
+    features = published.draw_features(figures, seed) if flags.write_features else None
+    return Generated(published.draw(figures, seed), features, provenance)
 
 
-def _from_corpus(options: Options) -> Generated:
-    model = bpe.load(options.bpe_model) if options.bpe_model else None
-    trained_at = path_of(options.output).with_suffix(".bpe.model")
-    counts: Counter = Counter()
-    source = _open(options, counts)
-    shape_files = options.shape_files
-    outputs = [*shape_files, *map(path_of, shape_files), *([] if model else [trained_at])]
-    _keep_inputs(outputs, [*source.files, *([options.bpe_model] if options.bpe_model else [])])
-    files = [_described(path) for path in source.files]
+def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
+    model = bpe.load(flags.bpe_model) if flags.bpe_model else None
+    trained_at = path_of(flags.output).with_suffix(".bpe.model")
+    recordings = flags.recordings or (None if flags.features else manifests.beside(flags.manifest))
+    inputs = [path for path in (flags.manifest, recordings, flags.features) if path]
+    for output in [*outputs, *map(path_of, outputs), *([] if model else [trained_at])]:  # cuts.json beside cuts.pt
+        for path in filter(Path.exists, [*inputs, *([flags.bpe_model] if flags.bpe_model else [])]):
+            if output.exists() and output.samefile(path):
+                raise UserError(f"--output {flags.output}: the input {output} would be replaced; name another file")
+    files = [_described(path) for path in inputs]
 
-    reader, entries = source.open()
-    entries = islice(entries, options.limit)
-    met = np.zeros(reader.recordings.rows if reader else 0, dtype=bool)
-    reads, beside = reader, []  # reads: the reader of `entries`
-    if model is None:
-        shards = list(in_order(partial(read_shard, reader), cut(entries), options.jobs))
-        for shard in shards:
-            counts.update(shard.counts)
-            met[shard.used] = True
-        utterances = [utterance for shard in shards for utterance in shard.utterances]  # to train, and to count
-        texts = [utterance.text for utterance in utterances if utterance.text]
-        model = bpe.train(texts, options.bpe_vocab_size, options.bpe_model_type)
+    timing = manifests.Timing(flags.frame_shift, tuple(flags.speed_perturbation), flags.perturb_again)
+    reader, entries = manifests.opened(flags.manifest, timing, recordings, flags.features)
+    chunks = _chunks(islice(entries, flags.limit))
+    work = Work(reader, model, flags)
+    parts = list(_in_order(work, chunks, flags.jobs))
+    beside = []
+    if model is None:  # the utterances were read, to train; now they are counted
+        texts = [utterance.text for part in parts for utterance in part.utterances if utterance.text]
+        model = bpe.train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
         beside.append((trained_at, model))
-        reads, entries = None, enumerate(utterances, start=1)
-    kept = Kept(options.subsampling_factor, options.keep_empty, options.min_duration, options.max_duration)
-    work = Work(reads, model, kept, tuple(options.speed_perturbation))
-    columns = 3 if options.write_features else 2
-    rows_at: List[List[np.ndarray]] = [[] for _ in options.speed_perturbation]
-    for part in in_order(work, cut(entries), options.jobs):
+        for part in parts:
+            part.rows = table(part.utterances, bpe.counter(model), flags, part.counts)
+    counts: Counter = Counter()
+    for part in parts:
         counts.update(part.counts)
-        met[part.used] = True
-        for rows_of_speed, rows in zip(rows_at, part.rows):
-            rows_of_speed.append(rows[:, :columns].copy())
     if not counts["rows"]:
-        raise UserError(why_none(counts))
-    if reader and not reader.cuts and (options.limit is None or counts["utterances_read"] < options.limit):
-        counts["recordings_without_supervision"] = len(reader.recordings) - int(met.sum())
+        raise UserError(_why_none(counts))
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
     if_given = ("min_duration", "max_duration", "perturb_again")
     provenance = {
-        "source": {"kind": source.kind, "files": files, **source.described},
+        "source": {"kind": "manifest", "files": files},
         "bpe_model": {
-            "name": (options.bpe_model or trained_at).name,
+            "name": (flags.bpe_model or trained_at).name,
             "sha256": hashlib.sha256(model).hexdigest(),
             "vocab_size": bpe.vocab_size(model),
-            "trained_here": options.bpe_model_type if beside else None,
+            "trained_here": flags.bpe_model_type if beside else None,
         },
         "options": {
-            **{name: getattr(options, name) for name in recorded},
-            **{name: value for name in if_given if (value := getattr(options, name))},
+            **{name: getattr(flags, name) for name in recorded},
+            **{name: value for name in if_given if (value := getattr(flags, name))},
         },
         "counts": dict(sorted(counts.items())),
-        "versions": versions(*PACKAGES),
+        "versions": versions("torch", "lhotse", "sentencepiece"),
     }
-    table = np.concatenate([rows for rows_of_speed in rows_at for rows in rows_of_speed])
-    features = table[:, [2, 1]] if options.write_features else None
-    return Generated(table[:, :2], features, provenance, beside)
+    rows = np.concatenate([part.rows[at] for at in range(len(flags.speed_perturbation)) for part in parts])
+    features = rows[:, [2, 1]] if flags.write_features else None
+    return Generated(rows[:, :2], features, provenance, beside)
 
 
-def _open(options: Options, counts: Counter) -> Source:
-    """Return the source that `options` name.  Nothing of it is read yet except to check that it is one."""
-    timing = manifests.Timing(options.frame_shift, tuple(options.speed_perturbation), options.perturb_again)
-    if options.manifest:
-        recordings = options.recordings or (None if options.features else manifests.beside(options.manifest))
-        files = [path for path in (options.manifest, recordings, options.features) if path]
-        opened = partial(manifests.opened, options.manifest, timing, recordings, options.features, options.jobs)
-        return Source("manifest", files, opened)
-    if options.corpus_dir:
-        transcripts = corpora.librispeech_hash(options.corpus_dir, options.part)
-        described = {"parts": list(options.part), "transcripts_sha256": transcripts}
-        utterances = corpora.librispeech(options.corpus_dir, options.part, timing, counts)
-        return Source("librispeech", [], lambda: (None, enumerate(utterances, start=1)), described)
-    assert options.kaldi_dir is not None
-    utterances = corpora.kaldi(options.kaldi_dir, options.sampling_rate, timing, counts)
-    rate = {"sampling_rate": options.sampling_rate}
-    files = corpora.kaldi_files(options.kaldi_dir)
-    return Source("kaldi", files, lambda: (None, enumerate(utterances, start=1)), rate)
+# From entries of a manifest to rows of a shape file, chunk by chunk.
 
 
-def _keep_inputs(outputs: List[Path], inputs: List[Path]) -> None:
-    """Raise UserError where an output would replace an input, such as cuts.json by the provenance of cuts.pt."""
-    for output in outputs:
-        for path in inputs:
-            if output.exists() and path.exists() and output.samefile(path):
-                raise UserError(f"--output {outputs[0]}: the input {output} would be replaced; name another file")
+@dataclass
+class Part:
+    """What a chunk gave: for each speed int32 (rows, 3), columns T, U and feature frames; the utterances, where there
+    is no model to count tokens with yet."""
+
+    rows: List[np.ndarray]
+    counts: Counter
+    utterances: Sequence[Utterance] = ()
 
 
-def _described(path: Path) -> Dict[str, str]:
-    return {"name": path.name, "sha256": shapes.sha256(path)}
+@dataclass
+class Work:
+    """Makes rows of a chunk, in whatever process.  model: a SentencePiece model; None: the utterances alone."""
+
+    reader: manifests.Reader
+    model: Optional[bytes]
+    flags: argparse.Namespace
+
+    def __call__(self, chunk: Chunk) -> Part:
+        counts: Counter = Counter()
+        utterances = [self.reader.utterance(number, line, counts) for number, line in chunk]
+        if self.model is None:
+            return Part([], counts, utterances)
+        return Part(table(utterances, bpe.counter(self.model), self.flags, counts), counts)
+
+
+def table(
+    utterances: Sequence[Utterance],
+    count_tokens: Callable[[List[str]], List[int]],
+    flags: argparse.Namespace,
+    counts: Counter,
+) -> List[np.ndarray]:
+    """Return the rows of the utterances at each speed (see `Part`), and count in `counts` what is left out.  An
+    utterance that is kept without text has U = 0."""
+    some = [utterance for utterance in utterances if utterance.text or flags.keep_empty]
+    empty = sum(not utterance.text for utterance in utterances)
+    counts["kept_without_text" if flags.keep_empty else "left_out_without_text"] += empty
+    tokens = np.array(count_tokens([utterance.text for utterance in some]), dtype=np.int64)
+    speeds = flags.speed_perturbation
+    frames = np.array([utterance.frames for utterance in some], dtype=np.int64).reshape(-1, len(speeds))
+    seconds = np.array([utterance.seconds for utterance in some])
+    return [_kept(tokens, at, seconds / speed, flags, counts) for at, speed in zip(frames.T, speeds)]
+
+
+def _kept(
+    tokens: np.ndarray, frames: np.ndarray, lasts: np.ndarray, flags: argparse.Namespace, counts: Counter
+) -> np.ndarray:
+    """Return the rows that stay at one speed, at which the utterances last `lasts` seconds."""
+    rows = np.stack([shapes.subsampled(frames, flags.subsampling_factor), tokens, frames], axis=1)
+    enough = rows[:, 0] >= 1
+    counts["rows_left_out_as_too_short"] += int((~enough).sum())
+    for key, bound, fits in (
+        ("rows_below_min_duration", flags.min_duration, lasts >= (flags.min_duration or 0.0) - ROUNDING),
+        ("rows_above_max_duration", flags.max_duration, lasts <= (flags.max_duration or math.inf) + ROUNDING),
+    ):
+        if bound is not None:
+            counts[key] += int((enough & ~fits).sum())
+            enough &= fits
+    rows = rows[enough]
+    counts["rows"] += len(rows)
+    if len(rows) and rows.max() > shapes.LARGEST:
+        raise UserError(f"an utterance has {rows.max()} frames, more than a shape file can hold ({shapes.LARGEST})")
+    return rows.astype(np.int32)
+
+
+def _why_none(counts: Counter) -> str:
+    """Return the error message where no row is left."""
+    read, short = counts["utterances_read"], counts["rows_left_out_as_too_short"]
+    empty = counts["without_supervision"] + counts["with_empty_text"]
+    others = counts["rows_below_min_duration"] + counts["rows_above_max_duration"]
+    outside = f", {others} rows are not between --min-duration and --max-duration" if others else ""
+    return f"no utterance is left: of {read} read, {empty} have no text, {short} rows are too short{outside}"
+
+
+# Processes.
+
+
+def _chunks(entries: Iterable[Tuple[int, str]]) -> Iterator[Chunk]:
+    """Yield (number, entry) pairs in chunks.  A UserError of `entries` comes after the chunk before it."""
+    chunk: Chunk = []
+    size = 0
+    try:
+        for number, entry in entries:
+            chunk.append((number, entry))
+            size += len(entry)
+            if len(chunk) >= ENTRIES or size >= CHARACTERS:
+                yield chunk
+                chunk, size = [], 0
+    except UserError:
+        yield chunk
+        raise
+    if chunk:
+        yield chunk
+
+
+#: In a process of `_in_order`: what it does with a chunk.
+_work: Callable[[Any], Any]
+
+
+def _in_order(work: Callable[[Any], Any], items: Iterable[Any], jobs: int) -> Iterator[Any]:
+    """Yield ``work(item)`` of each item, in their order, from `jobs` processes; 1: this process does it.
+
+    The first UserError is raised, of `items` and of `work` where its result would be; one too when a process is
+    killed.  The processes end with the loop, or with this process.
+    """
+    if jobs == 1:
+        yield from map(work, items)
+        return
+    waiting: Deque[Future[Any]] = deque()
+    # forked, since `work` may hold gigabytes, which the processes then share
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(work, os.getpid())) as pool:
+        try:
+            remaining, error = iter(items), None
+            while True:
+                try:
+                    item = next(remaining)
+                except (StopIteration, UserError) as end:
+                    error = end
+                    break
+                waiting.append(pool.submit(_serve, item))
+                if len(waiting) >= AHEAD * jobs:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+            if isinstance(error, UserError):
+                raise error
+        except BrokenProcessPool as broken:
+            reason = "a process ended before its work, perhaps for lack of memory"
+            raise UserError(f"--jobs {jobs}: {reason}; start again with fewer of them") from broken
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
+    """Prepare a process: signals of the terminal go to the parent alone, which ends this one."""
+    global _work
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent(parent)
+    _work = work
+
+
+def _serve(item: Any) -> Any:
+    return _work(item)

@@ -1,29 +1,38 @@
 """Utterances of lhotse manifests: their text and how many feature frames they have.  No audio or feature is opened.
 
 A cut is one utterance, with the texts of its supervisions in time order.  In a supervisions manifest each supervision
-is one, from its start to its end or to that of its recording, as lhotse's trim_to_supervisions cuts them.  The
-recordings of a manifest may be shell commands; none is run.
+is one, from its start to its end or to that of its recording, as lhotse's trim_to_supervisions cuts them.
+
+Not lhotse's own loaders: they try a path as a command or a URL first, give a .json manifest any kind that parses, and
+raise any error for a wrong file.  Here a path is a file, an error names the entry, and a recording that is a shell
+command is not run.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import itertools
+import json
 import math
 import re
+import sys
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, TextIO, Tuple
 
 from common.core.errors import UserError
+from common.core.files import open_file
 from common.data.shapes import LARGEST
-from common.data.sources import manifest_files
-from common.data.sources.manifest_files import lines, of_kind, one_line
-from common.data.sources.shards import Shard, cut, in_order
-from common.data.sources.spans import Named, Span, Spans
 
 TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
+WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
+#: Characters of one entry, and of all of a JSON array, which is read whole: a small gzip file can hold any number.
+LONGEST_ENTRY, LONGEST_ARRAY = 2**24, 2**29
+#: End of the id of what lhotse has speed-perturbed, and beginning of Kaldi's.  "_sp12" may be a speaker.
+PERTURBED = re.compile(r"_sp(\d+\.\d+)$|^sp(\d+\.\d+)-")
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,19 @@ class Utterance:
     text: str
     frames: Tuple[int, ...]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span of a recording: start and duration in s; num_frames and frame_shift (s) if it has features; speed: at
+    which the recording is perturbed already, "" for none."""
+
+    start: float
+    seconds: float
+    sampling_rate: float
+    num_frames: Optional[int] = None
+    frame_shift: Optional[float] = None
+    speed: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,69 +105,114 @@ class Timing:
             raise ValueError(f"a frame shift of {shift} s is not one sample at {span.sampling_rate} Hz")
         if seconds > LARGEST * shift:
             raise ValueError(f"a duration of {seconds} s is more than {LARGEST} frames")
-        return compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate)
+        frames: int = compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate)
+        return frames
 
 
-#: How lhotse (at the end) and Kaldi (in front) mark ids of what they have speed-perturbed.
-PERTURBED = re.compile(r"_sp(\d+\.?\d*)$|^sp(\d+\.\d+)-")
+def lines(path: Path) -> Iterator[Tuple[int, str]]:
+    """Yield (entry, counted from 1; its JSON) of the manifest `path`; its content decides the format, not its name.
+    Raises UserError for what is no such manifest."""
+    try:
+        yield from _lines(path)
+    except OSError as error:  # a damaged gzip header is one too
+        raise UserError(f"cannot read {path}: {error.strerror or error}; name {WANTED}") from error
+    except (EOFError, ValueError, RecursionError, MemoryError, zlib.error) as error:
+        raise UserError(f"{path}: damaged, or not {WANTED} ({one_line(error)})") from error
 
 
-def perturbed(entry: Any) -> str:
-    """Return the speed at which a cut, supervision or recording was perturbed already, as its id or its recording says;
-    "" for none."""
-    for name in (getattr(entry, "id", None), getattr(entry, "recording_id", None)):
-        match = PERTURBED.search(str(name or ""))
-        if match:
-            return match[1] or match[2]
-    recording = getattr(entry, "recording", None) if getattr(entry, "has_recording", False) else entry
-    for transform in getattr(recording, "transforms", None) or ():
-        fields = transform if isinstance(transform, dict) else vars(transform)
-        if fields.get("name") == "Speed" or type(transform).__name__ == "Speed":
-            return str((fields.get("kwargs") or fields).get("factor", "another speed"))
-    return ""
+def _lines(path: Path) -> Iterator[Tuple[int, str]]:
+    from tqdm import tqdm
+
+    hidden = not sys.stderr.isatty()
+    with (
+        open_file(path) as raw,
+        tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name, disable=hidden) as bar,
+    ):
+        text = io.TextIOWrapper(_decompressed(raw), encoding="utf-8")
+        number = 0
+        while line := text.readline(LONGEST_ENTRY):
+            number += 1
+            if line.startswith("["):
+                yield from enumerate(map(json.dumps, json.loads(_array(line, text))), start=1)
+            elif len(line) == LONGEST_ENTRY:
+                raise ValueError(f"entry {number} has more than {LONGEST_ENTRY} characters")
+            elif line.strip():
+                yield number, line
+            bar.update(raw.tell() - bar.n)
 
 
-def _refuse_twice(path: Path, number: int, entry: Any, timing: Timing) -> None:
-    """Raise UserError for an entry that is speed-perturbed already where it would be again."""
-    speed = "" if timing.again or timing.speeds == (1.0,) else _guarded(path, number, perturbed, entry)
-    if speed:
-        wanted = " ".join(f"{speed:g}" for speed in timing.speeds)
-        raise UserError(
-            f"{path}: entry {number} ({entry.id}) is at speed {speed} already, as icefall's training cuts are; with "
-            f"--speed-perturbation {wanted} each would count again, at products of both speeds: leave the flag out, or "
-            "add --perturb-again if that is meant"
-        )
+def _array(begin: str, rest: TextIO) -> str:
+    whole = begin + rest.read(LONGEST_ARRAY)
+    if rest.read(1):
+        raise ValueError(f"an array of more than {LONGEST_ARRAY} characters")
+    return whole
+
+
+def _decompressed(raw: BinaryIO) -> BinaryIO:
+    compressed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[return-value]
+
+
+def one_line(error: Exception) -> str:
+    """Return the error's class and message, at most 200 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
+    """Return the lhotse object of a line of `path`.  Raises UserError with its number, also where it is not one of
+    `kinds`."""
+    from lhotse.serialization import deserialize_item
+
+    try:
+        item = deserialize_item(json.loads(line))
+    except Exception as error:  # lhotse checks nothing, so a wrong entry can raise anything
+        raise UserError(f"{path}: entry {number} is not of {WANTED} ({one_line(error)})") from error
+    kind = type(item).__name__
+    if kinds and kind not in kinds:
+        raise UserError(f"{path}: entry {number} is a {kind}, not a {kinds[0]}")
+    return item
+
+
+CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut", "DataCut")
+Spans = Dict[Any, List[Span]]
 
 
 @dataclass
 class Reader:
     """From entries of the manifest `path`, all cuts or all supervisions, to utterances.  It can be sent to a process.
 
-    recordings, features: of supervisions.  used: the rows of `recordings` that were met."""
+    recordings, features: the spans of each recording, for supervisions.
+    """
 
     path: Path
     timing: Timing
     cuts: bool
-    recordings: Spans = field(default_factory=Spans)
-    features: Spans = field(default_factory=Spans)
-    used: Set[int] = field(default_factory=set)
+    recordings: Spans = field(default_factory=dict)
+    features: Spans = field(default_factory=dict)
 
     def utterance(self, number: int, line: str, counts: Counter) -> Utterance:
         """Return the utterance of an entry, its JSON; counts what it meets in `counts`. Raises UserError with the
         number."""
-        from lhotse import SupervisionSegment
-        from lhotse.cut import Cut
+        entry = _entry(self.path, number, line, *(CUTS if self.cuts else ("SupervisionSegment",)))
+        function = self._of_cut if self.cuts else self._of_supervision
+        return _guarded(self.path, number, function, entry, counts)
 
-        return self.of(number, of_kind(Cut if self.cuts else SupervisionSegment, self.path, number, line), counts)
-
-    def of(self, number: int, entry: Any, counts: Counter) -> Utterance:
-        """Return the utterance of a lhotse cut or supervision."""
-        _refuse_twice(self.path, number, entry, self.timing)
-        return _guarded(self.path, number, self._of_cut if self.cuts else self._of_supervision, entry, counts)
+    def _refuse_twice(self, entry: Any, *speeds: str) -> None:
+        """Raise ValueError for an entry that is speed-perturbed already where it would be again."""
+        match = PERTURBED.search(str(entry.id))
+        speed = next(filter(None, (*speeds, match and (match[1] or match[2]))), "")
+        if speed and not self.timing.again and self.timing.speeds != (1.0,):
+            raise ValueError(
+                f"perturbed already (speed {speed}), as icefall's training cuts are; leave out --speed-perturbation, "
+                "or add --perturb-again if that is meant"
+            )
 
     def _of_cut(self, cut: Any, counts: Counter) -> Utterance:
-        from lhotse.cut import MixedCut
-
+        tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
+        recordings = [getattr(track, "recording", None) for track in tracks]
+        self._refuse_twice(cut, *map(_speed, recordings))
         timing = self.timing
         text = _text(cut.supervisions, counts)
         if not (cut.has_features or cut.has_recording):
@@ -155,7 +222,7 @@ class Reader:
         if num_frames is not None:
             counts["frames_from_features"] += 1
         span = Span(cut.start, cut.duration, cut.sampling_rate, num_frames, shift)
-        if not (isinstance(cut, MixedCut) and cut.has_recording):
+        if not (hasattr(cut, "tracks") and cut.has_recording):
             return Utterance(text, timing.frames(span), span.seconds)
         # each track of a mixed cut is perturbed and rounded to samples separately
         plain = cut.drop_features()
@@ -167,19 +234,18 @@ class Reader:
         return Utterance(text, tuple(frames), span.seconds)
 
     def _of_supervision(self, supervision: Any, counts: Counter) -> Utterance:
-        text = _text([supervision], counts)
         start, seconds = supervision.start, supervision.duration
-        row, recordings = self.recordings.named(supervision.recording_id)
-        if recordings:
-            self.used.add(row)
-        for span in self.features.named(supervision.recording_id)[1]:
+        recordings = self.recordings.get(str(supervision.recording_id), [])
+        self._refuse_twice(supervision, *(recording.speed for recording in recordings))
+        text = _text([supervision], counts)
+        for span in self.features.get(str(supervision.recording_id), []):
             if span.start - TOLERANCE <= start and start + seconds <= span.start + span.seconds + TOLERANCE:
                 counts["frames_from_features"] += 1
                 whole = span.seconds - seconds <= TOLERANCE
                 part = Span(start, seconds, span.sampling_rate, span.num_frames if whole else None, span.frame_shift)
                 return Utterance(text, self.timing.frames(part), seconds)
         if not recordings:
-            have = "recordings or features" if len(self.features) else "recordings"
+            have = "recordings or features" if self.features else "recordings"
             raise ValueError(f"its recording {supervision.recording_id} is not among the {have}; name them all")
         recording = recordings[-1]
         left = max(0.0, recording.seconds - start)
@@ -190,70 +256,50 @@ class Reader:
 
 
 def opened(
-    path: Path, timing: Timing, recordings: Optional[Path] = None, features: Optional[Path] = None, jobs: int = 1
+    path: Path, timing: Timing, recordings: Optional[Path] = None, features: Optional[Path] = None
 ) -> Tuple[Reader, Iterator[Tuple[int, str]]]:
     """Return a reader for the manifest `path`, and its (number, JSON) entries.  recordings, features: manifests for
-    supervisions, which need one of them (cuts have their own), read by so many `jobs`.  Raises UserError where the
-    first entry is neither cut nor supervision."""
-    from lhotse import SupervisionSegment
-    from lhotse.cut import Cut
-
+    supervisions, which need one of them (cuts have their own).  Raises UserError where the first entry is neither cut
+    nor supervision."""
     entries = lines(path)
     first = next(entries, None)
     if first is None:
         raise UserError(f"{path}: an empty manifest; name one of cuts or supervisions")
-    entry = manifest_files.entry(path, *first)
-    if isinstance(entry, Cut):
-        if recordings or features:
-            raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
-    elif isinstance(entry, SupervisionSegment):
-        if not (recordings or features):
-            raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
-    else:
+    kind = type(_entry(path, *first)).__name__
+    if kind in CUTS and (recordings or features):
+        raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
+    if kind == "SupervisionSegment" and not (recordings or features):
+        raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
+    if kind not in (*CUTS, "SupervisionSegment"):
         advice = "name one of cuts or supervisions (recordings go with --recordings, features with --features)"
-        raise UserError(f"{path}: a manifest of {type(entry).__name__} entries; {advice}")
-    named = (_spans(kind, listed, jobs) for kind, listed in (("Recording", recordings), ("Features", features)))
-    return Reader(path, timing, isinstance(entry, Cut), next(named), next(named)), itertools.chain([first], entries)
+        raise UserError(f"{path}: a manifest of {kind} entries; {advice}")
+    spans: List[Spans] = [{}, {}]
+    for listed, kind_of_spans, into in ((recordings, "Recording", spans[0]), (features, "Features", spans[1])):
+        for number, line in lines(listed) if listed else ():
+            entry = _entry(listed, number, line, kind_of_spans)  # type: ignore[arg-type]
+            name, span = _guarded(listed, number, _span, entry)  # type: ignore[arg-type]
+            into.setdefault(name, []).append(span)
+    return Reader(path, timing, kind in CUTS, *spans), itertools.chain([first], entries)
 
 
-def _spans(kind: str, path: Optional[Path], jobs: int) -> Spans:
-    """Return the spans of all entries of a manifest of recordings or features."""
-    if path is None:
-        return Spans()
-    return Spans(in_order(partial(_named, kind, path), cut(lines(path)), jobs))
+def _span(entry: Any) -> Tuple[str, Span]:
+    """Return the id of its recording, and the span, of a lhotse recording or features.  Raises ValueError."""
+    if not all(type(value) in (int, float) for value in (entry.duration, entry.sampling_rate)):
+        raise ValueError("its duration or sampling rate is no number")
+    if hasattr(entry, "recording_id"):
+        span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
+        return str(entry.recording_id), span
+    return str(entry.id), Span(0.0, entry.duration, entry.sampling_rate, speed=_speed(entry))
 
 
-def _named(kind: str, path: Path, shard: Shard) -> Named:
-    import lhotse
-
-    spans = Named()
-    for number, line in shard:
-        entry = of_kind(getattr(lhotse, kind), path, number, line)
-        _guarded(path, number, _add_recording if kind == "Recording" else _add_features, entry, spans)
-    return spans
-
-
-def _add_recording(entry: Any, spans: Named) -> None:
-    """Add all of a lhotse recording."""
-    spans.add(entry.id, Span(0.0, entry.duration, entry.sampling_rate))
-
-
-def _add_features(entry: Any, spans: Named) -> None:
-    span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
-    spans.add(entry.recording_id, span)
-
-
-def of_supervisions(
-    path: Path, supervisions: Iterable[Any], recordings: Iterable[Any], timing: Timing, counts: Counter
-) -> Iterator[Utterance]:
-    """Yield an utterance of each lhotse supervision; path: where they are from, for errors."""
-    spans = Named()
-    for recording in recordings:
-        _add_recording(recording, spans)
-    reader = Reader(path, timing, False, Spans([spans]))
-    for number, supervision in enumerate(supervisions, start=1):
-        yield reader.of(number, supervision, counts)
-    counts["recordings_without_supervision"] += len(reader.recordings) - len(reader.used)
+def _speed(recording: Any) -> str:
+    """Return the speed at which a recording is perturbed already, by its transforms or its id; "" for none."""
+    for transform in getattr(recording, "transforms", None) or ():
+        fields = transform if isinstance(transform, dict) else vars(transform)
+        if fields.get("name") == "Speed" or type(transform).__name__ == "Speed":
+            return str((fields.get("kwargs") or fields).get("factor", "another speed"))
+    match = PERTURBED.search(str(getattr(recording, "id", "")))
+    return (match[1] or match[2]) if match else ""
 
 
 def beside(path: Path) -> Optional[Path]:
