@@ -46,7 +46,7 @@ help:
 	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
 	@echo 'make gpu-check    what works here, what fails and why, within two minutes: rnnt-bench doctor'
 	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see vectors/README.md'
-	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
+	@echo 'make report       the page of what is in log/; ARGS="..." is passed to it'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
 	@echo 'make results      measure what docs/results.md shows, quietly; ARGS="largest vocabulary"; docs/_results.py has more'
@@ -134,7 +134,7 @@ gpu-check: setup
 	@$(MAIN) rnnt-bench doctor $(ARGS)
 
 report: setup
-	@$(MAIN) report.py $(ARGS)
+	@$(MAIN) rnnt-bench report $(ARGS)
 
 # The report's pictures come from the main environment, where that is there.
 tensorboard: needs-python

@@ -115,7 +115,7 @@ step vocabularies 180 "${bench[@]}" "${rows[@]}" --sweep "vocab-size=$vocabulari
 step profile 120 "$python" profile_model.py --device "$device" "${profile[@]}" --quiet --log-dir "$folder/profile"
 step inference 120 "$python" profile_inference.py --device "$device" "${inference[@]}" --quiet --log-dir "$folder/inference"
 # 7. One page of it all.
-step report 120 "$python" report.py "$folder" --output "$folder/report.html"
+step report 120 "$python" rnnt-bench report "$folder" --output "$folder/report.html"
 
 [ -z "$list" ] || exit 0
 cat "$folder/summary.txt" >&2

@@ -37,7 +37,7 @@ COMMANDS: Dict[str, Command] = {
     "check": Command("Check the losses in corner cases: which is right in which.", "conformance.py"),
     "compare": Command("Compare two measurements.", "compare.py"),
     "summarize": Command("Print the table of log folders.", "summarize.py"),
-    "report": Command("Write one HTML page from log folders.", "report.py"),
+    "report": Command("Write one HTML page from log folders.", "common.cli.report"),
     "submit": Command("Make a folder of results/ from a log folder, or check one.", "common.tools.submit"),
     "shapes": Command("Make a shape file from a corpus.", "generate_shape_info.py"),
     "flops": Command("Count the operations of a model.", "common.tools.flops.command"),

@@ -15,12 +15,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import matplotlib  # noqa: E402
 from _figures import CHOICES  # noqa: E402
+from common.present.labels import Names  # noqa: E402
 
 from common.analysis import logs, verdict  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
 from common.core.text import number  # noqa: E402
 from common.present import scales  # noqa: E402
-from common.present.labels import Names  # noqa: E402
 from common.present.style import NEUTRAL, Figure, Trace, axis_of, layout, marker, points  # noqa: E402
 from common.show import png, trade_off  # noqa: E402
 

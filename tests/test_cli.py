@@ -171,7 +171,6 @@ def test_variants_are_chosen_by_name_and_by_flag():
         ("compare.py", "--in", "", "a", "b"),
         ("summarize.py", ""),
         ("report.py", ""),
-        ("report.py", "--png", ""),
         ("conformance.py", "--output", ""),
     ],
     ids=" ".join,

@@ -15,7 +15,6 @@ from fixtures_runs import environment, header, status, write_records, write_run
 from common.analysis import groups, logs, machines, ranking
 from common.analysis.row import Row
 from common.show.machines import TITLE, numbers
-from common.show.machines_plot import relative_times
 from common.show.page import page
 
 

@@ -153,7 +153,7 @@ def test_every_call_is_counted_and_memory_is_above_the_level_before(config, tmp_
     path = config(
         TWO.replace("factory: stages.py:Double", "factory: stages.py:Double\n  arguments: {wanted: 200000000}")
     )
-    measured_run = measured(path, tmp_path / "log", "--repeats", 3, "--warmup", 1, "--png")
+    measured_run = measured(path, tmp_path / "log", "--repeats", 3, "--warmup", 1)
     assert [stage.name for stage in measured_run.stages] == ["double", "sum"] and measured_run.statuses == ["ok", "ok"]
     double, total = measured_run.stages
     assert double.macs == 2 * 4 * 4 and double.flops == 2 * double.macs
@@ -168,7 +168,7 @@ def test_every_call_is_counted_and_memory_is_above_the_level_before(config, tmp_
     rows = list(csv.DictReader((folder / "stages.csv").open()))
     assert [row["stage"] for row in rows] == ["double", "sum", "all"] and float(rows[0]["macs"]) == 32
     names = {file.name for file in folder.iterdir()}
-    assert names >= {"pipeline.jsonl", "stages.md", "stages.json", "pipeline.html", "pipeline-time.png"}
+    assert names >= {"pipeline.jsonl", "stages.md", "stages.json", "pipeline.html"}
 
 
 def test_a_stage_that_fails_is_named_and_the_others_are_kept(config, tmp_path, capsys):
@@ -313,9 +313,8 @@ def test_pipelines_stand_beside_each_other_in_the_report(tmp_path):
     assert [row[1].shown for row in table.rows] == ["ASR", "MT", "all", "S2S"]
     time, _ = figures(analysis.find([tmp_path]))
     assert [trace["x"] for trace in time.data] == [[0.1, 0.2], [0.2]] and time.layout["barmode"] == "stack"
-    done = run("report.py", tmp_path, "--output", tmp_path / "report.html", "--png", tmp_path / "png")
+    done = run("report.py", tmp_path, "--output", tmp_path / "report.html")
     assert done.returncode == 0 and 'id="pipelines"' in (tmp_path / "report.html").read_text()
-    assert [path.name for path in sorted((tmp_path / "png").iterdir())] == ["pipeline-flops.png", "pipeline-time.png"]
 
 
 def test_waveforms_are_written(config, tmp_path):

@@ -123,7 +123,7 @@ def of_features(tmp_path_factory):
 def twelve(tmp_path_factory, of_features):
     """(what the command printed, its folder) of 12 layers and 8 steps."""
     folder = tmp_path_factory.mktemp("log")
-    flags = ("--steps", 8, "--batch-size", 2, "--optimizer", "--png", "--limits", "true")
+    flags = ("--steps", 8, "--batch-size", 2, "--optimizer", "--limits", "true")
     done = profiled(folder, of_features, *flags, layers=12)
     assert done.returncode == 0, done.stderr
     return done.stdout, folder / "profile-2"
@@ -376,7 +376,6 @@ def test_what_is_written(twelve, rows):
         assert [row["name"] for row in csv.DictReader(stream)] == list(rows)
     names = "".join(path.read_text() for path in folder.glob("*.pt.trace.json"))
     assert all(f'"{label}.backward"' in names for label in CLASSIC)
-    assert (folder / "profile-time.png").stat().st_size and (folder / "profile-memory.png").stat().st_size
     assert "profile-time-" in (folder / "profile.html").read_text()
     page = folder / "all.html"
     done = run("report.py", folder.parent, "--output", page)
@@ -626,4 +625,4 @@ def test_an_unknown_key_of_a_config_names_the_nearest(of_features, tmp_path):
 
 def test_the_documentation_shows_what_the_command_draws():
     text = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
-    assert "rnnt_encoder_layer.backward" in text and (ROOT / "docs" / "profile-time.png").exists()
+    assert "rnnt_encoder_layer.backward" in text

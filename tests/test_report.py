@@ -19,6 +19,8 @@ import msgspec
 import pytest
 from browsers import unpacked
 from commands import ROOT, assert_user_error, has_words, run
+from common.present.html import script_hash
+from common.show.verdicts import verdicts
 from fixtures_conformance import made
 from fixtures_runs import correctness, header, records_of, status, timed, traced_run, write_records, write_run
 from fixtures_traces import kineto, span, steps, write
@@ -29,12 +31,10 @@ from common.analysis.groups import Group, pareto
 from common.conformance import section as conformance
 from common.conformance.records import DIFFERS, Outcome
 from common.present import html, style, table
-from common.present.html import script_hash
 from common.setup import interpreters
 from common.show import facts, headline, runs, trade_off, writing
 from common.show.page import LIBRARY as LIBRARY_FILE
 from common.show.page import page
-from common.show.verdicts import verdicts
 from common.traces import memory_curve
 
 LIBRARY = "/* plotly */"

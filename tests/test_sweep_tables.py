@@ -14,7 +14,6 @@ from fixtures_sweeps import measured, write_sweep
 from common.analysis import logs
 from common.analysis.sweep import exponents, find, read
 from common.records import store
-from common.show import png
 from common.show.page import page
 from common.show.sweep_plot import figures
 from common.tables.sweep import render
@@ -264,10 +263,3 @@ def test_a_report_of_sweeps_alone_and_of_hostile_names(tmp_path):
     assert done.returncode == 0, done.stderr
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<script>alert" not in html and "&lt;script&gt;alert" in html
-
-
-def test_pngs(sweep, tmp_path):
-    pytest.importorskip("matplotlib")
-    written = png.write([], tmp_path / "png", [sweep])
-    assert [path.stem for path in written] == list(figures_of(sweep))
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)

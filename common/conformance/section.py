@@ -46,11 +46,11 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
     newest = max(matrices, key=lambda each: each[:2])[2] if matrices else None
     return [
         Section(
-            "conformance/conformance.html.jinja",
             ID,
             TITLE,
+            folded=True,
+            template="conformance/conformance.html.jinja",
             content={"matrix": newest, "unreadable": unreadable},
-            short="Correctness",
         )
     ]
 

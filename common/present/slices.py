@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence
 
 from common.present.section import Section
-from common.present.style import Figure
 from common.present.table import Values
 
 
@@ -23,7 +22,6 @@ class Slice:
         holds: path -> whether a run of the tool is in, at or under it.
         rows: paths -> its rows for csv and json.
         text: (paths, "table" or "markdown") -> its runs as text, one string a run.
-        figures: paths -> its figures for PNGs, each with the name of its file.
         caveats: (loss, paths) -> what to beware of in a loss, None where the tool never judged it.
     """
 
@@ -31,7 +29,6 @@ class Slice:
     holds: Callable[[Path], bool] = lambda path: False
     rows: Callable[[Sequence[Path]], List[Values]] = lambda paths: []
     text: Callable[[Sequence[Path], str], List[str]] = lambda paths, format: []
-    figures: Callable[[Sequence[Path]], Iterable[Tuple[str, Figure]]] = lambda paths: ()
     caveats: Optional[Callable[[str, Sequence[Path]], Optional[List[str]]]] = None
 
 

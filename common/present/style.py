@@ -15,7 +15,6 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 from common.core.statistics import Summary
 from common.present import scales
-from common.present.labels import Names
 from common.present.table import Table
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
@@ -29,10 +28,9 @@ FAMILIES = {
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", ".", "x", "-", "\\", "+")
-MARKS = (*SYMBOLS, "triangle-down", "pentagon", "hexagon")  # of what has no colour
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CLEAR = "rgba(0,0,0,0)"
-INK = "#777777"  # page.css and the PNGs draw it in the colour of the text
+INK = "#777777"  # page.css draws it in the colour of the text
 NEUTRAL = "#7f8791"  # of no implementation; visible beside black and white
 
 #: A part of a figure as plotly takes it: a trace, a marker, an axis, a layout.
@@ -71,12 +69,6 @@ class Figure:
         summary: its numbers in words, for screen readers.
         data, layout: for plotly.
         table: the same numbers; None where the page shows them already.
-        small: three fit side by side.
-        names: of its points.
-        parts: the small plots that it consists of; it then has no data of its own.
-        chapter: of its section, "" for none.
-        folded: shown only when opened.
-        on_paper: printed, unless it is folded.
     """
 
     key: str
@@ -85,23 +77,7 @@ class Figure:
     summary: str
     data: List[Trace]
     layout: Plotly
-    table: Optional[Table]
-    small: bool = False
-    names: Optional[Names] = None
-    parts: Sequence[Figure] = ()
-    chapter: str = ""
-    folded: bool = False
-    on_paper: bool = True
-
-    @property
-    def height(self) -> int:
-        """Return its height in pixels, without the lines of the legend."""
-        return self.layout["height"]
-
-    @property
-    def drawn(self) -> Sequence[Figure]:
-        """Return its parts, or itself where it has none."""
-        return self.parts or [self]
+    table: Optional[Table] = None
 
 
 class Look(NamedTuple):
@@ -112,15 +88,18 @@ class Look(NamedTuple):
 
 
 def color(look: Look) -> str:
+    """Return the colour of an implementation."""
     return PALETTE[look.color % len(PALETTE)]
 
 
 def symbol(look: Look) -> str:
+    """Return the symbol of an implementation."""
     return SYMBOLS[look.form % len(SYMBOLS)]
 
 
-def dash(look: Look) -> str:
-    return DASHES[look.form % len(DASHES)]
+def line(look: Look, width: float = 2.2) -> Plotly:
+    """Return the line of an implementation."""
+    return {"color": color(look), "width": width, "dash": DASHES[look.form % len(DASHES)]}
 
 
 def pattern(number: int) -> Plotly:
@@ -149,46 +128,22 @@ def bar_of(look: Look) -> Plotly:
     return {"color": color(look), "pattern": pattern(look.form)}
 
 
-def parts(
-    name: str, x: Sequence[Any], y: Sequence[Any], each: Sequence[Look], number: int, hover: str, width: float
-) -> List[Trace]:
-    """Return the horizontal bars of one stage or machine, each in its implementation's colour, and their neutral entry
-    in the legend: a bar without length, above the plot.
-
-    each: the look of each bar; number: that of the pattern.
-    """
-    colored = {"color": [color(look) for look in each], "pattern": pattern(number)}
-    drawn = bars(name, x, y, colored, hover, orientation="h", width=width, showlegend=False)
-    neutral = {"color": NEUTRAL, "pattern": pattern(number)}
-    return [drawn, bars(name, [0], [10 + number], neutral, "", orientation="h", width=width)]
-
-
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Trace:
     """Return a trace of markers, or of lines with another `mode`.
 
-    at: (x, y) of each point; hover: as for bars, a name after <extra> replaces the trace's, "" shows nothing; options:
-    of the trace.
+    at: (x, y) of each point; hover: as for bars, "" shows nothing; options: of the trace.
     """
     x, y = zip(*at)
-    known = hover if "<extra>" in hover else f"{hover}<extra>{shown(name)}</extra>"
     trace = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
-    return {**trace, **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}), **options}
+    told = {"hovertemplate": f"{hover}<extra>{shown(name)}</extra>"} if hover else {"hoverinfo": "skip"}
+    return {**trace, **told, **options}
 
 
-def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[float], look: Look) -> Trace:
-    """Return the area between two curves, in the colour of an implementation."""
-    edge = [*zip(x, low), *reversed(list(zip(x, high)))]
-    drawn: Plotly = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": color(look) + "33"}
-    return points(name, edge, {}, showlegend=False, **drawn)
-
-
-def marker(look: Look, size: int) -> Plotly:
+def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
+    """Return the marker of an implementation's points."""
+    if hollow:
+        return {"symbol": f"{symbol(look)}-open", "size": size, "color": color(look), "line": {"width": 2}}
     return {"symbol": symbol(look), "size": size, "color": color(look)}
-
-
-def mark(number: int, size: int) -> Plotly:
-    """Return the marker of a symbol without a colour of its own."""
-    return {"symbol": MARKS[number % len(MARKS)], "size": size, "color": INK}
 
 
 def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
@@ -199,16 +154,8 @@ def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
     }
 
 
-def about_whiskers(summaries: Sequence[Summary]) -> str:
-    """Return the sentence of a caption that explains `whiskers`; "" where there are none."""
-    drawn = sum(each.p20 is not None for each in summaries)
-    if not drawn:
-        return ""
-    whose = "" if drawn == len(summaries) else f", where a batch has several samples ({drawn} of {len(summaries)})"
-    return f" Whiskers{whose}: the 20th and 80th percentile of samples over their own batch's median."
-
-
 def axis(title: str, **options: Any) -> Plotly:
+    """Return an axis of plotly."""
     return {"title": {"text": title}, **options}
 
 
@@ -217,7 +164,8 @@ def axis_of(title: str, span: scales.Span) -> Plotly:
     if not span.logarithmic:
         return axis(title, range=[span.low, span.high])
     ends = [math.log10(span.low), math.log10(span.high)]
-    return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=span.words)
+    words = [f"{tick:.12g}" for tick in span.ticks]
+    return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=words)
 
 
 def layout(height: int, legend: Optional[int] = None, **options: Any) -> Plotly:

@@ -11,7 +11,7 @@ from common.analysis.groups import look_of_each
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.text import gathered
-from common.present.section import Line, Section, Verdict
+from common.present.section import Card, Line, Section
 from common.present.style import Figure
 from common.show import ratios
 from common.show.page import assembled
@@ -41,17 +41,15 @@ def write(rows: Sequence[Change], remarks: Sequence[str], output: Path) -> Path:
 def page(rows: Sequence[Change], remarks: Sequence[str], base: Path, library: Optional[str] = None) -> str:
     """Return the page as text.  base: the folder that it will be in; library: JavaScript in place of plotly.js."""
     shown = [row for row in rows if tables.is_measured(row)] or rows
-    figure = _figure(shown)
+    cards = _cards(shown)
     section = Section(
-        "show/templates/comparison.html.jinja",
         "comparison",
         TITLE,
-        "comparison",
-        headline=_cards(shown),
-        table=tables.table(shown),
-        figures=[figure] if figure else [],
+        "" if cards else "Nothing changed by more than the tolerance.",
+        cards=cards,
+        lead=_figure(shown),
+        tables=[tables.table(shown)],
         notes=_notes(shown, remarks),
-        title_is_above=True,
     )
     lead = " ".join(f"{line}." for line in tables.origins(shown)[:2])
     return assembled([section], base, title(shown), lead, library, overline="Two measurements, compared")
@@ -77,7 +75,7 @@ def _in_words(time: TimeChange) -> str:
     return f"{percent(abs(time.ratio - 1), 2)} {'more' if time.ratio > 1 else 'less'} time ({span})"
 
 
-def _cards(rows: Sequence[Change]) -> List[Verdict]:
+def _cards(rows: Sequence[Change]) -> List[Card]:
     """Return a card for each verdict except "same", with the reason for each of its lines."""
     lines = [(row.name, line) for row in rows for line in tables.lines_of(row)]
     of_verdict = gathered((line.verdict, (name, line)) for name, line in lines)
@@ -89,7 +87,7 @@ def _cards(rows: Sequence[Change]) -> List[Verdict]:
             names += [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
             reasons: List[Line] = [(name, [f"{reason}."]) for name, reason in named]
             is_sure, is_bad = verdict not in ("unclear", *WITHHELD), tables.MARKS.get(verdict) == "bad"
-            cards.append(Verdict(question, "; ".join(names), is_sure, lines=reasons, bad=is_bad))
+            cards.append(Card(question, "; ".join(names), is_sure, reasons, bad=is_bad))
     return cards
 
 

@@ -1,4 +1,4 @@
-"""Show machines side by side: configurations that differ only in the machine, in one table and one plot.
+"""Show machines side by side: configurations that differ only in the machine, in one table.
 
 Times of different machines are not compared.  Within each machine, every time is divided by that of the fastest exact
 loss there; these ratios are shown side by side.
@@ -15,24 +15,20 @@ from common.analysis.row import Row
 from common.core.text import number, plain
 from common.present.section import Section
 from common.present.table import Cell, Column, Table
-from common.show.machines_plot import relative_times
 
 TITLE = "Machines side by side"
+NOTE = (
+    "These configurations differ in nothing but the machine. Ratios to the fastest exact loss of the same machine can "
+    "be compared from one machine to another; milliseconds cannot."
+)
 
 
 def section(family: Sequence[Machine], number: int) -> Section:
     """Return the section of one configuration on several machines.  number: its number among such sections."""
-    figure, name = relative_times(family), f"machines-{number}"
-    return Section(
-        "show/templates/machines.html.jinja",
-        name,
-        TITLE,
-        name,
-        groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows]),
-        table=numbers(family),
-        figures=[figure] if figure else [],
-        content=[(f"group-{machine.number}", machine.title) for machine in family],
-    )
+    heading = groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows])
+    lines = [NOTE, *(f"{machine.title}." for machine in family)]
+    notes = [("", [line]) for line in lines]
+    return Section(f"machines-{number}", TITLE, heading, tables=[numbers(family)], notes=notes)
 
 
 def numbers(family: Sequence[Machine]) -> Table:

@@ -6,26 +6,24 @@ Without scripts the page is still complete: every plot has its numbers as a tabl
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from common.analysis.groups import Group
 from common.analysis.machines import families as families_of
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import NOT_RUNNABLE
-from common.core.text import count, gathered
-from common.present import html, slices
+from common.core.text import count, gathered, reason_of
+from common.present import slices
 from common.present.section import Failure, Line, Section
+from common.present.style import Figure
 from common.present.table import Link
-from common.show import facts, headline, machines, runs, search, shapes, sweep, verdicts
+from common.show import cards, facts, html, machines, over_time, ratios, sweep, trade_off
 from common.tables import remarks, results
 
 Paths = Sequence[Path]
-#: Pixels of a plot that its axis of y does not have: margins, ticks and title.
-ABOVE_AND_BELOW = 80
 HERE = Path(__file__).resolve().parent
 TITLE = "Which transducer loss?"
 OVERLINE = "Transducer (RNN-T) losses, side by side"
@@ -44,23 +42,31 @@ def page(
         swept: sweeps to show.
         paths: the logs that are shown, in which a conformance matrix may be too.
     """
+    is_one = len(groups) == 1 and not groups[0].search and not swept
+    answer = cards.title(groups[0].rows) if is_one else ""
+    title = answer or TITLE
+    return assembled(sections(groups, base, swept, paths), base, title, _lead(groups, swept), library, reading=True)
+
+
+def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[Section]:
+    """Return the sections of the page: machines, configurations, sweeps, tools."""
     families = families_of(groups)
     titles = {**_titles(groups), **{machine.number: machine.title for family in families for machine in family}}
-    answer = headline.title(groups[0].rows) if _is_one(groups, swept) else ""
-    sections = [
+    result = [
         *(machines.section(family, number) for number, family in enumerate(families)),
         *(_section(group, index, titles[index], [base, *paths]) for index, group in enumerate(groups)),
         *(sweep.section(each, number) for number, each in enumerate(swept)),
-        *(section for tool in slices.registered() for section in tool.sections(base, paths)),
     ]
-    if answer:
-        sections[0] = replace(sections[0], title="Answer", title_is_above=True)
-    return assembled(sections, base, answer or TITLE, _lead(groups, swept), library, reading=True)
+    for number, tool in enumerate(slices.registered()):
+        try:
+            result += tool.sections(base, paths)
+        except Exception as error:  # a tool costs its own section, not the page
+            result.append(_failed(f"tool-{number}", tool.sections.__module__, error))
+    return result
 
 
-def _is_one(groups: Sequence[Group], swept: Sequence[Sweep]) -> bool:
-    """Return whether the page shows a single configuration, whose answer then is its title."""
-    return len(groups) == 1 and not groups[0].search and not swept
+def _failed(name: str, title: str, error: Exception) -> Section:
+    return Section(name, title, failures=[Failure("error", "this section", [reason_of(error)])])
 
 
 def assembled(
@@ -80,53 +86,38 @@ def assembled(
         f"default-src 'none'; script-src {html.script_hash(library)} {html.script_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    drawn = {
-        f"{part.key}-{section.suffix}": {
-            "data": part.data,
-            "layout": part.layout,
-            "names": part.names
-            and {"at": part.names.at, "places": part.names.of_a_page(part.height - ABOVE_AND_BELOW)},
-        }
-        for section in sections
-        for figure in section.figures
-        for part in figure.drawn
-    }
+    html.environment()  # raises UserError where it cannot be made
+    shown = [_rendered(section, base) for section in sections]
     return html.render(
         "show/templates/page.html.jinja",
         base,
         title=title,
         lead=lead,
-        sections=sections,
-        entries=contents(sections),
+        sections=[(section, text) for section, text, _ in shown],
         reading=reading,
         overline=overline,
         style=_source(HERE / "page.css"),
         policy=policy,
-        figures=drawn,
+        figures=html.packed_json({name: figure for _, _, of_section in shown for name, figure in of_section.items()}),
         library=html.packed(library),
         script=script,
         written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
     )
 
 
-class Entry(NamedTuple):
-    """Hold one entry of the contents.  parts: (id, title) of what is below it."""
+def _rendered(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any]]:
+    """Return the section, its HTML and its plots; one that says what is wrong in place of a section that fails."""
+    try:
+        return _drawn(section, base)
+    except Exception as error:
+        return _drawn(_failed(section.id, section.title, error), base)
 
-    id: str
-    title: str
-    heading: str = ""
-    parts: Sequence[Tuple[str, str]] = ()
 
-
-def contents(sections: Sequence[Section]) -> List[Entry]:
-    """Return the entries of the contents; a section whose title is above the page has its parts in place of itself."""
-    entries: List[Entry] = []
-    for section in sections:
-        if section.title_is_above:
-            entries += [Entry(section.id, section.title), *(Entry(*part) for part in section.contents)]
-        else:
-            entries.append(Entry(section.id, section.short or section.title, section.heading, section.contents))
-    return entries
+def _drawn(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any]]:
+    text = html.render(section.template or "show/templates/section.html.jinja", base, section=section)
+    plots = [*([section.lead] if section.lead else []), *section.figures]
+    figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in plots}
+    return section, text, html.drawn(figures)
 
 
 def _source(path: Path) -> str:
@@ -151,7 +142,7 @@ def _counts(rows: Sequence[Row]) -> List[str]:
     absent: Set[str] = set()
     for row in rows:
         kind = measured if row.is_measured else absent if row.status in NOT_RUNNABLE else failed
-        kind.add(row.name.partition("@")[0])
+        kind.add(row.loss)
     failed -= measured
     absent -= measured | failed
     others = ((failed, "failed"), (absent, "not available here"))
@@ -163,48 +154,35 @@ def _titles(groups: Sequence[Group]) -> Dict[int, str]:
     """Return the title of each section, numbered where several are of one kind."""
     kinds, titles = [group.search for group in groups], {}
     for index, kind in enumerate(kinds):
-        alone, one_of = ("Largest batch", "Largest batch") if kind else ("Verdict", "Configuration")
+        alone, one_of = ("Largest batch", "Largest batch") if kind else ("Answer", "Configuration")
         many, nth = kinds.count(kind), kinds[: index + 1].count(kind)
         titles[index] = alone if many == 1 else f"{one_of} {nth} of {many}"
     return titles
 
 
 def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
-    """Return the section of a configuration, without shapes for --find-largest.  folders: where a conformance matrix
-    may be."""
-    rows, known = group.rows, facts.machine(group.rows)
+    """Return the section of a configuration.  folders: where a conformance matrix may be."""
+    rows = group.rows
     measured = [row for row in rows if row.is_measured]
     failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]
-    section = Section(
-        "show/templates/timed.html.jinja",
+    columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
+    figures: List[Optional[Figure]] = []
+    if not group.search:
+        figures = [trade_off.time_and_memory(rows), over_time.drift(rows), over_time.memory_within(rows)]
+    load = facts.load(rows)
+    return Section(
         f"group-{index}",
         title,
-        str(index),
-        group.heading,
-        beside_load=remarks.beside_load(rows),
-        failures=[Failure(status, name, [Link(status, at), f": {why}"]) for status, name, at, why in failed],
-        versions=facts.versions(rows),
-        load=facts.load(rows),
-        notes=_notes(rows),
-    )
-    if group.search:
-        return replace(
-            section,
-            facts=[fact for fact in known if fact[0] != "Batches"],  # the table tells the batches of each row
-            verdicts=verdicts.of_search(rows),
-            table=results.table("page search", "Largest batch that fits", measured, "largest") if measured else None,
-            figures=search.figures(rows),
-        )
-    utterances, small = shapes.shapes(rows)
-    return replace(
-        section,
-        headline=headline.headline(rows, folders),
-        measured=headline.measured(rows),
-        facts=known,
-        verdicts=verdicts.verdicts(rows),
-        shapes=utterances,
-        table=results.table("page", "Results", measured) if measured else None,
-        figures=runs.figures(rows) + small,
+        ". ".join([group.heading, *([] if group.search else cards.measured(rows))]),
+        remarks.beside_load(rows),
+        cards.of_search(rows) if group.search else cards.cards(rows, folders),
+        None if group.search else ratios.over_fastest(rows),
+        [results.table(columns, name, measured)] if measured else [],
+        [Failure(status, label, [Link(status, at), f": {why}"]) for status, label, at, why in failed],
+        [figure for figure in figures if figure],
+        _notes(rows),
+        [fact for fact in facts.machine(rows) if not group.search or fact[0] != "Batches"],
+        [facts.versions(rows), *([load] if load else [])],
     )
 
 

@@ -18,19 +18,17 @@ from common.tables import sweep as sweep_table
 def section(sweep: Sweep, number: int) -> Section:
     """Return the section of a sweep.  number: its number among such sections."""
     first = {row.label: row for row in reversed(sweep.rows)}  # of each implementation
-    keys, name = " and ".join(grid.flag(key) for key in sweep.grid), f"sweep-{number}"
+    keys = " and ".join(grid.flag(key) for key in sweep.grid)
     title = f"Sweep over {keys}" if keys else "A sweep that cannot be read"
     return Section(
-        "show/templates/sweep.html.jinja",
-        name,
+        f"sweep-{number}",
         title,
-        name,
         sweep_table.heading(sweep) if sweep.rows else sweep.name,
-        beside_load=remarks.beside_load(sweep.rows),
-        table=sweep_table.table("page sweep", title, sweep) if sweep.rows else None,
+        remarks.beside_load(sweep.rows),
+        tables=[sweep_table.table("page sweep", title, sweep)] if sweep.rows else [],
         figures=figures(sweep),
         facts=[*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)],
-        versions=facts.versions([first[label] for label in sorted(first)]) if sweep.rows else None,
+        conditions=[facts.versions([first[label] for label in sorted(first)])] if sweep.rows else [],
         failures=_failures(sweep),
         notes=[("", [line]) for line in sweep_table.notes(sweep)],
     )

@@ -25,9 +25,8 @@ from common.present.style import (
     axis_of,
     bar_of,
     bars,
-    color,
-    dash,
     layout,
+    line,
     marker,
     points,
     whiskers,
@@ -183,11 +182,11 @@ def _spread(curve: Curve) -> Plotly:
 def _curve(curve: Curve, unit: str, widened: int) -> Trace:
     """Return a curve.  widened: how many other curves are drawn over this one."""
     curve, look = sorted(curve, key=lambda point: point.value), curve[0].row.look
-    line_color = color(look) + ("80" if widened else "")  # half transparent
-    line = {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(look)}
+    drawn = line(look, 2.2 + 4.5 * widened)
+    drawn["color"] += "80" if widened else ""  # half transparent
     symbol, hover = marker(look, 11 + 8 * widened), f"%{{x}}: %{{y:.4g}} {unit}"
     medians = [(point.value, point.measured.median) for point in curve]
-    return points(curve[0].row.marked, medians, symbol, hover, mode="lines+markers", line=line, **_spread(curve))
+    return points(curve[0].row.marked, medians, symbol, hover, mode="lines+markers", line=drawn, **_spread(curve))
 
 
 def _bars(curve: Curve, unit: str) -> Trace:

@@ -1,15 +1,11 @@
-"""Write the report to disk, for `report.py` and for the end of every benchmark run.
-
-Where the running Python lacks jinja2 or matplotlib, the main environment's Python makes the report.  Where that is
-missing too, the error is one line with a hint.
-"""
+"""Write the report to disk, for `rnnt-bench report` and for the end of every benchmark run."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 from common.analysis import logs
 from common.analysis.logs import Log
@@ -34,19 +30,22 @@ def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
 def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
     """Write ``log_dir/report.html`` and say so on stderr.  log: the content of `log_dir`, where it was read already.
 
-    A failure is one warning on stderr and not fatal.
+    Where the running Python lacks jinja2, the main environment's makes the page.  A failure is one warning on stderr
+    and not fatal.
     """
     path = log_dir / FILE_NAME
     try:
         main = interpreters.other("main") if interpreters.lacks("jinja2") else None
         if main is not None:
-            _, printed, errors = run(main, log_dir, f"--output={path}")
-            if printed != f"{path}\n":
-                raise UserError(f"no report: {main}: {errors.replace('report.py: error: ', '')}")
+            command = [str(main), str(ROOT / "rnnt-bench"), "report", f"--output={path}", "--", str(log_dir)]
+            ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+            if ended.stdout != f"{path}\n":
+                lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode} and no output"]
+                raise UserError(f"no report: {main}: {lines[-1]}")
         else:
             write(log.newest() if log else logs.read_any([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
-        print("warning: the report was interrupted: report.py writes it", file=sys.stderr)
+        print("warning: the report was interrupted: `rnnt-bench report` writes it", file=sys.stderr)
     except UserError as error:
         print(f"warning: {plain(error)}", file=sys.stderr)
     except Exception as error:  # not fatal: the table is on the screen
@@ -54,11 +53,3 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
     else:
         if not quiet:
             print(f"report: {path}", file=sys.stderr)
-
-
-def run(python: Path, log_dir: Path, *flags: str) -> Tuple[int, str, str]:
-    """Run report.py under another Python; return (exit code, what it printed, the last line of its errors)."""
-    command = [str(python), str(ROOT / "report.py"), *flags, "--", str(log_dir)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no output"]
-    return done.returncode, done.stdout, lines[-1]

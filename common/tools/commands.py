@@ -20,9 +20,8 @@ from common.jobs.executor import Executor
 from common.jobs.progress import Progress
 from common.jobs.spec import Task
 from common.present.section import Section
-from common.present.style import Figure
 from common.records.run import Run, remove
-from common.show import page, png
+from common.show import page
 from common.tables.results import FORMATS
 
 #: The advice where a file of a run cannot be written.
@@ -66,7 +65,6 @@ def add_flags(run: Any, *, folder: str, quick: str, timeout: Optional[float] = T
             action="store_true",
             help="Continue the newest run with the same flags: processes that ended well are not run again.",
         )
-        run.add_argument("--png", action="store_true", help="Also write the charts as PNGs.")
 
 
 def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:
@@ -106,15 +104,8 @@ def finish(
     return ending.finish(measure, lambda _: show(), discard, arguments)
 
 
-def write(
-    path: Path,
-    files: Mapping[str, str],
-    title: str,
-    sections: Sequence[Section],
-    figures: Sequence[Figure],
-    arguments: argparse.Namespace,
-) -> None:
-    """Write the files, a page of the sections, and PNGs with --png, beside the records at `path`.
+def write(path: Path, files: Mapping[str, str], title: str, sections: Sequence[Section]) -> None:
+    """Write the files and a page of the sections beside the records at `path`.
 
     What cannot be written is a warning: the records are there.
     """
@@ -123,7 +114,5 @@ def write(
         write_whole(SPACE, *((folder / name, text) for name, text in files.items()))
         content = page.assembled(sections, folder, title, f"{folder.name}.")
         write_whole(SPACE, (path.with_suffix(".html"), content))
-        if figures and arguments.png:
-            png.save([(figure.key, figure) for figure in figures], folder)
-    except UserError as error:  # or no jinja2 or no matplotlib: the numbers are there
+    except UserError as error:  # or no jinja2: the numbers are there
         print(f"warning: {plain(error)}", file=sys.stderr)

@@ -19,7 +19,7 @@ from common.core.errors import UserError
 from common.core.text import percent
 from common.core.units import quantity
 from common.present.export import csv_text, json_text
-from common.present.section import TABLES, Failure, Section
+from common.present.section import Failure, Section
 from common.present.slices import Slice
 from common.present.table import Cell, Column, Link, Table, Values, tabulated
 from common.present.text import aligned, listed, markdown
@@ -354,11 +354,11 @@ def sections(paths: Sequence[Any]) -> List[Section]:
 def _section(count: Count, name: str) -> Section:
     counted = count.content
     if counted is None:
-        return Section(TABLES, name, TITLE, failures=[Failure("error", "", [Link(count.reason, count.path)])])
+        return Section(name, TITLE, failures=[Failure("error", "", [Link(count.reason, count.path)])])
     parts = parts_of(counted.document, counted.by, counted.depth)
     notes = [("", [line]) for line in [*_totals(parts[-1]), *_remarks(counted.document)]]
     tables = _tables(counted, parts)
-    return Section(TABLES, name, TITLE, suffix=name, heading=counted.model, notes=notes, content=tables)
+    return Section(name, TITLE, heading=counted.model, notes=notes, tables=tables)
 
 
 def _rows(paths: Sequence[Any]) -> List[Values]:

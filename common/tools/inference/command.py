@@ -30,7 +30,6 @@ from common.tools.inference import grid
 from common.tools.inference import section as report
 from common.tools.inference import table as tables
 from common.tools.inference.model_types import TYPES
-from common.tools.inference.plot import figures
 from common.tools.inference.records import open_run
 from common.tools.inference.rows import Inference, read
 
@@ -277,7 +276,7 @@ def show(run: Run, arguments: argparse.Namespace) -> Shown:
         for name in tables.GRIDS
     }
     files.update({"cells.csv": tables.render(profile, "csv"), "cells.json": tables.render(profile, "json")})
-    model_run.write(run.path, files, report.TITLE, [report.section(profile, 0)], figures(profile), arguments)
+    model_run.write(run.path, files, report.TITLE, [report.section(profile, 0)])
     text = tables.render(profile, arguments.format)
     return ending.printed(text, text, profile.statuses, arguments)
 

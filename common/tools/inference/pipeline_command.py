@@ -28,7 +28,6 @@ from common.tools import configuration
 from common.tools.dataset import Dataset
 from common.tools.inference import pipeline_section as report
 from common.tools.inference import pipeline_table as tables
-from common.tools.inference.pipeline_plot import figures
 from common.tools.inference.pipeline_rows import read
 from common.tools.inference.records import open_run
 
@@ -334,7 +333,7 @@ def show(run: Run, arguments: argparse.Namespace) -> Shown:
     """Print the table, and write it beside the records."""
     pipeline = read(run.path)
     files = {f"stages.{end}": tables.render(pipeline, how) for end, how in FILES}
-    model_run.write(run.path, files, report.TITLE, [report.section([pipeline])], figures([pipeline]), arguments)
+    model_run.write(run.path, files, report.TITLE, [report.section([pipeline])])
     text = tables.render(pipeline, arguments.format)
     return ending.printed(text, text, pipeline.statuses, arguments)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import List, Sequence
 
-from common.present.section import TABLES, Failure, Line, Section
+from common.present.section import Failure, Line, Section
 from common.present.table import Link
 from common.tools.inference import pipeline_table as tables
 from common.tools.inference.pipeline_plot import figures
@@ -35,13 +35,11 @@ def section(pipelines: Sequence[Pipeline]) -> Section:
         if line not in tables.failures(pipeline)
     ]
     return Section(
-        TABLES,
         "pipelines",
         TITLE,
-        suffix="pipelines",
         heading=", ".join(pipeline.name for pipeline in readable),
         failures=failures,
         figures=figures(readable),
         notes=notes,
-        content=[tables.stages(readable)] if readable else [],
+        tables=[tables.stages(readable)] if readable else [],
     )

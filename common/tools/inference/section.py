@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import List, Sequence
 
-from common.present.section import TABLES, Failure, Section
+from common.present.section import Failure, Section
 from common.present.table import Link
 from common.tools.inference import table as tables
 from common.tools.inference.plot import figures
@@ -24,17 +24,15 @@ def section(profile: Inference, number: int) -> Section:
     name = f"inference-{number}"
     failures = [Failure("error", "", [Link(line, profile.path)]) for line in tables.failures(profile)]
     if profile.reason:
-        return Section(TABLES, name, TITLE, failures=failures)
+        return Section(name, TITLE, failures=failures)
     every = [*tables.total(profile), *tables.lines(profile)]
     shown = [line for line in every if line not in tables.failures(profile)]
     return Section(
-        TABLES,
         name,
         TITLE,
-        suffix=name,
         heading=profile.name,
         failures=failures,
         figures=figures(profile),
         notes=[("", [line]) for line in shown],
-        content=[*tables.grids(profile), tables.cells(profile)],
+        tables=[*tables.grids(profile), tables.cells(profile)],
     )

@@ -23,7 +23,7 @@ from common.jobs.spec import Task
 from common.records.documents import typed
 from common.records.run import remove
 from common.setup import interpreters
-from common.show import page, png
+from common.show import page
 from common.system.locks import Claim
 from common.tools import commands as model_run
 from common.tools import configuration
@@ -31,7 +31,6 @@ from common.tools.profile import records
 from common.tools.profile import section as report
 from common.tools.profile import table as tables
 from common.tools.profile.documents import Profile
-from common.tools.profile.plot import figures
 from common.tools.profile.rows import Size, profile
 
 DESCRIPTION = """Show where a training step goes: time, memory and operations of each part of a model and its loss.
@@ -393,11 +392,5 @@ def _write(cells: List[Size], folder: Path, arguments: argparse.Namespace) -> No
         print(f"warning: {plain(error)}", file=sys.stderr)
     for name, text in files.items():
         write_whole(another("--log-dir", "folder"), (folder / name, text))
-    if arguments.png:
-        for number, (_, drawn, _) in enumerate(cells):
-            if drawn:
-                suffix = f"-{number + 1}" if number else ""
-                named = [(figure.key + suffix, figure) for figure in figures(drawn)]
-                png.save(named, folder)
     if not arguments.quiet:
         print(f"profile: {folder / report.PAGE_NAME}", file=sys.stderr)

@@ -12,8 +12,6 @@ from common.tools.profile.plot import figures
 from common.tools.profile.rows import Size, find
 
 PAGE_NAME = "profile.html"
-#: The template of a section, as a path below common/.
-TEMPLATE = "tools/profile/profile.html.jinja"
 TITLE = "Where the training step goes"
 
 
@@ -26,7 +24,7 @@ def sections(paths: Sequence[Path]) -> List[Section]:
                 Link(kept.path.name, kept.path),
                 f" cannot be read ({kept.reason}): profile again, or delete it.",
             ]
-            shown.append(Section(TEMPLATE, f"profile-{len(shown)}", TITLE, failures=[Failure("error", "", sentence)]))
+            shown.append(Section(f"profile-{len(shown)}", TITLE, failures=[Failure("error", "", sentence)]))
         else:
             shown += of_cells(kept.sizes, f"{kept.path.parent.name}-{len(shown)}", kept.path)
     return shown
@@ -39,18 +37,16 @@ def of_cells(cells: Sequence[Size], suffix: str, file: Path) -> List[Section]:
     for number, (size, profile, reason) in enumerate(cells):
         result.append(
             Section(
-                TEMPLATE,
                 f"profile-{suffix}-{number}",
                 TITLE,
-                suffix=f"{suffix}-{number}",
                 heading=size,
                 failures=[Failure("error", size, [Link("failed", file), f": {reason}"])] if reason else [],
-                table=tables.labels(profile) if profile else None,
+                tables=[tables.labels(profile)] if profile else [],
                 figures=figures(profile) if profile else [],
                 notes=[("", [line]) for line in [tables.total(profile), *tables.lines(profile)]] if profile else [],
             )
         )
     if len(cells) > 1:
         table = tables.sweep(cells)
-        result.insert(0, Section(TEMPLATE, f"profile-{suffix}-sizes", TITLE, heading="All sizes", table=table))
+        result.insert(0, Section(f"profile-{suffix}-sizes", TITLE, heading="All sizes", tables=[table]))
     return result

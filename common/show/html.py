@@ -23,7 +23,7 @@ from common.core.text import plain
 from common.present.export import csv_text
 from common.present.table import Table
 
-HERE = Path(__file__).resolve().parent
+COMMON = Path(__file__).resolve().parents[1]
 DIGITS = 6  # significant ones of a number that is drawn: far below a pixel
 
 
@@ -44,11 +44,10 @@ def environment() -> Any:
 
     options: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     options["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE.parent), **options)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(COMMON), **options)
     templates.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
         csv=lambda table: Markup(csv_address(table)),
-        packed=lambda value: Markup(packed(compact_json(value))),
         code=lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),
         wrap=lambda text: escape(plain(text)).replace("_", Markup("_<wbr>")),
     )
@@ -61,19 +60,20 @@ def href(target: Path, base: Path) -> str:
     return quote(os.fsencode(relative), safe="/")
 
 
-def compact_json(value: Any) -> str:
-    """Return data for plots as JSON, numbers in DIGITS digits, infinity and NaN as null."""
-    return json.dumps(_drawn(value), allow_nan=False, separators=(",", ":"))
-
-
-def _drawn(value: Any) -> Any:
+def drawn(value: Any) -> Any:
+    """Return data for plots as JSON can have it: numbers in DIGITS digits, infinity and NaN as None."""
     if isinstance(value, Mapping):
-        return {key: _drawn(item) for key, item in value.items()}
+        return {key: drawn(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_drawn(item) for item in value]
+        return [drawn(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     return value
+
+
+def packed_json(value: Any) -> str:
+    """Return data for plots as page.js unpacks it."""
+    return packed(json.dumps(drawn(value), allow_nan=False, separators=(",", ":")))
 
 
 def script_hash(source: str) -> str:

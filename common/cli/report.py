@@ -1,0 +1,52 @@
+"""`rnnt-bench report`: write one HTML page from log folders, see docs/logs.md."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Optional, Sequence
+
+from common.cli.parser import Parser
+from common.core import flag_types
+from common.core.errors import EXIT_FAILED, EXIT_OK
+from common.core.guard import guarded
+from common.setup import interpreters
+
+NAME = "rnnt-bench report"
+DESCRIPTION = """Write one HTML page that opens offline: verdicts, table, plots of time and memory, samples over time,
+and the corner cases (the newest matrix of `rnnt-bench check` in the log folders, or the committed one).  Every number
+links to its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this
+page into its log folder too."""
+EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog=NAME, description=DESCRIPTION, epilog=EXIT_CODES)
+    parser.add_argument(
+        "log",
+        nargs="*",
+        metavar="LOG",
+        type=flag_types.path,
+        help="Log folders, which are searched; a results.jsonl or a single trace works too. Default: log",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=flag_types.path,
+        default=Path("log") / "report.html",
+        help="Page to write. Default: log/report.html",
+    )
+    options = parser.parse_args(arguments)
+    return guarded(NAME, lambda: _report(options))
+
+
+def _report(options: argparse.Namespace) -> int:
+    if interpreters.lacks("msgspec", "jinja2"):
+        interpreters.continue_in("main")  # returns where there is no such environment
+    from common.analysis import logs
+    from common.show import writing
+
+    log = logs.read_any(options.log)
+    print(writing.write(log, options.output, options.log or [Path("log")]))
+    return EXIT_OK if log.readable or not log else EXIT_FAILED
