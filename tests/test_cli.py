@@ -170,7 +170,7 @@ def test_variants_are_chosen_by_name_and_by_flag():
         ("compare.py", "", "log"),
         ("compare.py", "--in", "", "a", "b"),
         ("summarize.py", ""),
-        ("report.py", ""),
+        ("rnnt-bench", "report", ""),
         ("conformance.py", "--output", ""),
     ],
     ids=" ".join,

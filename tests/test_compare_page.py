@@ -32,8 +32,6 @@ def test_the_title_counts_what_changed_and_cards_say_why(tmp_path):
     assert "k2, step time" in card and "more time" in card and "torchaudio" not in card
     drawn = unpacked(page, "figures")
     assert "k2, step" in drawn and '"type":"log"' in drawn
-    links = re.findall(r'<li><a href="#([^"]*)"', page[page.index("<nav") : page.index("</nav>")])
-    assert len(links) == 3 and all(f'id="{link}"' in page for link in links)
 
 
 @pytest.mark.skipif(not (CHROMIUM and DRIVER and AXE), reason="needs chromium, chromedriver and axe-core")

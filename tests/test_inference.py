@@ -658,7 +658,7 @@ def test_the_report_has_a_section(tmp_path):
     printed = run("summarize.py", tmp_path / "log").stdout
     assert "line 1" in printed and "1.01E-01" in printed
     assert "inference.jsonl" in str(broken.failures) and not broken.figures
-    done = run("report.py", tmp_path / "log", "--output", tmp_path / "report.html")
+    done = run("rnnt-bench", "report", tmp_path / "log", "--output", tmp_path / "report.html")
     assert done.returncode == 0, done.stderr
     assert 'id="inference-0"' in (tmp_path / "report.html").read_text()
 

@@ -176,4 +176,4 @@ def test_a_log_of_profiles_alone_has_a_report(tmp_path):
     write_profile(tmp_path)
     assert not read_any([tmp_path]).groups
     assert "encoder" in run("summarize.py", tmp_path).stdout
-    assert run("report.py", tmp_path, "--output", tmp_path / "r.html").returncode == 0
+    assert run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "r.html").returncode == 0

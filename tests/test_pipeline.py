@@ -313,7 +313,7 @@ def test_pipelines_stand_beside_each_other_in_the_report(tmp_path):
     assert [row[1].shown for row in table.rows] == ["ASR", "MT", "all", "S2S"]
     time, _ = figures(analysis.find([tmp_path]))
     assert [trace["x"] for trace in time.data] == [[0.1, 0.2], [0.2]] and time.layout["barmode"] == "stack"
-    done = run("report.py", tmp_path, "--output", tmp_path / "report.html")
+    done = run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "report.html")
     assert done.returncode == 0 and 'id="pipelines"' in (tmp_path / "report.html").read_text()
 
 

@@ -378,7 +378,7 @@ def test_what_is_written(twelve, rows):
     assert all(f'"{label}.backward"' in names for label in CLASSIC)
     assert "profile-time-" in (folder / "profile.html").read_text()
     page = folder / "all.html"
-    done = run("report.py", folder.parent, "--output", page)
+    done = run("rnnt-bench", "report", folder.parent, "--output", page)
     assert done.returncode == 0 and "profile-time-" in page.read_text(), done.stderr
 
 

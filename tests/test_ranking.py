@@ -22,7 +22,6 @@ from common.analysis import ranking, ratios
 from common.analysis.ratios import Padding
 from common.analysis.row import Row, Standing
 from common.core import statistics
-from common.show.verdicts import fastest
 
 
 def test_who_may_be_as_fast_as_the_fastest():
@@ -211,7 +210,6 @@ def test_a_row_of_another_torch_is_never_the_fastest():
     assert standings[1].through_control.ratio == pytest.approx(0.1 / 3 / 1.1 ** (1 / 3) * 1.5)
     for each in (quick, OURS, FAST):
         each.label = each.name
-    assert fastest("Which?", [quick, OURS, FAST], "step").answer == "fast"  # quick is not judged
 
 
 def test_the_regression_on_padding_takes_the_double_difference_too():

@@ -1,22 +1,19 @@
-"""T, U and padding of all utterances and of the measured ones: counted by hand, recorded once, shown on the page."""
+"""T, U and padding of all utterances and of the measured ones: counted by hand, recorded once."""
 
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
-from commands import has_words, run
-from fixtures_runs import DISTRIBUTION, correctness, environment, memory, records_of, status, timing, write_run
+from commands import run
+from fixtures_runs import DISTRIBUTION, correctness, environment, records_of, write_run
 
 from common.analysis import logs
 from common.data import batching, distribution
 from common.records import schema, store
 from common.records.run import claim_folder
 from common.records.sweep import SweepFile, SweepRun
-from common.show import shapes_plot as shapes
-from common.show.page import page
 
 
 def test_all_and_measured_are_counted_over_the_same_bins():
@@ -70,48 +67,6 @@ def test_a_sweep_does_not_repeat_it_in_each_cell(tmp_path):
     assert "shape_distribution" not in kept[1] and kept[1]["batches"]
 
 
-# The page.
-
-
-def shown(folder):
-    groups = logs.read([folder]).groups
-    return page(groups, folder, "/* plotly */"), groups[0].rows[0]
-
-
-def test_all_utterances_are_above_the_measured_ones(tmp_path):
-    write_run(tmp_path / "a")
-    html, entry = shown(tmp_path)
-    assert "Shapes of all utterances, and of the measured ones" in html
-    frames, tokens, padding = shapes.distributions(entry)
-    assert re.findall(r"[\d.]*\d", frames.caption) == ["100", "4", "19", "8", "4", "0", "20"]
-    assert re.findall(r"[\d.]*\d", padding.caption)[:4] == ["50", "40", "55", "51.2"]
-    above, below = tokens.data
-    assert above["x"] == below["x"] == [3, 5] and (above["y"], below["y"]) == ([60, 40], [2, 2])
-    assert above.get("yaxis", "y") != below["yaxis"]
-    assert [cell.shown for cell in frames.table.rows[1]] == ["T, frames", "10", "20", "30", "3", "utterances"]
-
-
-def older_run(folder, count):
-    batches = [
-        {"index": at, "N": 3, "T_max": 10 + at, "U_max": 4, "useful_cells": 60, "padded_cells": 150}
-        for at in range(count)
-    ]
-    before = [environment("correctness", batches=batches), *correctness()[1:]]
-    later = []
-    for job, lines in (("timing-1", timing("timing-1", [1], [1])), ("memory", memory(8))):
-        later.append([environment(job, batches=batches), *lines[1:]])
-    write_run(folder / "a", jobs=[before, *later, [status("trace")]])
-    return shown(folder)
-
-
-def test_older_runs_have_their_batches_in_words_or_as_histograms(tmp_path):
-    html, _ = older_run(tmp_path / "few", 2)
-    assert has_words(html, "2 batches of 3 utterances", "10 x 4 (60% padding)", "11 x 4 (60% padding)")
-    assert "was not recorded with this run" in html and "shape-t" not in html and "The measured batches" in html
-    html, _ = older_run(tmp_path / "many", 10)
-    assert "Shapes of the measured batches" in html and 'id="shape-t-0"' in html and "was not recorded" not in html
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -127,5 +82,5 @@ def test_older_runs_have_their_batches_in_words_or_as_histograms(tmp_path):
 )
 def test_a_broken_distribution_is_none(tmp_path, broken):
     write_run(tmp_path / "a", jobs=[[environment("correctness", shape_distribution=broken), *correctness()[1:]]])
-    html, entry = shown(tmp_path)
-    assert entry.distribution is None and "Shapes of the measured batches" in html
+    (entry,) = logs.rows([tmp_path])
+    assert entry.distribution is None

@@ -27,27 +27,6 @@ async function unpackPlotly() {
   document.head.append(script);
 }
 
-// The names of points go where common/present/labels.py has placed them for the widest plot that is not wider than this.
-const markerSize = 8;
-
-function placeNames(plot) {
-  const { names } = figures[plot.dataset.figure];
-  if (!names) return;
-  const { xaxis, yaxis } = plot._fullLayout;
-  const scale = (axis, value) => (axis.type === "log" ? Math.log10(value) : value);
-  const widths = Object.keys(names.places).map(Number);
-  const width = Math.max(...widths.filter((each) => each <= xaxis._length), Math.min(...widths));
-  const annotations = names.places[width].map(([across, up, far], index) => {
-    const [x, y, name] = names.at[index];
-    const beside = { showarrow: false, xshift: across, yshift: up };
-    const away = { showarrow: true, ax: across, ay: -up, arrowhead: 0, arrowwidth: 1, standoff: markerSize };
-    const text = name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-    const where = { x: scale(xaxis, x), y: scale(yaxis, y), xanchor: "center", yanchor: "middle" };
-    return { ...where, text, font: { size: 12 }, ...(far ? away : beside) };
-  });
-  Plotly.relayout(plot, { annotations });
-}
-
 // What is folded has no width: it is drawn when it is opened.
 const drawn = new Set();
 const isOpen = (plot) => !plot.closest("details:not([open])");
@@ -59,19 +38,13 @@ async function draw() {
     figure.height = figure.layout.height;
     figure.layout.height = room(plot, plot.clientWidth);
     await Plotly.newPlot(plot, figure.data, figure.layout, settings);
-    placeNames(plot);
   }
-}
-
-function resize(plot, size) {
-  Plotly.relayout(plot, size);
-  placeNames(plot);
 }
 
 function fit() {
   for (const plot of [...drawn].filter(isOpen)) {
     plot.style.zoom = "";
-    resize(plot, { width: null, height: room(plot, plot.clientWidth), autosize: true });
+    Plotly.relayout(plot, { width: null, height: room(plot, plot.clientWidth), autosize: true });
   }
 }
 
@@ -85,10 +58,10 @@ const paperWidth = 670;
 const paperHeight = 800;
 function fitPaper() {
   for (const plot of [...drawn].filter(isOpen)) {
-    const width = plot.closest(".smalls") ? Math.floor(paperWidth / 3) - 16 : paperWidth;
-    const scale = Math.min(0.72, paperHeight / room(plot, width)); // two a sheet; one of many lanes, whole
+    const scale = Math.min(0.72, paperHeight / room(plot, paperWidth)); // two a sheet; one of many lanes, whole
     plot.style.zoom = scale;
-    resize(plot, { width: width / scale, height: room(plot, width / scale), autosize: false });
+    const width = paperWidth / scale;
+    Plotly.relayout(plot, { width, height: room(plot, width), autosize: false });
   }
 }
 
@@ -165,7 +138,6 @@ if (contents) {
       else link.removeAttribute("aria-current");
     }
   };
-  contents.classList.add("follows");
   addEventListener("scroll", follow, { passive: true });
   follow();
 }
