@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 
 import pytest
-from browsers import unpacked
 from faults.damage import mutated
 from fixtures_machines import LARGE, measured, side_by_side
 from fixtures_runs import environment, header, status, write_records, write_run
@@ -67,21 +65,15 @@ def test_configurations_that_differ_only_in_the_machine_stand_side_by_side(tmp_p
     large = {name: (values[other], values[2 + other]) for name, values in shown.items()}
     assert small == {"a": ("10.00", "1.00"), "b": ("20.00", "2.00"), "p (approx.)": ("5.000", "0.500")}
     assert large == {"a": ("2.000", "2.00"), "b": ("1.000", "1.00"), "p (approx.)": ("4.000", "4.00")}
-    figure = relative_times(family)
-    (bars, _) = (trace for trace in figure.data if "2 cores" in trace["name"])  # and its entry in the legend
-    assert sorted(bars["x"]) == pytest.approx([0.5, 1, 2])
-    assert "b 1.00 on A, 2.00 on B" in figure.summary  # folders by name: the larger machine is first
 
 
 def test_the_page_names_the_machines(tmp_path):
     html = page_of(side_by_side(tmp_path))
     assert html.index('id="machines-0"') < html.index('id="group-0"')
-    titles = re.findall(r'<h2 id="group-\d-title">(.*?)</h2>', html)
+    titles = re.findall(r"<h2>(Machine .: .*?)</h2>", html)
     assert sorted(title.partition(": ")[2] for title in titles) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
     assert {title[:9] for title in titles} == {"Machine A", "Machine B"}
     assert 'href="#machines-0">Machines side by side' in html and 'download="machines.csv"' in html
-    drawn = json.loads(unpacked(html, "figures"))
-    assert {trace["type"] for trace in drawn["machines-machines-0"]["data"]} == {"bar"}
 
 
 def test_other_settings_and_searches_do_not_stand_side_by_side(tmp_path):
