@@ -309,7 +309,7 @@ def test_pipelines_stand_beside_each_other_in_the_report(tmp_path):
     of = {"ASR": ([0.1], 100, 400), "MT": ([0.2], 100, 400)}
     write_pipeline(tmp_path, "cascade", ["ASR", "MT"], {"one": of}, started="2026-11-22T11:00:00+00:00")
     (section,) = sections([tmp_path])
-    (table,) = section.content
+    (table,) = section.tables
     assert [row[1].shown for row in table.rows] == ["ASR", "MT", "all", "S2S"]
     time, _ = figures(analysis.find([tmp_path]))
     assert [trace["x"] for trace in time.data] == [[0.1, 0.2], [0.2]] and time.layout["barmode"] == "stack"
