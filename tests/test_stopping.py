@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ from typing import List, Optional
 import pytest
 from commands import ROOT
 
-from common.jobs.spec import REUSE_VARIABLES
+from common.core.settings import REUSE_VARIABLES
 from common.measure import sampling
-from common.system import stops
 
 MS = 1_000_000
 
@@ -110,28 +108,6 @@ def test_after_the_warm_up_a_sweep_takes_all_in_turn():
 def test_the_first_batch_of_a_warm_up_decides_how_long_it_lasts():
     assert taken([MS] * 7, warm_up=[7, 3])[:4] == [(7, 0, True), (7, 1, True), (3, 0, True), (7, 0, False)]
     assert taken([MS] * 6, warm_up=[3])[:3] == [(3, 0, True), (3, 1, True), (7, 0, False)]
-
-
-@pytest.mark.parametrize("stops_at, calls", [({3}, 5), (range(99), 16)], ids=["once", "all the time"])
-def test_a_sample_that_was_interrupted_is_taken_again(stops_at, calls):
-    """Its process went on after a stop; a tool that stops it all the time does not keep it from its end."""
-    asked = []
-
-    def sample(batch, repeat, warmup):
-        if len(asked) in stops_at:
-            os.kill(os.getpid(), signal.SIGCONT)
-        asked.append((batch, repeat))
-        return Taken(MS, len(asked))
-
-    before = signal.getsignal(signal.SIGCONT)
-    stops.watch()
-    try:
-        limits = {"spread": 0.02, "max_samples": 4, "max_seconds": 10}
-        records = list(sampling.sweep(sample, [7, 3], **limits))
-    finally:
-        signal.signal(signal.SIGCONT, before)
-    assert len(asked) == calls and len(records) == 4
-    assert not any(record.number - 1 in stops_at for record in records) or calls == 16
 
 
 @pytest.mark.parametrize(

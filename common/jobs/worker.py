@@ -20,7 +20,6 @@ from common.core.paths import BUILD, ROOT
 from common.core.text import clipped, reason_of
 from common.jobs.spec import SUBJECTS
 from common.records.schema import JobLine, as_written
-from common.system import stops
 from common.system.memory import is_out_of_memory
 from common.system.processes import write_record
 
@@ -71,7 +70,6 @@ def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, 
 
 def main(path: str) -> int:
     begin = time.perf_counter_ns()
-    stops.watch()
     os.environ.setdefault("TRITON_CACHE_DIR", str(BUILD / "triton"))  # as all else that is compiled here
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     files.keep_scratch_in(Path(path).parent)

@@ -10,7 +10,6 @@ from statistics import stdev
 from typing import Callable, Dict, Generator, Generic, Iterator, List, Optional, Protocol, Sequence, TypeVar
 
 from common.core import statistics
-from common.system import stops
 from common.system.load import ForeignLoad, busy_flags
 
 #: Warm-up is over when two successive samples differ by at most this fraction.
@@ -72,11 +71,6 @@ def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_sampl
     return "spread" if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread else ""
 
 
-#: Times that a sample during which the process was stopped (Ctrl-Z) is taken again.  Bounded, since a tool that limits
-#: the CPU by stopping the process all the time must not keep a round from ending.
-MOST_RETRIES = 3
-
-
 class Sample(Protocol):
     """A timed sample, and the load beside it, which is filled in here."""
 
@@ -88,16 +82,6 @@ class Sample(Protocol):
 Taken = TypeVar("Taken", bound=Sample)
 #: Takes a sample; arguments: number of the batch, of the repeat, and whether it is a warm-up.
 Sampler = Callable[[int, int, bool], Taken]
-
-
-def uninterrupted(sample: Sampler[Taken], batch: int, repeat: int, warmup: bool) -> Taken:
-    """Return a sample during which the process was not stopped, taking it again up to MOST_RETRIES times."""
-    for _ in range(MOST_RETRIES):
-        before = stops.count()
-        taken = sample(batch, repeat, warmup)
-        if stops.count() == before:
-            return taken
-    return sample(batch, repeat, warmup)
 
 
 class WithLoad(Generic[Taken]):
@@ -142,11 +126,11 @@ def warm_up(
     samples: WithLoad[Taken] = WithLoad(threads)
     durations: List[int] = []
     while batches and not warmed_up(durations, max_seconds):
-        warm = uninterrupted(sample, batches[0], len(durations), True)
+        warm = sample(batches[0], len(durations), True)
         durations.append(warm.total_wall_ns)
         yield from samples.add(warm)
     for batch in batches[1:]:
-        yield from samples.add(uninterrupted(sample, batch, 0, True))
+        yield from samples.add(sample(batch, 0, True))
     yield from samples.flush()
 
 
@@ -176,7 +160,7 @@ def sweep(
             if reason:
                 yield from samples.flush()
                 return reason
-            taken = uninterrupted(sample, batch, repeat, False)
+            taken = sample(batch, repeat, False)
             measured[batch].append(taken.total_wall_ns)
             yield from samples.add(taken)
         repeat += 1

@@ -26,14 +26,24 @@ from common.system import memory
 from common.system.processes import adopting, die_with_parent
 
 
-def in_fork(call: Callable[[], Any]) -> int:
-    """Fork, and return the process id; the fork calls `call` and exits with what that returns."""
-    number = os.fork()
+def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
+    """Fork for a request, and return the process id; the fork calls `main` and exits with what that returns.
+
+    The fork has a session of its own, so that it can be ended with all that it starts.
+    """
+    parent, number = os.getpid(), os.fork()
     if number:
         return number
     code = 1
     try:
-        code = call() or 0
+        memory.forked_from = parent
+        die_with_parent(parent)
+        os.setsid()
+        output, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
+        for opened, standard in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(opened, standard)
+        os.close(answers.fileno())
+        code = main(request["argument"]) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else bool(end.code)
     except BaseException:
@@ -45,26 +55,6 @@ def in_fork(call: Callable[[], Any]) -> int:
         # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after an error within
         # backward, whose graph it still holds (seen when memory ran out).
         os._exit(code)
-
-
-def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
-    """Fork for a request, and return the process id.
-
-    The fork has a session of its own, so that it can be ended with all that it starts.
-    """
-    parent = os.getpid()
-
-    def job() -> Any:
-        memory.forked_from = parent
-        die_with_parent(parent)
-        os.setsid()
-        output, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
-        for opened, standard in ((nothing, 0), (output, 1), (output, 2)):
-            os.dup2(opened, standard)
-        os.close(answers.fileno())
-        return main(request["argument"])
-
-    return in_fork(job)
 
 
 def imported(names: Sequence[str]) -> bool:

@@ -15,9 +15,9 @@ import time
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Dict, Hashable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, TextIO
 
-from common.system import memory, stops
+from common.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
@@ -73,7 +73,12 @@ def adopting() -> Iterator[None]:
 
 def _children() -> Set[int]:
     """Return the processes whose parent is this one; none where there is no /proc."""
-    return set(stops.children_by_parent().get(os.getpid(), []))
+    children = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):  # it ended
+            if int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                children.add(int(entry.name))
+    return children
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
@@ -103,6 +108,28 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
 
 
+class Wanted(NamedTuple):
+    """What a server is started with; see Child.run."""
+
+    python: Path
+    module: str
+    root: Path
+    variables: Mapping[str, str]
+    generation: Hashable = None
+    imports: Sequence[str] = ("torch",)
+
+    def command(self) -> List[str]:
+        return [str(self.python), "-m", "common.system.forkserver", self.module, *self.imports]
+
+    def environment(self) -> Dict[str, str]:
+        path = os.pathsep.join([str(self.root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {**os.environ, "PYTHONPATH": path, **self.variables}
+
+    def key(self) -> Hashable:
+        """Return what a server that waits must have in common with this one."""
+        return tuple(self.command()), self.root, tuple(sorted(self.environment().items())), self.generation
+
+
 class Server:
     """A process of common.system.forkserver, which forks itself for each job, so that no job waits for imports.
 
@@ -110,12 +137,13 @@ class Server:
     Python.
     """
 
-    def __init__(self, command: Sequence[str], root: Path, environment: Mapping[str, str], errors: Path):
+    def __init__(self, wanted: Wanted, errors: Path):
+        self.key, self.answers, self.busy, self.ready = wanted.key(), b"", False, False
         with errors.open("ab") as stream:
-            process = subprocess.Popen(
-                command,
-                cwd=root,
-                env=environment,
+            self.process = subprocess.Popen(
+                wanted.command(),
+                cwd=wanted.root,
+                env=wanted.environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,
@@ -123,11 +151,6 @@ class Server:
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
-        self.listen_to(process)
-
-    def listen_to(self, process: subprocess.Popen[bytes]) -> None:
-        """Take requests and answers through the pipes of `process`."""
-        self.process, self.answers, self.busy, self.ready = process, b"", False, False
         self.poll = select.poll()
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
@@ -164,71 +187,47 @@ class Server:
             pass
 
 
-#: Servers that wait for their next job, by Python: (key, server).
-_waiting: Dict[Path, Tuple[Hashable, Server]] = {}
+#: Servers that wait for their next job, by Python.
+_waiting: Dict[Path, Server] = {}
 
 
 @contextmanager
-def _server(python: Path, key: Hashable, start: Callable[[], Server]) -> Iterator[Server]:
-    """Yield the waiting server of this Python if it has this key, else a new one; keep it for the next job."""
-    known, server = _waiting.pop(python, (None, None))
-    if server and (known != key or server.process.poll() is not None):
+def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
+    """Yield the waiting server of this Python if it is the wanted one, else a new one; keep it for the next job."""
+    server = _waiting.pop(wanted.python, None)
+    if server and (server.key != wanted.key() or server.process.poll() is not None):
         server.close()
         server = None
-    server = server or start()
+    server = server or Server(wanted, errors)
     try:
         yield server
     finally:
-        if server.process.poll() is None and not server.busy and python not in _waiting:
-            _waiting[python] = key, server
+        if server.process.poll() is None and not server.busy and wanted.python not in _waiting:
+            _waiting[wanted.python] = server
         else:
             server.close()
 
 
-def start_servers(
-    pythons: Sequence[Path],
-    module: str,
-    root: Path,
-    variables: Mapping[str, str],
-    generation: Hashable,
-    imports: Sequence[str],
-) -> None:
+def start_servers(pythons: Sequence[Path], *arguments: Any) -> None:
     """Start the servers of these Pythons that do not wait already, all at once, and return when they are ready.
 
-    See Child.run for the arguments.  What fails to start fails again, and is said, at its first job.
+    arguments: the others of Wanted.  What fails to start fails again, and is said, at its first job.
     """
     for python in pythons:
-        key, start = _wanted(python, module, root, variables, generation, imports)
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
-            with _server(python, key, partial(start, Path(scratch) / "stderr.txt")):
+            with _server(Wanted(python, *arguments), Path(scratch) / "stderr.txt"):
                 pass
     for python in pythons:
-        _, server = _waiting.get(python, (None, None))
+        server = _waiting.get(python)
         if server and not server.ready:
             server.answer(START_SECONDS)
-
-
-def _wanted(
-    python: Path, module: str, root: Path, variables: Mapping[str, str], generation: Hashable, imports: Sequence[str]
-) -> Tuple[Hashable, Callable[[Path], Server]]:
-    """Return the key of a server, and a function that starts it with a file for what the server itself prints."""
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, **variables}
-    command = [str(python), "-m", "common.system.forkserver", module, *imports]
-    key = (tuple(command), root, tuple(sorted(environment.items())), generation)
-    return key, lambda errors: Server(command, root, environment, errors)
 
 
 @atexit.register
 def close_servers() -> None:
     """End the servers that wait for a job; they would end with this process anyway."""
     while _waiting:
-        _waiting.popitem()[1][1].close()
-
-
-def _running_ns() -> int:
-    """Return the nanoseconds of a clock that Ctrl-Z stops."""
-    return time.monotonic_ns() - stops.stopped_ns()
+        _waiting.popitem()[1].close()
 
 
 class Child:
@@ -252,7 +251,7 @@ class Child:
         self.server, self.output, self.errors = server, output, errors
         self.pid: Optional[int] = None
         self.ended: Optional[int] = None  # the return code
-        self.since, self.oom_kills = _running_ns(), memory.oom_kills()
+        self.since, self.oom_kills = time.monotonic_ns(), memory.oom_kills()
 
     @classmethod
     @contextmanager
@@ -281,12 +280,12 @@ class Child:
             generation: jobs of another generation get a server of their own, and so another layout of addresses.
             imports: packages and modules that the server imports before its first job, where they are installed.
         """
-        key, start = _wanted(python, module, root, variables, generation, imports)
-        with stops.with_children(), tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
+        wanted = Wanted(python, module, root, variables, generation, imports)
+        with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
             output.touch()
             description.write_text(json.dumps({**job, "output": str(output)}))
-            with _server(python, key, partial(start, errors)) as server, adopting():
+            with _server(wanted, errors) as server, adopting():
                 errors.touch()
                 child = cls(server, output, errors)
                 server.ask(argument=str(description), output=str(errors))
@@ -307,8 +306,8 @@ class Child:
         return False
 
     def seconds(self) -> float:
-        """Return how many seconds it has run, without the time that Ctrl-Z stopped it."""
-        return (_running_ns() - self.since) / 1e9
+        """Return how many seconds it has run."""
+        return (time.monotonic_ns() - self.since) / 1e9
 
     def count(self) -> int:
         """Return the number of records so far."""
@@ -342,19 +341,14 @@ class Child:
                 self.server.process.kill()  # stopped, perhaps
                 self.alive(LAST_SECONDS)
         self.returncode = -signal.SIGKILL if self.ended is None else self.ended
-        self.wall_ns = _running_ns() - self.since
+        self.wall_ns = time.monotonic_ns() - self.since
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()
-        self.stderr = _last_lines(self.errors)
+        lines = _tail(self.errors).decode(errors="replace").splitlines()
+        self.stderr = [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
         if self.returncode == EXIT_UNWRITTEN:
             folder = self.output.parent.parent
             self.stderr.append(f"no room for its records in {folder}; free some space or name another folder in TMPDIR")
-
-
-def _last_lines(path: Path) -> List[str]:
-    """Return the last STDERR_TAIL_LINES lines of a file that are not empty."""
-    lines = _tail(path).decode(errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
 
 
 def _tail(path: Path) -> bytes:
