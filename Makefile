@@ -35,7 +35,7 @@ help:
 	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only records"'
 	@echo 'make sanitize     random problems through the C++ code under sanitizers; ARGS="--count 20"; needs GCC'
 	@echo 'make wheels       packages of fused_transducer in dist/; ARGS="--check" runs them in bare Pythons'
-	@echo 'make lint         ruff, mypy and the import rule of common/'
+	@echo 'make lint         ruff, mypy, the import rule of common/, and how much there is to read'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
 	@echo 'make profile      where a training step goes; ARGS="--preset quick" is passed to profile_model.py'
@@ -111,6 +111,7 @@ lint: dev
 	@$(DEV)/mypy --python-executable $(MAIN)
 	@$(DEV)/lint-imports --no-cache --no-logo
 	@$(DEV)/shellcheck .ci/run benchmarks/gpu_node.sh
+	@$(MAIN) tests/size.py
 
 coverage: setup
 	@$(MAIN) -m coverage erase

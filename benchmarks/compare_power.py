@@ -14,14 +14,14 @@ import argparse
 import math
 import sys
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import compare
-from benchmarks.interval_coverage import WORLDS, Run, World, in_words, noise_of, padding, sides, simulate
+from benchmarks.interval_coverage import WORLDS, Run, World, padding, sides, simulate
 from common.analysis import change_verdicts, ratios
 from common.core import settings, statistics
 from common.core.text import count
@@ -83,18 +83,14 @@ def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, wo
     return called_slower / runs
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000, help="Simulated pairs of each cell. Default: 2000")
-    parser.add_argument("--seed", type=int, default=1, help="Seed of the simulation. Default: 1")
-    parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="Simulate with the noise of this run.")
-    arguments = parser.parse_args(argv)
-    world = noise_of(arguments.noise_of) if arguments.noise_of else WORLD
-    print(in_words(world), file=sys.stderr)
+    runs = parser.parse_args().runs
     x = padding(2, Path(__file__).resolve().parents[1] / "shape_info.pt")
     lines = []
     for design in designs():
-        cells = (power(design, slower, x, arguments.runs, arguments.seed, world) for slower in SLOWER)
+        cells = (power(design, slower, x, runs, seed=1) for slower in SLOWER)
         lines.append([design.title, *(f"{100 * cell:.1f}%" for cell in cells)])
         print(f"{design.title}: done", file=sys.stderr)
     print(markdown_of(["comparison", *(Column(f"{slower:.0%} slower") for slower in SLOWER)], lines))

@@ -1,28 +1,27 @@
 #!/usr/bin/env python3
 """Measure `fused` beside the best other exact loss, for the tables of docs/fused.md.
 
-    .venv/main/bin/python benchmarks/fused_table.py --parts
+    .venv/main/bin/python benchmarks/fused_table.py
 
 benchmark_all.py measures three workloads, each with the kinds of --logits, in three rounds with few samples.  On
 two cores this takes some 27 minutes.  The best loss is the fastest for times and the smallest for memory.  Memory does
 not depend on the logits, so it is measured once for each workload.  Losses whose steps take several times as long are
-measured for memory alone.  Ratios are geometric means over the batches.  --parts also times the parts of fused's steps
-(fused_parts.py).  Output is Markdown; the runs stay in --log-dir.
+measured for memory alone.  Ratios are geometric means over the batches.  Output is Markdown; the runs stay in
+--log-dir.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.analysis import logs, roofline  # noqa: E402
+from common.analysis import logs  # noqa: E402
 from common.analysis.row import PEAKS, Row  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
 from common.core import flag_types  # noqa: E402
@@ -41,7 +40,6 @@ COUNTERS = {
     "torch_allocated": "peak of torch's allocations",
     "process": "peak of the process",
 }
-PARTS_FILE = "parts.jsonl"
 
 
 class Workload(NamedTuple):
@@ -108,16 +106,6 @@ def run(
     if subprocess.run(command, stdout=sys.stderr).returncode == EXIT_USAGE:
         raise UserError(f"{name}: benchmark_all.py refused its flags; its line is above")
     print(f"{name}: measured", file=sys.stderr)
-
-
-def measure_parts(folder: Path) -> None:
-    """Time the parts of the runs of fused in `folder`, and write them beside these runs."""
-    runs = [row.log_dir for row in logs.rows([folder]) if row.name == "fused"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "fused_parts.py"), *runs]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise UserError("fused_parts.py failed; its line is above")
-    (folder / PARTS_FILE).write_text(done.stdout, encoding="utf-8")
 
 
 class Measured(NamedTuple):
@@ -207,15 +195,6 @@ def limit_of(row: Row) -> Optional[float]:
     return row.limit_percent.get("step", {}).get("packed")
 
 
-def needed_flops(row: Row, index: int) -> Optional[float]:
-    """Return the operations of the needed cells of a measured batch, see `roofline`; None where they are not known."""
-    batch = next((batch for batch in row.batches if batch.index == index), None)
-    if batch is None or row.needed_share is None:
-        return None
-    size = roofline.sizes(batch, "packed", row.header.settings["prune_range"], row.needed_share)
-    return roofline.work("step", "exact", size, row.header.settings).flops if size else None
-
-
 def pair(ratio: Optional[Ratio]) -> Tuple[Cell, Cell]:
     """Return the cells of fused and of the best other loss, with its name."""
     if ratio is None:
@@ -269,60 +248,9 @@ def render(folder: Path) -> str:
     return "\n\n".join([described(measured), table, *filter(None, [failures(folder)])])
 
 
-def parts_line(entry: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
-    """Return a line of the table of parts.
-
-    "% of limit" is the product of three shares:
-    - needed operations, of all that are done
-    - the rate of the products, of the device's best rate
-    - the products' time, of the step's time on all threads
-    """
-    ways, row = (parts["forward"], parts["backward"]), entry.fused
-    spent = parts["threads"] * sum(way["ns"] for way in ways)
-    of = {part: sum(way["parts_ns"][part] for way in ways) for part in ways[0]["parts_ns"]}
-    flops = sum(way["flops"] for way in ways)
-    needed = needed_flops(row, parts["batch"])
-    rate = 1e9 * flops * parts["threads"] / of["products"] / row.flops_per_second if row.flops_per_second else None
-    forward, total = (times.median if times else None for times in (row.step_forward_ms, row.step_ms))
-
-    def percent(share: Optional[float]) -> Cell:
-        return Cell("-" if share is None else f"{100 * share:.0f}", 0)
-
-    known = of["products"] + of["exponentials"] + of["activations"] + of["lattice"] + of["waiting"]
-    return {
-        "workload": Cell(entry.workload.title),
-        "logits": Cell(entry.logits),
-        "forward ms": Cell(number(forward), 0),
-        "backward ms": Cell(number(total - forward if total and forward else None), 0),
-        "% of limit": Cell(number(limit_of(row), 2), 0),
-        "operations: needed of done": percent(needed and needed / flops),
-        "products: of the best rate": percent(rate),
-        "time: products": percent(of["products"] / spent),
-        "exponentials": percent(of["exponentials"] / spent),
-        "activations": percent(of["activations"] / spent),
-        "lattice": percent(of["lattice"] / spent),
-        "waiting": percent(of["waiting"] / spent),
-        "rest": percent(max(spent - known, 0) / spent),
-    }
-
-
-def render_parts(folder: Path) -> str:
-    """Return Markdown of the parts of the steps, if they were measured."""
-    path = folder / PARTS_FILE
-    if not path.exists():
-        return "Not measured."
-    parts = {part["run"]: part for part in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
-    lines = [parts_line(entry, parts[entry.run]) for entry in read(folder) if entry.run in parts]
-    return markdown(tabulated("parts", "", lines))
-
-
 def main(arguments: argparse.Namespace) -> int:
     measure(arguments)
-    if arguments.parts:
-        measure_parts(arguments.log_dir)
     print(render(arguments.log_dir))
-    if arguments.parts:
-        print(f"\n{render_parts(arguments.log_dir)}")
     return EXIT_OK
 
 
@@ -351,7 +279,6 @@ def parser() -> Parser:
     )
     add("--size", choices=("cpu", "full", "quick"), default="cpu", help="Preset of benchmark_all.py. Default: cpu")
     add("--device", type=flag_types.device, default="auto", help="Device: auto, cpu, cuda or cuda:N. Default: auto")
-    add("--parts", action="store_true", help="Also time the parts of fused's steps; needs a CPU.")
     add("--resume", action="store_true", help="Continue the runs in --log-dir.")
     add(
         "--log-dir",

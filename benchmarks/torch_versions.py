@@ -147,34 +147,20 @@ def main(arguments: Optional[List[str]] = None) -> int:
         default=VERSIONS,
         help=f"Versions of torch. Default: {', '.join(VERSIONS)}",
     )
-    parser.add_argument("--only", default=",".join(PACKAGES), help="Losses, separated by commas. Default: all")
-    parser.add_argument("--output", type=Path, default=FILE, help="File to write. Default: docs/_torch_versions.json")
-    parser.add_argument(
-        "--log",
-        type=Path,
-        default=Path("torch_versions.log"),
-        help="File for what the installer prints. Default: torch_versions.log",
-    )
-    options = parser.parse_args(arguments)
-    results: Dict[str, Any] = {"versions": []}
-    if options.output.exists():
-        results = json.loads(options.output.read_text(encoding="utf-8"))
+    versions = parser.parse_args(arguments).versions
+    results: Dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"versions": []}
     computer = machine.describe()
     results["machine"] = {"cpu": computer.cpu, "cores": computer.cores}
-    options.log.write_text("", encoding="utf-8")
-    for version in options.versions:
+    for version in versions:
         print(f"torch {version}", file=sys.stderr)
         try:
-            result = tried(version, options.only.split(","), options.log)
+            result = tried(version, list(PACKAGES), Path("torch_versions.log"))
         except subprocess.CalledProcessError:
-            print(f"torch {version}: left out: {last_error(options.log)}; see {options.log}", file=sys.stderr)
+            print(f"torch {version}: left out; see torch_versions.log", file=sys.stderr)
             continue
         others = [each for each in results["versions"] if each["torch"] != result["torch"]]
-        for each in results["versions"]:
-            if each["torch"] == result["torch"]:  # of other losses
-                result["losses"] = {**each["losses"], **result["losses"]}
         results["versions"] = sorted([*others, result], key=lambda each: _numbers(each["torch"]))
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        FILE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

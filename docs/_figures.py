@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Write what pages show of committed records, between their marks: `docs/_figures.py`.
 
-`table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints;
-`use of NAME`: how a joiner changes to a loss;
-`session of FOLDER`: the same below its command; `head of FOLDER`: its heading and first table; `allocators of FOLDER
-FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare.py prints; `runs`: the folders of results/;
-`machines`: what each machine of results/ found; `torch-versions`: the table of benchmarks/torch_versions.py; `fused`
-and `fused-parts of FOLDER`: the tables of benchmarks/fused_table.py; `training of FILE`:
-that of benchmarks/train_table.py; `logits of FOLDER`: a sweep over kinds of logits.  A test compares pages and records.
+`table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints; `use
+of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its heading
+and first table; `allocators of FOLDER FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare prints;
+`runs`: the folders of results/; `machines`: what each machine of results/ found; `torch-versions`: the table of
+benchmarks/torch_versions.py; `fused of FOLDER`: that of benchmarks/fused_table.py; `training of FILE`: that of
+benchmarks/train_table.py; `logits of FOLDER`: a sweep over kinds of logits.  A test compares pages and records.
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
 from common.core import snippets  # noqa: E402
-from common.core.statistics import median  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
 from common.present.table import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
-from common.records import store  # noqa: E402
-from common.records.schema import Header, Status  # noqa: E402
+from common.records.schema import Header  # noqa: E402
 from common.tables import answer, sweep  # noqa: E402
 
 command.register()
@@ -207,11 +204,6 @@ def fused(folder: str) -> str:
     return fused_table.render(ROOT / folder)
 
 
-def fused_parts(folder: str) -> str:
-    """Return a Markdown table of where the time of fused's steps goes."""
-    return fused_table.render_parts(ROOT / folder)
-
-
 def logits(folder: str) -> str:
     """Return a Markdown table of a sweep over kinds of logits: each loss's step, and what the logits are like."""
     (swept,) = logs.read([ROOT / folder]).sweeps
@@ -251,25 +243,10 @@ WRITERS: Dict[str, Callable[..., str]] = {
         machines,
         torch_versions,
         fused,
-        fused_parts,
         training,
         logits,
     )
 }
-
-
-def costs(folder: str = "results/2026-11-24-amd-epyc-2-cores") -> str:
-    """Return JSON with the median seconds of a job, by implementation and pass, of what ended well."""
-    seconds: Dict[str, Dict[str, List[float]]] = {}
-    for row in logs.read([ROOT / folder]).rows:
-        _, records = store.read_run(row.folder)
-        for record in records:
-            if isinstance(record, Status) and record.status == "ok":
-                seconds.setdefault(row.name, {}).setdefault(record.pass_name, []).append(record.wall_ns / 1e9)
-    medians = {
-        name: {pass_name: round(median(values), 1) for pass_name, values in of.items()} for name, of in seconds.items()
-    }
-    return json.dumps(medians, indent=1, sort_keys=True) + "\n"
 
 
 def written(page: str) -> str:
@@ -286,7 +263,6 @@ def written(page: str) -> str:
 
 def write() -> None:
     """Write all pages anew, but for pictures (see _picture.py and _screens.py)."""
-    (ROOT / "results" / "costs.json").write_text(costs(), encoding="utf-8")
     for path in PAGES:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -2,7 +2,7 @@
 """Measure what docs/results.md shows: `docs/_results.py NAME ...`, on a machine that does nothing else.
 
 Each NAME is a command of RUNS, and goes on where it was stopped (its log is log/results-NAME).  Its records are kept as
-results/DATE-MACHINE-NAME, with packed traces and without paths of this machine.  Then docs/_figures.py writes the
+results/DATE-MACHINE-NAME, as rnnt-bench submit writes them.  Then docs/_figures.py writes the
 pages; sentences about the numbers are left to people.
 """
 
@@ -39,8 +39,8 @@ RUNS: Dict[str, str] = {
     "logits": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sweep "
     "logits=random,early,middle,trained --num-batches 1 --rounds 3 --scope step --max-seconds 0.5 "
     "--passes correctness,timing",  # 8 minutes
-    "tdt": "--topology tdt",  # 8 minutes, and 36 MB of traces: leave them out
-    "fused-table": "--parts --logits random,trained",  # 27 minutes
+    "tdt": "--topology tdt",  # 8 minutes
+    "fused-table": "--logits random,trained",  # 27 minutes
 }
 
 
@@ -62,8 +62,9 @@ def main(names: List[str]) -> int:
         code = subprocess.run(command, cwd=ROOT).returncode
         if code not in (0, 1):  # 1: a row failed, and says why
             return code
-        folder = "-".join([submit.folder_name(submit.rows_of(log)), *([name] if name != "bench" else [])])
-        submit.keep(log, ROOT / "results" / folder)
+        rows = submit.rows_of(log)
+        folder = "-".join([submit.folder_name(rows), *([name] if name != "bench" else [])])
+        submit.keep(rows, ROOT / "results" / folder)
         code = submit.check([ROOT / "results" / folder])
         if code:
             return code

@@ -191,18 +191,6 @@ def test_pages_have_what_the_records_say():
     assert blocks >= 9
 
 
-def test_pages_of_models_show_what_their_commands_print():
-    models = runpy.run_path(str(ROOT / "docs" / "_models.py"))
-    text = (ROOT / "docs" / "inference.md").read_text(encoding="utf-8")
-    scripts = {block[1] for block in models["BLOCK"].findall(text)}
-    assert scripts == {"profile_inference.py", "pipeline_metrics.py"}
-    for script in scripts:
-        command = f"```console\n$ ./{script} --help | head -n 1\n"
-        rewritten = models["measured"](f"{command}old\nlines\n```\n\nIt took 999 seconds on 1 cores. It")
-        expected = re.escape(command) + r"usage: .*\n```\n\nIt took \d\d? seconds on \d+ cores\. It"
-        assert re.fullmatch(expected, rewritten)
-
-
 def test_a_newer_folder_is_shown_in_place_of_the_older_one():
     results = runpy.run_path(str(ROOT / "docs" / "_results.py"))
     page = "results/2026-11-21-a-2-cores, results/2026-11-21-a-2-cores-system"

@@ -7,9 +7,6 @@ import sys
 
 from commands import ROOT, assert_user_error, run
 
-from common.analysis.row import Row
-from common.records.schema import Batch, Environment, Header
-
 sys.path.append(str(ROOT / "benchmarks"))
 
 import fused_table  # noqa: E402
@@ -71,31 +68,6 @@ def test_a_row_that_fails_is_named_and_the_others_are_compared(tmp_path):
     page = fused_table.render(tmp_path)
     assert " (optimized_transducer) |" in page and "bpe500-random: fast_rnnt: oom" in page
     assert " (torchaudio) | " in page  # the smallest, from the run that measured memory alone
-
-
-def test_percent_of_limit_is_the_product_of_the_shares():
-    """Half of the operations needed, at half the best rate, in half of the time: an eighth of the limit.
-
-    Of ten cells, all of which forward computed, four are needed: 4 x 3 x 2 H V of 1440 operations.
-    """
-    parts = dict.fromkeys(("preparing", "activations", "exponentials", "lattice", "adding", "waiting"), 0)
-    forward = {"ns": 1_000, "flops": 600, "parts_ns": {**parts, "products": 1_000, "waiting": 1_000}}
-    cells = {"useful_cells": 10, "padded_cells": 10, "one_symbol_cells": 9, "pruned_cells": 10}
-    batch = Batch(index=7, N=1, T_max=5, U_max=1, frames=5, tokens=1, **cells)
-    settings = {"dtype": "float32", "vocab_size": 10, "encoder_dim": 3, "prune_range": 5}
-    row = Row(
-        header=Header(name="fused", settings=settings),
-        jobs={"timing-1": [Environment(job="timing-1", batches=[batch])]},
-        needed_share=0.4,
-        flops_per_second=2.88e9,
-        limit_percent={"step": {"packed": 12.5}},
-    )
-    measured = fused_table.Measured(fused_table.WORKLOADS["bpe500"], "random", "bpe500-random", {"fused": row}, {})
-    both = {"forward": forward, "backward": {**forward, "flops": 840}}
-    line = fused_table.parts_line(measured, {"run": "bpe500-random", "batch": 7, "threads": 2, **both})
-    shown = {head: cell.shown for head, cell in line.items()}
-    shares = ("operations: needed of done", "products: of the best rate", "time: products", "waiting", "rest")
-    assert [shown[share] for share in shares] == ["50", "50", "50", "50", "0"]
 
 
 def test_the_best_peer_is_chosen_over_shared_batches():

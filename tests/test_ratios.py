@@ -179,23 +179,6 @@ def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simula
     assert simulation.coverage(simulation.WORLDS[world], naive, x, runs=200, seed=7)[0] < 0.8
 
 
-@pytest.mark.parametrize("world", ["as measured", "one process in ten is an outlier"])
-def test_the_intervals_under_one_torch_hold_the_truth_in_95_of_100_runs(simulation, world):
-    """400 simulated runs with a fixed seed: chance alone is within 2.2%."""
-    x = simulation.padding(2, ROOT / "shape_info.pt")
-    coverage = simulation.same_torch_coverage(simulation.WORLDS[world], 10, 2, x, runs=400, seed=3)
-    assert set(coverage) == set(simulation.ASSUMPTIONS)
-    assert all(0.925 <= held <= 0.975 for held, _ in coverage.values()), coverage
-
-
-def test_the_noise_of_a_run_is_told_from_its_times(simulation):
-    x, world = simulation.padding(2, ROOT / "shape_info.pt"), simulation.World(process=0.1, noise=0.2)
-    rng = simulation.np.random.default_rng(9)
-    truth = world.slope * x + rng.normal(0, world.deviation, len(x))
-    fits = simulation.fitted([simulation.simulate(world, x, truth, 300, 2, True, rng) for _ in range(8)])
-    assert fits[:5] == pytest.approx(world[:5], rel=0.1)
-
-
 def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
     from common.core import settings
     from common.losses.passes import timing
