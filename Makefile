@@ -27,8 +27,8 @@ help:
 	@echo 'make setup        create or refresh the environments in .venv and the compiled losses in ~/.cache/rnnt-bench'
 	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo; silero, fairseq: for models of theirs;'
 	@echo '                  ray: for --executor ray, docs/clusters.md'
-	@echo 'make try          a first verdict within some five minutes, with the main environment alone; ARGS as below'
-	@echo 'make bench        compare the losses; the first time with a first verdict before k2 is set up;'
+	@echo 'make try          a quick answer within some five minutes, with the main environment alone; ARGS as below'
+	@echo 'make bench        compare the losses;'
 	@echo '                  ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest, ARGS="--shuffle 1" draws their order,'
 	@echo '                  ARGS=--thorough repeats what is simulated or garbled as often as a night allows'
@@ -56,18 +56,13 @@ help:
 setup: needs-python
 	@$(PYTHON) -m common.setup $$ENVIRONMENTS
 
-# Not `setup`: what other environments hold (k2) comes after the first verdict, with `make bench`.
+# The main environment alone, and no round begins after five minutes.
 try: needs-python
 	@$(PYTHON) -m common.setup main
 	@$(MAIN) benchmark_all.py --budget 5m $(ARGS)
 
-# Where k2's environment (3.4 GB) is not there yet, the first verdict comes before it.  Nothing is timed while it is made;
-# memory, which does not depend on what runs beside it, is measured meanwhile.
-bench: needs-python
-	@if $(if $(strip $(ARGS)),true,$(PYTHON) -m common.setup.environments path k2 >/dev/null 2>&1); then \
-	$(PYTHON) -m common.setup && exec $(MAIN) benchmark_all.py $(ARGS); exit; fi; \
-	$(PYTHON) -m common.setup main && { $(MAIN) benchmark_all.py --first-verdict --then-set-up || test $$? -eq 1; } || exit; \
-	$(PYTHON) -m common.setup && exec $(MAIN) benchmark_all.py --resume
+bench: setup
+	@$(MAIN) benchmark_all.py $(ARGS)
 
 profile: setup
 	@$(MAIN) profile_model.py $(ARGS)

@@ -24,7 +24,7 @@ from common.analysis import ratios
 from common.core import statistics
 from common.core.settings import SLOW_ROUNDS
 from common.data import batching, shapes
-from common.jobs import budget
+from common.jobs import rounds
 from common.present.table import Column
 from common.present.text import markdown_of
 
@@ -152,7 +152,7 @@ def stopped(run: Run, level: float) -> Run:
     """
     usual = run.y.shape[1] * (1 + level)
     number = int((np.cumsum((1 + np.exp(run.y)).sum(axis=1)) <= 7 * usual).sum())
-    if budget.is_far_behind(np.exp(run.y.mean(axis=1)).tolist()):
+    if rounds.is_far_behind(np.exp(run.y.mean(axis=1)).tolist()):
         number = SLOW_ROUNDS
     number = max(number, SLOW_ROUNDS)
     return Run(run.x[:number], run.y[:number])
@@ -161,7 +161,7 @@ def stopped(run: Run, level: float) -> Run:
 def stopped_coverage(world: World, level: float, x: np.ndarray, runs: int, seed: int) -> Tuple[float, float]:
     """Return the same as ``coverage``, of the CPU preset with --budget.
 
-    level: how many times the fastest's time the other loss takes; at budget.FAR_BEHIND it is left to chance whether it
+    level: how many times the fastest's time the other loss takes; at rounds.FAR_BEHIND it is left to chance whether it
     counts as far behind, which is where stopping could do most harm.
     """
     rng = np.random.default_rng(seed)
@@ -182,7 +182,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=2000, help="Simulated runs of each cell. Default: 2000")
     runs = parser.parse_args().runs
     x = padding(2, Path(__file__).resolve().parents[1] / "shape_info.pt")
-    levels = (1.2, budget.FAR_BEHIND, 10.0)
+    levels = (1.2, rounds.FAR_BEHIND, 10.0)
     lines = []
     for name, world in WORLDS.items():
         cells = [coverage(world, design, x, runs, seed=1) for design in DESIGNS]

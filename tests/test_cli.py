@@ -263,12 +263,3 @@ def test_the_older_pruned_step_runs_in_a_smoke_run():
     chosen = settings.resolve({"preset": "quick", "pruned_recipe": "benchmark-2022"}, "cpu")
     assert chosen.encoder_dim >= chosen.vocab_size
     assert settings.resolve({"preset": "quick"}, "cpu").encoder_dim == 32
-
-
-def test_a_dry_run_says_what_would_run_and_makes_nothing(tmp_path):
-    flags = ("--only", "reference,warp-rnnt", "--dry-run", "--log-dir", tmp_path / "log", "--device", "cpu")
-    done = run("benchmark_all.py", *flags)
-    assert done.returncode == 0, done.stderr
-    assert "unsupported" in done.stdout and "1 row:" in done.stdout
-    assert re.search(r"about \d+ min", done.stdout) and "MB of disk" in done.stdout
-    assert not (tmp_path / "log").exists()

@@ -188,7 +188,7 @@ def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(swept, flags, log)
     wait_for(lambda: not os.path.exists(f"/proc/{worker}"), "end of the stopped worker")
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in folder.iterdir()] == ["sweep.jsonl" if swept else "results.jsonl"]
+    assert [path.name for path in folder.iterdir()] == ["results.jsonl"]
 
 
 def test_nothing_to_resume(flags):

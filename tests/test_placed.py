@@ -79,7 +79,7 @@ def test_in_a_sweep_too(tmp_path, tiny_shapes):
     done = run("benchmark_all.py", *CHECK, "--shape-file", tiny_shapes, *swept)
     assert done.returncode == 0, done.stderr
     rows = json.loads(run("summarize.py", tmp_path, "--format", "json").stdout)
-    assert [(row["name"], row["sweep"]["vocab_size"], row["torch_version"][:4]) for row in rows] == [
+    assert [(row["name"], row["configuration"]["vocab_size"], row["torch_version"][:4]) for row in rows] == [
         ("reference@k2", 20, "1.13"),
         ("reference@k2", 30, "1.13"),
     ]

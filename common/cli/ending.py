@@ -1,13 +1,13 @@
-"""Ends every benchmark command: prints its table, writes the report and returns the exit code."""
+"""How every measuring command ends: what was measured is shown whatever stopped it, and tells the exit code."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-from typing import Callable, Mapping, Optional, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Iterator, Optional, Sequence
 
-from common.analysis import logs
 from common.analysis.logs import Log
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError
 from common.core.files import write_whole
@@ -15,7 +15,6 @@ from common.core.guard import drop_stdout
 from common.core.settings import Settings
 from common.jobs.executor import Executor
 from common.records import store
-from common.records.run import Run
 from common.show import writing
 
 #: The status of each row of a table; None where stdout did not take the table.
@@ -25,63 +24,46 @@ Shown = Optional[Sequence[str]]
 DETAILS = "details.txt"
 
 
-def finish(
-    measure: Callable[[], None],
-    show: Callable[[Log], Shown],
-    discard: Callable[[], bool],
-    arguments: argparse.Namespace,
-    kept: str = "",
-    later: Optional[Callable[[], None]] = None,
-    show_again: Callable[[Log], Shown] = lambda _: None,
-) -> int:
-    """Measure, then print the table and write the report; return the exit code.
+@dataclass
+class Ending:
+    """How the measuring ended.  mistake: of the user's, which stopped it."""
 
-    Args:
-        measure: carries out the jobs.
-        show: prints the table of what --log-dir holds, and returns the status of each row.
-        discard: removes folders without results, and tells whether others are left.
-        arguments: the flags of the command.
-        kept: what an interruption leaves, for the user; "" for the usual words.
-        later: carries out the jobs that the table does not wait for; not called after an interruption.
-        show_again: does after `later` what `show` did before, but repeats the verdict alone.
+    code: int = EXIT_OK
+    mistake: Optional[UserError] = None
 
-    Raises the UserError of a mistake that stops the measuring, after the table of what was measured before."""
+
+@contextmanager
+def measuring() -> Iterator[Ending]:
+    """Yield how the block ends, filled in when it has: with Ctrl-C, a full disk or a mistake of the user's too."""
+    ending = Ending()
     try:
-        code = _carried_out(measure)
-    except UserError:
-        if discard():
-            show(logs.read([arguments.log_dir], all_runs=True))
-        raise
-    log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
-    statuses = show(log)
-    if later is not None and code == EXIT_OK:
-        code = _carried_out(later)
-        log = logs.read([arguments.log_dir], all_runs=True)
-        again = show_again(log)
-        statuses = statuses and again
-        kept = "the table above is whole; --resume goes on with what comes after it"
-    writing.after_run(arguments.log_dir, arguments.quiet, log)
-    if code == EXIT_INTERRUPTED:
-        kept = kept or (
-            f"what was measured is in {arguments.log_dir} (of the stopped job too; the table leaves that out); "
-            "--resume continues and runs that job again"
-        )
-        print(f"interrupted: {kept}", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if code == EXIT_FAILED or statuses is None else exit_code(statuses)
-
-
-def _carried_out(measure: Callable[[], None]) -> int:
-    """Call `measure`; return EXIT_OK, EXIT_INTERRUPTED after Ctrl-C, or EXIT_FAILED where the disk had no room for a
-    run's first line: what is measured stays.  Raises UserError."""
-    try:
-        measure()
+        yield ending
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        ending.code = EXIT_INTERRUPTED
     except store.NotWritten as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return EXIT_OK
+        ending.code = EXIT_FAILED
+    except UserError as error:
+        ending.mistake = error
+
+
+def finish(ending: Ending, shown: Shown, arguments: argparse.Namespace, log: Optional[Log] = None) -> int:
+    """Write the report and return the exit code, once the table is printed.
+
+    Args:
+        ending: how the measuring ended.
+        shown: status of each row.
+        arguments: the flags of the command.
+        log: what --log-dir holds, where that is read already.
+
+    Raises the UserError that stopped the measuring."""
+    if ending.mistake:
+        raise ending.mistake
+    writing.after_run(arguments.log_dir, arguments.quiet, log)
+    if ending.code == EXIT_INTERRUPTED:
+        kept = f"what was measured is in {arguments.log_dir}, of the stopped job too, which the table leaves out"
+        print(f"interrupted: {kept}; --resume continues and runs that job again", file=sys.stderr)
+    return ending.code or (EXIT_FAILED if shown is None else exit_code(shown))
 
 
 def warn_of_load(executor: Executor, settings: Settings) -> None:
@@ -102,32 +84,19 @@ def printed(short: str, details: str, statuses: Sequence[str], arguments: argpar
 
     The whole one is written to --log-dir in any case.  Where stdout does not take the table, warn: the results are on
     disk."""
-    kept = keep(details, arguments)
+    path = arguments.log_dir / DETAILS
+    kept = f"stages, options, limits, notes: {path}"
+    try:
+        write_whole("summarize.py --details has it", (path, details))
+    except UserError as error:
+        kept = f"warning: {error}"
     try:
         print(details if arguments.details else short, end="", flush=True)
-        if kept and not arguments.quiet:
-            print(f"stages, options, limits, notes: {kept}", file=sys.stderr)
-        return statuses
     except OSError as error:
         drop_stdout()
         if not isinstance(error, BrokenPipeError):
             print(f"warning: no table: {error.strerror or error}; summarize.py prints it", file=sys.stderr)
         return None
-
-
-def keep(details: str, arguments: argparse.Namespace) -> Optional[Path]:
-    """Write the whole table to --log-dir and return the file's path; warn and return None where that fails."""
-    path: Path = arguments.log_dir / DETAILS
-    try:
-        write_whole("summarize.py --details has it", (path, details))
-        return path
-    except UserError as error:
-        print(f"warning: {error}", file=sys.stderr)
-        return None
-
-
-def discard_empty(run_of: Mapping[str, Run]) -> bool:
-    """Remove the folders of runs that measured nothing; tell whether others are left."""
-    for run in run_of.values():
-        run.discard_if_empty()
-    return any(run.path.exists() for run in run_of.values())
+    if kept.startswith("warning") or not arguments.quiet:
+        print(kept, file=sys.stderr)
+    return statuses

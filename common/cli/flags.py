@@ -36,7 +36,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=types.str2bool,
         metavar="BOOL",
         help="Measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
-        "round, for about two seconds each. '%% of limit' needs it. Default: true; false with --preset quick",
+        "round, for about two seconds each. '%% of limit' needs it. Default: true; false with --preset quick, --budget "
+        "and --sweep",
     )
     _add_flags_of_run(parser.add_argument_group("the run"))
 
@@ -66,7 +67,7 @@ def _add_flags_of_run(run: Any) -> None:
         type=types.whole(0),
         metavar="S",
         help="Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
-        "load; 0 repeats none. Default: 60; 0 with --preset quick and --sweep",
+        "load; 0 repeats none. Default: 60; 0 with --preset quick, --budget and --sweep",
     )
     add(
         run,
@@ -77,30 +78,9 @@ def _add_flags_of_run(run: Any) -> None:
     )
     add(
         run,
-        "--first-verdict",
-        **SWITCH,
-        help="Stop after four rounds with the table and the verdict of the losses of this torch; --resume measures "
-        "the other rounds, and all losses.",
-    )
-    add(
-        run,
-        "--then-set-up",
-        **SWITCH,
-        help="After --first-verdict, make the environments of the other losses, as `make setup` does, and meanwhile "
-        "measure the memory of these, which does not depend on what runs beside it.",
-    )
-    add(
-        run,
         "--in-place",
         **SWITCH,
         help="Run everything in this Python, with what it has installed, and use no environment of `make setup`.",
-    )
-    add(
-        run,
-        "--dry-run",
-        **SWITCH,
-        short="Print what would run and for how long, and stop.",
-        help="Print what would run, for how long and with how much disk, and stop.",
     )
     add(run, "--quiet", **SWITCH, help="Print no progress on stderr; the table still goes to stdout.")
     add(
@@ -119,8 +99,8 @@ def _add_flags_of_run(run: Any) -> None:
         type=grid.axis,
         metavar="KEY=A,B,...",
         short="Measure at each of these values: vocab-size=500,4096.",
-        help="Measure at each of these values; if given several times, at all combinations. Results go into one "
-        f"folder, sweep-KEY, without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
+        help="Measure at each of these values; if given several times, at all combinations, each in a run of its own, "
+        f"without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
     )
 
 

@@ -139,11 +139,9 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
 
 def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> bool:
     """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
-    if arguments.limits is None:
-        return (
-            not arguments.budget and presets.parts(resolved.preset)[0] != "quick"
-        )  # half of whose time they would take
-    return bool(arguments.limits)
+    if arguments.limits is not None:
+        return bool(arguments.limits)
+    return presets.parts(resolved.preset)[0] != "quick" and not (arguments.budget or arguments.sweep)
 
 
 def wait(arguments: argparse.Namespace) -> float:

@@ -26,8 +26,6 @@ SEARCH = "--find-largest"
 MOST_ROUNDS = 10_000
 #: What every loss gets, before anything ends; and what a loss gets that is far behind.
 FEWEST_ROUNDS, SLOW_ROUNDS = 3, 5
-#: Those of --first-verdict: after three the interval of a loss at twice the time often still holds 1.
-FIRST_ROUNDS = 4
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
@@ -450,10 +448,9 @@ class Settings:
     budget: Optional[float] = setting(
         None,
         TIMING,
-        "Time to spend, such as 90s, 5m or 1h: on the correctness of all losses, three rounds, a first verdict, then "
-        "as many rounds as fit before the memory pass. Without --only, losses of other environments "
-        "are left out; without --passes there is no trace",
-        short="Time to spend, such as 5m, with a first verdict after three rounds.",
+        "Time to spend, such as 90s, 5m or 1h: after the third no timing round begins when it is over. Without --only, "
+        "losses of other environments are left out; without --passes there is no trace",
+        short="Time to spend, such as 5m: no round begins when it is over.",
         type=flag_types.duration,
         metavar="TIME",
         default_text="all rounds",

@@ -1,16 +1,13 @@
 """--find-largest: for each implementation the largest batch that fits, and how fast it trains there.
 
-Correctness of all comes first.  Then, for one implementation after the other, sizes are tried by doubling and
-bisection, each in a process of its own (the probe pass).  Then the throughput at the largest size that fits is
-measured, over the same utterances for all, in rounds of fresh processes, the implementations in shuffled order.  A size
-at which the throughput pass runs out of memory counts as too large, and its search goes on.  The next size follows from
-the records alone, so that --resume tries nothing twice.
+Sizes are tried by doubling and bisection, each in a process of its own (the probe pass); then the throughput at the
+largest is measured, in fresh processes.  A size at which that runs out of memory counts as too large, and the search
+goes on.  The next job follows from the records alone, so that --resume tries nothing twice.
 """
 
 from __future__ import annotations
 
-import random
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 from common.core import units
 from common.core.errors import UserError
@@ -19,8 +16,8 @@ from common.jobs.session import Session
 from common.jobs.spec import Job
 from common.records import store
 from common.records.run import Run
-from common.records.schema import Environment
-from common.records.search import OUTCOMES, TOO_LARGE, answers, bounds
+from common.records.schema import Environment, Totals
+from common.records.search import OUTCOMES, answers, bounds
 
 #: The search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
 TOLERANCE = 0.05
@@ -29,9 +26,13 @@ SHARE_OF_AVAILABLE = 0.9
 
 
 def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
-    """Return the size to try next; None once the largest is known to within TOLERANCE, or 1. answers: whether each size
-    fits; low, cap: the lowest and highest size worth a try.  From `start` on sizes are doubled until one fails, then
-    the gap is halved.  A size that fits does not count where a smaller one did not fit."""
+    """Return the size to try next; None once the largest is known to within TOLERANCE, or 1.
+
+    Args:
+        answers: whether each size fits.  A size that fits does not count where a smaller one did not fit.
+        low, cap: the lowest and highest size worth a try.
+        start: from here on sizes are doubled until one fails, then the gap is halved.
+    """
     fits, fails = bounds(answers)
     if fails is None:
         if fits is None:
@@ -52,7 +53,7 @@ class MemoryLimit(NamedTuple):
 
 def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> MemoryLimit:
     """Return the limit of a search: on a CPU no more than is safe to use, with a warning if that is less than was
-    asked for.  total, available: bytes of memory, see common.system.memory.  Raises UserError without /proc.
+    asked for.  total, available: bytes of this machine's memory.  Raises UserError without /proc.
     """
     source = f"--memory-limit {settings.memory_limit}" if settings.memory_limit else "what is available"
     if settings.device != "cpu":
@@ -70,101 +71,39 @@ def memory_limit(settings: Settings, total: Optional[int], available: Optional[i
     return MemoryLimit(size, source)
 
 
-class Search:
-    """The search of one implementation.
+def run(session: Session, names: Sequence[str]) -> None:
+    """Search the largest size of each implementation, correctness of all first.  Raises Interrupted and UserError."""
+    session.carry_out_all([Job(name, "correctness") for name in names if session.run_of[name].needs("correctness")])
+    for name in names:
+        run = session.run_of[name]
+        while run.is_done("correctness") and (job := next_job(run, session.settings)) is not None:
+            end, _ = session.carry_out(job)
+            if end.status not in OUTCOMES:
+                break
 
-    failed: whether a probe failed for another reason than its size, which ends the search; untimed: whether the
-    throughput pass failed.
-    """
 
-    def __init__(self, name: str, run: Run, settings: Settings):
-        self.name, self.run, self.settings = name, run, settings
-        limit = run.header.memory_limit
-        self.limit_bytes = limit.bytes if limit else None
-        self.failed = self.untimed = False
+def next_job(run: Run, settings: Settings) -> Optional[Job]:
+    """Return the probe of the next size, or a round of the throughput at the largest; None where all is known."""
+    limit = run.header.memory_limit
+    environments = (record for record in run.records if isinstance(record, Environment))
+    totals = next(record.shape_file_totals for record in environments if record.shape_file_totals)
+    known = answers(store.latest_jobs(run.records))
+    size, rounds, pass_name = next_size(known, *_range(settings, totals)), [None], "probe"
+    if size is None:
+        size, rounds, pass_name = bounds(known)[0], [*range(1, settings.rounds + 1)], "throughput"
+    overrides = (((settings.find_largest or "").replace("-", "_"), size),)
+    of_size = [Job(run.header.name, pass_name, at, size, overrides, limit and limit.bytes) for at in rounds if size]
+    return next((job for job in of_size if not run.is_done(job.name)), None)
 
-    def job(self, pass_name: str, size: int, pool: Optional[int] = None, round_number: Optional[int] = None) -> Job:
-        overrides = (((self.settings.find_largest or "").replace("-", "_"), size),)
-        return Job(self.name, pass_name, round_number, size, pool, overrides, self.limit_bytes)
 
-    def answers(self) -> Dict[int, bool]:
-        return answers(store.latest_jobs(self.run.records))
-
-    def range(self) -> Tuple[int, int, int]:
-        """Return (lowest size worth a try, highest, first): sorted batches hold at least the longest utterance."""
-        totals = next(
-            record.shape_file_totals
-            for record in self.run.records
-            if isinstance(record, Environment) and record.shape_file_totals
+def _range(settings: Settings, totals: Totals) -> Sequence[int]:
+    """Return (lowest size worth a try, highest, first): sorted batches hold at least the longest utterance."""
+    by_frames = settings.sort_utterance
+    most = totals.frames if by_frames else totals.utterances
+    cap = min(most, settings.largest_cap or most)
+    if by_frames and cap < totals.T_max:
+        raise UserError(
+            f"--largest-cap {cap}: the longest utterance has {totals.T_max} frames and is a batch of its own; "
+            "give at least that"
         )
-        by_frames = self.settings.sort_utterance
-        most = totals.frames if by_frames else totals.utterances
-        cap = min(most, self.settings.largest_cap or most)
-        start = self.settings.max_frames if by_frames else self.settings.batch_size
-        if by_frames and cap < totals.T_max:
-            raise UserError(
-                f"--largest-cap {cap}: the longest utterance has {totals.T_max} frames and is a batch of its own; "
-                "give at least that"
-            )
-        return totals.T_max if by_frames else 1, cap, start
-
-    def next_probe(self) -> Optional[Job]:
-        if self.failed:
-            return None
-        size = next_size(self.answers(), *self.range())
-        return None if size is None else self.job("probe", size)
-
-    @property
-    def size(self) -> Optional[int]:
-        """Return the largest size that fits, None when none is known to."""
-        return bounds(self.answers())[0]
-
-    def throughput_jobs(self, pool: int) -> List[Job]:
-        """Return the throughput jobs that are not done yet, at the largest size that fits."""
-        if self.size is None or self.untimed:
-            return []
-        jobs = [self.job("throughput", self.size, pool, number) for number in range(1, self.settings.rounds + 1)]
-        return [job for job in jobs if not self.run.is_done(job.name)]
-
-
-class Searches:
-    """All searches of a session."""
-
-    def __init__(self, session: Session):
-        self.session = session
-        self.order = random.Random(session.settings.seed)
-
-    def run(self) -> None:
-        """Run every search that is not finished.  Raises Interrupted and UserError."""
-        runs = self.session.run_of
-        wrong = [name for name, run in runs.items() if not run.is_done("correctness")]
-        for name in wrong:
-            self.session.carry_out(Job(name, "correctness"))
-        right = {name: run for name, run in runs.items() if run.is_done("correctness")}
-        searches = [Search(name, run, self.session.settings) for name, run in right.items()]
-        while True:
-            for search in searches:
-                self._probe(search)
-            if self._time(searches):
-                return
-
-    def _probe(self, search: Search) -> None:
-        while (job := search.next_probe()) is not None:
-            search.failed = self.session.carry_out(job).status not in OUTCOMES
-
-    def _time(self, searches: Sequence[Search]) -> bool:
-        """Measure the throughput rounds of all searches; return False if a size did not fit after all, so that its
-        search goes on."""
-        pool = max((search.size or 0 for search in searches), default=0)
-        jobs = [(search, job) for search in searches for job in search.throughput_jobs(pool)]
-        self.order.shuffle(jobs)
-        jobs.sort(key=lambda pair: pair[1].round or 0)  # stable: shuffled within each round
-        too_large: Set[str] = set()
-
-        for search, job in jobs:
-            if search.name not in too_large and not search.untimed:
-                status = self.session.carry_out(job).status
-                if status in TOO_LARGE:
-                    too_large.add(search.name)
-                search.untimed = status not in OUTCOMES
-        return not too_large
+    return totals.T_max if by_frames else 1, cap, settings.max_frames if by_frames else settings.batch_size

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from common.core.implementations import find
 from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
@@ -28,8 +29,10 @@ SUBJECTS = {
 #: A status record at the end is the job's; without one it ended well.
 STARTING = ("conformance", "cascade")
 
-#: What the processes of a pass have in their environment; those of the others as --allocator says.
+#: Environment variables of the processes of a pass; those of the others are as --allocator says.
 VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
+#: An implementation and a pass: jobs that are alike take as long.
+Like = Tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,8 @@ class Job:
     """One process to start for an implementation, in its Python.
 
     Args:
-        round: number from 1, in the timing, limits and throughput passes.
-        size: with --find-largest, the batch size that is tried or timed.
-        pool: the size of the batches whose utterances are timed in batches of `size`.
+        round: number from 1, in the timing and limits passes.
+        size: with --find-largest, the batch size that is tried.
         overrides: settings of this job alone.
         limit_bytes: limit on its memory.
         subject: a key of SUBJECTS.
@@ -49,17 +51,22 @@ class Job:
     pass_name: str
     round: Optional[int] = None
     size: Optional[int] = None
-    pool: Optional[int] = None
     overrides: Tuple[Tuple[str, Any], ...] = ()
     limit_bytes: Optional[int] = None
     subject: str = "loss"
 
     @property
     def name(self) -> str:
-        """Return the name that records have: "correctness", "timing-1", "probe-64", "throughput-64-of-96-1",
-        "limits-1"."""
-        pool = None if self.pool is None else f"of-{self.pool}"
-        return "-".join(str(part) for part in (self.pass_name, self.size, pool, self.round) if part is not None)
+        """Return the name that records have: "correctness", "timing-1", "probe-64", "limits-1"."""
+        return "-".join(str(part) for part in (self.pass_name, self.size, self.round) if part is not None)
+
+    @property
+    def like(self) -> Like:
+        return self.implementation, self.pass_name
+
+    @property
+    def title(self) -> str:
+        return f"{self.implementation} {self.name}"
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
         """Return the environment variables that its process needs."""
@@ -67,19 +74,25 @@ class Job:
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
         """Return the ``status`` record."""
-        sizes = {key: value for key, value in (("size", self.size), ("pool", self.pool)) if value}
         names = {"record": "status", "job": self.name, "pass": self.pass_name, "round": self.round}
-        return {**names, **sizes, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+        size = {"size": self.size} if self.size else {}
+        return {**names, **size, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
         """Return the job as its process reads it.  folder: the folder of the run, for traces."""
         of = find(self.implementation)
-        names = {"job": self.name, "subject": self.subject, "pass": self.pass_name, "round": self.round}
-        names["implementation"] = self.implementation
-        sizes = {"pool": self.pool, "limit_bytes": self.limit_bytes}
-        values = {**settings.to_json(), **dict(self.overrides)}
-        where = {"script": of.script, "variant": of.variant, "folder": str(folder.resolve())}
-        return {**names, **sizes, **where, "settings": values}
+        return {
+            "job": self.name,
+            "subject": self.subject,
+            "pass": self.pass_name,
+            "round": self.round,
+            "implementation": self.implementation,
+            "limit_bytes": self.limit_bytes,
+            "script": of.script,
+            "variant": of.variant,
+            "folder": str(folder.resolve()),
+            "settings": {**settings.to_json(), **dict(self.overrides)},
+        }
 
 
 @dataclass(frozen=True)
@@ -89,28 +102,35 @@ class Task:
     Args:
         given: what its subject reads beside the settings.
         overrides: settings of this task alone.
+        python: interpreter of its process, where it is not the run's.
     """
 
     name: str
     subject: str
     given: Mapping[str, Any]
     overrides: Tuple[Tuple[str, Any], ...] = ()
+    python: Optional[Path] = None
     round: None = None
 
-    def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return no variables.
+    @property
+    def like(self) -> Like:
+        return self.name, self.subject
 
-        glibc keeps its defaults, so times are as a user has them and the heap hides no part of the peak.
-        """
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        """Return no variables: with glibc's defaults times are as a user has them, and the heap hides no peak."""
         return {}
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
         """Return the ``status`` record."""
         names = {"record": "status", "job": self.name, "pass": self.subject}
-        return {**names, "status": status, "reason": reason, "wall_ns": wall_ns}
+        return {**names, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
-        """Return the job as its process reads it.  folder: the folder of the run, for traces."""
+        """Return the task as its process reads it.  folder: the folder of the run."""
         names = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
         return {**names, "given": dict(self.given), "settings": {**settings.to_json(), **dict(self.overrides)}}
 
@@ -119,7 +139,19 @@ class Task:
 Runnable = Union[Job, Task]
 
 
-def like(job: Runnable) -> Tuple[str, str]:
-    """Return what a job measures, an implementation or the task itself, and its pass: jobs that are alike take as
-    long."""
-    return (job.implementation, job.pass_name) if isinstance(job, Job) else (job.name, job.subject)
+def plan(names: Sequence[str], settings: Settings) -> List[Job]:
+    """Return the jobs of a run in their order: correctness of all, the timing rounds, memory, traces.
+
+    The seed shuffles the implementations of each round.
+    """
+    jobs = [Job(name, "correctness") for name in names if "correctness" in settings.passes]
+    if "timing" in settings.passes:
+        shuffle = random.Random(settings.seed)
+        for number in range(1, settings.rounds + 1):
+            order = list(names)
+            shuffle.shuffle(order)
+            jobs += [Job(name, "timing", number) for name in order]
+    for name_of_pass in ("memory", "trace"):
+        if name_of_pass in settings.passes:
+            jobs += [Job(name, name_of_pass) for name in names]
+    return jobs

@@ -48,10 +48,7 @@ class Run:
         existing: the records that were in the file already.
         claim: the lock of the folder, if it belongs to this run alone.
         failed: whether a job that this process added did not end well.
-        joined: whether the row was not part of the run when it was resumed.
     """
-
-    joined = False
 
     def __init__(self, path: Path, existing: Sequence[Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
@@ -236,18 +233,15 @@ def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head,
     return sorted(here, key=lambda one: one[0].started)
 
 
-def _resumable(names: Sequence[str], settings: Settings, log_dir: Path) -> Dict[str, Path]:
-    """Return the files of the newest run under `log_dir` with the same settings, by implementation.
-
-    Raises UserError if there is none."""
+def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, cell: Record) -> Dict[str, Path]:
+    """Return the files of the newest run under `log_dir` with the same settings, by implementation; {} if there is
+    none.  cell: its values in a sweep."""
     wanted = read_back(settings.to_json())
     runs: Dict[str, Dict[str, Path]] = {}
     for head, path in earlier(log_dir, schema.FILE_NAME, Header):
-        if head.name in names and head.settings == wanted:
+        if head.name in names and head.settings == wanted and head.values == cell:
             runs.setdefault(head.run_id, {})[head.name] = path
-    if not runs:
-        raise NothingToResume(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
-    return list(runs.values())[-1]
+    return list(runs.values())[-1] if runs else {}
 
 
 def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
@@ -259,13 +253,27 @@ def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
 
 @contextmanager
 def open_runs(
-    names: Sequence[str], settings: Settings, log_dir: Path, resume: bool, extra: Optional[Mapping[str, Any]] = None
+    names: Sequence[str],
+    settings: Settings,
+    log_dir: Path,
+    resume: bool,
+    extra: Optional[Mapping[str, Any]] = None,
+    or_anew: bool = False,
 ) -> Iterator[Dict[str, Run]]:
     """Yield a Run for each implementation: new folders, or those of the newest run with the same settings when
-    resuming.  extra: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises
-    UserError when there is nothing to resume, or when another process is measuring it."""
-    paths = _resumable(names, settings, log_dir) if resume else {}
-    run_id, started, shared = _shared_keys(next(iter(paths.values()), None), extra or {})
+    resuming.
+
+    Args:
+        extra: further keys of the ``run`` records; when resuming, those of the run that is continued.
+        or_anew: start a run where there is none to resume.
+
+    Raises UserError when there is nothing to resume, or when another process is measuring it.
+    """
+    extra = extra or {}
+    paths = _resumable(names, settings, log_dir, extra.get("values", {})) if resume else {}
+    if resume and not (paths or or_anew):
+        raise NothingToResume(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
+    run_id, started, shared = _shared_keys(next(iter(paths.values()), None), extra)
     opened: Dict[str, Run] = {}
     try:
         for name in names:
@@ -275,7 +283,6 @@ def open_runs(
             else:
                 claim = claim_folder(log_dir, f"{find(name).folder}-{settings.suffix}")
                 opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)
-                opened[name].joined = bool(paths)
                 opened[name].add(header(name, settings, run_id, started, shared))
         yield opened
     except store.NotWritten:

@@ -87,21 +87,17 @@ def finish(
     """Carry out the tasks, then show the results; return the exit code.  Raises UserError
     for what is missing and for other mistakes; a run without results leaves nothing then."""
 
-    def measure() -> None:
+    with ending.measuring() as ended:
         ending.warn_of_load(executor, settings)
         with Progress(arguments.quiet) as progress:
             missing = jobs.carry_out(run, tasks, python, settings, arguments.timeout, progress, executor)
         if missing:
             raise UserError(missing)
-
-    def discard() -> bool:
-        kept = any(run.is_done(task.name) for task in tasks)
-        if not kept:
-            run.close()
-            remove(run.path)
-        return kept
-
-    return ending.finish(measure, lambda _: show(), discard, arguments)
+    if ended.mistake and not any(run.is_done(task.name) for task in tasks):
+        run.close()
+        remove(run.path)
+        raise ended.mistake
+    return ending.finish(ended, show(), arguments)
 
 
 def write(path: Path, files: Mapping[str, str], title: str, sections: Sequence[Section]) -> None:

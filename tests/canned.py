@@ -1,0 +1,72 @@
+"""An executor that answers with canned records where processes are not the point, and the benchmark run with it."""
+
+from __future__ import annotations
+
+import json
+
+from fixtures_runs import correctness, memory, status, timing, trace
+
+from common.cli import flags
+from common.cli.benchmark import benchmark
+from common.cli.parser import Parser, add_choice
+from common.jobs.executor import Executor, Interrupted
+
+LIMITS = {"record": "limits", "job": "limits", "products": [], "reason": ""}
+QUICK = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", "--quiet"]
+
+
+class Canned(Executor):
+    """Answer each job at once, well unless told otherwise, on an idle machine.
+
+    Args:
+        answer: called with each job and its settings; returns its records, or None for the usual ones; may raise.
+
+    Attributes:
+        seen: (implementation or task, job) of each process that would have been started.
+    """
+
+    def __init__(self, answer=lambda job, chosen: None):
+        self.answer, self.seen = answer, []
+
+    def execute(self, job, python, folder, chosen, timeout, note):
+        self.seen.append((job.like[0], job.name))
+        records = self.answer(job, chosen)
+        if records is not None:
+            return records
+        if job.like[1] == "timing":
+            return timing(job.name, [10, 20], [1, 2])
+        usual = {"correctness": correctness(), "memory": memory(8), "trace": trace([])}
+        return usual.get(job.like[1], [{**LIMITS, "job": job.name}, status(job.name)])
+
+    def disturbance(self, settings, seconds=0.0):
+        return ""
+
+    def rounds(self, name):
+        """Return the rounds that an implementation was timed in, in order."""
+        return [int(job[7:]) for of, job in self.seen if of == name and job.startswith("timing-")]
+
+
+def stop(job):
+    """End a job as Ctrl-C does."""
+    raise Interrupted([job.status("interrupted", "stopped by the user")])
+
+
+def parsed(*words):
+    """Return the arguments of benchmark_all.py."""
+    parser = Parser(prog="x.py")
+    add_choice(parser)
+    flags.add_flags(parser)
+    return parser.parse_args([str(word) for word in words])
+
+
+def measured(folder, executor, *words, names=("torchaudio", "reference")):
+    """Run a benchmark of `names` with canned processes; return its exit code."""
+    arguments = parsed(*QUICK, "--log-dir", folder, "--only", ",".join(names), *words)
+    return benchmark(list(names), arguments, executor=executor)
+
+
+def statuses(folder):
+    """Return the records' statuses by folder, in order."""
+    lines = {path.parent.name: path.read_text().splitlines() for path in sorted(folder.glob("*/results.jsonl"))}
+    records = {name: map(json.loads, of) for name, of in lines.items()}
+    return {name: [line["status"] for line in of if line["record"] == "status"] for name, of in records.items()}

@@ -1,0 +1,240 @@
+"""What a run measures, in which order and how often: rounds, slow losses, --budget, limits, resuming, progress."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+from canned import LIMITS, Canned, measured, statuses, stop
+from commands import ROOT, rows_of
+from fixtures_runs import one_row, records_of, status, timing, write_run
+
+from common.analysis.measured import _of_jobs
+from common.cli.benchmark import default_rows
+from common.core import flag_types
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.jobs import rounds
+from common.jobs.progress import Progress
+from common.records import schema
+from common.setup import interpreters
+
+EIGHT = ["--passes", "timing", "--rounds", "8", "--slow-rounds", "4"]
+
+
+def of_speeds(**ms):
+    """An executor whose steps take so many ms, by loss; 100 for others."""
+
+    def answer(job, chosen):
+        return timing(job.name, [ms.get(job.implementation, 100)], []) if job.pass_name == "timing" else None
+
+    return Canned(answer)
+
+
+def test_correctness_comes_first_then_rounds_in_drawn_order_then_the_other_passes(tmp_path, capsys):
+    executor = Canned()
+    assert measured(tmp_path, executor, "--rounds", "3") == EXIT_OK
+    names = [job for _, job in executor.seen]
+    rounds_of = [f"timing-{number}" for number in (1, 2, 3) for _ in range(2)]
+    assert names == ["correctness"] * 2 + rounds_of + ["memory"] * 2 + ["trace"] * 2
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"} and "VERDICT" in capsys.readouterr().out
+    again = Canned()
+    assert measured(tmp_path, again, "--rounds", "3", "--resume") == EXIT_OK and not again.seen
+
+
+def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(tmp_path, capsys):
+    executor = Canned(lambda job, _: stop(job) if job.name == "timing-2" else None)
+    assert measured(tmp_path, executor, "--rounds", "3") == EXIT_INTERRUPTED
+    assert "--resume" in capsys.readouterr().err and (tmp_path / "report.html").exists()
+    again = Canned()
+    assert measured(tmp_path, again, "--rounds", "3", "--resume") == EXIT_OK
+    assert again.seen[0][1] == "timing-2" and len(again.seen) == 4 + 2 + 2
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+
+
+def test_ctrl_c_at_the_traces_leaves_rows_that_are_whole(tmp_path):
+    assert measured(tmp_path, Canned(lambda job, _: stop(job) if job.name == "trace" else None)) == EXIT_INTERRUPTED
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+    settings, jobs = {"passes": ["timing", "memory"], "rounds": 1}, {"timing-1": [schema.typed(status("timing-1"))]}
+    assert [_of_jobs(jobs, settings, is_control)[0] for is_control in (True, False)] == ["ok", "interrupted"]
+
+
+def test_a_job_that_fails_costs_its_row_alone(tmp_path):
+    def answer(job, chosen):
+        return [job.status("error", "no room")] if (job.implementation, job.name) == ("reference", "timing-1") else None
+
+    assert measured(tmp_path, Canned(answer)) == EXIT_FAILED
+    assert {name: row["status"] for name, row in rows_of(tmp_path).items()} == {
+        "torchaudio": "ok",
+        "reference": "error",
+    }
+    assert "no room" in (tmp_path / "details.txt").read_text()
+    assert statuses(tmp_path)["reference-2"] == ["ok", "error"]
+
+
+def test_a_users_mistake_leaves_no_folder(tmp_path):
+    def answer(job, chosen):
+        raise UserError("a broken shape file")
+
+    with pytest.raises(UserError, match="broken"):
+        measured(tmp_path, Canned(answer))
+    assert not list(tmp_path.iterdir())
+
+
+# Slow losses and budgets.
+
+
+def test_only_a_loss_far_behind_in_each_of_three_rounds_gets_fewer():
+    speeds = {"fast": [1.0, 2.0, 1.0, 1.0], "slow": [3.1, 6.5, 3.2, 1.0], "near": [4.0, 5.0, 2.9, 9.0]}
+    times = {name: {(at, 7): ms for at, ms in enumerate(of, 1)} for name, of in speeds.items()}
+    slow = [name for name in times if rounds.is_slow(times[name], list(times.values()), 4)]
+    assert slow == ["slow"] and not rounds.is_slow(times["slow"], list(times.values()), 5)
+
+
+def test_a_slow_loss_has_fewer_rounds_and_is_whole(tmp_path):
+    executor = of_speeds(torchaudio=10)
+    assert measured(tmp_path, executor, *EIGHT) == EXIT_OK
+    assert executor.rounds("torchaudio") == [*range(1, 9)] and executor.rounds("reference") == [1, 2, 3, 4]
+    rows = rows_of(tmp_path)
+    assert [(rows[name]["status"], rows[name]["rounds"]) for name in ("torchaudio", "reference")] == [
+        ("ok", 8),
+        ("ok", 4),
+    ]
+    again = of_speeds(torchaudio=10)
+    assert measured(tmp_path, again, *EIGHT, "--resume") == EXIT_OK and not again.seen
+
+
+def test_losses_of_another_kind_are_no_rivals_and_a_resumed_run_knows_who_was_slow(tmp_path):
+    names, speeds = ("torchaudio", "reference", "fast_rnnt-pruned"), {"torchaudio": 10, "fast_rnnt-pruned": 1}
+    first = of_speeds(**speeds)
+    first.answer = lambda job, chosen, usual=first.answer: stop(job) if job.round == 4 else usual(job, chosen)
+    assert measured(tmp_path, first, *EIGHT, names=names) == EXIT_INTERRUPTED
+    again = of_speeds(**speeds)
+    assert measured(tmp_path, again, *EIGHT, "--resume", names=names) == EXIT_OK
+    assert again.rounds("torchaudio") == [4, 5, 6, 7, 8] and again.rounds("reference") == [4]
+
+
+def test_no_round_begins_when_the_budget_is_spent(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def answer(job, chosen):
+        now[0] += 10
+
+    executor = Canned(answer)
+    assert measured(tmp_path, executor, "--budget", "85s", "--rounds", "9") == EXIT_OK
+    assert executor.rounds("reference") == [1, 2, 3, 4] and [job for _, job in executor.seen][-1] == "memory"
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+    executor = Canned(answer)
+    assert measured(tmp_path / "short", executor, "--budget", "1s", "--rounds", "9") == EXIT_OK
+    assert executor.rounds("reference") == [1, 2, 3]  # in any case
+
+
+@pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), ("0.5h", 1800), ("20", 20)])
+def test_a_time_is_in_seconds_minutes_or_hours(text, seconds):
+    assert flag_types.duration(text) == seconds
+
+
+def test_a_budget_is_for_an_ordinary_run(tmp_path):
+    for words in (["--find-largest", "batch-size"], ["--sweep", "vocab-size=9,10"]):
+        with pytest.raises(UserError, match="--budget"):
+            measured(tmp_path, Canned(), "--budget", "1m", *words)
+
+
+def test_a_row_with_the_rounds_of_a_budget_is_whole(tmp_path):
+    jobs = [[status("correctness")], *([status(f"timing-{number}")] for number in (1, 2, 3))]
+    settings = {"rounds": 10, "passes": ["correctness", "timing"]}
+    write_run(tmp_path / "a", jobs=jobs, **settings)
+    write_run(tmp_path / "b", jobs=jobs, **settings, budget=60.0)
+    assert tuple(one_row(tmp_path / name)["status"] for name in "ab") == ("interrupted", "ok")
+
+
+@pytest.mark.parametrize("world", ["as measured", "noisy processes"])
+def test_intervals_hold_the_truth_though_rounds_end_by_what_they_show(world):
+    pytest.importorskip("torch")  # shape_info.pt
+    simulation = importlib.import_module("benchmarks.interval_coverage")
+    x = simulation.padding(2, ROOT / "shape_info.pt")
+    for level in (1.2, rounds.FAR_BEHIND):
+        held, _ = simulation.stopped_coverage(simulation.WORLDS[world], level, x, runs=400, seed=3)
+        assert 0.92 <= held <= 0.98, level
+
+
+def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
+    names = ["fused", "warprnnt_numba", "k2", "reference", "fast_rnnt-pruned", "nemo-tdt"]
+    assert default_rows(names, "cpu", False, None) == ["fused", "k2", "reference", "fast_rnnt-pruned"]
+    assert default_rows(names, "cpu", True, None) == ["fused", "fast_rnnt-pruned"]
+    assert "warprnnt_numba" in default_rows(names, "cuda:0", False, None)
+    assert default_rows(["fused:tdt", "reference:tdt"], "cpu", True, "tdt") == ["fused:tdt", "reference:tdt"]
+
+
+# Limits of the device.
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_limits_are_measured_in_every_third_round_until_that_fails(tmp_path, well):
+    def answer(job, chosen):
+        if job.pass_name == "limits":
+            end = status(job.name, "ok" if well else "timeout", "" if well else "too slow")
+            return [*([LIMITS] if well else []), end]
+
+    executor = Canned(answer)
+    measured(tmp_path, executor, "--rounds", "4", "--passes", "timing", "--limits", "true", names=["torchaudio"])
+    assert [job for _, job in executor.seen if job.startswith("limits")] == ["limits-1", "limits-4"][: 2 if well else 1]
+    kept = [record for record in records_of(tmp_path / "torchaudio-2") if record["record"] == "limits"]
+    assert [record["round"] for record in kept] == [1, 4][: 2 if well else 1]
+    assert all("job" not in record and bool(record["reason"]) is not well for record in kept)
+    assert rows_of(tmp_path)["torchaudio"]["status"] == "ok"
+
+
+def test_the_newest_torch_is_found_without_importing_it(tmp_path):
+    pythons = {}
+    for name, version in (("k2", "1.13.1+cu117"), ("a", "2.11.0"), ("b", "2.9.1"), ("none", "")):
+        pythons[name] = tmp_path / name
+        pythons[name].write_text(f"#!/bin/sh\necho {version}\n")
+        pythons[name].chmod(0o755)
+    assert interpreters.with_newest_torch(pythons) == "a"
+    assert interpreters.with_newest_torch({"gone": tmp_path / "gone"}) == "gone"  # alone, it is not even asked
+    assert interpreters.with_newest_torch({}) is None
+
+
+# Progress.
+
+
+def test_the_time_left_is_of_jobs_like_those_to_come():
+    progress = Progress(quiet=True)
+    progress.expect([("a", "correctness"), ("b", "correctness"), ("a", "timing"), ("b", "timing"), ("a", "timing")])
+    assert progress.left() == ""
+    progress.done("a correctness", "ok", None, ("a", "correctness"))
+    progress.took = {("a", "correctness"): [10.0]}
+    assert progress.left() == "about 40 s left"  # nothing better is known
+    progress.took = {("a", "correctness"): [10.0], ("a", "timing"): [100.0, 140.0]}
+    assert progress.left() == "about 6 min left"  # 10 + 120 + 120 + 120
+    progress.done("b correctness", "missing", "no b", ("b", "correctness"))
+    assert progress.left() == "about 4 min left" and progress.finished == 2
+
+
+def test_a_pipe_gets_a_line_a_round_and_of_what_fails(tmp_path, capsys):
+    def answer(job, chosen):
+        return [job.status("error", "no b")] if (job.implementation, job.round) == ("reference", 2) else None
+
+    arguments = ["--rounds", "2", "--passes", "timing"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("canned.QUICK", ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false"])
+        measured(tmp_path, Canned(answer), *arguments)
+    lines = capsys.readouterr().err.splitlines()
+    of_rounds = [line for line in lines if line.startswith("round ")]
+    assert [line.partition(":")[0] for line in of_rounds] == ["round 1/2", "round 2/2"]
+    assert "reference 15" in of_rounds[0] and sum(" timing-" in line for line in lines) == 1
+
+
+def test_who_is_ahead_by_the_batches_that_all_have():
+    kinds = {"slow": "exact", "fast": "exact", "few": "exact", "approx": "pruned"}
+    runs = {name: SimpleNamespace(header=SimpleNamespace(kind=kind), timed_rounds=dict) for name, kind in kinds.items()}
+    timed = rounds.Rounds(SimpleNamespace(run_of=runs, settings=SimpleNamespace(slow_rounds=None)))
+    of = {"slow": ([20, 40], [1]), "fast": ([10, 20], [9]), "approx": ([], [1, 3])}
+    for name, scopes in of.items():
+        for number in (1, 2):
+            lines = map(schema.typed, timing(f"timing-{number}", *scopes))
+            timed.note(name, number, [line for line in lines if isinstance(line, schema.Sample)])
+    timed.ms["few"] = {(1, 4): 1.0}
+    assert timed.words() == "exact: fast 15.00, slow 30.00 ms; pruned: approx 2.000 ms"
