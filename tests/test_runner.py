@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from common.cli import ending
 from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
-from common.jobs import local, plan, spec
+from common.jobs import local, spec
 from common.records import run
 from common.setup import interpreters
 
@@ -29,7 +30,7 @@ def chosen(**flags):
 
 
 def test_correctness_comes_first_and_traces_last():
-    jobs = plan.plan(NAMES, chosen())
+    jobs = spec.plan(NAMES, chosen())
     count = len(NAMES)
     assert [job.pass_name for job in jobs] == (
         ["correctness"] * count + ["timing"] * 4 * count + ["memory"] * count + ["trace"] * count
@@ -39,12 +40,12 @@ def test_correctness_comes_first_and_traces_last():
 
 
 def test_every_round_has_everyone_once_in_an_order_of_its_own():
-    jobs = [job for job in plan.plan(NAMES, chosen(passes=("timing",), rounds=12))]
+    jobs = [job for job in spec.plan(NAMES, chosen(passes=("timing",), rounds=12))]
     orders = [tuple(job.implementation for job in jobs if job.round == number) for number in range(1, 13)]
     assert all(sorted(order) == sorted(NAMES) for order in orders)
     assert len(set(orders)) > 3
-    assert jobs == plan.plan(NAMES, chosen(passes=("timing",), rounds=12))
-    assert jobs != plan.plan(NAMES, chosen(passes=("timing",), rounds=12, seed=1))
+    assert jobs == spec.plan(NAMES, chosen(passes=("timing",), rounds=12))
+    assert jobs != spec.plan(NAMES, chosen(passes=("timing",), rounds=12, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,8 @@ def test_a_run_without_room_for_its_first_line_leaves_no_folder(tmp_path):
 
     flags = ["--in-place", "--quiet", "--log-dir", tmp_path / "log"]
     for swept in ([], ["--sweep", "vocab-size=8,9"]):
-        done = run_command("losses/benchmark_reference.py", *flags, *swept, preexec_fn=limited)
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # Python would keep what it wrote half
+        done = run_command("losses/benchmark_reference.py", *flags, *swept, preexec_fn=limited, env=environment)
         assert_user_error(done, "cannot write", tmp_path / "log")
         assert not list((tmp_path / "log").iterdir())
 

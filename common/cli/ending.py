@@ -26,7 +26,7 @@ DETAILS = "details.txt"
 
 @dataclass
 class Ending:
-    """How the measuring ended.  mistake: of the user's, which stopped it."""
+    """How the measuring ended.  mistake: of the user's, or a full disk, which stopped it."""
 
     code: int = EXIT_OK
     mistake: Optional[UserError] = None
@@ -40,9 +40,6 @@ def measuring() -> Iterator[Ending]:
         yield ending
     except KeyboardInterrupt:
         ending.code = EXIT_INTERRUPTED
-    except store.NotWritten as error:
-        print(f"error: {error}", file=sys.stderr)
-        ending.code = EXIT_FAILED
     except UserError as error:
         ending.mistake = error
 
@@ -57,7 +54,10 @@ def finish(ending: Ending, shown: Shown, arguments: argparse.Namespace, log: Opt
         log: what --log-dir holds, where that is read already.
 
     Raises the UserError that stopped the measuring."""
-    if ending.mistake:
+    if isinstance(ending.mistake, store.NotWritten):
+        print(f"error: {ending.mistake}", file=sys.stderr)
+        ending.code = EXIT_FAILED
+    elif ending.mistake:
         raise ending.mistake
     writing.after_run(arguments.log_dir, arguments.quiet, log)
     if ending.code == EXIT_INTERRUPTED:
