@@ -150,7 +150,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     versions = parser.parse_args(arguments).versions
     results: Dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"versions": []}
     computer = machine.describe()
-    results["machine"] = {"cpu": computer.cpu, "cores": computer.cores}
+    results["machine"] = {"cpu": computer["cpu"], "cores": computer["cores"]}
     for version in versions:
         print(f"torch {version}", file=sys.stderr)
         try:

@@ -23,7 +23,7 @@ from common.losses.passes import probe, timing
 from common.measure import clock, device, memory, memory_limit
 from common.records import schema
 from common.setup import interpreters
-from common.system import machine, nvml
+from common.system import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -89,13 +89,13 @@ def test_where_a_process_runs_and_what_spoils_its_times(tmp_path):
         (tmp_path / f"node/node{node}").mkdir(parents=True)
         (tmp_path / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
     calm = machine.placement(tmp_path, {0, 1, 3})
-    assert calm == machine.Placement("0-1,3", "performance", 1)
+    assert calm == {"affinity": "0-1,3", "governor": "performance", "numa_nodes": 1}
     assert machine.spoiled_by(calm, threads=3) == []
     assert "--threads 3" in " ".join(machine.spoiled_by(calm, threads=4))
     across = machine.placement(tmp_path, {3, 4, 5})
-    assert across == machine.Placement("3-5", "performance, powersave", 2)
+    assert across == {"affinity": "3-5", "governor": "performance, powersave", "numa_nodes": 2}
     assert len(machine.spoiled_by(across, threads=2)) == 2
-    assert machine.placement(tmp_path / "no such", ()) == machine.Placement(None, None, None)
+    assert set(machine.placement(tmp_path / "no such", ()).values()) == {None}
     assert machine.spoiled_by(machine.placement(tmp_path / "no such", ()), threads=2) == []
 
 
@@ -273,7 +273,7 @@ class FakeNvml:
 def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypatch):
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    told = nvml.describe("0")
+    told = machine.gpu("0")
     expected = {
         "uuid": None,
         "driver": "580.65",
@@ -282,14 +282,14 @@ def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypat
         "memory_mhz": 2619,
         "power_cap_watts": 700.0,
     }
-    assert told == nvml.Gpu(**expected, celsius=41, throttled_by=["idle", "power cap"])
-    assert nvml.describe(None) == told and nvml.describe("another") is None and fake.open == 0
-    record = schema.typed({"record": "limits", "gpu": vars(told)})
+    assert told == {**expected, "celsius": 41, "throttled_by": ["idle", "power cap"], "ecc": None}
+    assert machine.gpu(None) == told and machine.gpu("another") is None and fake.open == 0
+    record = schema.typed({"record": "limits", "gpu": told})
     assert record.gpu.power_cap_watts == 700
     fake.count = 2
-    assert nvml.describe(None) is None  # whichever it is
+    assert machine.gpu(None) is None  # whichever it is
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.describe("0") is None
+    assert machine.gpu("0") is None
 
 
 def test_memory_that_is_taken_past_torch_is_seen(monkeypatch):

@@ -147,7 +147,7 @@ def judge(
     """
     choices = interpreters.choose_all(arguments.only, arguments.in_place, arguments.loss)
     device = interpreters.device_of(arguments.device, choices)
-    computer = documents.typed(vars(machine.describe()), Machine)
+    computer = documents.typed(machine.describe(), Machine)
     earlier = conformance.read(folder / JSON_NAME, device, computer.cpu) if arguments.update else None
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     judged: List[MatrixRow] = []

@@ -45,7 +45,7 @@ def run(work: Work, write: Callable[[Line], None]) -> None:
     chosen = settings.resolve({"preset": "quick"}, work.device)
     adapter = scripts.load(work.script)(chosen, work.variant)
     adapter.load(device.type)
-    name, cuda = machine.describe().cpu, None
+    name, cuda = machine.describe()["cpu"], None
     if device.type == "cuda":
         name, cuda = torch.cuda.get_device_name(device), torch.version.cuda
     loaded = Loaded(adapter.version(), str(torch.__version__), platform.python_version(), name, cuda)

@@ -9,8 +9,8 @@ from typing import Any, Dict, Optional
 
 from common.core.errors import NotRunnable
 from common.core.settings import Settings
-from common.records.schema import Environment
-from common.system import machine, memory, nvml
+from common.records.schema import Environment, Gpu
+from common.system import machine, memory
 
 
 def set_up_torch(settings: Settings) -> Any:
@@ -85,13 +85,14 @@ def facts(device: Any) -> Dict[str, Any]:
 
     cuda = device.type == "cuda"
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if cuda else None  # from torch 2.5 on
+    told = machine.gpu(None if uuid is None else str(uuid)) if cuda else None
     return dict(
         torch=str(torch.__version__),
         device=device.type,
-        device_name=torch.cuda.get_device_name(device) if cuda else machine.describe().cpu,
+        device_name=torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
         threads=torch.get_num_threads(),
         tf32=torch.backends.cuda.matmul.allow_tf32 if cuda else None,
-        gpu=nvml.describe(None if uuid is None else str(uuid)) if cuda else None,
+        gpu=Gpu(**told) if told else None,
     )
 
 
@@ -102,8 +103,8 @@ def environment(settings: Settings, device: Any) -> Environment:
     placed, known = machine.placement(), facts(device)
     return Environment(
         **known,
-        **vars(machine.tuning()),
-        **vars(placed),
+        **machine.tuning(),
+        **placed,
         python=platform.python_version(),
         cuda=torch.version.cuda if device.type == "cuda" else None,
         denormals=settings.denormals,

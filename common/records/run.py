@@ -199,7 +199,7 @@ def claim_held(folder: Path) -> Claim:
 def origin() -> Record:
     """Return the keys of a file's first record that tell where and by which revision it is measured."""
     revision, dirty = machine.git_state(ROOT)
-    return {"git_revision": revision, "git_dirty": dirty, "machine": vars(machine.describe())}
+    return {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
 
 
 def read_back(value: Any) -> Any:

@@ -2,14 +2,18 @@
 
 /proc/stat counts the whole machine; in a container, that of the host.  A step is slowed by a process on a core that it
 needs.  So only the CPUs of this process's affinity count, and cores that its threads leave free may bear some load.
+Time for which the quota of a cgroup (docker --cpus) holds this process back counts as load: it slows a step likewise.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import AbstractSet, List, Optional
+
+from common.system import cgroup
 
 #: Environment variable with the folder of the host's /proc, where a container mounts it (a convention of monitors).
 PROC = "HOST_PROC"
@@ -25,50 +29,40 @@ LOADED = 2.0
 #: Shortest window of a share, in ns: /proc/stat counts in ticks of 10 ms.
 SHORTEST_WINDOW_NS = 200_000_000
 
-
-def _affinity() -> AbstractSet[int]:
-    """Return the numbers of the CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
 #: CPUs of this process at import: OpenMP may bind threads that it starts later.
-CPUS = _affinity()
+CPUS: AbstractSet[int] = frozenset(
+    os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+)
 
 
 def cores(cpus: AbstractSet[int] = CPUS, root: Path = Path("/sys/devices/system/cpu")) -> int:
     """Return the number of cores of these CPUs.  Hyper-threads of one core count once, if the system tells."""
-    siblings = set()
-    for cpu in cpus:
-        try:
-            siblings.add((root / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            return len(cpus)
-    return len(siblings)
+    try:
+        return len({(root / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip() for cpu in cpus})
+    except OSError:
+        return len(cpus)
 
 
 def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
     """Return the CPU time that all processes have used on these CPUs since the machine started, in seconds.
 
-    Time stolen by a hypervisor counts.  None if the system does not tell.
+    Time stolen by a hypervisor counts, and time for which a quota held us back.  None if the system does not tell.
     """
     try:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return None
     mine = [row for row in rows if row[0][3:].isdigit() and int(row[0][3:]) in cpus] or rows[:1]
-    busy = 0
+    ticks = 0
     for row in mine:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = (int(ticks) for ticks in row[1:9])
-        busy += user + nice + system + irq + softirq + steal
-    return busy / os.sysconf("SC_CLK_TCK") if mine else None
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, row[1:9])
+        ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK") + cgroup.throttled_seconds() if mine else None
 
 
 def _own_seconds() -> float:
     """Return the CPU time of this process and its ended children, in seconds."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return sum(os.times()[:4])
 
 
 class ForeignLoad:
@@ -104,8 +98,8 @@ def busy_flags(
     """Return ["busy"] for what was measured beside noticeable load, ["busy", "loaded"] beside LOADED times as much.
 
     Args:
-        share: of the CPUs that this process may use, as of ForeignLoad; None where it is not known, which is no load.
-        threads: that what was measured keeps busy; None: as many as there are cores.
+        share: of the CPUs that this process may use, from ForeignLoad; None where it is not known, which is no load.
+        threads: number that what was measured keeps busy; None: as many as there are cores.
         cpus, physical: how many CPUs this process may use, and how many cores these are; None: as this machine says.
     """
     physical = physical or cpus or cores()
@@ -118,14 +112,6 @@ def busy_flags(
     return ["busy", "loaded"] if taken > LOADED * bearable else ["busy"]
 
 
-def _load_average(path: Path) -> float:
-    """Return the load average of the last minute; 0 if the system does not tell."""
-    try:
-        return float(path.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float = 1.0) -> str:
     """Return how busy others keep this machine ("load 24 on 2 cores, others use 97% of the CPU"), "" if it is quiet.
 
@@ -134,12 +120,13 @@ def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float 
 
     Args:
         load: since when others are looked at; where that was just now, this waits.
-        threads: as of busy_flags.
+        threads: see busy_flags.
         longer: seconds of that look.
     """
     time.sleep(max(0, SHORTEST_WINDOW_NS - (time.perf_counter_ns() - load.since)) / 1e9)
-    share = load.share()
-    average = _load_average(load.stat.with_name("loadavg"))
+    share, average = load.share(), 0.0
+    with suppress(OSError, ValueError, IndexError):
+        average = float(load.stat.with_name("loadavg").read_text().split()[0])
     if "loaded" not in busy_flags(share, threads) and average > len(load.cpus):
         time.sleep(longer)
         share = load.share()

@@ -12,15 +12,14 @@ import resource
 from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, List, Optional
+from typing import BinaryIO, Optional
+
+from common.system import cgroup
 
 CLEAR_PEAK = "5"  # written to /proc/self/clear_refs, it resets VmHWM (proc(5))
 
 #: Bits of an entry of /proc/PID/pagemap: the page is in memory; it is in memory and belongs to a file.
 PRESENT, FILE_PAGE = 1 << 63, 5 << 61
-
-#: Files with the limit and the use of a cgroup's memory: version 2, then version 1.
-CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 #: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library and its loader,
 #: cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
@@ -65,36 +64,7 @@ def total_memory() -> Optional[int]:
 def available_memory() -> Optional[int]:
     """Return the bytes that can be allocated without swapping: the least of the machine's and each cgroup's count."""
     available = _proc_bytes("/proc/meminfo", "MemAvailable")
-    return None if available is None else min([available, *_cgroup_room()])
-
-
-def _cgroup_room() -> List[int]:
-    """Return the bytes left in each cgroup around this process; its page cache counts as used."""
-    room = []
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        groups = []
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = Path("/sys/fs/cgroup") / controllers
-        inside = top / path.lstrip("/")
-        for folder in [inside, *inside.parents][: len(inside.parts) - len(top.parts) + 1]:
-            for most, used in CGROUP_FILES:
-                limit, now = _number(folder / most), _number(folder / used)
-                if limit is not None and now is not None:
-                    room.append(max(limit - now, 0))
-    return room
-
-
-def _number(path: Path) -> Optional[int]:
-    """Return the number in a file; None if there is none ("max", no such file)."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    return None if available is None else min([available, *cgroup.memory_room()])
 
 
 def status_bytes(key: str) -> Optional[int]:

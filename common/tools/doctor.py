@@ -100,8 +100,8 @@ def _surroundings(choices: Dict[str, Choice]) -> Iterator[str]:
     state = f"checkout {revision[:12]}{' with changes' if changed else ''}" if revision else "installed"
     yield f"suite:    {'installed' if INSTALLED else state} in {ROOT}"
     here = machine.describe()
-    memory = f"{(here.memory_bytes or 0) / GIB:.0f} GiB"
-    yield f"machine:  {here.cpu}, {here.cores} CPUs, {memory}, load {os.getloadavg()[0]:.1f}, {here.os}"
+    memory = f"{(here['memory_bytes'] or 0) / GIB:.0f} GiB"
+    yield f"machine:  {here['cpu']}, {here['cores']} CPUs, {memory}, load {os.getloadavg()[0]:.1f}, {here['os']}"
     driver = output(["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]).strip()
     yield f"driver:   {driver.replace(chr(10), '; ') or 'no NVIDIA driver answers'}"
     yield f"Python:   {platform.python_version()}, {sys.executable}"
