@@ -21,7 +21,7 @@ export PYTHONSAFEPATH :=
 test coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup try bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance vectors report gpu-check tensorboard trace-viewer lock results clean
+.PHONY: help setup try bench profile inference pipelines flops test faults sanitize wheels lint coverage docs summary conformance vectors report gpu-check tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and the compiled losses in ~/.cache/rnnt-bench'
@@ -39,8 +39,8 @@ help:
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
 	@echo 'make profile      where a training step goes; ARGS="--preset quick" is passed to profile_model.py'
-	@echo 'make inference    is a speech model faster than real time? ARGS="profile.yaml --preset quick": profile_inference.py'
-	@echo 'make pipeline     what an utterance costs in stages; ARGS="--config pipeline.yaml --preset quick": pipeline_metrics.py'
+	@echo 'make inference    is a speech model faster than real time? ARGS="examples/profile.yaml --preset quick"'
+	@echo 'make pipelines    what an utterance costs in stages; ARGS="--preset quick"'
 	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
@@ -68,10 +68,10 @@ profile: setup
 	@$(MAIN) profile_model.py $(ARGS)
 
 inference: setup
-	@$(MAIN) profile_inference.py $(ARGS)
+	@$(MAIN) rnnt-bench inference $(ARGS)
 
-pipeline: setup
-	@$(MAIN) pipeline_metrics.py $(ARGS)
+pipelines: setup
+	@$(MAIN) rnnt-bench pipelines $(ARGS)
 
 flops: setup
 	@$(MAIN) rnnt-bench flops $(ARGS)

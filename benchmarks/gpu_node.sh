@@ -113,7 +113,7 @@ step largest 240 "${bench[@]}" "${exact[@]}" --find-largest batch-size "${larges
 step vocabularies 180 "${bench[@]}" "${rows[@]}" --sweep "vocab-size=$vocabularies" --log-dir "$folder/vocabularies"
 # 6. A whole training step, and inference.
 step profile 120 "$python" profile_model.py --device "$device" "${profile[@]}" --quiet --log-dir "$folder/profile"
-step inference 120 "$python" profile_inference.py --device "$device" "${inference[@]}" --quiet --log-dir "$folder/inference"
+step inference 120 "$python" rnnt-bench inference --device "$device" "${inference[@]}" --quiet --log-dir "$folder/inference"
 # 7. One page of it all.
 step report 120 "$python" rnnt-bench report "$folder" --output "$folder/report.html"
 

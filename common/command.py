@@ -42,8 +42,8 @@ COMMANDS: Dict[str, Command] = {
     "shapes": Command("Make a shape file from a corpus.", "generate_shape_info.py"),
     "flops": Command("Count the operations of a model.", "common.tools.flops.command"),
     "profile": Command("Profile a training step of a model and its loss.", "profile_model.py"),
-    "inference": Command("Measure whether a speech model is faster than real time.", "profile_inference.py"),
-    "pipelines": Command("Measure what an utterance costs in a speech system.", "pipeline_metrics.py"),
+    "inference": Command("Measure whether a speech model is faster than real time.", "common.tools.inference.command"),
+    "pipelines": Command("Measure what an utterance costs in a speech system.", "common.tools.pipelines.command"),
 }
 PROGRAM = "rnnt-bench"
 #: Not in the help's list: it writes what a shell completes.
@@ -54,10 +54,13 @@ def _slices() -> Tuple[Slice, ...]:
     """Return every tool, in the order of the page."""
     from common.conformance.slice import CONFORMANCE
     from common.tools.flops.show import FLOPS
-    from common.tools.inference.slice import INFERENCE, PIPELINES
+    from common.tools.inference import rows as inference
+    from common.tools.kept import slice_of
+    from common.tools.pipelines import rows as pipelines
     from common.tools.profile.slice import PROFILE
 
-    return PROFILE, FLOPS, INFERENCE, PIPELINES, CONFORMANCE
+    kept = [slice_of(each.TOOL, each.TITLE, each.answer) for each in (inference, pipelines)]
+    return PROFILE, FLOPS, *kept, CONFORMANCE
 
 
 def register() -> None:

@@ -24,8 +24,6 @@ FIRST = (
     "conformance.py",
     "generate_shape_info.py",
     "profile_model.py",
-    "profile_inference.py",
-    "pipeline_metrics.py",
 )
 
 
@@ -100,8 +98,8 @@ def _fields(fields: Iterable[Any]) -> str:
 def _metrics() -> Iterator[str]:
     from common.analysis import metrics
     from common.tools.flops import show as flops
-    from common.tools.inference import pipeline_rows as pipeline
     from common.tools.inference import rows as inference
+    from common.tools.pipelines import rows as pipelines
     from common.tools.profile import rows as profile
 
     yield f"# Metrics\n\n{_paragraphs(metrics.__doc__)}\n"
@@ -111,8 +109,8 @@ def _metrics() -> Iterator[str]:
         cells = (metric.title, metric.unit, metric.better, tables, metric.tag)
         yield f"| `{metric.key}` | {' | '.join(map(_cell, cells))} |"
     for script, numbers in {
-        "profile_inference.py": inference.NUMBERS,
-        "pipeline_metrics.py": pipeline.NUMBERS,
+        "rnnt-bench inference": inference.NUMBERS,
+        "rnnt-bench pipelines": pipelines.NUMBERS,
         "profile_model.py": profile.NUMBERS,
         "rnnt-bench flops": flops.NUMBERS,
         "rnnt-bench flops, by length": flops.BUCKETS,

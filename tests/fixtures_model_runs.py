@@ -6,14 +6,14 @@ import gc
 import json
 from unittest import mock
 
+from common.core.guard import guarded
 from common.jobs import worker
 from common.jobs.executor import Executor
 from common.records import schema
 from common.tools.inference import grid
+from common.tools.pipelines import stages
 
 MACHINE = {"cpu": "made up", "cores": 2, "memory_bytes": 2**33, "os": "Linux", "python": "3.11"}
-
-WHOLE = {"process_peak_bytes": 2**28}
 
 
 class InProcess(Executor):
@@ -31,63 +31,55 @@ class InProcess(Executor):
         return [*records, job.status(status, reason, 1)]
 
 
-def write_lines(folder, name, lines):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return folder / name
+def command(module, *words, executor=None):
+    """Run `rnnt-bench` of a module with these words, with its jobs in this process; return the exit code."""
+    arguments = module.parser().parse_args(list(map(str, words)))
+    return guarded("x", lambda: module.main(arguments, executor or InProcess()))
 
 
-def status(job, word="ok", reason=""):
-    return {"record": "status", "job": job, "status": word, "pass": "inference", "reason": reason, "wall_ns": 1}
-
-
-def environment(job):
-    head = {"torch": "2.11.0", "device": "cpu", "device_name": "made up", "threads": 2}
-    return {"record": "environment", "job": job, "python": "3.11", **head}
-
-
-def write_inference(log, name="made", milliseconds=100.0, peaks=None, profiled=()):
-    """Write a grid of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory.
-
-    peaks: of a device, instead of the process; profiled: of `profiled_calls`, instead of those of a CPU."""
-    axes = {key: [value] for key, value in grid.VARIANTS.items()}
-    axes.update({grid.SECONDS: [1, 2], grid.BATCH: [1, 4]})
-    config = {
-        "pretrained_model": {"source": "x:Y", "type": "factory"},
-        "profiling_dimensions": {"triangle_only": False, "example_audio": None, "export_logs": False},
-    }
-    head = {"schema": schema.SCHEMA, "started": "2026-11-22T10:00:00+00:00", "machine": MACHINE, "command": []}
-    lines = [{"record": "inference", "name": name, "config": config, "grid": axes, **head}]
-    for number, position in enumerate(grid.positions(axes)):
-        job = position.job
-        lines.append(environment(job))
-        if number == 3:
-            lines.append(status(job, "oom", "too large"))
-            continue
-        for repeat in range(3):
-            ns = (milliseconds + repeat) * 1e6 * (1 + number)
-            lines.append({"record": "call", "job": job, "repeat": repeat, "total_wall_ns": ns})
-        lines.append({"record": "call_memory", "job": job, **(peaks or {"process_bytes": 2**20}), **WHOLE})
-        times = {"batches": 2, "cpu_us": 1e5, "cuda_us": 0.0, "cpu_peak_bytes": 2**22 * (1 + number), **dict(profiled)}
-        lines += [{"record": "profiled_calls", "job": job, **times}, status(job)]
-    return write_lines(log / f"inference-{name}", schema.INFERENCE_FILE_NAME, lines)
-
-
-def write_pipeline(log, name, stages, examples, started="2026-11-22T10:00:00+00:00"):
-    """examples: {name: {stage: (seconds of each call, bytes, FLOPs)}}."""
+def write_tool(log, tool, name, config, jobs, started="2026-11-22T10:00:00+00:00"):
+    """Write a run.  jobs: {name: what it measured, or (status, reason)}."""
     head = {"schema": schema.SCHEMA, "started": started, "machine": MACHINE, "command": []}
-    lines = [{"record": "pipeline", "name": name, "config": {}, "stages": stages, "examples": [*examples], **head}]
-    for example, of in examples.items():
-        lines.append(environment(example))
-        for stage, (seconds, peak, flops) in of.items():
-            head = {"job": example, "stage": stage}
-            lines.append({"record": "call", **head, "warmup": True, "total_wall_ns": 9e9})
-            lines += [{"record": "call", **head, "total_wall_ns": duration * 1e9} for duration in seconds]
-            lines.append({"record": "call_memory", **head, "process_bytes": peak, "process_peak_bytes": 10 * peak})
-            counts = {"macs": flops // 2, "flops": flops, "instructions": 20 * flops}
-            lines.append({"record": "operations", **head, **counts})
-        lines.append(status(example))
-    return write_lines(log / f"pipeline-{name}", schema.PIPELINE_FILE_NAME, lines)
+    lines = [{"record": "tool", "tool": tool, "name": name, "config": schema.as_written(config), **head}]
+    for job, result in jobs.items():
+        known = {"python": "3.11", "torch": "2.11.0", "device": "cpu", "device_name": "made up", "threads": 2}
+        lines.append({"record": "environment", "job": job, **known})
+        status, reason = result if isinstance(result, tuple) else ("ok", "")
+        if status == "ok":
+            lines.append({"record": "measured", "job": job, "value": schema.as_written(result)})
+        lines.append({"record": "status", "job": job, "status": status, "pass": tool, "reason": reason, "wall_ns": 1})
+    folder = log / f"{tool}-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tool.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder / "tool.jsonl"
+
+
+def cell(seconds=(0.1,), **numbers):
+    """What a cell of an inference profile measured."""
+    known = {"busy": 0, "process_peak_bytes": 2**28, "cpu_us": 2e4, "profiled": 2, "cpu_peak_bytes": 2**20, **numbers}
+    return grid.Cell(wall_ns=[round(1e9 * each) for each in seconds], first_ns=[None] * len(seconds), **known)
+
+
+def write_inference(log, name="made", **numbers):
+    """Write a grid of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory."""
+    dimensions = grid.Dimensions(audio_mockup_secs=[1, 2], batch_sizes=[1, 4], triangle_only=False)
+    config = grid.Profile(pretrained_model=grid.Model(source="x:Y"), profiling_dimensions=dimensions)
+    jobs = {position.job: cell(**numbers) for position in grid.positions(config)}
+    return write_tool(log, "inference", name, config, {**jobs, "2s-x4": ("oom", "out of memory")})
+
+
+def costs(times, peak=100, flops=400, **more):
+    """What a stage of a pipeline costs on an example."""
+    known = {"busy": 0, "memory_bytes": peak, "process_bytes": 10 * peak, "not_counted": [], **more}
+    return stages.Costs(wall_ns=[round(1e9 * each) for each in times], macs=flops // 2, flops=flops, **known)
+
+
+def write_pipeline(log, name, names, jobs, **more):
+    """Write a pipeline.  names: of the stages; jobs: {(example, stage): costs or (status, reason)}."""
+    of = [stages.Stage(name=each, factory="x:Y", warmup=0, repeats=1) for each in names]
+    examples = list(dict.fromkeys(example for example, _ in jobs))
+    config = stages.Pipeline(general=stages.General(), stages=of, examples=examples)
+    return write_tool(log, "pipeline", name, config, {" ".join(key): result for key, result in jobs.items()}, **more)
 
 
 def write_profile(log):

@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from fixtures_model_runs import write_inference
 from fixtures_runs import correctness, summarize, timing, write_run
 from fixtures_sweeps import measured, write_sweep
 
@@ -17,11 +18,9 @@ from common.show import sweep_plot as plots
 from common.show.page import page
 from common.tables import comparison as comparison_table
 from common.tables import results, sweep
-from common.tools.inference import grid
-from common.tools.inference import pipeline_rows as pipeline
-from common.tools.inference import pipeline_table as pipeline_tables
 from common.tools.inference import rows as inference
-from common.tools.inference import table as inference_tables
+from common.tools.kept import read
+from common.tools.pipelines import rows as pipelines
 from common.tools.profile import rows as profile
 
 
@@ -81,14 +80,12 @@ MADE = Metric("made", "made", lambda row: 2.5)
 
 def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
     """A key of CSV and JSON, and a column."""
-    for kind in (inference, pipeline, profile):
+    for kind in (inference, pipelines, profile):
         assert len({number.key for number in kind.NUMBERS}) == len(kind.NUMBERS)
         monkeypatch.setattr(kind, "NUMBERS", (*kind.NUMBERS, MADE))
-    cell = inference.GridCell(grid.Position(grid.Variant(), 1, 2), "ok")
-    stages = pipeline.Pipeline(tmp_path, stages=[pipeline.Costs("a")])
-    assert [row["made"] for row in (cell.row(), *stages.rows())] == [2.5] * 2
-    cells = inference_tables.cells(inference.Inference(tmp_path, cells=[cell]))
-    for table in (cells, pipeline_tables.stages([stages])):
+    answer = inference.answer(read(write_inference(tmp_path)))
+    assert answer.rows[0]["made"] == 2.5
+    for table in answer.tables[-1:]:
         assert table.values()[0]["made"] == 2.5
 
 

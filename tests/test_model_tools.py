@@ -6,7 +6,7 @@ import json
 
 import pytest
 from commands import ROOT, run
-from fixtures_model_runs import InProcess, write_inference, write_pipeline, write_profile
+from fixtures_model_runs import InProcess, write_profile
 
 from common.analysis.logs import read_any
 from common.core.errors import UserError
@@ -15,19 +15,15 @@ from common.show import page
 from common.tools.flops import command as count_command
 from common.tools.flops import show as counts
 from common.tools.inference import command as inference_command
-from common.tools.inference import pipeline_command
-from common.tools.inference import pipeline_rows as pipeline
-from common.tools.inference import pipeline_table as pipeline_tables
-from common.tools.inference import rows as inference
-from common.tools.inference import table as inference_tables
+from common.tools.pipelines import command as pipelines_command
 from common.tools.profile import command as profile_command
 from common.tools.profile import rows as profile
 from common.tools.profile import table as profile_tables
 
 COMMANDS = {
     "rnnt-bench flops": count_command,
-    "pipeline_metrics.py": pipeline_command,
-    "profile_inference.py": inference_command,
+    "rnnt-bench pipelines": pipelines_command,
+    "rnnt-bench inference": inference_command,
     "profile_model.py": profile_command,
 }
 pytestmark = pytest.mark.usefixtures("as_before")
@@ -52,29 +48,6 @@ def test_all_have_the_same_flags_and_a_line_in_the_help(script):
 # -- --preset quick --------------------------------------------------------------------------------------------------
 
 
-def test_a_quick_profile_of_inference_is_of_the_smallest_cells(tmp_path, monkeypatch):
-    planned = {}
-    monkeypatch.setattr(
-        inference_command.model_run, "finish", lambda run, tasks, *more: planned.update(tasks=tasks) or 0
-    )
-    for words, cells in (([], {"1s-x1", "2s-x1"}), (["--batch_sizes=[3]"], {"1s-x3", "2s-x3"})):
-        arguments, overrides = inference_command.parsed(["--preset", "quick", "--log-dir", str(tmp_path), *words])
-        inference_command.main(arguments, overrides, InProcess())
-        assert {task.name for task in planned["tasks"]} == cells
-    assert arguments.max_seconds < inference_command.SAMPLES["max_seconds"]
-
-
-def test_a_quick_pipeline_is_one_example_unless_a_flag_says_more(tmp_path):
-    config = tmp_path / "mine.yaml"
-    config.write_text("general: {repeats: 7}\nstage1: {factory: 'torch.nn:Identity'}\n")
-    for words, expected in (([], (1, 1, 0)), (["--repeats", "3", "--dataset-size", "2"], (2, 7, 0))):
-        arguments = pipeline_command.parser().parse_args(["--config", str(config), "--preset", "quick", *words])
-        given = pipeline_command.configured(config, pipeline_command._of_flags(arguments))
-        pipeline_command._make_quick(given, arguments)
-        (stage,) = given.stages
-        assert (given.general.dataset_size, stage.repeats, stage.warmup) == expected
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -97,24 +70,6 @@ def test_a_quick_count_needs_no_input_and_no_weights(tmp_path, capsys):
     assert guarded("x", lambda: count_command.main(arguments, InProcess())) == 0
     (document,) = json.loads(capsys.readouterr().out)
     assert document["buckets"][0]["longest_s"] == 1
-
-
-# -- the total first, and --format -----------------------------------------------------------------------------------
-
-
-def test_the_total_comes_first(tmp_path):
-    write_inference(tmp_path)
-    write_pipeline(tmp_path, "made", ["a", "b"], {"one": {"a": ([0.1], 100, 400), "b": ([0.2], 200, 700)}})
-    write_profile(tmp_path)
-    (measured,), (piped,) = inference.find([tmp_path]), pipeline.find([tmp_path])
-    (kept,) = profile.find([tmp_path])
-    texts = {
-        "faster than real time": inference_tables.render(measured, "table"),
-        "run time 0.3000 s": pipeline_tables.render(piped, "table"),
-        "a step: ": profile_tables.render(kept.sizes, "table"),
-    }
-    for words, text in texts.items():
-        assert words in text.splitlines()[0], text
 
 
 @pytest.mark.parametrize("format", ["table", "markdown", "csv", "json"])

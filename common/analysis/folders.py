@@ -21,8 +21,8 @@ def run_folders(top: Path) -> Iterator[Path]:
 
     for folder, below, names in os.walk(top, onerror=note):
         below.sort()
-        if {schema.INFERENCE_FILE_NAME, schema.PIPELINE_FILE_NAME}.intersection(names):
-            below.clear()  # its traces are of its own cells
+        if schema.TOOL_FILE_NAME in names:
+            below.clear()  # its traces are of its own jobs
             continue
         if schema.FILE_NAME in names or any(map(is_trace, names)):
             yield Path(folder)

@@ -20,14 +20,13 @@ SUBJECTS = {
     "device": "common.measure.peaks",
     "flops": "common.tools.flops.measure",
     "inference": "common.tools.inference.measure",
-    "pipeline": "common.tools.inference.pipeline_measure",
-    "cascade": "common.jobs.cascade",
+    "pipeline": "common.tools.pipelines.measure",
     "profile": "common.tools.profile.measure",
     "conformance": "common.conformance.isolated",
 }
 #: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
 #: A status record at the end is the job's; without one it ended well.
-STARTING = ("conformance", "cascade")
+STARTING = ("conformance",)
 
 #: Environment variables of the processes of a pass; those of the others are as --allocator says.
 VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}

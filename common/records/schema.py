@@ -8,8 +8,8 @@ A sweep owns one folder too, ``log/sweep-<keys>/``, with one file, ``sweep.jsonl
 of all cells of the grid, one behind the other.  Every line after the first has ``cell`` and ``implementation``; the
 lines of one cell and implementation are one run.
 
-A profile of inference and a pipeline own one folder each, with ``inference.jsonl`` or ``pipeline.jsonl``: a header of
-their own, then the records of their jobs, one for each cell or example.
+A tool (profile, inference, pipelines) owns one folder for each run, with ``tool.jsonl``: a header, then the records of
+its jobs, whose content is the tool's own.
 
 All these files only grow.  A job that ran again (--resume) appears again: its later records replace the earlier ones
 (see ``store.latest_jobs``).  Fields with a default are absent in records of older versions; what a newer version adds,
@@ -36,8 +36,7 @@ SCHEMA = 1
 DEEPEST = 32  # lists and objects in each other, of a record: what reads and writes them recurs
 FILE_NAME = "results.jsonl"
 SWEEP_FILE_NAME = "sweep.jsonl"
-INFERENCE_FILE_NAME = "inference.jsonl"
-PIPELINE_FILE_NAME = "pipeline.jsonl"
+TOOL_FILE_NAME = "tool.jsonl"
 
 #: A record as it is written.
 Record = Dict[str, Any]
@@ -80,18 +79,6 @@ def _type_of(setting: Setting, hint: Any) -> Any:
 _Settings = msgspec.defstruct(
     "_Settings", [(key, _type_of(SETTINGS[key], hint), None) for key, hint in get_type_hints(Settings).items()]
 )
-
-
-#: What readers use of a profile of inference: its grid, and of its configuration.
-_Grid = msgspec.defstruct(
-    "_Grid",
-    [
-        *(("threads", List[Optional[Positive]]), ("compile", List[bool]), ("dtype", List[str])),
-        *(("quantize", List[str]), ("audio_mockup_secs", List[Length]), ("batch_sizes", List[Positive])),
-    ],
-)
-_Dimensions = msgspec.defstruct("_Dimensions", [("triangle_only", bool), ("example_audio", Optional[str])])
-_Config = msgspec.defstruct("_Config", [("profiling_dimensions", _Dimensions)])
 
 
 # What records are made of.
@@ -803,139 +790,30 @@ class SweepHeader(FirstLine, kw_only=True, tag="sweep"):
     names: List[str] = []
 
 
-class InferenceHeader(FirstLine, kw_only=True, tag="inference"):
-    """Always the first line of an inference.jsonl: one model on a grid of audio lengths and batch sizes.
+class ToolHeader(FirstLine, kw_only=True, tag="tool"):
+    """Always the first line of a tool.jsonl: a run of a tool that measures no loss.
 
     Attributes:
-        name: name of the configuration
+        tool: "profile", "inference" or "pipeline"
+        name: name of what is measured, from its configuration
         run_id: id of this run alone
-        config: the configuration file with its overrides
-        grid: {axis: values}: threads, compile, dtype, quantize, audio_mockup_secs (seconds), batch_sizes
+        config: the configuration, as the tool reads it again
     """
 
+    tool: str
     name: str
     run_id: str = ""
     config: Record = {}
-    grid: Dict[str, List[Union[int, float, bool, str, None]]]
-
-    def __post_init__(self) -> None:
-        msgspec.convert(self.grid, _Grid)
-        msgspec.convert(self.config, _Config)
 
 
-class PipelineHeader(FirstLine, kw_only=True, tag="pipeline"):
-    """Always the first line of a pipeline.jsonl: the stages of a speech system on examples.
+class Measured(JobLine, kw_only=True, tag="measured"):
+    """What a job of a tool measured.
 
     Attributes:
-        name: name of the configuration
-        run_id: id of this run alone
-        config: configuration of the whole and of each stage, as resolved
-        stages: names of the stages, in their order
-        examples: names of the examples; each is a job
+        value: fields of the tool's own type
     """
 
-    name: str
-    run_id: str = ""
-    config: Record = {}
-    stages: Annotated[List[str], Meta(min_length=1)]
-    examples: Annotated[List[str], Meta(min_length=1)]
-
-
-class Call(JobLine, kw_only=True, tag="call"):
-    """One call of a model on a batch, or of a stage of a pipeline on an example.
-
-    Attributes:
-        total_wall_ns: wall time; on CUDA synchronised at both ends
-        stage: stage of a pipeline
-        repeat: number of the call, from 0
-        warmup: whether it is only warm-up, and not counted
-        total_event_ns: time between CUDA events; null on a CPU
-        first_ns: time to the first token, of a model that streams
-        minor_faults: pages that the system mapped during the call
-    """
-
-    total_wall_ns: Nanoseconds
-    stage: Optional[str] = None
-    repeat: Optional[int] = None
-    warmup: bool = False
-    total_event_ns: Optional[Duration] = None
-    first_ns: Optional[Duration] = None
-    minor_faults: Optional[int] = None
-    foreign_cpu: ForeignCpu = None
-    flags: Flags = None
-
-
-class CallMemory(JobLine, kw_only=True, tag="call_memory"):
-    """Peaks of one call above the level before it, without the profiler; null where a counter is not of this device.
-
-    Attributes:
-        stage: stage of a pipeline
-        process_bytes: resident peak above the level before the call
-        process_peak_bytes: resident peak of the whole process
-        device_allocated_bytes: peak of torch's CUDA allocator
-        device_reserved_bytes: peak of torch's CUDA allocator
-        device_used_bytes: peak of the whole device, by cudaMemGetInfo
-    """
-
-    stage: Optional[str] = None
-    process_bytes: Optional[Bytes] = None
-    process_peak_bytes: Optional[Bytes] = None
-    device_allocated_bytes: Optional[Bytes] = None
-    device_reserved_bytes: Optional[Bytes] = None
-    device_used_bytes: Optional[Bytes] = None
-
-
-class ProfiledCalls(JobLine, kw_only=True, tag="profiled_calls"):
-    """Under torch.profiler: the last two of six batches.
-
-    Attributes:
-        batches: number of recorded batches
-        cpu_us: self time on the CPU of all of them
-        cuda_us: self time on CUDA of all of them
-        cpu_peak_bytes: highest running sum of allocations within a batch, from zero at its beginning
-        cuda_peak_bytes: the same of the fullest GPU
-    """
-
-    batches: Positive
-    cpu_us: Annotated[float, Meta(ge=0, extra={"unit": "us"})]
-    cuda_us: Annotated[float, Meta(ge=0, extra={"unit": "us"})]
-    cpu_peak_bytes: Optional[Bytes] = None
-    cuda_peak_bytes: Optional[Bytes] = None
-
-
-class Operations(JobLine, kw_only=True, tag="operations"):
-    """The operations of one call of a stage, forward, counted as `rnnt-bench flops` counts.
-
-    Attributes:
-        stage: stage of a pipeline
-        torch: version, in the process of the stage
-        macs: multiply-accumulates of products and convolutions
-        flops: all floating-point operations
-        not_counted: operators without a rule
-        instructions: instructions that the processor's counter saw; null where perf is not allowed
-    """
-
-    stage: Optional[str] = None
-    torch: Optional[str] = None
-    macs: Count
-    flops: Count
-    not_counted: List[str] = []
-    instructions: Optional[Count] = None
-
-
-class OutputCheck(JobLine, kw_only=True, tag="output_check"):
-    """The check of a model that is compiled, quantized or in another dtype: its outputs against those of the plain
-    one.
-
-    Attributes:
-        error: RMS of the difference over RMS of the plain outputs; of symbols the share that differ
-        tolerance: above it, nothing is timed
-        ok: whether the error is within the tolerance
-    """
-
-    error: float
-    tolerance: float
-    ok: bool
+    value: Any
 
 
 #: The types above that no other inherits from: every kind of record, and what records are made of.

@@ -94,7 +94,7 @@ def mend(path: Path) -> None:
 
 def _ends_addition(line: bytes) -> bool:
     try:
-        return json.loads(line)["record"] in ("sweep", "inference", "pipeline", "run", "limits", "status")
+        return json.loads(line)["record"] in ("sweep", "tool", "run", "limits", "status")
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
 

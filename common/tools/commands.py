@@ -1,4 +1,4 @@
-"""Shared by the commands about models: the flags of a run, its processes, its files and its end."""
+"""Shared by the commands about models: the flags of a run, the run itself, and its end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 from common.cli import ending
 from common.cli.ending import Shown
+from common.cli.tool import measured as carried_out
 from common.core import flag_types, paths
 from common.core.errors import UserError
 from common.core.files import write_whole
 from common.core.settings import Settings
 from common.core.text import plain
-from common.jobs import tasks as jobs
 from common.jobs.executor import Executor
-from common.jobs.progress import Progress
 from common.jobs.spec import Task
 from common.present.section import Section
-from common.records.run import Run, remove
+from common.records.schema import as_written
 from common.show import page
 from common.tables.results import FORMATS
+from common.tools.kept import Answer, Kept, read
 
 #: The advice where a file of a run cannot be written.
 SPACE = "free some space and go on with --resume"
@@ -30,37 +30,39 @@ SPACE = "free some space and go on with --resume"
 TIMEOUT = 600.0
 
 
-def add_flags(run: Any, *, folder: str, quick: str, timeout: Optional[float] = TIMEOUT, measuring: bool = True) -> None:
+def add_flags(
+    group: Any, *, folder: str, quick: str, timeout: Optional[float] = TIMEOUT, measuring: bool = True
+) -> None:
     """Add the flags that every command about a model has.
 
     Args:
-        run: the group of flags about the run.
+        group: of the flags about the run.
         folder: what a run calls its folder, for --help.
         quick: what --preset quick changes, for --help.
         timeout: default of --timeout, in seconds; None is no limit.
         measuring: whether the command measures, on this machine or a cluster, and can go on with a run.
     """
-    run.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
+    group.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
     seconds = "none" if timeout is None else f"{timeout:g}"
-    run.add_argument(
+    group.add_argument(
         "--timeout",
         type=flag_types.positive,
         default=math.inf if timeout is None else timeout,
         metavar="S",
         help=f"End a process after S seconds; its row says timeout, and the others go on. Default: {seconds}",
     )
-    run.add_argument("--format", choices=FORMATS, default="table", help="Format of what is printed. Default: table")
-    run.add_argument("--quiet", action="store_true", help="Print no progress.")
-    run.add_argument(
+    group.add_argument("--format", choices=FORMATS, default="table", help="Format of what is printed. Default: table")
+    group.add_argument("--quiet", action="store_true", help="Print no progress.")
+    group.add_argument(
         "--log-dir",
         type=flag_types.path,
         default=paths.LOG,
         metavar="DIR",
         help=f"Folder in which the run makes its own, {folder}. Default: log/ beside this script",
     )
-    run.set_defaults(details=False)  # what is printed is all there is
+    group.set_defaults(details=False)  # what is printed is all there is
     if measuring:
-        run.add_argument(
+        group.add_argument(
             "--resume",
             action="store_true",
             help="Continue the newest run with the same flags: processes that ended well are not run again.",
@@ -75,29 +77,28 @@ def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:
                 setattr(arguments, name, value)
 
 
-def finish(
-    run: Run,
+def measured(
+    tool: str,
+    name: str,
+    config: Any,
     tasks: Sequence[Task],
-    python: Path,
     settings: Settings,
     arguments: argparse.Namespace,
-    executor: Executor,
-    show: Callable[[], Shown],
+    answer: Callable[[Kept], Answer],
+    executor: Optional[Executor] = None,
 ) -> int:
-    """Carry out the tasks, then show the results; return the exit code.  Raises UserError
-    for what is missing and for other mistakes; a run without results leaves nothing then."""
+    """Carry out the tasks of a run and print its answer; return the exit code, see common.cli.tool.
 
-    with ending.measuring() as ended:
-        ending.warn_of_load(executor, settings)
-        with Progress(arguments.quiet) as progress:
-            missing = jobs.carry_out(run, tasks, python, settings, arguments.timeout, progress, executor)
-        if missing:
-            raise UserError(missing)
-    if ended.mistake and not any(run.is_done(task.name) for task in tasks):
-        run.close()
-        remove(run.path)
-        raise ended.mistake
-    return ending.finish(ended, show(), arguments)
+    config: a Struct that tells the run from others, and that `answer` reads again."""
+    head = {"record": "tool", "tool": tool, "name": name}
+
+    def show(path: Path) -> Shown:
+        found = answer(read(path))
+        text = found.render(arguments.format)
+        return ending.printed(text, text, found.statuses, arguments)
+
+    header = {**head, "config": as_written(config), "settings": settings.to_json()}
+    return carried_out(header, tasks, Path(sys.executable), settings, arguments, show, executor)
 
 
 def write(path: Path, files: Mapping[str, str], title: str, sections: Sequence[Section]) -> None:

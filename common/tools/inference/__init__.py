@@ -1,1 +1,1 @@
-"""Measure inference of speech models, and of pipelines of stages."""
+"""Measure whether a speech model is faster than real time."""

@@ -6,29 +6,32 @@ two are recorded.  A model that is compiled, quantized or in another dtype is fi
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
+import msgspec
 import torch
 from torch import nn
 
 from common.core.errors import NotRunnable, WrongResult
 from common.core.files import scratch_folder
 from common.core.settings import Settings
-from common.core.text import finite
 from common.losses.compiler import check
 from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
 from common.measure.device import environment, host_threads, set_up_torch
-from common.records.schema import Call, CallMemory, JobLine, OutputCheck, ProfiledCalls
+from common.measure.stages import Step
+from common.records.schema import Measured
 from common.system.memory import process_peak_bytes
-from common.tools import audio
-from common.tools.inference import grid, recognisers
+from common.tools.inference import audio, recognisers
+from common.tools.inference.grid import Cell, Position, Profile
+from common.tools.inference.outputs import difference
 from common.tools.inference.recognisers import Recogniser
-from common.tools.outputs import difference
 from common.traces import files, spans
 from common.traces.reader import CPU, CUDA
 
@@ -38,34 +41,37 @@ SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
 TOLERANCES = {"compile": 1e-3, "float16": 0.02, "bfloat16": 0.05, "dynamic": 0.25}
 
 
-def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
+def run(job: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the records of a cell; the job's ``given`` has the `config` and the `cell`.  Raises UserError, NotRunnable,
     WrongResult, and whatever the model raises."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
-    config, position = given["config"], grid.Position.from_json(given["cell"])
+    config, position = msgspec.convert(given["config"], Profile), msgspec.convert(given["cell"], Position)
     device = set_up_torch(settings)
     torch.manual_seed(settings.seed)
-    model = recognisers.load(config["pretrained_model"], device)
-    dimensions = config["profiling_dimensions"]
-    rate, variant = config["pretrained_model"].get("sample_rate") or model.sample_rate, position.variant
-    made = audio.batch(dimensions["example_audio"], position.seconds, position.size, rate, settings.seed)
-    calls = Calls(model, made.to(device), device, variant.dtype)
+    model = recognisers.load(given["config"]["pretrained_model"], device)
+    rate, dimensions = config.pretrained_model.sample_rate or model.sample_rate, config.profiling_dimensions
+    waves = audio.batch(dimensions.example_audio, position.seconds, position.size, rate, settings.seed)
+    calls = Calls(model, waves.to(device), device, position.dtype)
     yield environment(settings, device)
-    with torch.no_grad():
-        if not variant.is_plain:
-            yield from _checked(calls, variant)
-        yield from _timed(calls, settings)
-        yield peaks(calls.step, calls.device)
-        name = job["job"]
-        with scratch_folder() as scratch:
-            folder = Path(job["folder"]) / "traces" / name if dimensions["export_logs"] else Path(scratch)
-            folder.mkdir(parents=True, exist_ok=True)
-            yield _profiled(calls, settings, folder, name)
+    with torch.no_grad(), scratch_folder() as scratch:
+        error = None if position.is_plain else checked(calls, position)
+        samples = timed(partial(Call, calls), device, settings)
+        folder = Path(job["folder"]) / "traces" / job["job"] if dimensions.export_logs else Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        cell = Cell(
+            wall_ns=[sample.total_wall_ns for sample in samples],
+            first_ns=[sample.first_ns for sample in samples],
+            busy=sum(bool(sample.flags) for sample in samples),
+            output_error=error,
+            **peaks(partial(Call, calls), device),
+            **_profiled(calls, settings, folder, job["job"]),
+        )
+    yield Measured(value=cell)
 
 
 @dataclass
 class Calls:
-    """A model with its batch; `step` makes one call, ready to be timed."""
+    """A model with its batch."""
 
     model: Recogniser
     waves: torch.Tensor
@@ -76,20 +82,19 @@ class Calls:
         self.lengths = torch.full((len(self.waves),), self.waves.shape[1], device=self.device)
 
     def cast(self) -> ContextManager[Any]:
-        return (
-            nullcontext() if self.dtype == "float32" else torch.autocast(self.device.type, getattr(torch, self.dtype))
-        )
+        dtype = getattr(torch, self.dtype)
+        return nullcontext() if self.dtype == "float32" else torch.autocast(self.device.type, dtype)
 
     def outputs(self) -> Any:
         with self.cast():
-            return self.model(self.waves, self.lengths)
-
-    def step(self) -> ModelCall:
-        return ModelCall(self)
+            result = self.model(self.waves, self.lengths)
+        if result is None:
+            raise WrongResult("the model returns None: it has to return its outputs")
+        return result
 
 
 @dataclass
-class ModelCall:
+class Call:
     """One call of a model.  streamed: whether it gave a first token before its end."""
 
     calls: Calls
@@ -103,48 +108,40 @@ class ModelCall:
         else:
             with calls.cast():
                 for piece in calls.model.stream(calls.waves, calls.lengths):
-                    if not self.streamed and _has_symbols(piece):
+                    has_symbols = piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
+                    if has_symbols and not self.streamed:
                         self.streamed = True
                         after_forward()
         if not self.streamed:
             after_forward()
 
 
-def _has_symbols(piece: Any) -> bool:
-    return piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
+def checked(calls: Calls, variant: Position) -> float:
+    """Change the model as the variant says, and return how much its outputs changed.
 
-
-# -- variants --------------------------------------------------------------------------------------------------------
-
-
-def _checked(calls: Calls, variant: grid.Variant) -> Iterator[OutputCheck]:
-    """Change the model as the variant says, and yield the record of how much its outputs changed.
-
-    Raises NotRunnable, and WrongResult after the record of outputs that are too far off.
+    Raises NotRunnable, and WrongResult for outputs that are too far off.
     """
     calls.dtype = "float32"
     plain = calls.outputs()
     wanted = [TOLERANCES[word] for word in (variant.dtype, variant.quantize) if word in TOLERANCES]
     calls.dtype = variant.dtype
     if variant.quantize == "dynamic":
-        if variant.dtype != "float32":
-            raise NotRunnable("unsupported", f"--quantize dynamic takes float32, not {variant.dtype}")
-        calls.model = quantized(calls.model, calls.device)
+        if variant.dtype != "float32" or calls.device.type != "cpu":
+            raise NotRunnable("unsupported", "--quantize dynamic takes float32 on a CPU: give --device cpu, no --dtype")
+        calls.model = quantized(calls.model)
     if variant.compile:
         check()
         wanted.append(TOLERANCES["compile"])
         for part in calls.model.parts():
             part.forward = torch.compile(part.forward)
     error, tolerance = difference(plain, calls.outputs()), max(wanted)
-    yield OutputCheck(error=finite(error), tolerance=tolerance, ok=error <= tolerance)
     if not error <= tolerance:
         raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
+    return error
 
 
-def quantized(model: Recogniser, device: torch.device) -> Recogniser:
+def quantized(model: Recogniser) -> Recogniser:
     """Return the model with int8 weights in Linear and LSTM; inputs are quantized at run time.  Raises NotRunnable."""
-    if device.type != "cpu":
-        raise NotRunnable("unsupported", "--quantize dynamic runs on a CPU alone: give --device cpu")
     from torch.ao.quantization import quantize_dynamic
 
     with warnings.catch_warnings():
@@ -155,62 +152,51 @@ def quantized(model: Recogniser, device: torch.device) -> Recogniser:
     return changed
 
 
-# -- measurements ----------------------------------------------------------------------------------------------------
+@dataclass
+class Sample:
+    """A timed call, as common.measure.sampling takes it.  first_ns: until the first token of a model that streams."""
+
+    total_wall_ns: int
+    first_ns: Optional[int] = None
+    foreign_cpu: Optional[float] = None
+    flags: List[str] = field(default_factory=list)
 
 
-def timed(step: Callable[[], Any], clock: Clock, repeat: int, warmup: bool) -> Call:
-    """Return the ``call`` record of one call.  step: makes a Step, whose `streamed`, if it has one, is as of Call."""
+def time_call(step: Callable[[], Step], clock: Clock) -> Sample:
+    """Return the time of one call; on CUDA synchronised at both ends."""
     call = step()
     taken = time_step(call, clock)
-    streamed = getattr(call, "streamed", False)
-    first = (taken.forward_event_ns if clock.cuda else taken.forward_wall_ns) if streamed else None
-    return Call(
-        repeat=repeat,
-        warmup=warmup,
-        first_ns=first,
-        total_wall_ns=taken.total_wall_ns,
-        total_event_ns=taken.total_event_ns,
-        minor_faults=taken.minor_faults,
-    )
+    first = taken.forward_event_ns if clock.cuda else taken.forward_wall_ns
+    return Sample(taken.total_wall_ns, first if getattr(call, "streamed", False) else None)
 
 
-def _timed(calls: Calls, settings: Settings) -> Iterator[Call]:
-    clock = Clock(calls.device)
+def timed(step: Callable[[], Step], device: torch.device, settings: Settings) -> List[Sample]:
+    """Return timed calls, after two in a row that took as long, or ten, as warm-up."""
+    clock, threads = Clock(device), host_threads(device)
 
-    def sample(_: int, repeat: int, warmup: bool) -> Call:
-        return timed(calls.step, clock, repeat, warmup)
+    def sample(_: int, repeat: int, warmup: bool) -> Sample:
+        return time_call(step, clock)
 
-    threads = host_threads(calls.device)
-    yield from sampling.warm_up(sample, [0], settings.max_seconds, threads)
-    yield from sampling.sweep(
-        sample,
-        [0],
-        spread=settings.spread,
-        max_samples=settings.max_samples,
-        max_seconds=settings.max_seconds,
-        threads=threads,
-    )
+    for _ in sampling.warm_up(sample, [0], math.inf, threads):
+        pass
+    caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
+    return list(sampling.sweep(sample, [0], **caps, threads=threads))
 
 
-def peaks(step: Callable[[], Any], device: torch.device) -> CallMemory:
-    """Return the ``call_memory`` record of one call."""
+def peaks(step: Callable[[], Step], device: torch.device) -> Dict[str, Optional[int]]:
+    """Return the peaks of one call in bytes, above the level before it, and that of the whole process."""
     counters = memory.peaks(step, device, profiler=False)
-    return CallMemory(
-        device_allocated_bytes=counters["device_allocated_bytes"],
-        device_reserved_bytes=counters["device_reserved_bytes"],
-        device_used_bytes=counters["device_used_bytes"],
-        process_bytes=counters["process_bytes"],
-        process_peak_bytes=process_peak_bytes(),
-    )
+    keys = ("process_bytes", "device_allocated_bytes", "device_reserved_bytes", "device_used_bytes")
+    return {**{key: counters[key] for key in keys}, "process_peak_bytes": process_peak_bytes()}
 
 
-def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> ProfiledCalls:
-    """Return the ``profiled_calls`` record of six batches; their traces go to `folder`."""
+def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict[str, Any]:
+    """Return what six batches under torch.profiler took; their traces go to `folder`."""
     changes: Any = {"schedule": SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
     profiling = replace(settings, **changes)
     times: List[Tuple[float, float]] = []
     profiler.profile(
-        (calls.step() for _ in range(profiling.trace_steps)),
+        (Call(calls) for _ in range(profiling.trace_steps)),
         profiling,
         calls.device,
         folder,
@@ -218,14 +204,8 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Prof
         on_cycle=lambda profiled: times.append(profiler.self_times(profiled)),
     )
     cpu, cuda = map(sum, zip(*times))
-    highest: Dict[int, Optional[int]] = {}
-    for kind in (CPU, CUDA):
+    highest: Dict[str, Optional[int]] = {}
+    for key, kind in (("cpu_peak_bytes", CPU), ("cuda_peak_bytes", CUDA)):
         steps = [span.highest for path in files.trace_files(folder) for span in spans.read(path, kind) if not span.name]
-        highest[kind] = max(steps, default=None)
-    return ProfiledCalls(
-        batches=SCHEDULE["active"],
-        cpu_us=cpu,
-        cuda_us=cuda,
-        cpu_peak_bytes=highest[CPU],
-        cuda_peak_bytes=highest[CUDA],
-    )
+        highest[key] = max(steps, default=None)
+    return {"profiled": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **highest}

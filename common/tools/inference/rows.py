@@ -1,108 +1,65 @@
-"""Reads profiles of inference from disk into cells with their numbers.
-
-``read`` never raises for what is in a file: one that cannot be read says so in its `reason`.
-"""
+"""Tells from the records of an inference profile whether the model is faster than real time: grids, cells, lines."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis import metrics
-from common.analysis.metrics import metric
-from common.core.errors import UserError
+from common.analysis.metrics import cells, metric, values
 from common.core.statistics import median, quantile
-from common.core.text import error
-from common.core.units import MB
-from common.present.table import Values
-from common.records import schema, store
-from common.records.schema import (
-    Call,
-    CallMemory,
-    InferenceHeader,
-    JobLine,
-    OutputCheck,
-    ProfiledCalls,
-)
-from common.tools.files import files, newest
+from common.core.text import count
+from common.core.text import error as error_in_words
+from common.core.units import GIB, MB
+from common.present.table import Cell as Shown
+from common.present.table import Column, Table, filled, measured, tabulated
+from common.records import documents
 from common.tools.inference import grid
-from common.tools.inference import records as model_run
-from common.tools.inference.rows_of_both import ModelRun, environment_of
+from common.tools.inference.grid import Position
+from common.tools.kept import Answer, Job, Kept
 
-SKIPPED, NOT_RUN = "skipped", "not run"
+TOOL, TITLE = "inference", "Inference: is it faster than real time?"
+SKIPPED = "skipped"
 
 
-@dataclass
-class GridCell:
-    """One cell of the grid with its numbers, None for what was not measured.
+class Row(NamedTuple):
+    """A cell of the grid; numbers are None where it was not measured.
 
-    Attributes:
-        position: its place on each axis of the grid.
-        status: that of its job, "skipped", or "not run".
-        n: timed calls.
-        rtf: median seconds of a call over the seconds of audio in its batch.
-        profiled_cpu_rtf, profiled_cuda_rtf: the same of self time, with the profiler's cost in it.
-        p50_s, p90_s, p99_s: percentiles of the seconds of a call.
-        first_token_s: seconds to the first token, all audio at hand.
-        streams: see `streams`.
-        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations in a profiled batch.
-        process_bytes: peak above the level before a call.
-        process_peak_bytes: peak of the whole process.
-    """
+    rtf: seconds of computing for a second of audio, the median of calls; profiled_cpu_rtf, profiled_cuda_rtf: of self
+    time under the profiler; streams: speakers that the device keeps up with."""
 
-    position: grid.Position
-    status: str = NOT_RUN
+    position: Position
+    status: str
     reason: str = ""
     n: int = 0
     rtf: Optional[float] = None
     rtf_p20: Optional[float] = None
     rtf_p80: Optional[float] = None
-    profiled_cpu_rtf: Optional[float] = None
-    profiled_cuda_rtf: Optional[float] = None
     p50_s: Optional[float] = None
     p90_s: Optional[float] = None
     p99_s: Optional[float] = None
     first_token_s: Optional[float] = None
     utterances_per_second: Optional[float] = None
     streams: Optional[int] = None
-    cpu_peak_bytes: Optional[int] = None
-    cuda_peak_bytes: Optional[int] = None
-    process_bytes: Optional[int] = None
-    process_peak_bytes: Optional[int] = None
-    device_allocated_bytes: Optional[int] = None
-    device_reserved_bytes: Optional[int] = None
-    device_used_bytes: Optional[int] = None
-    output_error: Optional[float] = None
-    busy: int = 0
+    profiled_cpu_rtf: Optional[float] = None
+    profiled_cuda_rtf: Optional[float] = None
+    cell: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of the record; None where nothing was measured."""
+        if name not in grid.Cell.__struct_fields__:
+            raise AttributeError(name)
+        return getattr(self.cell, name, None)
 
     @property
-    def seconds(self) -> float:
-        return float(self.position.seconds)
-
-    @property
-    def size(self) -> int:
-        return self.position.size
-
-    def row(self) -> Values:
-        """Return the cell as CSV and JSON have it."""
-        return {
-            **self.position.to_json(),
-            "status": self.status,
-            "reason": self.reason,
-            **metrics.values(NUMBERS, self),
-        }
+    def label(self) -> str:
+        """Return "32s x 1"."""
+        return f"{self.position.seconds:g}s x {self.position.size}"
 
 
 def factor(value: Optional[float]) -> str:
     """Return a real-time factor as "4.31E-03"."""
     return "-" if value is None else f"{value:.2E}"
-
-
-def _spread(cell: GridCell) -> str:
-    return f"{factor(cell.rtf_p20)} to {factor(cell.rtf_p80)}" if cell.rtf_p20 is not None else "-"
 
 
 _ms = partial(metric, scale=1e3, unit="s", better="lower")
@@ -111,8 +68,8 @@ _mb = partial(metric, scale=1 / MB, unit="bytes", better="lower")
 NUMBERS = (
     metric("n"),
     metric("rtf", "RTF", factor, better="lower"),
-    metric("rtf_p20", "p20 to p80")._replace(words=_spread, numeric=False),
-    metric("rtf_p80"),
+    metric("rtf_p20", "p20", factor),
+    metric("rtf_p80", "p80", factor),
     metric("profiled_cpu_rtf", better="lower", profiled=True),
     metric("profiled_cuda_rtf", better="lower", profiled=True),
     *(_ms(f"p{part}_s", f"p{part} ms") for part in (50, 90, 99)),
@@ -126,39 +83,30 @@ NUMBERS = (
     _mb("device_allocated_bytes", "device MB"),
     metric("device_reserved_bytes", unit="bytes", better="lower"),
     _mb("device_used_bytes", "device used MB"),
-    metric("output_error", "output error", error, better="lower"),
+    metric("output_error", "output error", error_in_words, better="lower"),
     metric("busy"),
 )
 
 
-@dataclass
-class Inference(ModelRun[InferenceHeader]):
-    """One profile, with all cells of its grid."""
-
-    cells: List[GridCell] = field(default_factory=list)
-
-    @property
-    def axes(self) -> Dict[str, List[Any]]:
-        return {key: list(values) for key, values in self.header.grid.items()} if self.header else {}
-
-    def variants(self) -> List[Tuple[grid.Variant, List[GridCell]]]:
-        """Return the cells of each way to run the model, in the order of the grid."""
-        result: List[Tuple[grid.Variant, List[GridCell]]] = []
-        for cell in self.cells:
-            variant = cell.position.variant
-            if not result or result[-1][0] != variant:
-                result.append((variant, []))
-            result[-1][1].append(cell)
-        return result
-
-    @property
-    def statuses(self) -> List[str]:
-        return [cell.status for cell in self.cells if cell.status != SKIPPED]
-
-
-def self_time_rtf(us: float, batches: int, size: int, seconds: float) -> float:
-    """Return the real-time factor of the self time of some batches.  us: microseconds; size, seconds: of each batch."""
-    return us / 1e6 / batches / (size * seconds)
+def row(position: Position, job: Job) -> Row:
+    """Return the numbers of a cell.  Raises ValueError for a record that is wrong."""
+    known = job.of(grid.Cell)
+    if not known or job.status != "ok":
+        return Row(position, job.status, job.reason)
+    (cell,), audio = known, position.size * position.seconds
+    seconds = sorted(ns / 1e9 for ns in cell.wall_ns)
+    p20, p50, p80, p90, p99 = (quantile(seconds, part) for part in (0.2, 0.5, 0.8, 0.9, 0.99))
+    first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
+    profiled = 1e6 * cell.profiled * audio
+    return Row(
+        *(position, "ok", "", len(seconds), p50 / audio, p20 / audio, p80 / audio, p50, p90, p99),
+        first_token_s=median(first) if first else None,
+        utterances_per_second=position.size / p50,
+        streams=streams(p90, position.size, position.seconds),
+        profiled_cpu_rtf=cell.cpu_us / profiled,
+        profiled_cuda_rtf=cell.cuda_us / profiled if cell.cuda_us else None,
+        cell=cell,
+    )
 
 
 def streams(p90_s: float, size: int, seconds: float) -> int:
@@ -167,68 +115,109 @@ def streams(p90_s: float, size: int, seconds: float) -> int:
     return size * math.floor(seconds / p90_s)
 
 
-def find(paths: Sequence[Any]) -> List[Inference]:
-    """Return the profiles in, at or under `paths`; of several runs of the same on one machine the newest."""
-    return newest(map(read, files(paths, schema.INFERENCE_FILE_NAME)))
+def _both(words: Callable[[float], str], cpu: Optional[float], cuda: Optional[float]) -> str:
+    """Return "5.15E-02 + 3.62E-02": CPU, and CUDA where it was used."""
+    return " + ".join(map(words, [cpu or 0, *([cuda] if cuda else [])]))
 
 
-def read(path: Path) -> Inference:
-    """Return the profile in a file, or one that says in `reason` why it cannot be read."""
-    try:
-        header, records = model_run.read(path, InferenceHeader)
-        jobs = store.latest_jobs(records)
-        every = [_cell(position, header, jobs) for position in grid.positions(header.grid)]
-    except UserError as mistake:
-        return Inference(path, reason=str(mistake))
-    return Inference(path, header, environment_of(records), cells=every)
+def gigabytes(size: float) -> str:
+    return f"{size / GIB:.{4 if 0 < size < GIB / 100 else 2}f}"
 
 
-def _cell(position: grid.Position, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> GridCell:
-    """Return the cell at a position with its numbers."""
-    cell = GridCell(position)
-    if header.config["profiling_dimensions"]["triangle_only"] and grid.is_skipped(position, header.grid):
-        cell.status = SKIPPED
-        return cell
-    lines = jobs.get(position.job, [])
-    end = store.status_of(lines) if lines else None
-    if end is not None:
-        cell.status, cell.reason = end.status, end.reason or ""
-    for line in lines:
-        if isinstance(line, OutputCheck):
-            cell.output_error = line.error
-        elif isinstance(line, CallMemory):
-            _take(cell, line, "process_bytes", "process_peak_bytes")
-            _take(cell, line, "device_allocated_bytes", "device_reserved_bytes", "device_used_bytes")
-        elif isinstance(line, ProfiledCalls):
-            _take(cell, line, "cpu_peak_bytes", "cuda_peak_bytes")
-            amounts = line.batches, cell.size, cell.seconds
-            cell.profiled_cpu_rtf = self_time_rtf(line.cpu_us, *amounts)
-            cell.profiled_cuda_rtf = self_time_rtf(line.cuda_us, *amounts) if line.cuda_us else None
-    calls = [line for line in lines if isinstance(line, Call) and not line.warmup]
-    if calls and cell.status == "ok":
-        _times(cell, calls)
-    return cell
+#: Each grid by name: its title, and the function that words a cell.
+GRIDS: Dict[str, Any] = {
+    "real_time_factors": (
+        "Real-time factor: seconds of computing for a second of audio",
+        lambda row: factor(row.rtf),
+    ),
+    "profiled_real_time_factors": (
+        "Real-time factor from self time, profiled (the last two of six batches)",
+        lambda row: _both(factor, row.profiled_cpu_rtf, row.profiled_cuda_rtf),
+    ),
+    "memory_peaks": (
+        "Memory peak in Gb: highest running sum of allocations in a batch, profiled",
+        lambda row: _both(gigabytes, row.cpu_peak_bytes, row.cuda_peak_bytes),
+    ),
+}
 
 
-def _take(cell: GridCell, line: Any, *names: str) -> None:
-    for name in names:
-        setattr(cell, name, getattr(line, name))
+def grid_of(name: str, rows: Sequence[Row], variant: str) -> Table:
+    """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok shows its status."""
+    title, words = GRIDS[name]
+    shown: Dict[float, List[Shown]] = {}
+    for each in rows:
+        shown.setdefault(each.position.seconds, []).append(Shown(words(each) if each.status == "ok" else each.status))
+    sizes = dict.fromkeys(each.position.size for each in rows)
+    columns = [Column("audio", False), *(Column(f"{size}") for size in sizes)]
+    lines = [[Shown(f"{seconds:g}s"), *line] for seconds, line in shown.items()]
+    return Table(name, ", ".join(filter(None, [title, variant])) + "; columns: batch sizes", columns, lines)
 
 
-def _times(cell: GridCell, calls: Iterable[Call]) -> None:
-    calls = list(calls)
-    seconds = [call.total_wall_ns / 1e9 for call in calls]
-    audio = cell.size * cell.seconds
-    cell.n, cell.busy = len(seconds), sum(bool(call.flags) for call in calls)
-    cell.p50_s, cell.p90_s, cell.p99_s = (quantile(seconds, part) for part in (0.5, 0.9, 0.99))
-    cell.rtf, cell.rtf_p20, cell.rtf_p80 = (quantile(seconds, part) / audio for part in (0.5, 0.2, 0.8))
-    cell.utterances_per_second = cell.size / cell.p50_s
-    cell.streams = streams(cell.p90_s, cell.size, cell.seconds)
-    first = [call.first_ns / 1e9 for call in calls if call.first_ns is not None]
-    cell.first_token_s = median(first) if first else None
+def cells_of(rows: Sequence[Row]) -> Table:
+    """Return every cell that was not skipped, with its numbers, without empty columns."""
+    listed = [
+        {
+            "audio": Shown(f"{each.position.seconds:g}s", each.position.seconds),
+            "batch": measured(each.position.size),
+            "how": Shown(each.position.variant),
+            **cells(NUMBERS, each),
+            "calls": measured(each.n or None),
+            "status": Shown(each.status),
+        }
+        for each in rows
+        if each.status != SKIPPED
+    ]
+    return tabulated("cells", "Each cell", filled(listed))
 
 
-def most_streams(cells: Sequence[GridCell]) -> Optional[GridCell]:
-    """Return the cell with the largest number of real-time streams, None where none has one."""
-    known = [cell for cell in cells if cell.streams is not None]
-    return max(known, key=lambda cell: cell.streams or 0, default=None)
+def total(rows: Sequence[Row]) -> List[str]:
+    """Return the answer in a line: how fast at best, and how many live streams."""
+    known = [each for each in rows if each.rtf is not None]
+    if not known:
+        return []
+    fastest, best = min(known, key=lambda each: each.rtf), max(known, key=lambda each: each.streams)
+    word = "faster" if fastest.rtf < 1 else "slower"
+    words = f"{word} than real time: at best a factor of {factor(fastest.rtf)} ({fastest.label})"
+    if not best.streams:
+        return [f"{words}; no real-time stream: no batch ends before its audio does"]
+    load = ", beside other load" if best.busy else ""
+    return [f"{words}; most concurrent real-time streams: {best.streams} ({best.label}, 90% of calls in time{load})"]
+
+
+def answer(kept: Kept) -> Answer:
+    """Return what a run found out.  Raises ValueError for records that are wrong."""
+    config = documents.typed(kept.header.config, grid.Profile)
+    dimensions, rows = config.profiling_dimensions, []
+    for position in grid.positions(config):
+        skipped = grid.is_skipped(position, dimensions)
+        rows.append(Row(position, SKIPPED) if skipped else row(position, kept.job(position.job)))
+    variants = list(dict.fromkeys(each.position.variant for each in rows))
+    parts = {variant: [each for each in rows if each.position.variant == variant] for variant in variants}
+    grids = [
+        grid_of(name, part, variant if len(parts) > 1 else "") for name in GRIDS for variant, part in parts.items()
+    ]
+    example = dimensions.example_audio
+    noise = "noise; where the path of the model depends on what is said (a beam search), give example_audio"
+    lines = [*kept.machine, f"audio: {f'{example}, cut or looped' if example else noise}"]
+    busy, fewest = sum(bool(each.busy) for each in rows), min((each.n for each in rows if each.n), default=0)
+    if busy:
+        lines.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
+    if 0 < fewest < 100:
+        lines.append(f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more")
+    places = {"audio_mockup_secs": "seconds", "batch_sizes": "size"}
+    ways = {key: key for key in ("threads", "compile", "dtype", "quantize")}
+    return Answer(
+        kept.header.name,
+        total(rows),
+        [*grids, cells_of(rows)],
+        lines,
+        [f"{each.position.job}: {each.status}: {each.reason}" for each in rows if each.reason],
+        [
+            {
+                **{key: getattr(each.position, name) for key, name in {**ways, **places}.items()},
+                **{"status": each.status, "reason": each.reason, **values(NUMBERS, each)},
+            }
+            for each in rows
+        ],
+        [each.status for each in rows if each.status != SKIPPED],
+    )

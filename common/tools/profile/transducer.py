@@ -14,13 +14,12 @@ from torch import nn
 
 from common.core.errors import UserError
 from common.core.setting import tupled
-from common.core.text import shown
+from common.core.text import closest, shown
 from common.data.shapes import subsampled
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import table
 from common.losses.layouts.pruned import SIMPLE_LOSS_SCALE, Pruned
-from common.tools import configuration
 
 SUBSAMPLING = 4
 
@@ -46,7 +45,9 @@ class Sizes:
 def sizes(given: Mapping[str, Any], where: str) -> Sizes:
     """Return the sizes that are `given`, and defaults for the others.  Raises UserError for wrong keys and values."""
     known = {field.name: getattr(Sizes, field.name) for field in fields(Sizes)}
-    configuration.check_keys(given, list(known), where)
+    for key in given:
+        if key not in known:
+            raise UserError(f"{where}: unknown key {shown(key)}{closest(key, known)}; there are {', '.join(known)}")
     for key, value in given.items():
         if key == "embed_channels":
             fits = isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_whole, value))

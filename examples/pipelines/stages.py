@@ -9,8 +9,7 @@ from typing import Any, Mapping, Tuple, TypedDict
 
 import torch
 from torch import nn
-
-from common.tools.inference.recognisers import Features
+from torchaudio.transforms import MelSpectrogram
 
 #: Text that is read aloud: tokens for each second.
 TOKENS_PER_SECOND = 3
@@ -36,7 +35,7 @@ class Generator(nn.Module):
     ):
         super().__init__()
         self.ratio, self.stride = ratio, stride
-        self.features = Features() if source == "audio" else None
+        self.mel = MelSpectrogram(SAMPLE_RATE, n_fft=400, hop_length=160, n_mels=80) if source == "audio" else None
         self.source = nn.Linear(80 * stride, dim) if source == "audio" else nn.Embedding(vocab_size, dim)
         self.target, self.output = nn.Embedding(target_size, dim), nn.Linear(dim, target_size)
         self.transformer = nn.Transformer(dim, heads, layers, layers, 4 * dim, dropout=0.0, batch_first=True)
@@ -52,9 +51,9 @@ class Generator(nn.Module):
         return tokens[:, 1:]
 
     def _embedded(self, source: torch.Tensor) -> torch.Tensor:
-        if self.features is None:
+        if self.mel is None:
             return self.source(source)
-        features = self.features(source)
+        features = self.mel(source).clamp_min(1e-5).log().transpose(1, 2)  # 100 frames a second
         frames = features.shape[1] // self.stride
         return self.source(features[:, : frames * self.stride].reshape(len(source), frames, -1))
 

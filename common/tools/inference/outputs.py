@@ -19,7 +19,7 @@ def difference(plain: Any, other: Any) -> float:
     Of floating-point outputs it is the RMS of their difference over the RMS of the plain ones.  Of a model without
     any it is the share of symbols that have to be edited: each element of an integer tensor, each character of a text.
     """
-    first, second = _leaves(plain), _leaves(other)
+    first, second = leaves(plain), leaves(other)
     numbers = [
         (left.double().flatten(), right.double().flatten())
         for left, right in zip(first, second)
@@ -31,7 +31,7 @@ def difference(plain: Any, other: Any) -> float:
         left, right = (torch.cat(parts) for parts in zip(*numbers))
         error = float((left - right).norm() / left.norm().clamp_min(1e-30))
         return error if error == error else float("inf")
-    symbols = [[symbol for leaf in leaves for symbol in _symbols(leaf)] for leaves in (first, second)]
+    symbols = [[symbol for leaf in each for symbol in _symbols(leaf)] for each in (first, second)]
     return edits(*symbols) / max(*map(len, symbols), 1)
 
 
@@ -61,15 +61,15 @@ def _symbols(leaf: Any) -> List[Any]:
     return list(leaf) if isinstance(leaf, str) else [str(leaf)]
 
 
-def _leaves(outputs: Any) -> List[Any]:
+def leaves(outputs: Any) -> List[Any]:
     """Return the tensors, numbers and texts of any nesting, in order; arrays of numpy as tensors."""
     if isinstance(outputs, Mapping):
         outputs = list(outputs.values())
     if isinstance(outputs, (list, tuple)):
-        return [leaf for part in outputs for leaf in _leaves(part)]
+        return [leaf for part in outputs for leaf in leaves(part)]
     if hasattr(outputs, "__array__") and not isinstance(outputs, torch.Tensor):
         try:
             outputs = torch.as_tensor(outputs)
         except TypeError:  # an array of texts or objects
-            return _leaves(outputs.tolist())
+            return leaves(outputs.tolist())
     return [] if outputs is None else [outputs]

@@ -1,0 +1,152 @@
+"""Reads the runs of tools that measure no loss, and shows them as text, as rows and as a section of the page.
+
+A tool gives one function, which makes an `Answer` of a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar
+
+from common.analysis.folders import files_named
+from common.core.errors import UserError
+from common.core.text import count
+from common.present.export import csv_text, json_text
+from common.present.section import Failure, Section
+from common.present.slices import Slice
+from common.present.style import Figure
+from common.present.table import Table, Values
+from common.present.text import block, listed
+from common.records import documents, schema, store
+from common.records.schema import Environment, Measured, Record, ToolHeader
+
+Kind = TypeVar("Kind")
+#: The status of a job that a run was stopped before.
+NOT_RUN = "not run"
+
+
+@dataclass
+class Job:
+    """Hold how a job ended, where it ran, and what it measured."""
+
+    status: str = NOT_RUN
+    reason: str = ""
+    environment: Optional[Environment] = None
+    values: List[Record] = field(default_factory=list)
+
+    def of(self, kind: Type[Kind]) -> List[Kind]:
+        """Return what was measured as the tool's own type.  Raises ValueError."""
+        return [documents.typed(value, kind) for value in self.values]
+
+
+@dataclass
+class Kept:
+    """Hold a run that was read of its file."""
+
+    path: Path
+    header: ToolHeader
+    jobs: Dict[str, Job]
+
+    def job(self, name: str) -> Job:
+        return self.jobs.get(name, Job())
+
+    @property
+    def machine(self) -> List[str]:
+        """Return ["NAME on AMD EPYC, 2 threads, torch 2.11.0"] by the last job; [] where none ran."""
+        known = [job.environment for job in self.jobs.values() if job.environment]
+        torches = " and ".join(sorted({each.torch for each in known if each.torch}))
+        words = [f"{self.header.name} on {each.device_name}, {count(each.threads or 0, 'thread')}" for each in known]
+        return [f"{words[-1]}, torch {torches}"] if words else []
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Describe what a run found out.
+
+    Attributes:
+        total: the answer, in a line; [] where it is not known.
+        lines: below the tables.
+        failures: reasons of what failed.
+        rows: for CSV and JSON.
+        statuses: of its jobs.
+    """
+
+    name: str
+    total: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    lines: Sequence[str] = ()
+    failures: Sequence[str] = ()
+    rows: Sequence[Values] = ()
+    statuses: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+
+    def render(self, format: str) -> str:
+        """Return it as "table", "markdown", "csv" or "json"."""
+        if format in ("csv", "json"):
+            return (csv_text if format == "csv" else json_text)(self.rows)
+        below = listed([*self.lines, *self.failures], format)
+        parts = [listed(self.total, format), *(block(table, format) for table in self.tables), below]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def read(path: Path) -> Kept:
+    """Return the run in a file.  Raises UserError."""
+    records = store.read(path)
+    if not records or not isinstance(records[0], ToolHeader):
+        raise UserError(f"{path}: does not begin with a tool's record; {store.ANEW}")
+    jobs = {}
+    for name, lines in store.latest_jobs(records).items():
+        end = store.status_of(lines)
+        job = jobs[name] = Job(end.status, end.reason or "") if end else Job()
+        job.environment = next((line for line in lines if isinstance(line, Environment)), None)
+        job.values = [line.value for line in lines if isinstance(line, Measured)]
+    return Kept(path, records[0], jobs)
+
+
+def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Answer]) -> Iterator[Answer]:
+    """Yield the answers of the runs of a tool in, at or under `paths`, of equal ones on one machine the newest.
+
+    A file that cannot be read has an answer that says so."""
+    files = dict.fromkeys(file for path in map(Path, paths) for file in files_named(schema.TOOL_FILE_NAME, path))
+    heads = {file: store.first(file) for file in files}
+    newest: Dict[str, Path] = {}
+    for file, head in heads.items():
+        if isinstance(head, ToolHeader) and head.tool == tool:
+            key = repr((head.name, head.config, head.settings, head.machine))
+            known = heads.get(newest.get(key, file))
+            newest[key] = file if known is None or known.started <= head.started else newest[key]
+        elif head is None and file.parent.name.startswith(f"{tool}-"):
+            newest[str(file)] = file
+    for file in newest.values():
+        try:
+            yield answer(read(file))
+        except (UserError, ValueError, LookupError) as error:
+            reason = str(error) if isinstance(error, UserError) else f"{file}: {error}"
+            yield Answer(file.parent.name, failures=[reason], statuses=["error"])
+
+
+def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> Slice:
+    """Return how the page and the summary show the runs of a tool."""
+
+    def sections(base: Path, paths: Sequence[Path]) -> List[Section]:
+        return [_section(f"{tool}-{number}", title, each) for number, each in enumerate(answers(paths, tool, answer))]
+
+    return Slice(
+        sections,
+        holds=lambda path: any(answers([path], tool, answer)),
+        rows=lambda paths: [{"name": each.name, **row} for each in answers(paths, tool, answer) for row in each.rows],
+        text=lambda paths, format: [each.render(format) for each in answers(paths, tool, answer)],
+    )
+
+
+def _section(name: str, title: str, answer: Answer) -> Section:
+    return Section(
+        name,
+        title,
+        answer.name,
+        tables=answer.tables,
+        failures=[Failure("error", "", [line]) for line in answer.failures],
+        figures=answer.figures,
+        notes=[("", [line]) for line in [*answer.total, *answer.lines]],
+    )

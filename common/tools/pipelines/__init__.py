@@ -1,0 +1,1 @@
+"""Measure what an utterance costs in a speech system of several stages."""

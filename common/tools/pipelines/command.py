@@ -1,0 +1,115 @@
+"""The command `rnnt-bench pipelines`: from stages in a YAML and flags to what an example costs, and its table.
+
+Every stage of every example is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from common.cli import flags
+from common.cli.parser import Parser
+from common.core import flag_types, paths, settings
+from common.jobs.executor import Executor
+from common.jobs.spec import Task
+from common.records.schema import as_written
+from common.setup import interpreters
+from common.tools import commands
+from common.tools.pipelines.rows import TOOL, answer
+from common.tools.pipelines.stages import General, Pipeline, configured
+
+DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
+
+The configuration names the stages; every stage of every example of the data set is measured in a process of its own.
+docs/inference.md explains every number, and how to write stages of your own."""
+EXAMPLES = """examples:
+  rnnt-bench pipelines --config examples/pipelines/pipeline.yaml
+  rnnt-bench pipelines --config examples/pipelines/s2s.yaml --repeats 10
+  rnnt-bench pipelines --config mine.yaml --dataset-type raw --dataset-path test.tsv --dataset-size 20
+
+A stage's own value comes first, then that of `general`, then the command line's.
+
+Exit code: 0; 1 if an example failed; 2 for bad usage, or if something is missing."""
+DEFAULT = paths.ROOT / "examples" / "pipelines" / "pipeline.yaml"
+#: What --preset quick changes.
+QUICK = {"dataset_size": 1, "warmup": 0, "repeats": 1}
+
+
+def parser() -> Parser:
+    result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
+    group = result.add_argument_group("the stages")
+    group.add_argument(
+        "--config",
+        type=flag_types.path,
+        default=DEFAULT,
+        metavar="FILE",
+        help="YAML file with the keys general and stage1 ... stageN, each with factory (module:name or file.py:name), "
+        "arguments, python, builder, converter, name, warmup, repeats. Default: examples/pipelines/pipeline.yaml",
+    )
+    group = result.add_argument_group("the data set")
+    group.add_argument(
+        "--dataset-type",
+        choices=("made", "raw", "npy"),
+        help="Source of the examples. made: noise of --made-seconds; raw: a manifest as wav2vec's; npy: arrays in an "
+        "npz file. Default: made",
+    )
+    group.add_argument("--dataset-path", metavar="FILE", help="Manifest or file of arrays, for raw and npy.")
+    group.add_argument(
+        "--dataset-size", type=flag_types.whole(1), metavar="K", help="Measure only the first K examples. Default: all"
+    )
+    group.add_argument(
+        "--target-sr", type=flag_types.whole(1), metavar="HZ", help="Sample rate of audio. Default: 16000"
+    )
+    group.add_argument(
+        "--made-seconds", type=_seconds, metavar="A,B", help="Seconds of each made example. Default: 2,4,8"
+    )
+    group = result.add_argument_group("the run")
+    flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
+    seed = settings.SETTINGS["seed"].default
+    flags.add_setting(group, "seed", f"Seed of weights and noise. Default: {seed}", default=seed)
+    group.add_argument(
+        "--warmup", type=flag_types.whole(0), metavar="K", help="Calls before the timed ones. Default: 2"
+    )
+    group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="Number of timed calls. Default: 5")
+    commands.add_flags(group, folder="pipeline-<config>", quick="the first example, one call and none before it")
+    return result
+
+
+def _seconds(text: str) -> List[float]:
+    """Parse lengths in seconds, with commas between them."""
+    return [flag_types.positive(word) for word in flag_types.words(text)]
+
+
+def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+    """Measure the pipeline of a configuration; return the exit code."""
+    interpreters.with_torch("torchaudio", "yaml")
+    from common.tools.pipelines import examples
+
+    every = {key: getattr(arguments, key, None) for key in General.__struct_fields__}
+    given = {key: value for key, value in every.items() if value is not None}
+    quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in given}
+    config = configured(arguments.config, given, quick)
+    config.examples = list(examples.entries(config.general, arguments.seed))
+    device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
+    same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
+    resolved, tasks = settings.resolve(same, device), planned(config)
+    return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
+
+
+def planned(config: Pipeline) -> List[Task]:
+    """Return a task for each stage of each example, in order."""
+    data = as_written(config)
+    return [
+        Task(
+            config.job(name, stage),
+            "pipeline",
+            {"config": data, "example": number, "stage": place},
+            python=Path(stage.python) if stage.python else None,
+        )
+        for number, name in enumerate(config.examples)
+        for place, stage in enumerate(config.stages)
+    ]

@@ -1,0 +1,148 @@
+"""One stage of a speech system on one example: its time, then its peaks, then its operations.
+
+A stage's inputs are made before it is timed, from what the stage before it left in a file of the run.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping
+
+import msgspec
+import torch
+
+from common.core.errors import NotRunnable, UserError
+from common.core.settings import Settings
+from common.flops.counter import FlopCounter
+from common.measure import sampling
+from common.measure.clock import Clock
+from common.measure.device import environment, host_threads, set_up_torch
+from common.records.schema import Measured
+from common.tools import loading
+from common.tools.inference.measure import Sample, peaks, time_call
+from common.tools.pipelines import examples
+from common.tools.pipelines.stages import Costs, Pipeline, Stage
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the records of a stage; the job's ``given`` has the `config`, and the numbers of `example` and `stage`.
+    Raises UserError, NotRunnable, and whatever the stage raises."""
+    settings, given = Settings.from_json(job["settings"]), job["given"]
+    config = msgspec.convert(given["config"], Pipeline)
+    number, stage = given["stage"], config.stages[given["stage"]]
+    device = set_up_torch(settings)
+    file = Path(job["folder"]) / f"{given['example']}-{number}.pt"
+    before = file.with_name(f"{given['example']}-{number - 1}.pt")
+    source = _received(before) if number else _example(config, given["example"], settings.seed)
+    seconds = None
+    if not number and config.general.dataset_type != "npy":
+        seconds = int(source["src_lengths"]) / config.general.target_sr
+    yield environment(settings, device)
+    torch.manual_seed(settings.seed)
+    if stage.builder:
+        source = loading.imported(stage.builder)(source)
+    elif not number:
+        source = source["src_tokens"], source["src_lengths"]
+    with torch.no_grad():
+        call = Call(_model(stage, device), _on(device, source))
+        costs = measured(call, stage, device)
+        if number < len(config.stages) - 1:
+            outputs = call.outputs()
+            _send(loading.imported(stage.converter)(outputs) if stage.converter else outputs, file)
+    yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
+    before.unlink(missing_ok=True)
+
+
+def _example(config: Pipeline, number: int, seed: int) -> examples.Example:
+    known, name = examples.entries(config.general, seed), config.examples[number]
+    if name not in known:
+        raise UserError(f"the data set has no example {name} any more; start a new run without --resume")
+    return known[name]()
+
+
+def _received(path: Path) -> Any:
+    if not path.exists():
+        raise NotRunnable("unsupported", "the stage before gave nothing")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _send(outputs: Any, path: Path) -> None:
+    """Write what goes to the next stage.  Raises UserError for what is no tensor, number, text, or nest of these."""
+    try:
+        torch.save(outputs, path)
+        _received(path)
+    except (AttributeError, TypeError, pickle.PickleError) as error:
+        path.unlink(missing_ok=True)
+        raise UserError(
+            "between stages go tensors, numbers and texts in lists, tuples and dicts, not all that this "
+            f"{type(outputs).__name__} has; give a converter that makes such ones"
+        ) from error
+
+
+def _model(stage: Stage, device: torch.device) -> Callable[..., Any]:
+    made = loading.made(stage.factory, stage.arguments)
+    if isinstance(made, torch.nn.Module):
+        return made.to(device).eval()
+    if not callable(made):
+        raise UserError(f"{stage.name}: {stage.factory} makes {type(made).__name__}, which cannot be called")
+    return made
+
+
+def _on(device: torch.device, inputs: Any) -> Any:
+    if isinstance(inputs, torch.Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {key: _on(device, value) for key, value in inputs.items()}
+    if isinstance(inputs, (list, tuple)):
+        return type(inputs)([_on(device, value) for value in inputs])
+    return inputs
+
+
+@dataclass
+class Call:
+    """A call of a stage's model.
+
+    inputs: a mapping for keyword arguments, a tuple for positional ones, anything else for a single argument.
+    """
+
+    model: Callable[..., Any]
+    inputs: Any
+
+    def outputs(self) -> Any:
+        if isinstance(self.inputs, Mapping):
+            return self.model(**self.inputs)
+        return self.model(*self.inputs) if isinstance(self.inputs, tuple) else self.model(self.inputs)
+
+    def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
+        self.outputs()
+        after_forward()
+
+
+def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
+    """Return what calls of a stage cost."""
+    clock, waiting = Clock(device), sampling.WithLoad[Sample](host_threads(device))
+    fresh = partial(Call, call.model, call.inputs)
+    for _ in range(stage.warmup):
+        time_call(fresh, clock)
+    samples = [sample for _ in range(stage.repeats) for sample in waiting.add(time_call(fresh, clock))]
+    samples += waiting.flush()
+    highest = peaks(fresh, device)
+    allocated, resident = highest["device_allocated_bytes"], highest["process_bytes"]
+    counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not counted is in the record
+        with counter:  # last, since it imports what would be in the peak of the process
+            call.outputs()
+    return Costs(
+        wall_ns=[sample.total_wall_ns for sample in samples],
+        busy=sum(bool(sample.flags) for sample in samples),
+        memory_bytes=resident if allocated is None else allocated,
+        process_bytes=highest["process_peak_bytes"],
+        macs=counter.total().macs,
+        flops=counter.total().flops,
+        not_counted=counter.not_counted(),
+    )
