@@ -95,7 +95,7 @@ def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Op
     kept, device_type = [], device.partition(":")[0]
     for name in names:
         implementation = find(name)
-        is_loop = device_type in scripts.described(scripts.file_of(implementation)).python_loops
+        is_loop = device_type in scripts.described(implementation).python_loops
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in LATTICES and not topology
         is_late = is_short and (implementation.environment != "main" or is_plain)

@@ -62,7 +62,7 @@ def state(
     row: implementations.Implementation, choice: interpreters.Choice, device: str, installed: FrozenSet[str]
 ) -> str:
     """Return where an implementation would run, or why it would not.  installed: packages that its Python finds."""
-    attributes = scripts.described(scripts.file_of(row))
+    attributes = scripts.described(row)
     managed = choice.python == environments.interpreter(row.environment)
     where = f"environment {row.environment}" if managed else str(choice.python)
     if device not in attributes.devices:

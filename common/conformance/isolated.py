@@ -86,7 +86,7 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
     Empty if they are not needed, or if the script cannot be read, which its process will report.
     """
     try:
-        attributes = scripts.described(scripts.file_of(implementation))
+        attributes = scripts.described(implementation)
     except UserError:
         return {}
     attributes = attributes.of_variant(implementation.variant)

@@ -56,7 +56,7 @@ def source(name: str) -> str:
         return "not an implementation of this suite"
     if effort(name) < 2:
         return f"`{environments.ENVIRONMENTS[implementation.environment].command}` brings it"
-    return scripts.described(scripts.file_of(implementation)).hint
+    return scripts.described(implementation).hint
 
 
 def command(name: str) -> str:
@@ -68,7 +68,7 @@ def command(name: str) -> str:
     python = f".venv/{implementation.environment}/bin/python"
     before = ""
     if name.endswith(SIMULATED):
-        simulator = scripts.described(scripts.file_of(implementation)).simulator
+        simulator = scripts.described(implementation).simulator
         before = "".join(f"{variable}={value} " for variable, value in simulator.items())
     if implementation.built:
         before += f'PYTHONPATH="$({python} -m common.setup.extensions path {implementation.package})" '
