@@ -61,9 +61,9 @@ def test_servers_of_a_round_are_ready_before_its_first_job(folder):
     other.symlink_to(sys.executable)
     pythons = [Path(sys.executable), other]
     start_servers(pythons, "answering", folder, {}, 1, ("torch",))
-    servers = processes._waiting
-    assert all(servers[python].ready for python in pythons)
-    assert child(folder, generation=1).records[0]["parent"] == servers[pythons[0]].process.pid
+    servers = [processes._waiting[str(python)] for python in pythons]
+    assert all(server.ready for server in servers)
+    assert child(folder, generation=1).records[0]["parent"] == servers[0].process.pid
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,12 @@ def _judge(
 
 def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
     """Wait for the end of the process; return False if a case took longer than `timeout` seconds."""
-    count, cases, since, limit, case = 0, 0, 0.0, LOADING_SECONDS, ""
+    cases, since, limit, case = 0, 0.0, LOADING_SECONDS, ""
     while child.alive(0.05):
         note(case)  # may raise
-        if child.count() != count:
-            count = child.count()
-            started = [line["case"] for line in child.written() if line["event"] == "start"]
-            if len(started) > cases:
-                cases, since, limit, case = len(started), child.seconds(), timeout, started[-1]
+        started = [line["case"] for line in child.written() if line["event"] == "start"]
+        if len(started) > cases:
+            cases, since, limit, case = len(started), child.seconds(), timeout, started[-1]
         if child.seconds() - since > limit:
             return False
     return True

@@ -15,7 +15,7 @@ def parsed(text: str, where: str) -> Any:
     PyYAML is not installed."""
     import yaml
 
-    class Plain(yaml.SafeLoader):
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [key.value for key, _ in node.value]
             for index, key in enumerate(keys):

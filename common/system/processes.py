@@ -109,25 +109,20 @@ def signal_name(number: int) -> str:
 
 
 class Wanted(NamedTuple):
-    """What a server is started with; see Child.run."""
+    """How a server is started, and the generation of jobs that it serves; see Child.run."""
 
-    python: Path
-    module: str
+    command: Sequence[str]
     root: Path
-    variables: Mapping[str, str]
-    generation: Hashable = None
-    imports: Sequence[str] = ("torch",)
+    environment: Mapping[str, str]
+    generation: Hashable
 
-    def command(self) -> List[str]:
-        return [str(self.python), "-m", "common.system.forkserver", self.module, *self.imports]
 
-    def environment(self) -> Dict[str, str]:
-        path = os.pathsep.join([str(self.root), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return {**os.environ, "PYTHONPATH": path, **self.variables}
-
-    def key(self) -> Hashable:
-        """Return what a server that waits must have in common with this one."""
-        return tuple(self.command()), self.root, tuple(sorted(self.environment().items())), self.generation
+def _wanted(
+    python: Path, module: str, root: Path, variables: Mapping[str, str], generation: Hashable, imports: Sequence[str]
+) -> Wanted:
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [str(python), "-m", "common.system.forkserver", module, *imports]
+    return Wanted(command, root, {**os.environ, "PYTHONPATH": path, **variables}, generation)
 
 
 class Server:
@@ -138,12 +133,12 @@ class Server:
     """
 
     def __init__(self, wanted: Wanted, errors: Path):
-        self.key, self.answers, self.busy, self.ready = wanted.key(), b"", False, False
+        self.wanted, self.busy, self.ready = wanted, False, False
         with errors.open("ab") as stream:
             self.process = subprocess.Popen(
-                wanted.command(),
+                wanted.command,
                 cwd=wanted.root,
-                env=wanted.environment(),
+                env=wanted.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,
@@ -165,20 +160,18 @@ class Server:
         """Return the next answer, {} if none comes in `seconds`; of a server that died, its own "returncode"."""
         assert self.process.stdout
         deadline = time.monotonic() + seconds
-        while b"\n" not in self.answers:
-            if not self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
-                return {}
-            read = os.read(self.process.stdout.fileno(), 4096)
-            if not read:
+        while self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
+            line = self.process.stdout.readline()
+            if not line:
                 return {"returncode": self.process.wait()}
-            self.answers += read
-        line, _, self.answers = self.answers.partition(b"\n")
-        answer: Dict[str, int] = json.loads(line)
-        if answer.get("ready"):
+            answer: Dict[str, int] = json.loads(line)
             self.ready = True
-            return self.answer(max(deadline - time.monotonic(), 0)) if self.busy else answer
-        self.busy = "returncode" not in answer
-        return answer
+            if "ready" not in answer:
+                self.busy = "returncode" not in answer
+                return answer
+            if not self.busy:
+                return answer
+        return {}
 
     def close(self) -> None:
         """End the server."""
@@ -188,22 +181,23 @@ class Server:
 
 
 #: Servers that wait for their next job, by Python.
-_waiting: Dict[Path, Server] = {}
+_waiting: Dict[str, Server] = {}
 
 
 @contextmanager
 def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
     """Yield the waiting server of this Python if it is the wanted one, else a new one; keep it for the next job."""
-    server = _waiting.pop(wanted.python, None)
-    if server and (server.key != wanted.key() or server.process.poll() is not None):
+    python = wanted.command[0]
+    server = _waiting.pop(python, None)
+    if server and (server.wanted != wanted or server.process.poll() is not None):
         server.close()
         server = None
     server = server or Server(wanted, errors)
     try:
         yield server
     finally:
-        if server.process.poll() is None and not server.busy and wanted.python not in _waiting:
-            _waiting[wanted.python] = server
+        if server.process.poll() is None and not server.busy and python not in _waiting:
+            _waiting[python] = server
         else:
             server.close()
 
@@ -211,14 +205,14 @@ def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
 def start_servers(pythons: Sequence[Path], *arguments: Any) -> None:
     """Start the servers of these Pythons that do not wait already, all at once, and return when they are ready.
 
-    arguments: the others of Wanted.  What fails to start fails again, and is said, at its first job.
+    arguments: those of Child.run after the job.  What fails to start fails again, and is said, at its first job.
     """
     for python in pythons:
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
-            with _server(Wanted(python, *arguments), Path(scratch) / "stderr.txt"):
+            with _server(_wanted(python, *arguments), Path(scratch) / "stderr.txt"):
                 pass
     for python in pythons:
-        server = _waiting.get(python)
+        server = _waiting.get(str(python))
         if server and not server.ready:
             server.answer(START_SECONDS)
 
@@ -240,12 +234,6 @@ class Child:
         killed_for_memory: whether the kernel killed a process for lack of memory meanwhile.
         wall_ns: how long it ran.
     """
-
-    records: List[Dict[str, Any]]
-    stderr: List[str]
-    returncode: int
-    killed_for_memory: bool
-    wall_ns: int
 
     def __init__(self, server: Server, output: Path, errors: Path):
         self.server, self.output, self.errors = server, output, errors
@@ -280,7 +268,7 @@ class Child:
             generation: jobs of another generation get a server of their own, and so another layout of addresses.
             imports: packages and modules that the server imports before its first job, where they are installed.
         """
-        wanted = Wanted(python, module, root, variables, generation, imports)
+        wanted = _wanted(python, module, root, variables, generation, imports)
         with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
             output.touch()
@@ -300,7 +288,11 @@ class Child:
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
             if not answer:
-                self._cut()
+                if self.errors.stat().st_size > MOST_PRINTED_BYTES:
+                    tail = _tail(self.errors)
+                    with self.errors.open("r+b") as stream:
+                        stream.write(tail)  # before it is cut, so that what is printed next comes after the tail
+                        stream.truncate()
                 return True
             self.pid, self.ended = answer.get("pid", self.pid), answer.get("returncode")
         return False
@@ -309,28 +301,10 @@ class Child:
         """Return how many seconds it has run."""
         return (time.monotonic_ns() - self.since) / 1e9
 
-    def count(self) -> int:
-        """Return the number of records so far."""
-        return self.output.read_bytes().count(b"\n")
-
     def written(self) -> List[Dict[str, Any]]:
         """Return the records so far, without a last line that a killed child left unfinished."""
-        records = []
-        for line in self.output.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                break
-        return records
-
-    def _cut(self) -> None:
-        """Cut the file of what it prints to its tail if it is too large; the child appends to the new end."""
-        with suppress(OSError):
-            if self.errors.stat().st_size > MOST_PRINTED_BYTES:
-                tail = _tail(self.errors)
-                with self.errors.open("r+b") as stream:
-                    stream.write(tail)  # before it is cut, so that what is printed next comes after the tail
-                    stream.truncate()
+        lines = self.output.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]
+        return [json.loads(line) for line in lines.splitlines()]
 
     def _end(self) -> None:
         """Kill it, or its server if it does not exist yet, and collect what it left."""
