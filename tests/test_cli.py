@@ -19,7 +19,7 @@ from common.cli.parser import Parser, given_settings, with_limits
 from common.core import flag_types, guard, settings
 from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
-from common.data.provenance import path_of
+from common.data.shapes import path_of
 
 SCRIPTS = [implementation.file for implementation in IMPLEMENTATIONS]
 

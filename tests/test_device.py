@@ -18,7 +18,7 @@ from fixtures_runs import correctness, environment, one_row, sample, status, sum
 
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
-from common.losses import context, inputs
+from common.losses import inputs, subject
 from common.losses.passes import probe, timing
 from common.measure import clock, device, memory, memory_limit
 from common.records import schema
@@ -178,7 +178,8 @@ def test_work_is_on_the_stream_that_every_package_launches_on(monkeypatch):
 
 def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(monkeypatch):
     fake, ticks = FakeCuda(monkeypatch), itertools.count(0, 1000)
-    monkeypatch.setattr(timing, "check", lambda *_: (0.0, ""))
+    monkeypatch.setattr(timing, "check", lambda *_: (0.0, 0.0, ""))
+    monkeypatch.setattr(timing.Last, "of", lambda *_: "last")
     monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(ticks))
     monkeypatch.setattr(clock, "cache_bytes", lambda device: 50)
     over = SimpleNamespace(zero_=lambda: fake.calls.append("cool"))
@@ -187,6 +188,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
         settings=settings.resolve({"max_samples": 4}, "cuda"),
         device=torch.device("cuda:0"),
         batches=[3, 1],
+        round=1,
         all_batches=None,
         loops_in_python=False,
         hold_inputs=lambda batches: fake.calls.append(("hold inputs", *batches)),
@@ -194,15 +196,15 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
     )
     records = list(timing.run(asked))
     timed = ["cool", "synchronize", "event", "forward", "event", "backward", "event", "synchronize"]
-    warm_up, sweeps = (
-        [(3, 0), (3, 1), (1, 0)],
-        [(3, 0), (1, 0), (3, 1), (1, 1)],
-    )  # two that agree, then each other batch
+    warm_up = [(3, 0, True), (3, 1, True), (1, 0, True)]  # two that agree, then each other batch
+    sweeps = [(3, 0, False), (1, 0, False), (3, 1, False), (1, 1, False)]
     places = [(scope, *position) for scope in ("loss", "step") for position in [*warm_up, *sweeps]]
-    assert fake.calls == [("hold inputs", 3, 1), *(call for position in places for call in (position, *timed))]
+    expected = [("hold inputs", 3, 1)]
+    for scope, batch, repeat, warmup in places:
+        expected += [(scope, batch, 4 * repeat + 2 * warmup + (scope == "step")), *timed]
+    assert fake.calls == expected
     samples = [record for record in records if isinstance(record, timing.Sample)]
-    assert [(sample.scope, sample.batch, sample.repeat) for sample in samples] == places
-    assert [sample.warmup for sample in samples] == [*[True] * 3, *[False] * 4] * 2
+    assert [(sample.scope, sample.batch, sample.repeat, sample.warmup) for sample in samples] == places
     assert all(sample.total_event_ns == 2_500_000 for sample in samples)
     assert [record.why for record in records if isinstance(record, timing.Stop)] == ["sample cap"] * 2
 
@@ -210,7 +212,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
 def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
     chosen = settings.resolve({"preset": "quick"}, "cpu")
     shapes = [[(9, 3), (7, 2)], [(5, 1)]]
-    held = context.Context(chosen, None, torch.device("cpu"), torch.float32, None, shapes, [0, 1])
+    held = subject.Context(chosen, None, torch.device("cpu"), torch.float32, None, shapes, [0, 1])
     before = held.make_batch(1)
     held.hold_inputs([1])
     first, other = held.make_batch(1, repeat=4), held.make_batch(1, repeat=5)

@@ -67,5 +67,5 @@ def test_a_kernel_of_the_hub_is_called_as_transformers_is(monkeypatch):
     batch = inputs.make_batch(
         [(6, 3), (4, 1)], vocab_size=9, encoder_dim=8, device=where, dtype=torch.float32, key=(1, 1)
     )
-    loss_error, grad_error = answers.loss_scope(adapter, model, batch).errors
+    loss_error, grad_error = answers.answer(adapter, model, [batch], "loss").errors
     assert loss_error < 1e-5 and grad_error < 1e-4 and adapter.version() == "1"

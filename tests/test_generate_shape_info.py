@@ -22,7 +22,7 @@ from commands import wait_for
 import generate_shape_info
 from common.core.errors import UserError
 from common.data import batching, shapes
-from common.data.provenance import known_factor
+from common.data.shapes import known_factor
 from common.data.sources import generation
 
 torch = pytest.importorskip("torch")

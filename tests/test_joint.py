@@ -10,12 +10,13 @@ import pytest
 import torch
 from commands import ROOT, rows_of, run
 from fixtures_runs import records_of
-from test_measured_size import SHAPES, context_of
+from test_broken_losses import judged
+from test_contract import LARGE, context_of
 
 from common.core import implementations, settings
 from common.losses import oracle, step
 from common.losses.layouts import table
-from common.losses.passes import at_size, correctness
+from common.losses.passes import at_size
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false", "--quiet", "--rounds", "1", "--max-seconds", "0.05"]
@@ -72,13 +73,13 @@ def test_one_wrong_weight_gradient_is_refused(quick, tmp_path):
 @pytest.mark.parametrize("name", own_joint.FACTORS)
 def test_each_of_its_gradients_is_judged(monkeypatch, name):
     context = context_of(adapter_of())
-    (right,) = correctness.run(context)
+    right, _ = judged(context)
     assert right.ok and right.grad_error < 1e-4 and right.at_size.grad_error < 1e-4
     monkeypatch.setitem(own_joint.FACTORS, name, 1.01)
-    (wrong,) = correctness.run(context)
+    wrong, _ = judged(context)
     assert not wrong.ok and wrong.grad_error == pytest.approx(1e-2, rel=1e-2)
-    judged, _ = at_size.check(context, 1e-4)
-    assert not judged.ok and judged.grad_error == pytest.approx(1e-2, rel=1e-2)
+    result, _ = at_size.check(context, 1e-4)
+    assert not result.ok and result.grad_error == pytest.approx(1e-2, rel=1e-2)
 
 
 @pytest.mark.parametrize("name", ["encoder_out", "weight"])
@@ -98,14 +99,14 @@ def test_what_is_wrong_at_size_only_is_found(monkeypatch, name):
         return loss
 
     monkeypatch.setattr(adapter, "loss_of", cut)
-    (record,) = correctness.run(context_of(adapter))
+    record, _ = judged(context_of(adapter))
     assert record.grad_error <= record.tolerance and not record.ok and not record.at_size.ok
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes(dtype, monkeypatch):
     monkeypatch.setattr(at_size, "CHUNK", 5000)  # some frames at a time
-    result, _ = at_size.check(context_of(adapter_of(dtype=dtype), SHAPES), oracle.TOLERANCE[dtype])
+    result, _ = at_size.check(context_of(adapter_of(dtype=dtype), LARGE), oracle.TOLERANCE[dtype])
     assert result.ok, result
 
 

@@ -7,8 +7,7 @@ import warnings
 import pytest
 import torch
 from commands import rows_of, run
-from test_contract import adapter_of
-from test_measured_size import context_of
+from test_contract import adapter_of, context_of
 
 from common.core.implementations import find
 from common.losses import oracle, step

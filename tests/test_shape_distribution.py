@@ -10,7 +10,7 @@ from commands import run
 from fixtures_runs import DISTRIBUTION, correctness, environment, records_of, write_run
 
 from common.analysis import logs
-from common.data import batching, distribution
+from common.data import batching
 from common.records import schema, store
 from common.records.run import claim_folder
 from common.records.sweep import SweepFile, SweepRun
@@ -18,7 +18,7 @@ from common.records.sweep import SweepFile, SweepRun
 
 def test_all_and_measured_are_counted_over_the_same_bins():
     shapes = np.array([(10, 3), (20, 3), (30, 4), (40, 4), (99, 0)], dtype=np.int32)
-    counts = distribution.of_run(batching.fixed_size(shapes, 2), [1])
+    counts = batching.distribution(batching.fixed_size(shapes, 2), [1])
     frames = counts.T
     assert (frames.begin, frames.width, frames.lowest, frames.median, frames.highest) == ((10, 5, 10, 30, 99))
     assert len(frames.all) == len(frames.measured) == 18
@@ -33,8 +33,8 @@ def test_all_and_measured_are_counted_over_the_same_bins():
 @pytest.mark.parametrize("spread", [0, 1, 39, 40, 41, 79, 80, 10**6])
 def test_bins_are_round_and_not_too_many(spread):
     values = np.array([7, 7 + spread])
-    counts = distribution.histogram(values, values[1:], 1)
-    assert len(counts.all) <= distribution.MOST_BINS and sum(counts.all) == 2 and sum(counts.measured) == 1
+    counts = batching.histogram(values, values[1:], 1)
+    assert len(counts.all) <= batching.MOST_BINS and sum(counts.all) == 2 and sum(counts.measured) == 1
     assert counts.begin <= 7 < counts.begin + counts.width
     assert counts.all[-1] >= 1 and counts.measured[-1] == 1
     assert str(int(counts.width)).rstrip("0") in ("1", "2", "5")

@@ -15,7 +15,7 @@ from common.core import settings
 from common.core.errors import NotRunnable
 from common.core.implementations import IMPLEMENTATIONS
 from common.losses import subject
-from common.losses.context import Context
+from common.losses.subject import Context
 
 pytestmark = pytest.mark.environment_contract
 
@@ -36,7 +36,7 @@ SIMULATED = [implementation for implementation in IMPLEMENTATIONS if adapter_of(
 def test_the_contract_holds_in_the_simulator(implementation):
     if importlib.util.find_spec(implementation.package) is None:
         pytest.skip(f"{implementation.package} is not installed")
-    chosen = f"{implementation.name} and (given_logits or padding or target)"
+    chosen = f"{implementation.name} and every_row"
     done = subprocess.run(
         [sys.executable, "-c", PYTEST, "tests/test_contract.py", "-q", "-k", chosen, "-p", "no:cacheprovider"],
         cwd=ROOT,
@@ -58,6 +58,8 @@ def test_a_simulator_is_never_timed(implementation, monkeypatch):
     for name, value in adapter.simulator.items():
         monkeypatch.setenv(name, value)
     context = Context(adapter.settings, adapter, *5 * [None])
-    for pass_name in ("timing", "memory", "trace"):
+    monkeypatch.setattr(subject, "prepare", lambda job, given: context)
+    monkeypatch.setattr(subject, "environment", lambda given, name: None)
+    for name in ("timing", "memory", "trace"):
         with pytest.raises(NotRunnable, match="use --passes correctness"):
-            subject.run_pass(context, pass_name, 1, ROOT)
+            list(subject.run({"pass": name, "settings": adapter.settings.to_json()}))

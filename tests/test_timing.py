@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from common.core import settings
-from common.losses import context
+from common.losses import subject
 from common.losses.passes import timing
 
 ROUNDS = 3
@@ -23,8 +23,8 @@ def measured_on(shape_file, number, **given):
     flags = {"preset": "quick", "rounds": ROUNDS, "batches": "random", "threads": 1, "max_seconds": 0.05}
     flags.update(shape_file=shape_file, batch_size=2)
     job = {"script": "losses.benchmark_reference", "variant": "", "pass": "timing", "round": number}
-    ready = context.prepare(job, settings.resolve({**flags, "max_samples": 4, **given}, "cpu"))
-    samples = [line for line in timing.run(ready, number) if isinstance(line, timing.Sample)]
+    ready = subject.prepare(job, settings.resolve({**flags, "max_samples": 4, **given}, "cpu"))
+    samples = [line for line in timing.run(ready) if isinstance(line, timing.Sample)]
     return ready.batches, [(line.scope, line.batch) for line in samples if not line.warmup]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from commands import assert_user_error, rows_of, run
 from fixtures_runs import records_of
+from test_contract import adapter_of, context_of
 
+from common.core.implementations import find
 from common.system import load
 
 torch = pytest.importorskip("torch")
@@ -64,7 +67,7 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     folder = tmp_path / "torchaudio-2"
     (kept,) = [record for record in records_of(folder) if record["record"] == "trace"]
     assert kept["files"] == sorted(path.name for path in folder.glob("*.pt.trace.json*")) and len(kept["files"]) == 2
-    assert all(name.endswith(".pt.trace.json.gz") for name in kept["files"]) and kept["memory_snapshot"] is None
+    assert all(name.endswith(".pt.trace.json.gz") for name in kept["files"]) and "memory_snapshot" not in kept
     others = kept["foreign_cpu"]  # None where the steps are too short to tell
     assert (others is None or 0 <= others <= 1) and kept["flags"] == load.busy_flags(others)
     row = rows_of(tmp_path)["torchaudio"]
@@ -124,6 +127,7 @@ def test_the_snapshot_records_one_step_and_always_stops(tmp_path, monkeypatch, f
 
 def test_a_torch_that_cannot_write_one_says_so(tmp_path, monkeypatch):
     monkeypatch.delattr(torch.cuda.memory, "_dump_snapshot", raising=False)
-    context = SimpleNamespace(adapter=SimpleNamespace(name="k2"))
-    (warning,) = trace.take_snapshot(context, None, tmp_path / "memory_snapshot.pickle")
-    assert "k2" in warning and "torch 2.1" in warning and not list(tmp_path.iterdir())
+    context = context_of(adapter_of(find("reference"), "cpu"), [(9, 3)])
+    context.settings, context.folder = replace(context.settings, memory_snapshot=True), tmp_path
+    (record,) = trace.run(context)
+    assert "torch 2.1" in record.warnings[0] and record.memory_snapshot is None and len(record.files) == 2

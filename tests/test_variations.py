@@ -14,17 +14,17 @@ from common.analysis import identity, logs, pairs
 from common.analysis.groups import groups, heading
 from common.core import presets, settings
 from common.core.errors import UserError
-from common.data import measured_batches, provenance, shapes, variations
+from common.data import measured_batches, shapes
 
 ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
 
 
 def vary(**options):
-    return variations.vary(ROWS, **options).tolist()
+    return measured_batches.vary(ROWS, **options).tolist()
 
 
 def test_the_defaults_change_nothing():
-    assert vary() == ROWS.tolist() and variations.vary(ROWS).dtype == np.int32
+    assert vary() == ROWS.tolist() and measured_batches.vary(ROWS).dtype == np.int32
 
 
 def test_frames_of_other_front_ends_by_hand():
@@ -37,8 +37,8 @@ def test_frames_agree_with_the_front_ends_themselves():
     """From feature frames to x4 to x8 is from feature frames to x8; to x6 it is one frame less at most."""
     frames = np.arange(100, 3000)
     at_4 = np.stack([shapes.subsampled(frames, 4), np.ones_like(frames)], axis=1)
-    assert np.array_equal(variations.vary(at_4, subsampling=8)[:, 0], shapes.subsampled(frames, 8))
-    missing = shapes.subsampled(frames, 6) - variations.vary(at_4, subsampling=6)[:, 0]
+    assert np.array_equal(measured_batches.vary(at_4, subsampling=8)[:, 0], shapes.subsampled(frames, 8))
+    missing = shapes.subsampled(frames, 6) - measured_batches.vary(at_4, subsampling=6)[:, 0]
     assert set(missing.tolist()) == {0, 1} and missing.mean() < 0.4
 
 
@@ -103,14 +103,14 @@ def test_a_pool_is_the_same_utterances_in_batches_of_any_size(tiny_shapes):
 
 
 def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
-    provenance.path_of(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
+    shapes.path_of(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
     as_it_is = [[[12, 2], [15, 3]], [[18, 4], [21, 5]]]
     assert load_batches(tiny_shapes) == load_batches(tiny_shapes, subsampling=8) == as_it_is
     with pytest.raises(UserError, match="at x8 already"):
         load_batches(tiny_shapes, subsampling=6)
     for text in ("[]", "{", '{"options": {}}', '{"options": null}', '{"options": {"subsampling_factor": [8]}}'):
-        provenance.path_of(tiny_shapes).write_text(text)
-        assert provenance.known_factor(tiny_shapes) is None
+        shapes.path_of(tiny_shapes).write_text(text)
+        assert shapes.known_factor(tiny_shapes) is None
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_utterances_of_other_durations_are_left_out(tiny_shapes):
     """T 12 to 45 at x4 are at least 51 to 183 frames of 10 ms, 0.51 to 1.83 s."""
     assert load_batches(tiny_shapes, min_duration=0.7, num_batches=1) == [[[18, 4], [21, 5]]]  # 75 to 78 frames, 87
     assert load_batches(tiny_shapes, max_duration=0.63) == [[[12, 2], [15, 3]]]
-    provenance.path_of(tiny_shapes).write_text(json.dumps({"options": {"frame_shift": 0.02}}))
+    shapes.path_of(tiny_shapes).write_text(json.dumps({"options": {"frame_shift": 0.02}}))
     assert load_batches(tiny_shapes, max_duration=1.26) == [[[12, 2], [15, 3]]]
     with pytest.raises(UserError, match="no utterance is left of 12"):
         load_batches(tiny_shapes, min_duration=100.0)

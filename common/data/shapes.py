@@ -7,22 +7,27 @@ no other code has to.  torch is imported only to read and write.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import json
+import math
 import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, Optional, Tuple
+from typing import Any, BinaryIO, Dict, Optional, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
 from common.core.files import another, open_file, read_bytes, write_whole
 from common.core.paths import not_a_file
-from common.data import provenance
-from common.data.provenance import FACTORS, Provenance
 
+#: What the JSON file beside a shape file says, or one entry of it.
+Provenance = Dict[str, Any]
+FACTORS = (1, 2, 4, 6, 8)
+#: Seconds between feature frames, where nothing else is said.
+FRAME_SHIFT = 0.01
 MAKE_ONE = "make one with generate_shape_info.py"
 LARGEST = np.iinfo(np.int32).max
 
@@ -73,7 +78,7 @@ def save(path: Path, rows: np.ndarray, described: Provenance, *beside: Tuple[Pat
         stream.write(text.encode("utf-8", "backslashreplace"))
 
     advice = "free some space or " + another("--output")
-    write_whole(advice, (path, tensor), (provenance.path_of(path), description), *beside)
+    write_whole(advice, (path, tensor), (path_of(path), description), *beside)
 
 
 class _Hashed:
@@ -102,7 +107,7 @@ class _Hashed:
 
 def check_output(path: Path) -> None:
     """Raise UserError unless a shape file and its provenance can be written at `path` and replace no other file."""
-    path, beside = Path(path), provenance.path_of(path)
+    path, beside = Path(path), path_of(path)
     if path == beside:
         raise UserError(f"--output {path}: its provenance goes to that name; name a .pt file")
     if os.path.isdir(path):
@@ -111,7 +116,7 @@ def check_output(path: Path) -> None:
         raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UserError(f"--output {path}: the folder {path.parent} cannot be written; name a file in another one")
-    if os.path.exists(beside) and not provenance.part(path, "shape_file"):
+    if os.path.exists(beside) and not part(path, "shape_file"):
         words = f"its provenance would replace {beside}, which is not the provenance of a shape file"
         raise UserError(f"--output {path}: {words}; choose another name")
 
@@ -188,10 +193,47 @@ def _load_tensor(path: Path) -> Any:
 
 def _check_against_provenance(path: Path, content: bytes) -> None:
     """Raise UserError where the provenance beside the file names it, with another sha256."""
-    described, beside = provenance.part(path, "shape_file"), provenance.path_of(path)
+    described, beside = part(path, "shape_file"), path_of(path)
     wanted = described.get("sha256") if described.get("name") == path.name else None
     digest = hashlib.sha256(content).hexdigest()
     if wanted not in (None, digest):
         differ = f"not the file that {beside} describes (sha256 {digest[:12]}..., not {str(wanted)[:12]}...)"
         advice = f"make both again with generate_shape_info.py, or remove {beside.name} if that is the older file"
         raise UserError(f"{path}: {differ}: damaged or replaced; restore it, or {advice}")
+
+
+def path_of(shape_file: Path) -> Path:
+    return Path(shape_file).with_suffix(".json")
+
+
+def part(shape_file: Path, name: str) -> Provenance:
+    """Return the entry `name` of the file beside a shape file; {} where there is none to be read."""
+    try:
+        value = json.loads(read_bytes(path_of(shape_file)).decode("utf-8"))[name]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def versions(*packages: str) -> Dict[str, str]:
+    """Return versions without local parts: the same release built for another CUDA gives the same files."""
+    return {package: importlib.import_module(package).__version__.split("+")[0] for package in packages}
+
+
+def known_factor(shape_file: Path) -> Optional[int]:
+    """Return the subsampling factor of a shape file's frames; None if that is not known."""
+    factor = part(shape_file, "options").get("subsampling_factor")
+    return factor if type(factor) is int and factor in FACTORS else None
+
+
+def known_vocab_size(shape_file: Path) -> Optional[int]:
+    """Return the vocabulary size of the model that counted a shape file's tokens; None if that is not known."""
+    size = part(shape_file, "bpe_model").get("vocab_size")
+    return size if type(size) is int and size >= 2 else None
+
+
+def frame_shift(shape_file: Path) -> float:
+    """Return the seconds between its feature frames."""
+    shift: Any = part(shape_file, "options").get("frame_shift")
+    known = type(shift) in (int, float) and 0 < shift < math.inf
+    return float(shift) if known else FRAME_SHIFT

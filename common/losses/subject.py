@@ -1,18 +1,118 @@
-"""Run the pass of a loss that a job asks for."""
+"""Prepare what a pass of a loss needs (the adapter, its model, the batches), and run the pass that a job asks for."""
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
 
-from msgspec.structs import replace
+from msgspec import structs
 
-from common.core.errors import NotRunnable, WrongResult
+from common.core import scripts
+from common.core.errors import NotRunnable
 from common.core.settings import Settings
-from common.losses.context import Context, prepare
 from common.measure import device
 from common.records.schema import Environment, JobLine
+
+
+@dataclass
+class Context:
+    """The adapter, its model, the batches and the settings of one job."""
+
+    settings: Settings  # of the run, with only the scopes that the loss has
+    adapter: Any
+    device: Any  # torch.device
+    dtype: Any  # torch.dtype of the inputs and weights
+    model: Any  # common.losses.joiner.Joiner
+    all_batches: Any  # all batches of the shape file
+    batches: List[int]  # the measured ones, as indices into all_batches
+    round: Optional[int] = 1
+    folder: Optional[Path] = None  # where traces go
+    limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
+    pool: Optional[int] = None  # see common.data.measured_batches.load
+    shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see fingerprint.remembered
+    held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
+
+    def shapes(self, batch: int):
+        """Return (N, 2) integers: T and U of each utterance of a batch."""
+        return self.all_batches[batch]
+
+    def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
+        """Return fresh inputs of a batch, the same numbers for every implementation.
+
+        With `utterances`, they are of that many utterances from number `first` on.
+        """
+        if utterances is None and batch in self.held:
+            return self.held[batch].fresh()
+        return self.new_batch(batch, repeat, utterances, first)
+
+    def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
+        """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held."""
+        from common.losses import inputs
+
+        return inputs.make_batch(
+            self.shapes(batch)[first:][:utterances],
+            vocab_size=self.settings.vocab_size,
+            encoder_dim=self.settings.encoder_dim,
+            device=self.device,
+            dtype=self.dtype,
+            key=(self.settings.seed, batch, repeat),
+            source=inputs.source_of(self.settings),
+        )
+
+    def hold_inputs(self, batches: Iterable[int]) -> None:
+        """Make the inputs of these batches now; all repeats of a batch then use the same."""
+        self.held = {batch: self.make_batch(batch) for batch in set(batches)}
+
+    def step(self, scope: str, batch: int, repeat: int = 0, utterances: Optional[int] = None):
+        """Return a common.losses.step.LossStep on fresh inputs."""
+        from common.losses import step
+
+        return step.prepare(self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope)
+
+    @property
+    def loops_in_python(self) -> bool:
+        """Return whether the loss loops over its cells in Python on this device."""
+        return self.device.type in self.adapter.python_loops
+
+
+def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
+    """Return the context of a job; raise NotRunnable if the loss cannot run here, UserError for bad settings."""
+    checks = job.get("pass") == "correctness"  # in float32 as it is: TF32 has three digits
+    where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
+    import torch
+
+    dtype = getattr(torch, settings.dtype)
+    adapter = scripts.load(job["script"])(settings, job["variant"])
+    adapter.load(where.type)
+    from common.data import measured_batches
+    from common.losses.layouts import table
+
+    layout = table.of(adapter)
+    scopes = tuple(scope for scope in settings.scopes if scope in layout.scopes)
+    if not scopes:
+        raise NotRunnable(
+            "unsupported",
+            f"{adapter.name} takes {', '.join(layout.tensors)}, and no logits: it has no scope {settings.scopes[0]!r}; "
+            f"use --scope {' or '.join(layout.scopes)}",
+        )
+    pool = job.get("pool")
+    batches, selected = measured_batches.load(settings, pool, job.get("round"))
+    return Context(
+        settings=replace(settings, scopes=scopes),
+        adapter=adapter,
+        device=where,
+        dtype=dtype,
+        model=layout.model(where, dtype),
+        all_batches=batches,
+        batches=selected,
+        round=job.get("round"),
+        folder=Path(job["folder"]) if job.get("folder") else None,
+        limit_bytes=job.get("limit_bytes"),
+        pool=pool,
+        shared=Path(job["shared"]) if job.get("shared") else None,
+    )
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
@@ -21,24 +121,31 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
     """
     context = prepare(job, Settings.from_json(job["settings"]))
+    adapter, name = context.adapter, job["pass"]
     try:
-        yield environment(context, job["pass"])
-        yield from run_pass(context, job["pass"], job["round"], Path(job["folder"]))
+        yield environment(context, name)
+        if adapter.simulated and name != "correctness":
+            raise NotRunnable(
+                "unsupported",
+                f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing: use "
+                "--passes correctness",
+            )
+        yield from importlib.import_module(f"common.losses.passes.{name}").run(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
-        needed = f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"
+        needed = f"{adapter.name} needs {error.name}: {adapter.hint}"
         raise NotRunnable("missing", needed) from error
 
 
 def environment(context: Context, pass_name: str) -> Environment:
     """Return the ``environment`` record of a job of this pass."""
-    from common.data import distribution, measured_batches, shapes
+    from common.data import batching, measured_batches, shapes
 
     settings, every, chosen = context.settings, context.all_batches, context.batches
     here = device.environment(settings, context.device)
     here.warnings[:0] = measured_batches.warnings(every, chosen, settings)
     # The same for every job of the run, so one of them tells; a search changes the batches.
     whole = pass_name == "correctness" and not settings.find_largest
-    return replace(
+    return structs.replace(
         here,
         implementation_version=context.adapter.version(),
         options=context.adapter.described_options(),
@@ -46,33 +153,6 @@ def environment(context: Context, pass_name: str) -> Environment:
         shape_file=settings.shape_file,
         shape_file_sha256=shapes.sha256(Path(settings.shape_file)),
         shape_file_totals=None if context.pool else every.totals(),
-        shape_distribution=distribution.of_run(every, chosen) if whole else None,
+        shape_distribution=batching.distribution(every, chosen) if whole else None,
         batches=[every.describe(index, settings.prune_range) for index in chosen],
     )
-
-
-def run_pass(context: Context, name: str, round_number: Optional[int], folder: Path) -> Iterator[JobLine]:
-    """Yield the records of the pass `name`; raise WrongResult after that of a correctness pass that is not ok."""
-    if context.adapter.simulated and name != "correctness":
-        raise NotRunnable(
-            "unsupported",
-            f"under {context.adapter.simulator_variables} its kernels run in a simulator, whose times say nothing: use "
-            "--passes correctness",
-        )
-    if name == "trace":
-        from common.losses.passes import trace
-
-        return trace.run(context, folder)
-    if name == "correctness":
-        return _checked(context)
-    return importlib.import_module(f"common.losses.passes.{name}").run(context, round_number)
-
-
-def _checked(context: Context) -> Iterator[JobLine]:
-    """Yield the record of the correctness pass; raise WrongResult if it is not ok."""
-    from common.losses.passes import correctness
-
-    for record in correctness.run(context):
-        yield record
-        if not record.ok:
-            raise WrongResult("; ".join(filter(None, [correctness.in_words(record), context.wrong])))

@@ -249,22 +249,13 @@ class AtSize(Struct, kw_only=True):
         T_max: frames of the longest of them
         U_max: tokens of the longest target of them
         loss_error: relative, against the float64 oracle
-        loss_tolerance: more than `tolerance` by the rounding of what is summed
-        grad_error: the largest of `grad_errors`
+        grad_error: largest difference over largest magnitude, of the tensor where that is largest
         grad_tolerance: grows with the length of the sums
-        grad_errors: largest difference over largest magnitude, by tensor: "given" to the loss, "encoder_out",
-            "output.weight"
-        sum_errors: largest sum of |difference| over what belongs there: of one "frame", one "u", one
-            "symbol", one row of a tensor; "cell": of the gradient's sum over V, which must be 0
-        sum_tolerance: tolerance of `sum_errors`; grows with the length of the sums
-        row_tolerance: tolerance of the rows among them; also grows where posteriors cancel
+        errors: every error that was judged, by what is off, in words
         imprecise: the largest error that only the rounding of sums explains which cancel to almost 0; null
             where none is
         useful_cells: cells of the judged utterances
         needed_cells: of these, those whose posterior a gradient's sums in the dtype can tell from 0
-        slope_errors: by tensor, how far the factor that fits the gradient best as a multiple of the right one
-            is from 1
-        slope_tolerance: tolerance of `slope_errors`; grows with the length of the sums
         overwritten: inputs that the loss wrote over, though it may only read them
         differing: "loss", or tensors whose gradient has other bits in a second step
         ok: whether every error is within its tolerance
@@ -275,18 +266,12 @@ class AtSize(Struct, kw_only=True):
     T_max: int
     U_max: int
     loss_error: float
-    loss_tolerance: Optional[float] = None
     grad_error: float
     grad_tolerance: float
-    grad_errors: Dict[str, float] = {}
-    sum_errors: Dict[str, float] = {}
-    sum_tolerance: Optional[float] = None
-    row_tolerance: Optional[float] = None
+    errors: Dict[str, float] = {}
     imprecise: Optional[float] = None
     useful_cells: Optional[Positive] = None
     needed_cells: Optional[Count] = None
-    slope_errors: Dict[str, float] = {}
-    slope_tolerance: Optional[float] = None
     overwritten: List[str] = []
     differing: List[str] = []
     ok: Optional[bool] = None
@@ -598,14 +583,16 @@ class Stop(JobLine, kw_only=True, tag="stop"):
         round: number of the round, in the timing and throughput passes
         why: "spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds;
             "time share": what the loss alone has of that beside the step
-        loss_error: largest relative error of the losses of the last timed step of each batch, and of one more
-            step, against float64; null with --find-largest
+        loss_error: largest relative error of the losses of the last timed step of each batch against float64; null
+            with --find-largest
+        grad_error: error of the gradient of the last timed step along a random direction, as a share of its length
     """
 
     scope: str
     round: Optional[int] = None
     why: str
     loss_error: Optional[float] = None
+    grad_error: Optional[float] = None
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):

@@ -26,7 +26,7 @@ import numpy as np
 
 from common.core.errors import UserError
 from common.data import batching, shapes
-from common.data.provenance import Provenance, path_of, versions
+from common.data.shapes import Provenance, path_of, versions
 from common.data.sources import bpe, manifests, published
 from common.data.sources.manifests import Utterance
 from common.system.processes import die_with_parent

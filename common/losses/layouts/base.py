@@ -25,18 +25,6 @@ Shapes = Sequence[Tuple[int, int]]
 Region = Tuple[Any, ...]
 
 
-def scale_output(layer: torch.nn.Linear, scores: torch.Tensor, largest: float) -> None:
-    """Scale a Linear layer whose outputs are `scores`, so that the largest becomes the magnitude of `largest`.
-
-    If `largest` is negative, all scores are then lowered, so that none is above it.
-    """
-    with torch.no_grad():
-        factor = abs(largest) / scores.max()
-        layer.weight.mul_(factor)
-        layer.bias.mul_(factor)
-        layer.bias.add_(min(2 * largest, 0.0))
-
-
 class Layout:
     """A kind of input, bound to one adapter."""
 
@@ -76,9 +64,8 @@ class Layout:
     def fit(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores, in float32 if autocast made them of a dtype that the loss does not take."""
         amp = self.adapter.settings.amp
-        return (
-            scores.float() if amp and scores.dtype == getattr(torch, amp) and amp not in self.adapter.dtypes else scores
-        )
+        is_foreign = amp and scores.dtype == getattr(torch, amp) and amp not in self.adapter.dtypes
+        return scores.float() if is_foreign else scores
 
     def taken(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return `given`, made under `autocast` and then passed through `fit`."""
@@ -121,12 +108,16 @@ class Layout:
 
     def score_up_to(self, largest: float, model: Joiner, batch: Batch) -> None:
         """Scale the weights so that the largest logit is the magnitude of `largest`; if negative, none is above it."""
-        scale_output(model.output, model.logits(batch), largest)
+        with torch.no_grad():
+            factor = abs(largest) / model.logits(batch).max()
+            model.output.weight.mul_(factor)
+            model.output.bias.mul_(factor)
+            model.output.bias.add_(min(2 * largest, 0.0))
 
     def gap(self, model: Joiner, batch: Batch, shared: Optional[Path] = None) -> Optional[float]:
         """Return (loss - exact loss) / exact loss of an approximate loss at the run's settings.
 
-        None if the exact loss is almost 0.  shared: folder where exact losses are kept, see remembered.py.
+        None if the exact loss is almost 0.  shared: folder where exact losses are kept, see fingerprint.remembered.
         """
         raise NotImplementedError
 

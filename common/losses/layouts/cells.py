@@ -22,13 +22,14 @@ class Cells:
         leaves: those of a common.losses.step.LossStep.
         gradients: those that the loss computed, by the names of the leaves.
 
-    Its attribute U is the number of targets of the padded batch, and width the elements of a cell.
+    Its attribute width is the number of elements of a cell, and score the largest magnitude of the logits seen so far.
     """
 
     by_cell = True  # whether `compare` yields the gradients of the logits of all cells
+    shift = 0.0  # how far along `direction` the logits are moved
 
     def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
-        self.batch, self.U = batch, batch.targets.shape[1]
+        self.batch, self.prepared, self.score = batch, prepared, 0.0
         self.given, self.gradient = leaves["given"].detach(), gradients["given"]
         self.width = self.given.size(-1)
 
@@ -36,18 +37,28 @@ class Cells:
         """Return frames [begin, end) of utterance n, of the leaf or its gradient: (frames, cells of a frame, V)."""
         return tensor[n, begin:end, : self.batch.shapes[n][1] + 1]
 
-    def logits(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return the logits (frames, cells of a frame, V) of these frames, float64."""
+    def scores(self, n: int, begin: int, end: int) -> torch.Tensor:
+        """Return the logits (frames, cells of a frame, V) of these frames, float64; differentiable in a step."""
         return self.of(self.given, n, begin, end).double()
+
+    def logits(self, n: int, begin: int, end: int) -> torch.Tensor:
+        """Return `scores`, detached, and note the largest."""
+        self.last = self.scores(n, begin, end)
+        scores = self.last.detach()
+        self.score = max(self.score, largest(scores))
+        return scores + self.shift * self.direction(n, begin, end, scores) if self.shift else scores
+
+    def direction(self, n: int, begin: int, end: int, logits: torch.Tensor) -> torch.Tensor:
+        """Return a random direction of the logits of these frames, by utterance and frame, u and symbol."""
+        sizes = self.batch.encoder_out.size(1), *logits.shape[1:]
+        generator = torch.Generator().manual_seed(n)
+        of_t, of_u, of_v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+        return (of_t[begin:end, None] * of_u).to(logits.device).unsqueeze(2) * of_v.to(logits.device)
 
     def symbols(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return the u of each cell of these frames: (frames, cells of a frame)."""
-        _, U = self.batch.shapes[n]
-        return torch.arange(U + 1, device=self.batch.targets.device).expand(end - begin, U + 1)
-
-    def largest_score(self) -> float:
-        """Return the largest magnitude of the input of the loss, or of the logits that `logits` returned so far."""
-        return largest(self.given)
+        U1 = self.batch.shapes[n][1] + 1
+        return torch.arange(U1, device=self.batch.targets.device).expand(end - begin, U1)
 
     def compare(self, n: int, begin: int, end: int, right: torch.Tensor) -> Iterator[Compared]:
         """Yield the gradients of these frames; `right` is that of the logits of their cells."""
@@ -57,11 +68,35 @@ class Cells:
         """Yield the gradients that are known once all frames of the utterance have been compared."""
         return iter(())
 
-    def padding(self, n: int) -> Iterator[Tuple[str, torch.Tensor]]:
-        """Yield (name of a leaf, its gradient in the padding of the utterance), which must be 0."""
+    def padding(self, n: int) -> Iterator[torch.Tensor]:
+        """Yield the gradient of the input in the padding of the utterance, which must be 0."""
         T, U = self.batch.shapes[n]
-        yield "given", self.gradient[n, T:]
-        yield "given", self.gradient[n, :T, U + 1 :]
+        yield from (self.gradient[n, T:], self.gradient[n, :T, U + 1 :])
+
+
+class PackedCells(Cells):
+    """The cells of packed logits."""
+
+    def of(self, tensor, n, begin, end):
+        shapes, row = self.batch.shapes, self.batch.shapes[n][1] + 1
+        first = sum(T * (U + 1) for T, U in shapes[:n])
+        return tensor[first + begin * row : first + end * row].view(end - begin, row, -1)
+
+    def padding(self, n):
+        return iter(())
+
+
+class PrunedCells(Cells):
+    """The cells of pruned logits (N, T, S, V)."""
+
+    def of(self, tensor, n, begin, end):
+        return tensor[n, begin:end]
+
+    def symbols(self, n, begin, end):
+        return self.prepared.ranges[n, begin:end].long()
+
+    def padding(self, n):
+        yield self.gradient[n, self.batch.shapes[n][0] :]
 
 
 class StepCells(Cells):
@@ -73,30 +108,18 @@ class StepCells(Cells):
     by_cell = False
 
     def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
-        self.batch, self.prepared, self.U = batch, prepared, batch.targets.shape[1]
+        self.batch, self.prepared, self.gradients, self.score = batch, prepared, gradients, 0.0
         self.leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
-        self.gradients = gradients
         self.width = max(self.leaves["output.weight"].shape)
-        self.score = 0.0
 
     def decoder_out(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return the decoder outputs of the cells of these frames: (frames or 1, cells of a frame, D)."""
         return self.leaves["decoder_out"][n, None, : self.batch.shapes[n][1] + 1]
 
-    def scores(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return `logits`, differentiable."""
-        joined = torch.tanh(self.leaves["encoder_out"][n, begin:end, None] + self.decoder_out(n, begin, end))
-        return torch.nn.functional.linear(joined, self.leaves["output.weight"], self.leaves["output.bias"])
-
-    def logits(self, n, begin, end):
+    def scores(self, n, begin, end):
         with torch.enable_grad():
-            self.last = self.scores(n, begin, end)
-        scores = self.last.detach()
-        self.score = max(self.score, largest(scores))
-        return scores
-
-    def largest_score(self):
-        return self.score
+            joined = torch.tanh(self.leaves["encoder_out"][n, begin:end, None] + self.decoder_out(n, begin, end))
+            return torch.nn.functional.linear(joined, self.leaves["output.weight"], self.leaves["output.bias"])
 
     def compare(self, n, begin, end, right):
         self.last.backward(right)
@@ -110,6 +133,22 @@ class StepCells(Cells):
 
     def padding(self, n):
         return iter(())
+
+
+class PrunedStepCells(StepCells):
+    """The cells of a pruned step.
+
+    If it trains a simple loss too, only the joiner's weights are compared: the other gradients are of both losses.
+    """
+
+    symbols = PrunedCells.symbols
+
+    def decoder_out(self, n, begin, end):
+        return self.leaves["decoder_out"][n][self.symbols(n, begin, end)]
+
+    def compare_rest(self, n):
+        both = any(name.startswith("extra.") for name in self.leaves)
+        return (each for each in super().compare_rest(n) if not both or each[0].startswith("output."))
 
 
 def largest(values: torch.Tensor) -> float:

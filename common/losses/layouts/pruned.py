@@ -13,50 +13,17 @@ from typing import Any, Tuple
 
 import torch
 
-from common.losses import inputs, oracle, remembered
+from common.losses import inputs, oracle
+from common.losses.fingerprint import remembered
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts.base import Layout
-from common.losses.layouts.cells import Cells, StepCells
+from common.losses.layouts.cells import PrunedCells, PrunedStepCells
 from common.measure.stages import stage
 
 SIMPLE_LOSS_SCALE = 0.5
 #: Nats; a difference between smaller losses is rounding.
 SMALLEST_LOSS = 1e-6
-
-
-class PrunedCells(Cells):
-    """The cells of pruned logits (N, T, S, V)."""
-
-    def __init__(self, batch: Batch, prepared: Any, *others: Any):
-        super().__init__(batch, prepared, *others)
-        self.ranges = prepared.ranges
-
-    def of(self, tensor, n, begin, end):
-        return tensor[n, begin:end]
-
-    def symbols(self, n, begin, end):
-        return self.ranges[n, begin:end].long()
-
-    def padding(self, n):
-        yield "given", self.gradient[n, self.batch.shapes[n][0] :]
-
-
-class PrunedStepCells(StepCells):
-    """The cells of a pruned step.
-
-    If it trains a simple loss too, only the joiner's weights are compared: the other gradients are of both losses.
-    """
-
-    def symbols(self, n, begin, end):
-        return self.prepared.ranges[n, begin:end].long()
-
-    def decoder_out(self, n, begin, end):
-        return self.leaves["decoder_out"][n][self.symbols(n, begin, end)]
-
-    def compare_rest(self, n):
-        both = any(name.startswith("extra.") for name in self.leaves)
-        return (each for each in super().compare_rest(n) if not both or each[0].startswith("output."))
 
 
 class Pruned(Layout):
@@ -131,10 +98,8 @@ class Pruned(Layout):
             pruned_loss = float(self.loss(self.given(model, batch, prepared), batch, prepared))
             tensors = {"encoder_out": batch.encoder_out, "decoder_out": batch.decoder_out, "targets": batch.targets}
             tensors.update(model.output.named_parameters())
-            (exact,) = remembered.answer(
-                shared,
-                ["exact loss", self.adapter.lattice, self.adapter.blank, batch.shapes],
-                tensors,
-                lambda: [float(self.right(model.logits(batch), batch).sum())],
+            question = "exact loss", self.adapter.lattice, self.adapter.blank, batch.shapes
+            (exact,) = remembered(
+                shared, question, tensors, lambda: [float(self.right(model.logits(batch), batch).sum())]
             )
         return (pruned_loss - exact) / exact if exact > SMALLEST_LOSS else None

@@ -17,7 +17,7 @@ from typing import Dict, Iterator, Optional
 import torch
 
 from common.core import statistics
-from common.core.errors import UserError
+from common.core.errors import UserError, WrongResult
 from common.core.text import UNBOUNDED, finite
 from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE
@@ -30,8 +30,6 @@ KINDS = ("random", "trained")
 SEARCH_UTTERANCES = 2
 #: Utterances whose gap to the exact loss is measured, half a second each: with the run's logits, and the other kind.
 GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
-#: Errors on a measured batch that the message names; the record has all.
-MOST_WRONG = 2
 
 
 def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:
@@ -63,46 +61,40 @@ def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:
 
 
 def run(context) -> Iterator[Correctness]:
-    """Yield one ``correctness`` record; `context` is a common.losses.context.Context."""
-    adapter, device, dtype = context.adapter, context.device, context.dtype
+    """Yield one ``correctness`` record; raise WrongResult, in words, after one that is not ok.
+
+    `context` is a common.losses.subject.Context.
+    """
+    adapter, device, dtype, settings = context.adapter, context.device, context.dtype, context.settings
+    layout, tolerance = table.of(adapter), TOLERANCE[settings.dtype]
     small = small_batches.check(adapter, device, dtype)
-    tolerance = TOLERANCE[context.settings.dtype]
-    layout = table.of(adapter)
     ranges = approximation_gaps(context) if layout.approximate else {}
     gaps = {kind: gap.median if gap else None for kind, gap in ranges.items()} or None
     wrong, at_its_size, differing, reached = small.wrong, None, [], []
     if not wrong and not adapter.simulated:  # a simulator would take hours
-        few = SEARCH_UTTERANCES if context.settings.find_largest else None
-        at_its_size, wrong = at_size.check(context, TOLERANCE[context.settings.precision], few)
-        if at_its_size.ok:
-            wrong = small_batches.judge(adapter, device, dtype, [small_batches.again(adapter)]).wrong
-            differing = [*small_batches.differing_repeats(adapter, device, dtype), *at_its_size.differing]
-            reached = small_batches.reached_by_padding(adapter, device, dtype)
-    context.wrong = wrong  # no field of the record: the status record has it
+        few = SEARCH_UTTERANCES if settings.find_largest else None
+        at_its_size, wrong = at_size.check(context, TOLERANCE[settings.precision], few)
+        if not wrong:
+            wrong = small_batches.check(adapter, device, dtype, [small_batches.again(adapter)]).wrong
+            differing, reached = small_batches.repeated(adapter, device, dtype)
+            differing = sorted({*differing, *at_its_size.differing})
+    elif wrong and not max(small.loss_error, small.grad_error) <= tolerance:
+        sizes = [at_size.size(finite(error)) for error in (small.loss_error, small.grad_error)]
+        wrong = f"loss {sizes[0]}, gradient {sizes[1]}; {tolerance:.0e} is allowed; {wrong}"
     yield Correctness(
         loss_error=finite(small.loss_error),
         grad_error=finite(small.grad_error),
         slope_error=finite(small.slope_error),
         tolerance=tolerance,
-        ok=not wrong and (at_its_size is None or at_its_size.ok),
-        approximation_gap=gaps[context.settings.logits] if gaps else None,
+        ok=not wrong,
+        approximation_gap=gaps[settings.logits] if gaps else None,
         approximation_gaps=gaps,
         gap_ranges={kind: gap for kind, gap in ranges.items() if gap},
         at_size=at_its_size,
-        differing=sorted(set(differing)),
+        differing=differing,
         reached_by_padding=reached,
         largest_score=finite(adapter.largest_score),
         note="approximate; judged with its range widened to all of U" if layout.approximate else "",
     )
-
-
-def in_words(record: Correctness) -> str:
-    """Return how wrong a loss is from a ``correctness`` record that is not ok; "" if only `Context.wrong` tells."""
-    measured = record.at_size
-    if measured and not measured.ok:
-        where = f"on a measured batch (N {measured.N}, T {measured.T_max}, U {measured.U_max})"
-        return f"{where}: {'; '.join(at_size.wrong(measured)[:MOST_WRONG])}"
-    if max(record.loss_error, record.grad_error) <= record.tolerance:
-        return ""
-    sizes = [at_size.size(error) for error in (record.loss_error, record.grad_error)]
-    return f"loss {sizes[0]}, gradient {sizes[1]}; {record.tolerance:.0e} is allowed"
+    if wrong:
+        raise WrongResult(wrong)

@@ -16,17 +16,17 @@ Before the step the process holds its inputs and, in scope "loss", the given log
 from __future__ import annotations
 
 from functools import partial
-from typing import Iterator, Optional
+from typing import Iterator
 
 from common.data.batching import heaviest
 from common.measure import memory
 from common.records.schema import Memory
 
 
-def run(context, round_number: Optional[int] = None) -> Iterator[Memory]:
+def run(context) -> Iterator[Memory]:
     """Yield the ``memory`` records of every scope and batch, after a small step that loads what is loaded once.
 
-    `context` is a common.losses.context.Context.
+    `context` is a common.losses.subject.Context.
     """
     scopes, heavy = context.settings.scopes, heaviest(context.all_batches, context.batches)
     for scope in scopes[-1:] if context.loops_in_python else scopes:

@@ -8,7 +8,7 @@ size has a process of its own, started like that of the memory pass.  Measures n
 from __future__ import annotations
 
 import math
-from typing import Iterator, Optional, Union
+from typing import Iterator, Union
 
 from common.data import batching
 from common.measure import memory_limit
@@ -28,18 +28,10 @@ def limit_of(context, scope: str) -> memory_limit.Limit:
     return memory_limit.start(context.device, context.settings.memory_limit, context.limit_bytes)
 
 
-def loss_within(limit: memory_limit.Limit, context, scope: str, batch: int) -> float:
-    """Return the loss of one step of `batch` within the limit; raises whatever runs out of memory."""
-    with limit.making():
-        step = context.step(scope, batch)
-    with limit.enforced():
-        return float(step.run())
-
-
-def run(context, round_number: Optional[int] = None) -> Iterator[Union[Probe, Fit]]:
+def run(context) -> Iterator[Union[Probe, Fit]]:
     """Yield a ``probe`` record before each step, which says what is tried, and a ``fit`` record after it.
 
-    `context` is a common.losses.context.Context.
+    `context` is a common.losses.subject.Context.
     """
     (scope,) = context.settings.scopes
     limit = limit_of(context, scope)
@@ -52,7 +44,11 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Union[Probe, Fi
             limit_kind=limit.kind,
             warnings=[f"{context.adapter.name}: {warning}" for warning in limit.warnings],
         )
-        loss = loss_within(limit, context, scope, batch)
+        with limit.making():
+            step = context.step(scope, batch)
+        with limit.enforced():
+            loss = float(step.run())
+        del step
         if not math.isfinite(loss):
             raise ArithmeticError(f"the loss of a batch that fits is {loss}")
         yield Fit(scope=scope, batch=batch, loss=loss, peak_bytes=limit.peak_bytes)

@@ -53,11 +53,6 @@ class Case(NamedTuple):
     largest: Optional[float] = None  # the largest logit, see Layout.score_up_to
     upstream: Sequence[float] = ()  # one factor of the summed loss, or one for each utterance
 
-    @property
-    def is_plain(self) -> bool:
-        """Return whether the logits are random and of usual size."""
-        return self.logits == "random" and self.largest is None
-
 
 def ragged(adapter: Adapter) -> Shapes:
     """Return the shapes of the first case, without an utterance that the loss refuses."""
@@ -96,34 +91,28 @@ class Checked(NamedTuple):
     wrong: str  # what is wrong in words, "" if nothing is
 
 
-def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Checked:
+def check(
+    adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Optional[Sequence[Case]] = None
+) -> Checked:
     """Return the errors over all cases and scopes, and what is wrong in the first that fails.
 
     A case of a single utterance comes before one of a batch, since it tells its author more.
+
+    asked: the cases; None: those of `cases`.
     """
-    return judge(adapter, device, dtype, list(cases(adapter)))
-
-
-def judge(adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Sequence[Case]) -> Checked:
-    """Return what `check` does, of the cases `asked` only."""
-    plain, slopes, wrong = [], [0.0], []
-    for case, answer in answered(adapter, device, dtype, asked):
-        if case.is_plain:
+    plain, slopes, wrong = [(0.0, 0.0)], [0.0], []
+    for case, answer in answered(adapter, device, dtype, list(cases(adapter)) if asked is None else asked):
+        if case.logits == "random" and case.largest is None:
             plain.append(answer.errors)
         if case.largest is None:
             slopes.append(answer.slope_error)
         limits = tolerances(case, answer, adapter)
-        if answer.changed or not within(answer, limits):
+        errors = (*answer.errors, answer.slope_error)
+        if answer.changed or not all(error <= limit for error, limit in zip(errors, limits)):
             words = diagnosis.in_words(case.shapes, answer, *limits)
             wrong.append((len(case.shapes) > 1, f"with {case.name}: {words}" if case.name else words))
     first = min(wrong, key=lambda each: each[0])[1] if wrong else ""  # min keeps the first of equals
     return Checked(max(loss for loss, _ in plain), max(gradient for _, gradient in plain), max(slopes), first)
-
-
-def within(answer: Answer, limits: Tuple[float, float, float]) -> bool:
-    """Return whether the errors of loss, gradients and slopes are within their limits."""
-    errors = (*answer.errors, answer.slope_error)
-    return all(error <= limit for error, limit in zip(errors, limits))
 
 
 def tolerances(case: Case, answer: Answer, adapter: Adapter) -> Tuple[float, float, float]:
@@ -149,11 +138,20 @@ def answered(
         scopes = table.of(adapter).scopes
         if (case.logits == "trained" or case.largest) and dtype in (torch.float16, torch.bfloat16):
             scopes = tuple(scope for scope in scopes if scope == "loss")  # the joiner's own rounding is larger
-        for scope in scopes:
+        factors = torch.tensor(case.upstream, dtype=torch.float64) if case.upstream else None
+        of_each = factors is not None and len(factors) > 1
+        for scope in scopes[:1] if of_each else scopes:
             wide, model, batch = given(adapter, case, device, dtype)  # anew: the loss may have written over another's
-            answer = answer_of(wide, model, batch, scope, case.upstream)
-            if answer is not None:
-                yield case, answer
+            batches = [batch]
+            if of_each and "none" in adapter.reductions:
+                wide.reduction = "none"
+                with contextlib.suppress(NotOfEach):  # an adapter's own `loss` may always return the sum
+                    yield case, answers.answer(wide, model, batches, scope, factors)
+                    continue
+            if of_each:
+                wide.reduction = adapter.reduction
+                batches = [answers.utterance(batch, n) for n in range(len(batch.shapes))]
+            yield case, answers.answer(wide, model, batches, scope, factors)
 
 
 def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype) -> Tuple[Adapter, Joiner, Batch]:
@@ -175,42 +173,21 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
     return small.widened(max(U for _, U in case.shapes)), model, batch
 
 
-def answer_of(
-    adapter: Adapter, model: Joiner, batch: Batch, scope: str, upstream: Sequence[float] = ()
-) -> Optional[Answer]:
-    """Return the answer of a step; None where the scope has no losses of utterances for several factors."""
-    if not upstream:
-        return answers.ANSWERS[scope](adapter, model, batch)
-    factors = torch.tensor(upstream, dtype=torch.float64)
-    if len(factors) == 1:
-        return answers.ANSWERS[scope](adapter, model, batch, factors)
-    if scope != table.of(adapter).scopes[0]:
-        return None
-    if "none" in adapter.reductions:
-        of_each = copy.copy(adapter)
-        of_each.reduction = "none"
-        with contextlib.suppress(NotOfEach):  # an adapter's own `loss` may always return the sum
-            return answers.ANSWERS[scope](of_each, model, batch.fresh(), factors)
-    return answers.each_apart(adapter, model, batch, scope, factors)
+def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[List[str], List[str]]:
+    """Ask the first case twice more, the last time with NaN in its padding; return two lists of names.
 
-
-def differing_repeats(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> List[str]:
-    """Return which of loss and gradients have other bits when the first case is asked twice."""
-    repeats = []
-    for _ in range(2):
+    The first is which of loss and gradients have other bits when they are asked for again; the second is "loss", or the
+    tensors whose gradient is not finite, where the padding holds NaN.
+    """
+    found = []
+    for padding in (0.0, 0.0, math.nan):
         wide, model, batch = given(adapter, next(cases(adapter)), device, dtype)
+        if padding:
+            with torch.no_grad():
+                for n, (T, U) in enumerate(batch.shapes):
+                    batch.encoder_out[n, T:] = batch.decoder_out[n, U + 1 :] = padding
         step = prepare(wide, model, batch, table.of(wide).scopes[0])
-        repeats.append({"loss": step.run(), **step.gradients()})
-    return fingerprint.changed(fingerprint.fingerprints(repeats[0]), repeats[1])
-
-
-def reached_by_padding(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> List[str]:
-    """Return "loss", or the tensors whose gradient is not finite, where the padding of the first case holds NaN."""
-    wide, model, batch = given(adapter, next(cases(adapter)), device, dtype)
-    with torch.no_grad():
-        for n, (T, U) in enumerate(batch.shapes):
-            batch.encoder_out[n, T:] = math.nan
-            batch.decoder_out[n, U + 1 :] = math.nan
-    step = prepare(wide, model, batch, table.of(wide).scopes[0])
-    answers_of_step = {"loss": step.run(), **step.gradients()}
-    return [name for name, tensor in answers_of_step.items() if tensor is not None and not tensor.isfinite().all()]
+        found.append({"loss": step.run(), **step.gradients()})
+    first, again, reached = found
+    differing = fingerprint.changed(fingerprint.fingerprints(first), again)
+    return differing, [name for name, values in reached.items() if values is not None and not values.isfinite().all()]

@@ -7,12 +7,12 @@ limit protects the machine, with the slack for making inputs: the probes have al
 
 from __future__ import annotations
 
-from typing import Iterator, Optional, Union
+from typing import Iterator, Union
 
 from common.losses.passes import probe, timing
 
 
-def run(context, round_number: Optional[int] = 1) -> Iterator[Union[timing.Sample, timing.Stop]]:
-    """Yield ``sample`` records as the timing pass does; `context` is a common.losses.context.Context."""
+def run(context) -> Iterator[Union[timing.Sample, timing.Stop]]:
+    """Yield ``sample`` records as the timing pass does; `context` is a common.losses.subject.Context."""
     with probe.limit_of(context, context.settings.scopes[0]).making():
-        yield from timing.run(context, round_number)
+        yield from timing.run(context)

@@ -8,8 +8,7 @@ next, so making inputs in between would count.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import torch
 
@@ -24,13 +23,13 @@ from common.traces import files
 UNTRACED = "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile"
 
 
-def run(context, folder: Path) -> Iterator[Trace]:
-    """Yield one ``trace`` record, and write traces and tables to `folder`.
+def run(context) -> Iterator[Trace]:
+    """Yield one ``trace`` record, and write traces and tables to the context's folder.
 
     The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is removed.
     """
+    settings, folder, warnings = context.settings, context.folder, []
     files.remove(folder)
-    settings = context.settings
     if context.loops_in_python:
         yield Trace(files=[], note=UNTRACED)
         return
@@ -45,7 +44,10 @@ def run(context, folder: Path) -> Iterator[Trace]:
 
     foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
     path = folder / files.MEMORY_SNAPSHOT
-    warnings = take_snapshot(context, context.step("step", order[0]), path) if settings.memory_snapshot else []
+    if settings.memory_snapshot and not hasattr(torch.cuda.memory, "_dump_snapshot"):  # the row is not lost for that
+        warnings = [f"{context.adapter.name}: no memory snapshot: needs torch 2.1, this is {torch.__version__}"]
+    elif settings.memory_snapshot:
+        memory.snapshot(context.step("step", order[0]), context.device, path)
     yield Trace(
         steps=len(order),
         schedule=Schedule(**settings.schedule),
@@ -57,12 +59,3 @@ def run(context, folder: Path) -> Iterator[Trace]:
         flags=busy_flags(foreign, host_threads(context.device)),
         warnings=warnings,
     )
-
-
-def take_snapshot(context, step: LossStep, path: Path) -> List[str]:
-    """Write the memory snapshot; return a warning if this torch cannot, so that the row is not lost."""
-    if not hasattr(torch.cuda.memory, "_dump_snapshot"):
-        return [f"{context.adapter.name}: no memory snapshot: needs torch 2.1 or newer, this is {torch.__version__}"]
-    context.model.zero_grad(set_to_none=True)
-    memory.snapshot(step, context.device, path)
-    return []

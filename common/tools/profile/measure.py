@@ -26,7 +26,7 @@ from common.core.errors import NotRunnable, OutOfMemory, UserError
 from common.core.implementations import Implementation, find
 from common.core.settings import Settings
 from common.core.text import first_line
-from common.data import measured_batches, provenance, shapes
+from common.data import measured_batches, shapes
 from common.data.streams import ENCODER, TARGETS, symbols, uniform
 from common.flops.counter import FlopCounter
 from common.losses.compiler import check
@@ -478,7 +478,7 @@ def feature_rows(path: Path, fewest_targets: int) -> Any:
 
     A file of encoder frames gives the fewest feature frames that have so many.  Raises UserError.
     """
-    rows, factor = shapes.load(path), provenance.known_factor(path) or SUBSAMPLING
+    rows, factor = shapes.load(path), shapes.known_factor(path) or SUBSAMPLING
     rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
     fit = (shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= fewest_targets)
     if not fit.any():
