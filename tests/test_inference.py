@@ -18,7 +18,7 @@ from common.core.errors import UserError
 from common.tools.inference import audio, grid, measure, outputs, recognisers, rows
 from common.tools.inference import command as cli
 from common.tools.kept import Job, answers, read, slice_of
-from common.traces import spans
+from common.traces import memory as traced
 
 pytestmark = pytest.mark.usefixtures("as_before")
 REAL = SHARED / "librispeech" / "1089-134686-0001.flac"
@@ -287,8 +287,8 @@ def test_a_running_sum_of_allocations_peaks_at_five(tmp_path):
         total += change
         events.append(memory(1015 + 5 * number, total, change))
     path = write(tmp_path / "x.pt.trace.json", kineto(events))
-    assert [spread.highest for spread in spans.read(path) if not spread.name] == [5]
-    assert spans.read(path, device_type=1) == []
+    assert [spread.highest for spread in traced.spans(path) if not spread.name] == [5]
+    assert traced.spans(path, 1) == []
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -272,11 +272,11 @@ def test_a_stub_is_flagged_in_the_table():
 
 
 def test_a_stub_alone_in_the_last_window_is_left_out(tmp_path):
-    for number, durations in enumerate(([100, 200], [4])):
-        write(tmp_path / "a" / f"w.{number}.pt.trace.json", kineto(steps(durations, operators=0)))
+    for number, (durations, operators) in enumerate((([100, 200], 40), ([4], 2))):
+        write(tmp_path / "a" / f"w.{number}.pt.trace.json", kineto(steps(durations, number * 2 + 1, operators)))
     row = one_row(tmp_path / "a")
     assert row["average_step_time_us"] == 150 and row["windows"][1]["steps"] == 0
-    assert "alone in its window" in row["notes"][0]
+    assert "stub step: ProfilerStep#3" in row["notes"][0]
 
 
 def test_a_short_step_alone_in_the_last_window_with_its_operators_is_whole(tmp_path):
@@ -307,11 +307,9 @@ def test_a_run_of_this_suite_has_no_stub(tmp_path):
     assert row["average_step_time_us"] == 52 and "stub" not in str(row["notes"])
 
 
-def test_workers_and_ranks_are_rows_of_their_own(tmp_path):
-    write(tmp_path / "a" / "host_1.5.pt.trace.json", kineto(steps([100]), distributedInfo={"rank": 0}))
-    write(tmp_path / "a" / "host_2.5.pt.trace.json", kineto(steps([300]), distributedInfo={"rank": 1}))
-    write(tmp_path / "a" / "host_2.6.pt.trace.json", kineto(steps([500]), distributedInfo={"rank": 1}))
-    write(tmp_path / "a" / "w.6.pt.trace.json", kineto(steps([1]), distributedInfo={"rank": 0}))
-    write(tmp_path / "a" / "w.7.pt.trace.json", kineto(steps([2]), distributedInfo={"rank": 1}))
+def test_workers_are_rows_of_their_own(tmp_path):
+    write(tmp_path / "a" / "host_1.5.pt.trace.json", kineto(steps([100])))
+    write(tmp_path / "a" / "host_2.5.pt.trace.json", kineto(steps([300])))
+    write(tmp_path / "a" / "host_2.6.pt.trace.json", kineto(steps([500])))
     times = {row["name"]: row["average_step_time_us"] for row in read_rows(tmp_path)}
-    assert times == {"a host_1 rank 0": 100, "a host_2 rank 1": 400, "a w rank 0": 1, "a w rank 1": 2}
+    assert times == {"a host_1": 100, "a host_2": 400}

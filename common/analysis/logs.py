@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from common.analysis import measured, search, sweep
 from common.analysis.folders import run_folders
@@ -24,7 +24,6 @@ from common.core.paths import not_there
 from common.present import slices
 from common.records import schema, store
 from common.traces.files import trace_files, worker
-from common.traces.reader import TraceSummary
 from common.traces.windows import Window, profiled, read_windows
 
 
@@ -128,15 +127,13 @@ def _unreadable(folder: Path, reason: str) -> Row:
 
 
 def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
-    """Return a row of profiled numbers for each worker that left traces without records; each rank has its own."""
-    by_worker: Dict[Tuple[str, Optional[int]], List[Window]] = {}
+    """Return a row of profiled numbers for each worker that left traces without records."""
+    by_worker: Dict[str, List[Window]] = {}
     for path, window in read_windows(files):
-        rank = window.rank if isinstance(window, TraceSummary) else None
-        by_worker.setdefault((worker(path), rank), []).append((path, window))
+        by_worker.setdefault(worker(path), []).append((path, window))
     name = folder.resolve().name
     result = []
-    for (worker_name, rank), windows in by_worker.items():
-        label = worker_name if rank is None else f"{worker_name} rank {rank}"
+    for label, windows in by_worker.items():
         numbers = profiled(windows)
         readable = not numbers.error or any(window.steps for window in numbers.windows)
         row = Row(
@@ -145,7 +142,6 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
             status="error" if numbers.error else "ok",
             reason=numbers.error or "",
             device=("cuda" if numbers.on_cuda else "cpu") if readable else None,
-            device_name=numbers.device_name if numbers.on_cuda else None,
             windows=numbers.windows,
             average_step_time_us=numbers.average_step_time_us,
             peak_memory_mb=numbers.peak_memory_mb,

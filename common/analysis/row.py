@@ -32,8 +32,8 @@ from common.records.schema import (
     Record,
 )
 from common.records.store import status_of
-from common.traces import memory_curve
-from common.traces.memory_curve import Curve
+from common.traces import memory as traced
+from common.traces.memory import Curve
 from common.traces.reader import TraceError
 from common.traces.windows import WindowNumbers
 
@@ -188,7 +188,7 @@ class Row(Exported):
     def curve(self) -> Optional[Curve]:
         """Return the memory within a step of the first trace; None if the trace has no memory events."""
         try:
-            return memory_curve.read(self.trace) if self.trace else None
+            return traced.curve(self.trace) if self.trace else None
         except TraceError:
             return None
 

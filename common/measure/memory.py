@@ -13,6 +13,7 @@ import torch
 from common.core.files import scratch_folder
 from common.measure.stages import Step
 from common.system.memory import clear_peak, give_back_free_memory, status_bytes
+from common.traces import memory as traced
 from common.traces import reader
 
 SNAPSHOT_ENTRIES = 100_000  # allocations and frees; a step has far fewer
@@ -65,7 +66,7 @@ def torch_cpu_peak(step: Step) -> Optional[int]:
     with scratch_folder() as folder:
         path = Path(folder) / "step.pt.trace.json"
         profiler.export_chrome_trace(str(path))
-        rise = reader.memory_rise(path)
+        rise = traced.rise(path)
     return max((size for (kind, _), size in rise.items() if kind == reader.CPU), default=None)
 
 

@@ -1,1 +1,1 @@
-"""Reads the traces of torch.profiler in bounded memory. No torch."""
+"""Reads the traces of torch.profiler.  No torch."""

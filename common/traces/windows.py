@@ -1,11 +1,11 @@
 """Compute the profiled numbers of one folder of traces: average step time and peak memory of its windows (files).
 
-Profiled numbers contain the profiler's own cost.  Windows of different workers or ranks are never merged.
+Profiled numbers contain the profiler's own cost.  Windows of different workers are never merged.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple, Union
@@ -13,12 +13,13 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 from common.core import statistics
 from common.core.units import MB
 from common.traces import reader
-from common.traces.reader import FEW, TraceError, TraceSummary
+from common.traces.reader import Step, Trace, TraceError
 
+FEW = 4  # a step is short, or has few operators, if it has less than 1/FEW of the usual duration or count
 FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
 
 #: A file, and its contents or the reason why it cannot be read.
-Window = Tuple[Path, Union[TraceSummary, TraceError]]
+Window = Tuple[Path, Union[Trace, TraceError]]
 
 
 @dataclass(frozen=True)
@@ -29,31 +30,39 @@ class WindowNumbers:
     average_step_time_us: Optional[float] = None
     steps: int = 0
     peak_memory_mb: Optional[float] = None
-    rank: Optional[int] = None
     flags: Sequence[str] = ()
 
 
 @dataclass
 class Profiled:
-    """The numbers of all traces of one worker."""
+    """The numbers of all traces of one worker.
+
+    Attributes:
+        average_step_time_us: over the complete steps of all windows.
+        label_us: microseconds per step by label.
+        step_us: of each readable window, the microseconds of its complete steps.
+        error: why the first unreadable window could not be read; the numbers are then None.
+    """
 
     windows: List[WindowNumbers] = field(default_factory=list)
-    average_step_time_us: Optional[float] = None  # over the complete steps of all windows
+    average_step_time_us: Optional[float] = None
     peak_memory_mb: Optional[float] = None
-    label_us: Dict[str, float] = field(default_factory=dict)  # microseconds per step by label
-    step_us: List[List[float]] = field(default_factory=list)  # of each readable window: microseconds of complete steps
+    label_us: Dict[str, float] = field(default_factory=dict)
+    step_us: List[List[float]] = field(default_factory=list)
     on_cuda: bool = False
-    device_name: Optional[str] = None
-    error: Optional[str] = None  # why the first unreadable window could not be read; the numbers are then None
+    error: Optional[str] = None
     notes: List[str] = field(default_factory=list)
 
 
 def read_windows(files: List[Path]) -> List[Window]:
-    """Read the traces; a file that cannot be read comes with its error, which is not raised."""
+    """Read the traces; a file that cannot be read, or has no step, comes with its error, which is not raised."""
     windows: List[Window] = []
     for path in files:
         try:
-            windows.append((path, reader.read(path)))
+            trace = reader.read(path)
+            if not trace.steps:
+                raise TraceError(f"{path}: has no ProfilerStep span: call prof.step() in the profiled loop")
+            windows.append((path, trace))
         except TraceError as error:
             windows.append((path, error))
     return windows
@@ -65,56 +74,69 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
     With `to_the_end` the profiled loop is known to have ended as planned, so that no step counts as cut off.
     """
     result = Profiled()
-    windows = [
-        _without_stub(window) if to_the_end or _goes_on(window, later) else window
-        for window, later in zip_longest(windows, windows[1:])
-    ]
-    for path, summary in windows:
-        result.windows.append(_window(path, summary))
-        if isinstance(summary, TraceError):
-            result.error = result.error or str(summary)
-        else:
-            result.notes += [f"{path.name}: {flag}" for flag in summary.flags]
-    summaries = [summary for _, summary in windows if isinstance(summary, TraceSummary)]
-    files = [path for path, _ in windows]
-    if not to_the_end:
-        _leave_out_lone_stub(files, summaries, result)
-    result.step_us = [[duration for _, duration in summary.whole_steps] for summary in summaries]
-    result.on_cuda = any(summary.on_cuda for summary in summaries)
-    result.device_name = next((summary.device_name for summary in summaries if summary.device_name), None)
-    durations = [duration for window in result.step_us for duration in window]
-    if result.error is None and durations:
-        result.average_step_time_us = statistics.mean(durations)
+    before: Optional[Trace] = None
+    for (path, trace), (_, later) in zip_longest(windows, windows[1:], fillvalue=(None, None)):
+        if isinstance(trace, TraceError):
+            result.windows.append(WindowNumbers(path.name, flags=[str(trace)]))
+            result.error = result.error or str(trace)
+            continue
+        assert isinstance(trace, Trace)
+        # Another loop that writes to the same folder counts its steps from the start again.
+        goes_on = isinstance(later, Trace) and later.steps[0].number > trace.steps[-1].number
+        flags, whole = _flags(trace), trace.steps
+        if not to_the_end and not goes_on and _is_cut_off(trace, before):
+            *whole, stub = trace.steps
+            step = f"ProfilerStep#{stub.number} ({stub.duration:.0f} us)"
+            flags.insert(0, f"stub step: {step} was cut off by the end of the loop and is left out of the average")
+        durations = [step.duration for step in whole]
+        device = trace.fullest()
+        peak_mb = max(trace.memory[device][1]) / MB if device else None
+        average = statistics.mean(durations) if durations else None
+        result.windows.append(WindowNumbers(path.name, average, len(durations), peak_mb, flags))
+        result.notes += [f"{path.name}: {flag}" for flag in flags]
+        result.on_cuda = result.on_cuda or trace.on_cuda
+        if durations:
+            result.step_us.append(durations)
+            for label, total in trace.label_us.items():
+                result.label_us[label] = result.label_us.get(label, 0.0) + total
+        before = trace
+    steps = [duration for durations in result.step_us for duration in durations]
+    if result.error or not steps:
+        result.label_us = {}
+    else:
+        result.average_step_time_us = statistics.mean(steps)
+        result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
         _peak(result)
-        for summary in summaries:
-            for label, total in summary.label_us.items():
-                result.label_us[label] = result.label_us.get(label, 0.0) + total / len(durations)
     return result
 
 
-def _goes_on(window: Window, later: Optional[Window]) -> bool:
-    """Return whether `later` is a window of the same loop, which then did not end in `window`.
+def _flags(trace: Trace) -> List[str]:
+    """Return what limits the meaning of the numbers of a trace, a sentence each."""
+    flags = []
+    numbers = sorted(step.number for step in trace.steps)
+    gaps = [f"{low + 1} to {high - 1}" for low, high in zip(numbers, numbers[1:]) if high - low > 1]
+    if gaps:
+        flags.append(f"missing steps: {', '.join(gaps[:5])}")
+    if len(set(numbers)) < len(numbers):
+        flags.append("repeated steps: a step number occurs more than once")
+    if trace.salvaged:
+        flags.append(f"{trace.salvaged} events are not valid JSON and were read field by field")
+    return flags
 
-    Another loop that writes to the same folder counts its steps from the start again.
+
+def _is_cut_off(trace: Trace, before: Optional[Trace]) -> bool:
+    """Return whether the loop ended within the last step of a trace.
+
+    Such a step is shorter than the others and also holds fewer operators (torch 1.13 adds one there by itself); a
+    complete step may be either, but not both.  One that is alone is held against the window before.
     """
-    summaries = [each[1] for each in (window, later) if each is not None and isinstance(each[1], TraceSummary)]
-    return len(summaries) == 2 and summaries[1].steps[0][0] > summaries[0].steps[-1][0]
-
-
-def _without_stub(window: Window) -> Window:
-    """Return the window with its last step counted as complete."""
-    path, summary = window
-    return (path, replace(summary, stub=None)) if isinstance(summary, TraceSummary) else window
-
-
-def _window(path: Path, summary: Union[TraceSummary, TraceError]) -> WindowNumbers:
-    """Return the numbers of one file."""
-    if isinstance(summary, TraceError):
-        return WindowNumbers(path.name, flags=[str(summary)])
-    peak = reader.fullest(summary.peak_bytes, float)
-    peak_mb = None if peak is None else peak / MB
-    steps = len(summary.whole_steps)
-    return WindowNumbers(path.name, summary.average_step_us, steps, peak_mb, summary.rank, summary.flags)
+    *others, last = trace.steps
+    usual: Sequence[Step] = others or (before.steps if before else [])
+    whole = trace if others else before
+    if whole is None or last.duration * FEW >= statistics.median([step.duration for step in usual]):
+        return False
+    operators = statistics.mean([whole.operators_in(step) for step in usual])
+    return operators >= FEW and trace.operators_in(last) * FEW < operators
 
 
 def _peak(result: Profiled) -> None:
@@ -128,31 +150,3 @@ def _peak(result: Profiled) -> None:
     result.peak_memory_mb = result.windows[0].peak_memory_mb
     if len(result.windows) > 1:
         result.notes.append(FIRST_WINDOW)
-
-
-def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], result: Profiled) -> None:
-    """Remove the last window from `summaries` if its only step is one that the end of the loop cut off.
-
-    A loop that ends in the first active step of a window leaves such a file.  The step is shorter than those of the
-    windows before and holds fewer operators; if those hold none, the duration alone decides.
-    """
-    if len(summaries) < max(2, len(files)) or len(summaries[-1].steps) != 1 or summaries[-2].cut:
-        return
-    number, duration = summaries[-1].steps[0]
-    short = duration * FEW < min(summary.average_step_us for summary in summaries[:-1])
-    if short and _few_operators(files[-1], files[-2], len(summaries[-2].steps)):
-        step = f"ProfilerStep#{number} ({duration:.0f} us)"
-        flag = f"stub step: {step} is alone in its window and left out of the average"
-        last = result.windows[-1]
-        result.windows[-1] = replace(last, average_step_time_us=None, steps=0, flags=[*last.flags, flag])
-        result.notes.append(f"{files[-1].name}: {flag}")
-        summaries.pop()
-
-
-def _few_operators(alone: Path, before: Path, steps_before: int) -> bool:
-    """Return whether the only step of `alone` has few operators next to the steps of the window before it.
-
-    True if those have no operators at all.
-    """
-    (_, mine), (_, others) = map(reader.count_operators, (alone, before))
-    return others == 0 or mine * FEW < others / steps_before

@@ -32,7 +32,8 @@ from common.tools.inference import audio, recognisers
 from common.tools.inference.grid import Cell, Position, Profile
 from common.tools.inference.outputs import difference
 from common.tools.inference.recognisers import Recogniser
-from common.traces import files, spans
+from common.traces import files
+from common.traces import memory as traced
 from common.traces.reader import CPU, CUDA
 
 #: The profiler records the last two of six batches.
@@ -206,6 +207,6 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
     cpu, cuda = map(sum, zip(*times))
     highest: Dict[str, Optional[int]] = {}
     for key, kind in (("cpu_peak_bytes", CPU), ("cuda_peak_bytes", CUDA)):
-        steps = [span.highest for path in files.trace_files(folder) for span in spans.read(path, kind) if not span.name]
-        highest[key] = max(steps, default=None)
+        spans = [span for path in files.trace_files(folder) for span in traced.spans(path, kind)]
+        highest[key] = max((span.highest for span in spans if not span.name), default=None)
     return {"profiled": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **highest}

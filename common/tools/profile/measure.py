@@ -42,7 +42,8 @@ from common.tools.profile import documents, icefall, transducer
 from common.tools.profile import labels as labelling
 from common.tools.profile.labels import Labels, Operations, Place, Spans
 from common.tools.profile.transducer import SUBSAMPLING, Criterion, Imported, Sizes, Transducer
-from common.traces import files, spans
+from common.traces import files
+from common.traces import memory as traced
 
 #: Makes the whole model of sizes and a criterion, by configuration; "" is of torchaudio's Conformer.
 MODELS: Dict[str, Callable[[Sizes, Criterion], Transducer]] = {"": Transducer, "icefall": icefall.transducer}
@@ -387,9 +388,9 @@ class Profiling:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
-        spans_of: Dict[str, List[spans.SpanMemory]] = {}
+        spans_of: Dict[str, List[traced.Span]] = {}
         for path in files.trace_files(folder):
-            for span in spans.read(path):
+            for span in traced.spans(path):
                 spans_of.setdefault(span.name, []).append(span)
         return [
             documents.PlaceMemory(

@@ -1,0 +1,279 @@
+"""Traces of torch.profiler: steps, labels and memory by hand and of real files, stubs, other layouts, damage."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+import unicodedata
+
+import pytest
+from fixtures_traces import MIB, REAL, REAL_FILES, kineto, memory, span, steps, write
+
+from common.analysis.logs import rows
+from common.core.errors import UserError
+from common.tables.results import FORMATS, render
+from common.traces import events as trace_events
+from common.traces import memory as traced
+from common.traces.reader import CPU, CUDA, TraceError, read
+from common.traces.windows import profiled, read_windows
+
+SMALLEST = min(REAL_FILES, key=lambda path: path.stat().st_size)
+
+
+def read_text(folder, events, **header):
+    return read(write(folder / "t.json", kineto(events, **header)))
+
+
+def durations(trace):
+    return [(step.number, step.duration) for step in trace.steps]
+
+
+def highest(trace):
+    return {device: max(totals) for device, (_, totals) in trace.memory.items()}
+
+
+def numbers_of(folder, *of_windows, to_the_end=False):
+    """The numbers of windows of these events."""
+    paths = [write(folder / f"w.{at}.pt.trace.json", kineto(events)) for at, events in enumerate(of_windows)]
+    return profiled(read_windows(paths), to_the_end)
+
+
+def test_steps_labels_and_the_peak_of_each_device(tmp_path):
+    events = [
+        *steps([100, 200, 300], first=7),
+        span("ProfilerStep#1", 1000, 2000, "gpu_user_annotation"),  # copies of the GPU do not count
+        {**span("ProfilerStep#9", 1, 1), "ph": "i"},
+        span("loss", 1001, 40),
+        span("loss", 1200, 50),
+        *(memory(at, total * MIB) for at, total in ((1, 4), (2, 16), (3, -4))),
+        *(memory(4, total * MIB, device_type=CUDA, device_id=id) for total, id in ((7, 0), (9, 1))),
+    ]
+    trace = read_text(tmp_path, events)
+    assert durations(trace) == [(7, 100.0), (8, 200.0), (9, 300.0)] and trace.label_us == {"loss": 90.0}
+    assert highest(trace) == {(CPU, -1): 16 * MIB, (CUDA, 0): 7 * MIB, (CUDA, 1): 9 * MIB}
+    assert trace.on_cuda and trace.fullest() == (CUDA, 1) and trace.fullest(CPU) == (CPU, -1)
+    numbers = numbers_of(tmp_path, events)
+    assert (numbers.average_step_time_us, numbers.peak_memory_mb) == (200, 9) and numbers.label_us == {"loss": 30.0}
+
+
+def test_missing_and_repeated_steps_are_flagged(tmp_path):
+    notes = numbers_of(tmp_path, steps([100, 100], first=3) + steps([100], first=7) + steps([100], first=3)).notes
+    assert "missing steps: 5 to 6" in notes[0] and "repeated steps" in notes[1]
+
+
+@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: f"{path.parent.name}/{path.name[:8]}{path.name[-30:-18]}")
+def test_real_traces_give_what_json_says(path):
+    trace = read(path)
+    try:
+        every = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    except ValueError:
+        assert path.parent.name == "torch-1.13.1-names" and trace.salvaged == 2 and len(trace.steps) == 2
+        assert '<script>alert("1")</script> C:\\dir\\\x1b[31m\n=1+1' in trace.label_us
+        return
+    labels = [event for event in every if event.get("cat") == "user_annotation"]
+    of_steps = [event for event in labels if event["name"].startswith("ProfilerStep#")]
+    assert durations(trace) == [(int(event["name"][13:]), float(event["dur"])) for event in of_steps]
+    totals = [event["args"]["Total Allocated"] for event in every if event["name"] == "[memory]"]
+    assert list(trace.memory[CPU, -1][1]) == totals and set(trace.label_us) == {"joiner", "loss", "backward"}
+    assert len(trace.operators) == sum(event.get("cat") == "cpu_op" for event in every) and trace.salvaged == 0
+
+
+LAYOUTS = {
+    "compact": lambda data: json.dumps(data, separators=(",", ":")),
+    "indent 2": lambda data: json.dumps(data, indent=2),
+    "sorted": lambda data: json.dumps(data, indent=4, sort_keys=True),
+    "bare list": lambda data: json.dumps(data["traceEvents"]),
+    "byte order mark": lambda data: "\ufeff" + json.dumps(data),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_gives_the_same_answer(tmp_path, layout):
+    expected = read(REAL_FILES[-1])
+    data = json.loads(gzip.decompress(REAL_FILES[-1].read_bytes()))
+    trace = read(write(tmp_path / "t.json", LAYOUTS[layout](data)))
+    assert (trace.steps, trace.memory, trace.label_us) == (expected.steps, expected.memory, expected.label_us)
+
+
+def test_names_that_are_not_json_are_salvaged_over_many_small_chunks(tmp_path, monkeypatch):
+    names = ["plain", 'quo"te", "pid": 3', "back\\slash\\", "\\ud800", "tab\t", "</script>", "\x7f"]
+    events = []
+    for number, name in enumerate(names):
+        events.append(steps([100 + number], first=number)[0])
+        raw = kineto([span("NAME", 5, number + 1)]).split('"traceEvents": [\n')[1].split("\n  ],")[0]
+        events += [raw.replace("NAME", name), memory(number, number * MIB)]
+    events.append({**span("long", 1, 2), "args": {"Call stack": "frame;" * 5000}})
+    monkeypatch.setattr(trace_events, "CHUNK", 700)
+    trace = read_text(tmp_path, events)
+    assert trace.salvaged == 4 and len(trace.steps) == len(names) == len(trace.label_us) - 1
+    assert highest(trace) == {(CPU, -1): 6 * MIB}
+
+
+# The stub that a loop leaves that ends early.
+
+
+@pytest.mark.parametrize("version, stub", [("1.13.1", 6), ("2.11.0", 7)])
+def test_a_real_stub_is_left_out_of_the_average(version, stub):
+    windows = read_windows(sorted((REAL / f"torch-{version}-stub").iterdir()))
+    first, second = profiled(windows).windows
+    assert (first.steps, second.steps) == (2, 1) and f"stub step: ProfilerStep#{stub} " in second.flags[0]
+    assert second.average_step_time_us == windows[1][1].steps[0].duration
+    assert [window.steps for window in profiled(windows, to_the_end=True).windows] == [2, 2]
+
+
+def loop(*of_steps, first=1):
+    """Events of steps of (microseconds, operators) one after the other, in any order."""
+    events = []
+    for number, (us, operators) in enumerate(of_steps, start=first):
+        for event in steps([us], first=number, operators=operators):
+            events.append({**event, "ts": event["ts"] + 1000 * number})
+    random.Random(1).shuffle(events)
+    return events
+
+
+WHOLE, STUB, SMALL_BATCH = (300, 6), (10, 1), (10, 6)
+
+
+@pytest.mark.parametrize(
+    "of_windows, whole",
+    [
+        ([loop(WHOLE, WHOLE, STUB)], 2),
+        ([loop(WHOLE, WHOLE, SMALL_BATCH)], 3),  # short, with as many operators: short utterances
+        ([loop(WHOLE, WHOLE, (290, 0))], 3),
+        ([loop((300, 0), (200, 0), (10, 0))], 3),
+        ([loop(WHOLE, WHOLE), loop(STUB, first=3)], 2),  # alone in its window
+        ([loop(WHOLE, WHOLE), loop(SMALL_BATCH, first=3)], 3),
+        ([loop(WHOLE, STUB), loop(WHOLE, first=3)], 3),  # the loop went on
+    ],
+)
+def test_a_last_step_is_a_stub_if_it_is_short_and_has_few_operators(tmp_path, of_windows, whole):
+    numbers = numbers_of(tmp_path, *of_windows)
+    assert sum(window.steps for window in numbers.windows) == whole
+    assert sum("stub" in note for note in numbers.notes) == (whole == 2)
+
+
+# Memory.
+
+
+def test_a_curve_is_of_the_last_step_above_its_start_and_spans_of_all(tmp_path, monkeypatch):
+    events = [
+        span("ProfilerStep#1", 0, 100),
+        span("ProfilerStep#2", 100, 100),
+        span("joiner", 110, 30),
+        span("loss", 145, 50),
+        *(memory(at, total * MIB) for at, total in ((10, 90), (50, 5), (120, 12), (130, 8), (150, 25), (190, 7))),
+    ]
+    path = write(tmp_path / "w.1.pt.trace.json", kineto(events))
+    curve = traced.curve(path)
+    assert curve.step == 2 and curve.peak_mb == 20  # 25 MiB on top of the 5 MiB it began with
+    assert curve.stage_mb == {"joiner": 7, "loss": 20}
+    assert curve.ms == pytest.approx([0, 0.02, 0.03, 0.05, 0.09, 0.1]) and curve.mb == [0, 7, 3, 20, 2, 2]
+    found = {(each.step, each.name): tuple(round(part / MIB) for part in each[2:]) for each in traced.spans(path)}
+    assert found[2, "joiner"] == (0, 7, 3) and found[2, ""] == (0, 20, 2) and found[2, "loss"] == (3, 20, 2)
+    assert traced.spans(path, CUDA) == [] and traced.rise(path) == {(CPU, -1): 85 * MIB}
+    monkeypatch.setattr(traced, "MOST_POINTS", 2)
+    assert traced.curve(path).mb == [0, 7, 20, 2]  # it begins at its start and keeps its peak
+    assert traced.curve(write(tmp_path / "none.pt.trace.json", kineto(steps([100])))) is None
+
+
+# Damage.
+
+
+def test_every_cut_of_a_trace_is_an_error_with_file_and_place(tmp_path):
+    whole = gzip.decompress(SMALLEST.read_bytes()).rstrip()
+    path = tmp_path / "cut.pt.trace.json"
+    for length in [*range(0, len(whole), 199), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(TraceError, match=r"cut\.pt\.trace\.json: not a whole trace: .*(char|empty)"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "empty"),
+        ("not json", "not JSON"),
+        ("{}", "traceEvents"),
+        ('{"traceEvents": 3}', "traceEvents"),
+        ("[" * 100_000, "nested"),
+        ('{"traceEvents": [{"a": 1} {"a": 2}]}', "not JSON"),
+        ("\x00" * 500, "not JSON"),
+        (kineto([*steps([100]), "  {\n    nonsense\n  }", *steps([100])]), "not JSON"),
+    ],
+)
+def test_what_is_no_trace_is_one_clear_error(tmp_path, text, words):
+    path = write(tmp_path / "t.json", text)
+    with pytest.raises(UserError, match=words) as error:
+        read(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_file_and_no_steps_are_errors_of_their_window(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(TraceError, match="cannot be read"):
+            read(path)
+    assert "no ProfilerStep" in numbers_of(tmp_path, [memory(1, 2)]).error
+
+
+def test_fields_of_odd_types_are_passed_over(tmp_path):
+    step = span("ProfilerStep#1", 5, 5)
+    odd = [None, 5, [], {"ph": "X", "cat": ["user_annotation"], "name": {}}, {"name": "[memory]", "args": 7}]
+    odd += [{**step, "dur": value} for value in ("5", 10**400, float("nan"), True)]
+    odd += [{"name": "[memory]", "args": {"Total Allocated": "9"}}, {**step, "ts": None}, {**step, "name": "Profiler"}]
+    trace = read(write(tmp_path / "t.json", json.dumps({"traceEvents": odd + steps([100])})))
+    assert durations(trace) == [(1, 100.0)] and not trace.memory
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_garbled_traces_never_crash_and_never_make_a_number_up(tmp_path, packed, thorough):
+    """Bytes changed inside a gzip stream are told by its checksum, or not even decompressed."""
+    whole = SMALLEST.read_bytes() if packed else gzip.decompress(SMALLEST.read_bytes())
+    pieces = [b"", b'"', b"\\", b"\x00", b"}", b"]", b"\n  },\n  {", b"\xff\xfe", b"<script>"]
+    path = tmp_path / "t.json"
+    for seed in range(150 if thorough else 50):
+        chance = random.Random(seed)
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 3, 20])):
+            start, length = chance.randrange(2, len(data)), chance.randrange(1, 60)
+            data[start : start + length] = chance.choice(pieces)
+        path.write_bytes(bytes(data[: chance.choice([len(data), chance.randrange(3, len(data))])]))
+        try:
+            trace = read(path)
+        except TraceError as error:
+            assert "\n" not in str(error)
+        else:
+            assert not packed or trace.steps == read(SMALLEST).steps
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\x1b[2J\x1b]0;x\x07",
+    "=cmd|' /C calc'!A0",
+    "\u202e",
+    "|`x`|",
+    "](javascript:a)",
+]
+
+
+def test_hostile_names_and_files_are_rows_of_harmless_text(tmp_path):
+    """Names of labels and files that a terminal, a page or a spreadsheet would obey; some traces are cut."""
+    for seed in range(12):
+        chance = random.Random(seed)
+        names = chance.sample(HOSTILE, 4)
+        text = kineto(steps([100, 200]) + [span(name, 1001, 5) for name in names])
+        cut = chance.choice([len(text), chance.randrange(len(text))])
+        write(tmp_path / f"{seed} <b>=1\x1b" / f"{names[2].replace('/', '')}.{seed}.pt.trace.json", text[:cut])
+    listed = rows([tmp_path])
+    assert len(listed) == 12 and {row.status for row in listed} == {"ok", "error"}
+    for row in listed:  # a cut trace is an error of its own row
+        assert row.status == "error" or row.average_step_time_us == 150
+    for format in FORMATS:
+        shown = render(listed, format)
+        assert not [character for character in shown if unicodedata.category(character)[0] == "C" and character != "\n"]
+        assert format in ("table", "json", "csv") or ("<script" not in shown and "<b>" not in shown)
+        if format == "csv":
+            cells = [cell for line in csv.reader(io.StringIO(shown)) for cell in line]
+            assert not [cell for cell in cells if cell.startswith("=")]
