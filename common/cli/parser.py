@@ -22,7 +22,6 @@ from common.core.files import make_folder, write_whole
 from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, with_variants
 from common.core.text import closest
-from common.data import shapes
 
 #: The default of --wait.
 WAIT_SECONDS = 60.0
@@ -130,6 +129,8 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
         path = shape_file.resolve()
         inside = paths.ROOT in path.parents
         given["shape_file"] = str(path.relative_to(paths.ROOT) if inside else path)
+        from common.data import shapes  # brings numpy, which no reader waits for
+
         given["file_vocab_size"] = shapes.known_vocab_size(path)
     shortest, longest = given["min_duration"], given["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
