@@ -109,7 +109,7 @@ def test_memory_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["4", "GiB", "4 parsecs", "-1GiB", "0%", "101%", "nanGiB", "0.1 kB 3", "", "1e-9KB"])
 def test_what_is_no_memory_size(text):
-    with pytest.raises(flag_types.ArgumentTypeError):
+    with pytest.raises(UserError):
         flag_types.memory_size(text)
 
 

@@ -243,8 +243,8 @@ def test_the_page_has_a_section_for_each_sweep(sweep, tmp_path):
     write_run(tmp_path / "log" / "t-30")
     log = logs.read([tmp_path / "log"])
     html = page(log.groups, tmp_path / "log", LIBRARY, log.sweeps)
-    assert '<h2>Sweep over threads</h2>' in html
-    assert '<h2>Sweep over vocab-size and dtype</h2>' in html
+    assert "<h2>Sweep over threads</h2>" in html
+    assert "<h2>Sweep over vocab-size and dtype</h2>" in html
     assert 'href="#group-0"' in html and 'href="#sweep-1"' in html
     assert 'href="sweep-V/sweep.jsonl"' in html and "Download as CSV" in html
     assert html.count('role="img" aria-label="Step time over ') == 3

@@ -164,13 +164,10 @@ def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...
         for word in map(str.strip, text.split(",")):
             match = re.fullmatch(r"(.+?)((?::[\w-]+)?(@[\w-]+)?)", word)
             name, rest, environment = match.groups() if match else (word, "", None)
-            try:
-                words.append((scripts.of_file(name).name if name.endswith(".py") else name) + rest)
-                if environment:
-                    words[-1] = find(words[-1]).name  # its own where that is the environment
-                    placed.append(words[-1])
-            except UserError as error:
-                raise argparse.ArgumentTypeError(str(error)) from error
+            words.append((scripts.of_file(name).name if name.endswith(".py") else name) + rest)
+            if environment:
+                words[-1] = find(words[-1]).name  # its own where that is the environment
+                placed.append(words[-1])
         known = dict.fromkeys([*(implementation.name for implementation in with_variants()), *placed])
         return flag_types.some_of(list(known), everything)(",".join(words))
 
@@ -200,25 +197,22 @@ def own_loss(text: str) -> str:
     name, _, target = text.rpartition("=")
     module, _, function = target.rpartition(":")
     if not (module and function):
-        raise argparse.ArgumentTypeError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
+        raise UserError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
     folders: Tuple[str, ...] = ()
     if module.endswith(".py"):
         path = Path(module).resolve()
         problem = paths.not_a_file(path)
         if problem:
-            raise argparse.ArgumentTypeError(f"{module}: {problem}")
+            raise UserError(f"{module}: {problem}")
         name, target = name or f"{path.stem}.{function}", f"{path}:{function}"
     else:
         name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
     script = paths.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     body = f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n"
     head = f'"""Made by --loss {target}."""\n\nfrom common.losses.own import OfFunction\n\n\nclass Own(OfFunction):\n'
-    try:
-        make_folder(script.parent, "make it writable")
-        write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
-        return scripts.of_file(str(script)).name
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    make_folder(script.parent, "make it writable")
+    write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
+    return scripts.of_file(str(script)).name
 
 
 def _folder_of(package: str) -> str:
@@ -229,7 +223,7 @@ def _folder_of(package: str) -> str:
         return str(Path(inside[0]).resolve().parent)
     if spec is None or spec.origin is None:
         words = f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
-        raise argparse.ArgumentTypeError(words)
+        raise UserError(words)
     return str(Path(spec.origin).resolve().parent)
 
 

@@ -5,19 +5,19 @@ Leaves out programming errors: those keep their traceback.
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+
 EXIT_OK = 0
 EXIT_FAILED = 1  # a row that could run did not
 EXIT_USAGE = 2  # bad flags or bad input: nothing was measured
 EXIT_SIGNAL = 128  # and the number of the signal that ended it, as shells report it
-EXIT_HUNG_UP = 129  # SIGHUP: its terminal was closed
 EXIT_INTERRUPTED = 130  # Ctrl-C
-EXIT_TERMINATED = 143  # SIGTERM
-STOPPED = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
+STOPPED = (129, EXIT_INTERRUPTED, 143)  # SIGHUP (its terminal was closed), Ctrl-C, SIGTERM
 
 
-class UserError(Exception):
+class UserError(ArgumentTypeError):
     """Raised for bad input.  The message is one line: what, where, what to do next.  Commands print it and exit with
-    EXIT_USAGE."""
+    EXIT_USAGE; where the type of a flag raises it, argparse puts the flag's name before it."""
 
 
 #: The statuses of an implementation that cannot run here; that is no failure of the run.

@@ -81,7 +81,7 @@ def another(flag: str, what: str = "file") -> str:
 
 
 def make_folder(folder: Path, advice: str) -> None:
-    """Make a folder and those above it, unless it is there.  Raises UserError.  advice: as of `cannot_write`."""
+    """Make a folder and those above it, unless it is there.  Raises UserError.  advice: see `cannot_write`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,30 +92,28 @@ def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
     """Write each (path, content) in order to a new file beside it, then rename all.
 
     So a reader, or a full disk, meets the old files or the new ones.  A link is replaced; a pipe or /dev/stdout is
-    written to.  Raises UserError.  advice: as of `cannot_write`."""
-    waiting: List[Tuple[Path, Path]] = []
+    written to.  Raises UserError.  advice: see `cannot_write`."""
+    new: List[Tuple[Path, Path]] = []
     path = Path()
     try:
         for path, content in contents:
-            if _is_stream(path):
+            if path.parent in _DEVICES or (path.exists() and not path.is_file()):
                 with open(path, "wb") as stream:
                     _write(stream, content)
                 continue
-            waiting.append((_new_file(path.parent, content), path))
-        while waiting:
-            temporary, path = waiting[0]
+            new.append((path.parent / f".{secrets.token_hex(6)}.tmp", path))
+            with open(new[-1][0], "xb") as stream:
+                _write(stream, content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        for temporary, path in new:
             os.replace(temporary, path)
-            waiting.pop(0)
     except OSError as error:
         raise UserError(cannot_write(path, error, advice)) from error
     finally:
-        for temporary, _ in waiting:
-            with suppress(OSError):
+        for temporary, _ in new:
+            with suppress(OSError):  # it was renamed, or never made
                 temporary.unlink()
-
-
-def _is_stream(path: Path) -> bool:
-    return path.parent in _DEVICES or (path.exists() and not path.is_file())
 
 
 def _write(stream: BinaryIO, content: Content) -> None:
@@ -123,19 +121,3 @@ def _write(stream: BinaryIO, content: Content) -> None:
         content(stream)
     else:
         stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
-
-
-def _new_file(folder: Path, content: Content) -> Path:
-    """Return a new file of this content, which is on disk, under a random name."""
-    path = folder / f".{secrets.token_hex(6)}.tmp"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "wb") as stream:
-            _write(stream, content)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException:
-        with suppress(OSError):
-            path.unlink()
-        raise
-    return path

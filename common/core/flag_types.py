@@ -1,13 +1,12 @@
-"""The types of flags: each turns a text into a value, or raises ArgumentTypeError with what it should have been."""
+"""The types of flags: each turns a text into a value, or raises UserError with what it should have been."""
 
 from __future__ import annotations
 
 import os
 import re
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from common.core import presets, units
 from common.core.errors import UserError
@@ -18,18 +17,20 @@ MOST_THREADS = 4
 #: The largest count where a flag has no bound of its own: losses keep sizes in 32 bits.
 MOST = 2**31 - 1
 
+positive = units.positive
+
 
 def str2bool(text: str) -> bool:
     """Parse yes, true, t, y, 1 as True and no, false, f, n, 0 as False, in any case."""
     word = text.strip().lower()
     if word not in ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"):
-        raise ArgumentTypeError(f"give true or false, not {text!r}")
+        raise UserError(f"give true or false, not {text!r}")
     return word in ("yes", "true", "t", "y", "1")
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from `low` to `high`."""
+    """The type of a whole number from `low` to `high`."""
 
     low: int
     high: int = MOST
@@ -38,37 +39,33 @@ class Whole:
         try:
             value = int(text)
         except ValueError:
-            raise ArgumentTypeError(f"give a whole number, not {short(text)!r}") from None
+            raise UserError(f"give a whole number, not {short(text)!r}") from None
         if value < self.low:
-            raise ArgumentTypeError(f"must be at least {self.low}, not {value}")
+            raise UserError(f"must be at least {self.low}, not {value}")
         if value > self.high:
-            raise ArgumentTypeError(f"must be at most {self.high}, not {short(text)}")
+            raise UserError(f"must be at most {self.high}, not {short(text)}")
         return value
 
 
-def whole(low: int, high: int = MOST) -> Whole:
-    """Return the type of a whole number from `low` to `high`."""
-    return Whole(low, high)
-
-
+whole = Whole
 #: Records keep no larger whole number.
-seed = whole(0, 2**53)
+seed = Whole(0, 2**53)
 
 
 def threads(text: str) -> int:
     """Parse a number of threads: at most MOST_THREADS for each CPU that this process may use, since thousands bring the
     machine to a standstill."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    value, most = whole(1)(text), MOST_THREADS * cpus
+    value, most = Whole(1)(text), MOST_THREADS * cpus
     if value > most:
-        raise ArgumentTypeError(f"must be at most {most}, {MOST_THREADS} for each CPU here, not {value}")
+        raise UserError(f"must be at most {most}, {MOST_THREADS} for each CPU here, not {value}")
     return value
 
 
 def named(text: str) -> str:
     """Parse a name; an empty one is an error, since an empty variable of a shell would name the current folder."""
     if not text:
-        raise ArgumentTypeError("must not be empty: give a name, or leave it out")
+        raise UserError("must not be empty: give a name, or leave it out")
     return text
 
 
@@ -77,13 +74,8 @@ def path(text: str) -> Path:
     try:
         named(text).encode()
     except UnicodeEncodeError:
-        raise ArgumentTypeError(f"its name is not UTF-8: {os.fsencode(text)!r}; rename it or name another") from None
+        raise UserError(f"its name is not UTF-8: {os.fsencode(text)!r}; rename it or name another") from None
     return Path(text)
-
-
-def positive(text: str) -> float:
-    """Parse a finite number above 0."""
-    return float(_checked(text, units.positive))
 
 
 def not_negative(text: str) -> float:
@@ -95,9 +87,9 @@ def durations(text: str) -> str:
     """Return "0,1,2" of different whole numbers, one of them above 0."""
     parts = _parts(text)
     if not all(part.isdecimal() and int(part) <= MOST for part in parts) or len(set(parts)) < len(parts):
-        raise ArgumentTypeError(f"give different whole numbers of frames, 0,1,2,3,4, not {text!r}")
+        raise UserError(f"give different whole numbers of frames, 0,1,2,3,4, not {text!r}")
     if not any(int(part) for part in parts):
-        raise ArgumentTypeError(f"one of the durations {text!r} must be above 0")
+        raise UserError(f"one of the durations {text!r} must be above 0")
     return ",".join(str(int(part)) for part in parts)
 
 
@@ -110,26 +102,19 @@ def duration(text: str) -> float:
 def percentage(text: str) -> float:
     """Parse "2%" as a fraction.  The sign has to be there: 0.02 could mean 2% or 0.02%."""
     if not text.endswith("%"):
-        raise ArgumentTypeError(f"give a percentage such as 2%, with the sign, not {text!r}")
+        raise UserError(f"give a percentage such as 2%, with the sign, not {text!r}")
     return positive(text[:-1]) / 100
 
 
 def preset(text: str) -> str:
     """Check a size preset, a workload, or both, and return the text: see common.core.presets.parts."""
-    return _checked(text, presets.parts)
+    presets.parts(text)
+    return text
 
 
 def memory_size(text: str) -> str:
     """Check a size such as "4GiB", "500MB" or "80%" (of the device), and return the text."""
-    return _checked(text, lambda text: units.bytes_of(text, 2**40))
-
-
-def _checked(text: str, read: Callable[[str], Any]) -> str:
-    """Return `text`, once `read` has raised no UserError for it."""
-    try:
-        read(text)
-    except UserError as error:
-        raise ArgumentTypeError(str(error)) from None
+    units.bytes_of(text, 2**40)
     return text
 
 
@@ -137,7 +122,7 @@ def device(text: str) -> str:
     """Check the name of a device, and return it; "gpu" is "cuda"."""
     name = re.sub("^gpu(?=$|:)", "cuda", text)
     if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,4})?", name):
-        raise ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {short(text)!r}")
+        raise UserError(f"give auto, cpu, cuda or cuda:N, not {short(text)!r}")
     return name
 
 
@@ -158,21 +143,20 @@ def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
     def parse(text: str) -> Tuple[str, str]:
         key, equals, value = (word.strip() for word in text.partition("="))
         if not (equals and key and (value or empty)):
-            raise ArgumentTypeError(f"give {form}, not {text!r}")
+            raise UserError(f"give {form}, not {text!r}")
         return key, value
 
     return parse
 
 
 def _parts(text: str) -> List[str]:
-    """Return the words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def words(text: str) -> Tuple[str, ...]:
     """Parse a comma-separated list of anything."""
     if not _parts(text):
-        raise ArgumentTypeError(f"give names with commas between them, not {text!r}")
+        raise UserError(f"give names with commas between them, not {text!r}")
     return tuple(_parts(text))
 
 
@@ -184,9 +168,9 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
         given = _parts(text)
         if given in (["all"], ["both"]):
             return tuple(choices if everything is None else everything)
-        if not given or not set(given) <= set(choices):
-            wrong = next((word for word in given if word not in choices), "")
-            raise ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}{closest(wrong, choices)}")
+        wrong = next((word for word in given if word not in choices), "")
+        if wrong or not given:
+            raise UserError(f"give some of {', '.join(choices)}, not {text!r}{closest(wrong, choices)}")
         return tuple(choice for choice in choices if choice in given)
 
     return parse
@@ -197,8 +181,8 @@ def schedule(text: str) -> Dict[str, int]:
     lows = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
     given = {key.strip(): value for key, _, value in (part.partition("=") for part in text.split(","))}
     if not given.keys() <= lows.keys():
-        raise ArgumentTypeError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
+        raise UserError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
     missing = [key for key in lows if key not in given]
     if missing:
-        raise ArgumentTypeError(f"{', '.join(missing)} is not given in {text!r}")
-    return {key: whole(lows[key])(value) for key, value in given.items()}
+        raise UserError(f"{', '.join(missing)} is not given in {text!r}")
+    return {key: Whole(low)(given[key]) for key, low in lows.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from argparse import ArgumentTypeError
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from common.core import settings
@@ -24,24 +23,24 @@ class Axis(NamedTuple):
 
 
 def axis(text: str) -> Axis:
-    """Parse "vocab-size=500,1000", with values as --vocab-size takes them.  Raises ArgumentTypeError."""
+    """Parse "vocab-size=500,1000", with values as --vocab-size takes them.  Raises UserError."""
     name, _, listed = text.partition("=")
     name = name.strip()
     setting = settings.SWEEPABLE.get(flag(name))
     if setting is None:
         keys = ", ".join(settings.SWEEPABLE)
         advice = closest(flag(name), settings.SWEEPABLE)
-        raise ArgumentTypeError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {keys}{advice}")
+        raise UserError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {keys}{advice}")
     words = [word.strip() for word in listed.split(",") if word.strip()]
     if not words:
-        raise ArgumentTypeError(f"{text!r}: give at least one value, as in {name}=A,B")
+        raise UserError(f"{text!r}: give at least one value, as in {name}=A,B")
     try:
         values = tuple(setting.parse(word) for word in words)
-    except ArgumentTypeError as error:
-        raise ArgumentTypeError(f"{name}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
     repeated = [str(value) for index, value in enumerate(values) if value in values[:index]]
     if repeated:
-        raise ArgumentTypeError(f"{name}: {repeated[0]} is given twice")
+        raise UserError(f"{name}: {repeated[0]} is given twice")
     return Axis(setting.key, values)
 
 

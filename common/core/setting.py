@@ -6,9 +6,10 @@ what --sweep takes, what must agree between compared runs, and the headings of t
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from common.core.errors import UserError
 
 #: A heading's part, filled from what is known of the rows, or made from it ("" where there is nothing to say).
 Heading = Union[str, Callable[[Mapping[str, Any]], str]]
@@ -23,7 +24,7 @@ class Setting:
         group: the title of its flags in --help.
         help: what it means, for --help: a capital first, no full stop at the end; its default is added.
         short: the sentence of the short --help; "" leaves it out there.
-        type: turns the flag's text into a value, or raises ArgumentTypeError.
+        type: turns the flag's text into a value, or raises UserError.
         choices: the values that the flag takes, if they are few.
         metavar: how --help names the value.
         extra: other arguments of argparse's add_argument.
@@ -88,13 +89,13 @@ class Setting:
         return worded(self.default) + (f" ({others})" if others else "")
 
     def parse(self, text: str) -> Any:
-        """Return the value that the flag would give for `text`.  Raises ArgumentTypeError."""
+        """Return the value that the flag would give for `text`.  Raises UserError."""
         try:
             value = self.type(text)
         except (TypeError, ValueError):
-            raise ArgumentTypeError(f"not a value of {self.flag}: {text!r}") from None
+            raise UserError(f"not a value of {self.flag}: {text!r}") from None
         if self.choices and value not in self.choices:
-            raise ArgumentTypeError(f"{text!r} is none of {', '.join(map(str, self.choices))}")
+            raise UserError(f"{text!r} is none of {', '.join(map(str, self.choices))}")
         return value
 
     def applies(self, known: Mapping[str, Any]) -> bool:
