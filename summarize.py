@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print one table from log folders: see ``summarize.py --help`` and docs/logs.md."""
+"""Print one table from log folders: see ``summarize.py --help`` and docs/reading.md."""
 
 from __future__ import annotations
 

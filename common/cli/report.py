@@ -1,4 +1,4 @@
-"""`rnnt-bench report`: write one HTML page from log folders, see docs/logs.md."""
+"""`rnnt-bench report`: write one HTML page from log folders, see docs/reading.md."""
 
 from __future__ import annotations
 
