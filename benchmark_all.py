@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import benchmark, flags, listing
+from common.cli import benchmark, cluster, flags, listing
 from common.cli.parser import Parser, add_choice, chosen
 from common.command import run
 
@@ -25,10 +25,13 @@ def main() -> int:
         help="List the implementations, where each would run and what it lacks, and stop.",
     )
     flags.add_flags(parser)
+    cluster.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:
         return run(parser.prog, lambda: listing.show(arguments.device))
     names = chosen(parser, arguments)
+    if arguments.executor == "ray":
+        return run(parser.prog, lambda: benchmark.on_cluster(arguments, sys.argv[1:]))
     return run(parser.prog, lambda: benchmark.benchmark(names, arguments, arguments.loss))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
 from common.analysis.logs import Log
-from common.cli import ending, parser, screen
+from common.cli import cluster, ending, parser, screen
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import grid, presets, scripts, settings
@@ -58,7 +59,7 @@ def benchmark(
         python_of = _default_rows(python_of, device, arguments)
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
-    cells, settings_of = _cells(arguments.sweep, given, device)
+    cells, settings_of = grid.cells(arguments.sweep), _settings(arguments.sweep, given, device)
     runs: List[Run] = []
     with ending.measuring() as ended:
         for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
@@ -71,10 +72,26 @@ def benchmark(
         if not any(run.path.exists() for run in runs):
             raise ended.mistake
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
-    return ending.finish(ended, _show(runs, arguments, log), arguments, log)
+    return ending.finish(ended, _show([run.folder for run in runs], arguments, log), arguments, log)
 
 
-def _default_rows(python_of: Mapping[str, Choice], device: str, arguments: argparse.Namespace) -> Mapping[str, Choice]:
+def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Measure each cell on a node of a Ray cluster, and print the table; return the exit code.
+
+    words: the flags as they were given.
+    """
+    _settings(arguments.sweep, parser.given_settings(arguments), "cpu" if arguments.device == "cpu" else "cuda")
+    folders: List[Path] = []
+    with ending.measuring() as ended:
+        for folder in cluster.measured(arguments, words):
+            folders.append(folder)
+    if ended.mistake and not folders:
+        raise ended.mistake
+    log = logs.read([arguments.log_dir], all_runs=True)
+    return ending.finish(ended, _show(folders, arguments, log), arguments, log)
+
+
+def _default_rows(python_of: Mapping[str, Choice], device: str, arguments: argparse.Namespace) -> Dict[str, Choice]:
     """Return what is measured where no row was named, and say what is left out."""
     names = default_rows(list(python_of), device, bool(arguments.budget), arguments.topology)
     left_out = [name for name in python_of if name not in names]
@@ -104,17 +121,15 @@ def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Op
     return kept
 
 
-def _cells(axes: Sequence[grid.Axis], given: Dict[str, Any], device: str) -> Tuple[List[grid.Values], List[Settings]]:
-    """Return the cells of a sweep and the settings of each; without a sweep one cell without values.
-
-    Raises UserError for flags that have no effect."""
-    if not axes:
-        return [{}], [settings.resolve(given, device)]
+def _settings(axes: Sequence[grid.Axis], given: Dict[str, Any], device: str) -> List[Settings]:
+    """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError for flags that have
+    no effect."""
     grid.check(axes, given)
-    given["passes"] = given["passes"] or grid.PASSES
-    cells = grid.cells(axes)
-    settings_of = [settings.resolve({**given, **cell}, device) for cell in cells]
-    grid.check_passes(settings_of[0].passes)
+    if axes:
+        given["passes"] = given["passes"] or grid.PASSES
+    settings_of = [settings.resolve({**given, **cell}, device) for cell in grid.cells(axes)]
+    if axes:
+        grid.check_passes(settings_of[0].passes)
     keys = {axis.key for axis in axes}
     for key, of_sorted in (("batch_size", False), ("max_frames", True)):
         if key in keys and all(resolved.sort_utterance is not of_sorted for resolved in settings_of):
@@ -122,7 +137,7 @@ def _cells(axes: Sequence[grid.Axis], given: Dict[str, Any], device: str) -> Tup
                 f"--sweep {grid.flag(key)} has no effect with --sort-utterance {worded(not of_sorted)}: "
                 f"give --sort-utterance {worded(of_sorted)}"
             )
-    return cells, settings_of
+    return settings_of
 
 
 def _measure(
@@ -191,12 +206,11 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
-def _show(runs: Sequence[Run], arguments: argparse.Namespace, log: Log) -> Shown:
+def _show(folders: Sequence[Path], arguments: argparse.Namespace, log: Log) -> Shown:
     """Print the table of these runs and return the status of each row."""
-    folders = {run.folder: place for place, run in enumerate(runs)}
-    rows = sorted((row for row in log.rows if row.folder in folders), key=lambda row: folders[row.folder])
-    searches = sorted((row for row in log.searches if row.folder in folders), key=lambda row: folders[row.folder])
+    rows = [row for folder in folders for row in log.rows if row.folder == folder]
+    searches = [row for folder in folders for row in log.searches if row.folder == folder]
     details = largest.render(searches, "table") if searches else results.render(rows, "table")
-    statuses = [row.status for row in searches] or [run.status for run in runs]
+    statuses = [row.status for row in searches or rows]
     short = answer.render(searches or rows, folders=[arguments.log_dir], **screen.how())
     return ending.printed(short + "\n", details + "\n", statuses, arguments)

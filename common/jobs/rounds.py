@@ -171,7 +171,9 @@ class Rounds:
         """
         session, left, patience = self.session, len(rounds), wait
         while left:
-            crowded = [jobs for jobs in rounds if any(self.loaded.get((job.implementation, job.round)) for job in jobs)]
+            crowded = [
+                jobs for jobs in rounds if any(self.loaded.get((job.implementation, job.round or 0)) for job in jobs)
+            ]
             again = [[job for job in jobs if self._can_repeat(job)] for jobs in crowded[:left]]
             again = [jobs for jobs in again if jobs]
             if not again:

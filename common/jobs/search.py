@@ -92,7 +92,9 @@ def next_job(run: Run, settings: Settings) -> Optional[Job]:
     if size is None:
         size, rounds, pass_name = bounds(known)[0], [*range(1, settings.rounds + 1)], "throughput"
     overrides = (((settings.find_largest or "").replace("-", "_"), size),)
-    of_size = [Job(run.header.name, pass_name, at, size, overrides, limit and limit.bytes) for at in rounds if size]
+    of_size = [
+        Job(run.header.name, pass_name, at, size, overrides, limit.bytes if limit else None) for at in rounds if size
+    ]
     return next((job for job in of_size if not run.is_done(job.name)), None)
 
 

@@ -1,0 +1,121 @@
+"""--executor ray: each cell of --sweep is a plain run of benchmark_all.py on a node of a Ray cluster, on one device.
+
+A run measures all losses on one device, so no comparison crosses devices.  What a run leaves comes back into --log-dir.
+This side never imports Ray: common.cli.ray_driver does, in a Python that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+from common.core import grid
+from common.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+from common.core.paths import ROOT
+from common.core.setting import worded
+from common.core.text import count, plain
+from common.records.run import claim_folder
+from common.setup import environments
+
+#: A Python that has Ray, where that is not the ray environment: that of a cluster of another version, say.
+PYTHON = "RAY_PYTHON"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where cells are run."""
+    group = parser.add_argument_group("a cluster")
+    where = "local: one after the other on this machine; ray: each on a GPU, or a CPU slot, of a Ray cluster, in the "
+    where = f"Where cells of --sweep are run. {where}checkout of that node (docs/clusters.md). Default: local"
+    group.add_argument("--executor", choices=("local", "ray"), default="local", help=where)
+    address = "Address of the cluster's head; auto: the one that runs on this machine. Default: auto"
+    group.add_argument("--ray-address", default="auto", metavar="auto|HOST:PORT", help=address)
+
+
+def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Path]:
+    """Run every cell on the cluster; yield each folder of a run that comes back.
+
+    words: the flags as they were given.  Raises UserError, also at the end where a cell was not measured.
+    """
+    if arguments.resume or arguments.in_place:
+        flag = "--resume" if arguments.resume else "--in-place"
+        raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
+    cells, commands, lost = grid.cells(arguments.sweep), [], 0
+    for cell in cells:
+        axes = [word for key, value in cell.items() for word in ("--sweep", f"{grid.flag(key)}={worded(value)}")]
+        commands.append([*shared(words), *axes])
+    for answer in _answers({"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address):
+        where = grid.words(cells[answer["cell"]]) or "the run"
+        if answer["folder"]:
+            yield from unpacked(base64.b64decode(answer["folder"]), arguments.log_dir)
+        if answer["code"] not in (EXIT_OK, EXIT_FAILED):
+            lost += 1
+            print(f"warning: {where}: {plain(answer['said'])} ({answer['node']})", file=sys.stderr)
+        elif not arguments.quiet:
+            print(f"{where}: measured on {answer['node']}", file=sys.stderr)
+    if lost:
+        raise UserError(f"--executor ray: {lost} of {count(len(cells), 'cell')} could not be measured, see above")
+
+
+def shared(words: Sequence[str]) -> List[str]:
+    """Return the flags that every cell's run gets: without those of this machine alone."""
+    own = argparse.ArgumentParser(add_help=False)
+    for flag in ("--executor", "--ray-address", "--log-dir", "--sweep"):
+        own.add_argument(flag)
+    for flag in ("--quiet", "--details"):
+        own.add_argument(flag, action="store_true")
+    return [*own.parse_known_args(words)[1], "--quiet"]
+
+
+def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
+    """Yield what the driver says of each command that has ended.  Raises UserError."""
+    chosen = os.environ.get(PYTHON)
+    python = Path(chosen) if chosen else environments.interpreter("ray")
+    if python is None:
+        raise UserError(f"--executor ray: {environments.reason('ray')}")
+    command, variables = [str(python), "-m", "common.cli.ray_driver"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as request, tempfile.TemporaryFile("w+") as errors:
+        json.dump({**asked, "address": address}, request)
+        request.seek(0)
+        try:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=variables, text=True, stdin=request, stdout=subprocess.PIPE, stderr=errors
+            )
+        except OSError as error:
+            raise UserError(f"--executor ray: {python} cannot be run: {error.strerror}") from error
+        try:
+            yield from map(json.loads, process.stdout or ())
+            code = process.wait()
+        finally:
+            process.kill()  # and Ray ends its tasks; nothing where it has ended
+            process.wait()
+        errors.seek(0)
+        said = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
+        if code:
+            advice = "" if code == EXIT_USAGE else f" (does {python} have Ray?)"
+            raise UserError(f"--executor ray: {plain(said)}{advice}")
+
+
+def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:
+    """Write the run folders of a packed log folder into `log_dir`, each under a name that is free; yield them."""
+    files: Dict[str, Dict[str, bytes]] = {}
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        for member in archive:
+            folder, _, name = member.name.partition("/")
+            content = archive.extractfile(member)
+            if content and name and "/" not in name:
+                files.setdefault(folder, {})[name] = content.read()
+    for folder, of_run in sorted(files.items()):
+        claim = claim_folder(log_dir, folder)
+        for name, text in of_run.items():
+            claim.path.with_name(name).write_bytes(text)
+        claim.release()
+        yield claim.path.parent

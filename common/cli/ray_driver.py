@@ -1,0 +1,90 @@
+"""``python -m common.cli.ray_driver``, in Ray's Python: runs each of several commands as one Ray task, on one device.
+
+Reads {"address", "device", "commands"} from stdin, and writes a line of JSON for each command as it ends: its place,
+exit code, last words, node, and its packed log folder.  A task whose node dies runs again on another.  Imports Ray and
+the standard library alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+from typing import List, Tuple
+
+#: The variable that names a node's checkout, where it is not the one whose .venv holds the Python that started Ray.
+CHECKOUT = "RNNT_BENCH_CHECKOUT"
+#: Times that a task runs again after its node has died, and seconds that the cluster's head may take to answer.
+RETRIES, REACH_SECONDS = 3, 10.0
+
+
+def run(words: List[str]) -> Tuple[int, str, str, bytes]:
+    """Run benchmark_all.py in the node's checkout; return its exit code, last words, the node, and the packed folder.
+
+    It is sent to the nodes by value, so it imports nothing of the suite.
+    """
+
+    def ready() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray's threads block some, which processes inherit
+        ctypes.CDLL(None).prctl(
+            1, signal.SIGTERM
+        )  # told when Ray ends this task: what is measured is kept, none is left
+
+    root = os.environ.get(CHECKOUT) or os.path.dirname(os.path.dirname(sys.prefix))
+    python, node = os.path.join(root, ".venv", "main", "bin", "python"), socket.gethostname()
+    if not os.path.exists(python):
+        return 2, f"no environments of the suite in {root}: make setup, or name the checkout in {CHECKOUT}", node, b""
+    variables = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}  # which Ray sets
+    with tempfile.TemporaryDirectory(prefix="cell-") as log:
+        command = [python, os.path.join(root, "benchmark_all.py"), *words, "--log-dir", log]
+        done = subprocess.run(command, cwd=root, env=variables, preexec_fn=ready, errors="replace", capture_output=True)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for entry in sorted(os.scandir(log), key=lambda entry: entry.name):
+                if entry.is_dir():
+                    archive.add(entry.path, entry.name)
+    said = (done.stderr.strip().splitlines() or [""])[-1]
+    return done.returncode, said, node, packed.getvalue()
+
+
+def main() -> int:
+    import ray
+
+    asked, answers = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Ray prints is no answer
+    host, _, port = asked["address"].rpartition(":")
+    try:
+        if port.isdigit():  # Ray itself would wait for minutes
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        ray.init(address=asked["address"], log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        print(f"{asked['address']}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+    gpus = sum(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
+    if asked["device"] == "cuda" and not gpus:
+        print(f"{asked['address']}: no node of the cluster has a GPU", file=sys.stderr)
+        return 2
+    device = {"num_gpus": 1} if gpus and asked["device"] != "cpu" else {"num_cpus": 1}
+    task = ray.remote(run).options(max_retries=RETRIES, **device)
+    waiting = {task.remote(words): number for number, words in enumerate(asked["commands"])}
+    while waiting:
+        (ended,), _ = ray.wait(list(waiting), num_returns=1)
+        try:
+            code, said, node, packed = ray.get(ended)
+        except ray.exceptions.RayError as error:
+            code, said, node, packed = 1, str(error).splitlines()[0], "", b""
+        answer = {"cell": waiting.pop(ended), "code": code, "said": said, "node": node}
+        print(json.dumps({**answer, "folder": base64.b64encode(packed).decode()}), file=answers, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""--executor ray: flags of the cells, their folders, and cells on a real cluster of two nodes, one killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from commands import ROOT, assert_user_error, command, piped, rows_of, run, wait_for
+from fixtures_runs import write_run
+
+from common.cli import cluster
+from common.setup import environments
+
+PYTHON = os.environ.get(cluster.PYTHON) or environments.interpreter("ray")
+needs_ray = pytest.mark.skipif(
+    not PYTHON, reason="no Ray: make setup ENVIRONMENTS=ray, or name its Python in RAY_PYTHON"
+)
+QUICK = ["--preset", "quick", "--device", "cpu", "--passes", "correctness,timing", "--scope", "loss"]
+
+
+def test_a_cell_gets_the_flags_but_those_of_this_machine():
+    words = ["--only", "k2", "--sweep=vocab-size=5,6", "--executor", "ray", "--log-dir", "here", "--dtype", "float64"]
+    assert cluster.shared(words) == ["--only", "k2", "--dtype", "float64", "--quiet"]
+
+
+def packed(*folders):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for folder in folders:
+            archive.add(folder, folder.name)
+    return stream.getvalue()
+
+
+def test_folders_come_back_under_names_that_are_free(tmp_path):
+    content = packed(write_run(tmp_path / "node" / "k2-2", name="k2"))
+    assert [path.name for _ in range(2) for path in cluster.unpacked(content, tmp_path / "log")] == ["k2-2", "k2-2.2"]
+    assert list(rows_of(tmp_path / "log"))
+
+
+def test_what_does_not_go_with_a_cluster_is_refused(tmp_path):
+    for flag in ("--resume", "--in-place"):
+        assert_user_error(run("benchmark_all.py", "--executor", "ray", flag, "--log-dir", tmp_path), flag, "ray")
+    assert_user_error(run("benchmark_torchaudio.py", "--executor", "ray"), "--executor")
+
+
+def test_without_ray_it_says_what_to_do(tmp_path):
+    done = run("benchmark_all.py", "--executor", "ray", env={**os.environ, cluster.PYTHON: "/nowhere/python"})
+    assert_user_error(done, "--executor ray", "/nowhere/python")
+    lacks = {**os.environ, cluster.PYTHON: "/usr/bin/false"}
+    assert_user_error(run("benchmark_all.py", "--executor", "ray", env=lacks), "--executor ray", "Ray")
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """The address of a cluster, and the process numbers of its nodes."""
+    process = subprocess.Popen(
+        [str(PYTHON), str(Path(__file__).with_name("ray_nodes.py")), str(ROOT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    yield json.loads(process.stdout.readline())
+    process.stdin.close()
+    process.wait()
+
+
+def flags(nodes, tiny_shapes, log, *words):
+    where = ["--executor", "ray", "--ray-address", nodes["address"], "--log-dir", log, "--shape-file", tiny_shapes]
+    return ["--only", "reference", *QUICK, *where, *words]
+
+
+def environment():
+    return {**os.environ, cluster.PYTHON: str(PYTHON)}
+
+
+def cells(log):
+    """Return the swept values of each folder that came back, and its status."""
+    return sorted((row["configuration"]["vocab_size"], row["status"]) for row in all_rows(log))
+
+
+def all_rows(log):
+    return json.loads(run("summarize.py", log, "--format", "json", "--all-runs").stdout)
+
+
+@needs_ray
+def test_each_cell_is_measured_on_a_node(nodes, tiny_shapes, tmp_path):
+    words = flags(nodes, tiny_shapes, tmp_path, "--sweep", "vocab-size=10,20", "--sweep", "dtype=float32,float64")
+    done = run("benchmark_all.py", *words, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert cells(tmp_path) == [(10, "ok"), (10, "ok"), (20, "ok"), (20, "ok")]
+    assert done.stderr.count("measured on") == 4 and "reference" in done.stdout
+
+
+@needs_ray
+def test_a_cell_that_no_node_can_measure_is_named(nodes, tiny_shapes, tmp_path):
+    words = flags(nodes, "/nowhere/shapes.pt", tmp_path)
+    assert_user_error(run("benchmark_all.py", *words, env=environment()), "--shape-file")
+    words = flags({"address": "127.0.0.1:1"}, tiny_shapes, tmp_path)
+    assert_user_error(run("benchmark_all.py", *words, env=environment()), "127.0.0.1:1")
+
+
+@needs_ray
+def test_ctrl_c_keeps_what_came_back_and_leaves_no_process(nodes, tiny_shapes, tmp_path):
+    long = ["--rounds", "40", "--max-seconds", "2", "--spread", "0.001%"]
+    words = flags(nodes, tiny_shapes, tmp_path, "--sweep", "vocab-size=10,20", *long)
+    process = piped(command("benchmark_all.py", *words), env=environment())
+    wait_for(lambda: workers(tiny_shapes), "a job on a node", seconds=120)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    wait_for(lambda: not workers(tiny_shapes), "the end of what ran on the nodes", seconds=120)
+
+
+def workers(shapes):
+    """Return the processes on the nodes that measure this shape file."""
+    listed = subprocess.run(["pgrep", "-f", f"benchmark_all.py.*{shapes}.*cell-"], capture_output=True, text=True)
+    return listed.stdout.split()
+
+
+@needs_ray
+def test_the_cells_of_a_node_that_dies_are_run_again(nodes, tiny_shapes, tmp_path):
+    words = flags(nodes, tiny_shapes, tmp_path, "--sweep", "vocab-size=10,20,30", "--rounds", "3")
+    process = piped(command("benchmark_all.py", *words), env=environment())
+    wait_for(lambda: len(workers(tiny_shapes)) >= 2, "a job on each node", seconds=120)
+    os.kill(nodes["raylets"].pop(), signal.SIGKILL)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert cells(tmp_path) == [(10, "ok"), (20, "ok"), (30, "ok")] and "reference" in output
