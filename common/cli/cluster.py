@@ -48,10 +48,9 @@ def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Pa
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
-    cells, commands, lost = grid.cells(arguments.sweep), [], 0
-    for cell in cells:
-        axes = [word for key, value in cell.items() for word in ("--sweep", f"{grid.flag(key)}={worded(value)}")]
-        commands.append([*shared(words), *axes])
+    cells, lost = grid.cells(arguments.sweep), 0
+    axes = [[f"--sweep={grid.flag(key)}={worded(value)}" for key, value in cell.items()] for cell in cells]
+    commands = [[*shared(words), *of_cell] for of_cell in axes]
     for answer in _answers({"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address):
         where = grid.words(cells[answer["cell"]]) or "the run"
         if answer["folder"]:
@@ -97,9 +96,9 @@ def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
         finally:
             process.kill()  # and Ray ends its tasks; nothing where it has ended
             process.wait()
-        errors.seek(0)
-        said = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
         if code:
+            errors.seek(0)
+            said = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
             advice = "" if code == EXIT_USAGE else f" (does {python} have Ray?)"
             raise UserError(f"--executor ray: {plain(said)}{advice}")
 

@@ -45,13 +45,11 @@ def run(words: List[str]) -> Tuple[int, str, str, bytes]:
     variables = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}  # which Ray sets
     with tempfile.TemporaryDirectory(prefix="cell-") as log:
         command = [python, os.path.join(root, "benchmark_all.py"), *words, "--log-dir", log]
-        done = subprocess.run(command, cwd=root, env=variables, preexec_fn=ready, errors="replace", capture_output=True)
+        done = subprocess.run(command, cwd=root, env=variables, preexec_fn=ready, capture_output=True)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-            for entry in sorted(os.scandir(log), key=lambda entry: entry.name):
-                if entry.is_dir():
-                    archive.add(entry.path, entry.name)
-    said = (done.stderr.strip().splitlines() or [""])[-1]
+            archive.add(log, "")
+    said = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
     return done.returncode, said, node, packed.getvalue()
 
 
@@ -81,8 +79,9 @@ def main() -> int:
             code, said, node, packed = ray.get(ended)
         except ray.exceptions.RayError as error:
             code, said, node, packed = 1, str(error).splitlines()[0], "", b""
-        answer = {"cell": waiting.pop(ended), "code": code, "said": said, "node": node}
-        print(json.dumps({**answer, "folder": base64.b64encode(packed).decode()}), file=answers, flush=True)
+        folder = base64.b64encode(packed).decode()
+        answer = {"cell": waiting.pop(ended), "code": code, "said": said, "node": node, "folder": folder}
+        print(json.dumps(answer), file=answers, flush=True)
     return 0
 
 
