@@ -35,14 +35,6 @@ def test_the_state_is_that_of_the_folder(repositories, monkeypatch):
     assert machine.git_state(mine) == (commit, True)
 
 
-def test_a_name_that_is_no_utf8_is_a_change_too(repositories, monkeypatch):
-    mine, _ = repositories
-    git.run(mine, "config", "core.quotePath", "false")
-    with open(bytes(mine) + b"/bad\xff", "w"):
-        pass
-    assert machine.git_state(mine)[1] is True
-
-
 def test_no_repository_has_no_state(tmp_path):
     assert machine.git_state(tmp_path) == (None, None)
     with pytest.raises(git.GitError, match="not a git repository"):

@@ -9,15 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import canned
 import pytest
 from commands import has_words, run
 from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
 from common.analysis import ranking, verdict
 from common.analysis.row import BESIDE_LOAD, Row
-from common.cli import benchmark, flags
-from common.cli.parser import Parser, add_choice
-from common.jobs.executor import Executor, Interrupted
 from common.system import cgroup, load, machine
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -152,88 +150,115 @@ def test_a_real_busy_loop_is_seen():
     assert f"on {len(load.CPUS)} core" in text and "% of the CPU" in text
 
 
-class OnABusyMachine(Executor):
-    """Nothing can be measured, beside load that is made up."""
-
-    def disturbance(self, settings):
-        return "load 24 on 2 cores, others use 97% of the CPU"
-
-    def execute(self, job, *_):
-        return [job.status("missing", "no package")]
+LOADED = {"flags": ["busy", "loaded"], "foreign_cpu": 0.9}
 
 
-def benchmark_flags(*words):
-    parser = Parser()
-    add_choice(parser)
-    flags.add_flags(parser)
-    return parser.parse_args(["--in-place", "--preset", "quick", "--device", "cpu", *words])
+class Crowded(canned.Canned):
+    """Two losses on a machine that others use too.
+
+    load_of: round -> for each time that it is measured, whether others are busy then; quiet after these.
+    busy_looks: how many looks find the machine busy before it is quiet.
+    stop_again: whether Ctrl-C comes when a round of k2 is measured for the second time.
+    """
+
+    def __init__(self, load_of, busy_looks=0, stop_again=False):
+        super().__init__(self.timed)
+        self.load_of, self.busy_looks, self.stop_again = load_of, busy_looks, stop_again
+
+    def disturbance(self, settings, seconds=0.0):
+        self.busy_looks -= 1
+        return "load 24 on 2 cores" if self.busy_looks >= 0 else ""
+
+    def timed(self, job, _):
+        if job.pass_name != "timing":
+            return None
+        times = self.seen.count((job.implementation, job.name))
+        if self.stop_again and (job.implementation, times) == ("k2", 2):
+            canned.stop(job)
+        busy = times <= self.load_of.get(job.round, 0)
+        ms = 10 if job.implementation == "torchaudio" else 20
+        return timing(job.name, [50 * ms if busy else ms] * 2, [ms] * 2, **(LOADED if busy else {}))
+
+    def run(self, folder, *words):
+        """Return the exit code of a benchmark of three rounds."""
+        words = ("--passes", "timing,memory", "--rounds", "3", *words)
+        return canned.measured(folder, self, *words, names=("torchaudio", "k2"))
 
 
 @pytest.mark.parametrize("passes, warnings", [("correctness,timing", 1), ("correctness,memory", 0)])
 def test_a_run_that_times_warns_of_a_busy_machine(passes, warnings, tmp_path, capsys):
-    given = benchmark_flags("--passes", passes, "--log-dir", str(tmp_path / "log"))
-    benchmark.benchmark(["reference"], given, executor=OnABusyMachine())
+    Crowded({}, busy_looks=1).run(tmp_path, "--passes", passes)
     assert capsys.readouterr().err.count("warning: load 24 on 2 cores") == warnings
+
+
+def test_rounds_beside_load_are_measured_again_as_a_whole_when_the_machine_is_quiet(tmp_path):
+    on = Crowded({2: 1, 3: 2}, busy_looks=3)
+    assert on.run(tmp_path, "--wait", "60") == 0
+    assert sorted(on.rounds("torchaudio")) == [1, 2, 2, 3, 3, 3]
+    assert {name for _, name in on.seen[-2:]} == {"timing-3"} and {of for of, _ in on.seen[-2:]} == {"torchaudio", "k2"}
+    for row in read_rows(tmp_path):
+        assert row["status"] == "ok" and row["loaded_samples"] == 0 and row["rounds"] == 3
+    assert "fastest exact: torchaudio" in " ".join(summarize(tmp_path, details=False).split())
+    kept = (tmp_path / "k2-2" / "results.jsonl").read_text()
+    assert kept.count('"loaded"') == 3 * 4  # of the first attempts: nothing is dropped
+
+
+@pytest.mark.parametrize("words, again", [(["--wait", "0"], 0), ([], 0), (["--wait", "60"], 3)])
+def test_at_most_as_many_rounds_again_as_were_planned(tmp_path, words, again):
+    """The quick preset takes none again by itself."""
+    on = Crowded({1: 9, 2: 9, 3: 9})
+    on.run(tmp_path, *words)
+    assert len(on.rounds("torchaudio")) == 3 + again
+    assert "withheld" in summarize(tmp_path, details=False)
+
+
+def test_resume_measures_those_rounds_again_alone(tmp_path):
+    Crowded({1: 1}).run(tmp_path, "--wait", "0")
+    on = Crowded({})
+    assert on.run(tmp_path, "--wait", "60", "--resume") == 0
+    assert on.rounds("torchaudio") == on.rounds("k2") == [1] and len(on.seen) == 2
+    assert "withheld" not in summarize(tmp_path, details=False)
+
+
+def test_what_was_measured_stays_where_a_round_again_is_stopped(tmp_path):
+    assert Crowded({1: 1}, stop_again=True).run(tmp_path, "--wait", "60") == 130
+    assert {(row["status"], row["rounds"]) for row in read_rows(tmp_path)} == {("ok", 3)}
 
 
 # What is said of samples that ran beside load.
 
-LOADED = {"flags": ["busy", "loaded"], "foreign_cpu": 0.9}
+
+def made(folder, loaded=(), torchaudio=(), k2=(), **head):
+    """Runs of both losses with a round for each time of a step, those whose number is in `loaded` beside load."""
+    for name, step_ms in (("torchaudio", torchaudio), ("k2", k2)):
+        rounds = [
+            timing(f"timing-{number}", [ms, ms], [ms, ms], **(LOADED if number in loaded else {}))
+            for number, ms in enumerate(step_ms, start=1)
+        ]
+        jobs = [correctness(), *rounds, memory(8), [status("trace")]]
+        write_run(folder / name, name=name, jobs=jobs, run_id="one run", rounds=len(step_ms), **head)
 
 
-def measured(folder, name, step_ms, loaded=(), **head):
-    """A run of a round for each time of a step, those whose number is in `loaded` beside other load."""
-    rounds = [
-        timing(f"timing-{number}", [ms, ms], [ms, ms], **(LOADED if number in loaded else {}))
-        for number, ms in enumerate(step_ms, start=1)
-    ]
-    jobs = [correctness(), *rounds, memory(8), [status("trace")]]
-    write_run(folder / name, name=name, jobs=jobs, run_id="one run", rounds=len(step_ms), **head)
-
-
-def pruned(folder, step_ms, loaded=()):
-    measured(folder, "fast_rnnt-pruned", step_ms, loaded, exact=False)
-
-
-@pytest.fixture
-def crowded(tmp_path):
+def test_no_winner_and_no_ratio_is_in_a_verdict_of_rounds_beside_load(tmp_path):
     """Load in every round turned two losses around."""
-    log = tmp_path / "log"
-    measured(log, "torchaudio", [3000, 3100, 3200], loaded=(1, 2, 3))
-    measured(log, "k2", [1000, 1010, 1020], loaded=(1, 2, 3))
-    pruned(log, [2200, 2210, 2220], loaded=(1, 2, 3))
-    return log
-
-
-def test_no_winner_and_no_ratio_is_in_a_verdict_of_rounds_beside_load(crowded):
-    text = summarize(crowded, details=False)
-    table, _, ending = text.partition("VERDICT")
-    assert "36 of 36 samples ran beside other load (others used 90% of the CPU)" in " ".join(table.split())
-    assert ending.count("withheld") >= 2 and "fastest exact: withheld" in " ".join(ending.split())
-    assert "x the time" not in ending
+    made(tmp_path, loaded=(1, 2, 3), torchaudio=[3000, 3100, 3200], k2=[1000, 1010, 1020])
+    table, _, ending = summarize(tmp_path, details=False).partition("VERDICT")
+    assert has_words(" ".join(table.split()), "24 of 24 samples ran beside other load", "90%")
+    assert "fastest exact: withheld" in " ".join(ending.split()) and "x the time" not in ending
     assert "smallest exact" in ending  # which load does not change
-    for name in ("torchaudio", "k2", "fast_rnnt-pruned"):
-        (line,) = [line for line in table.splitlines() if line.startswith(f"{name} ")]
-        assert "busy" in line.split() and "fastest" not in line.split() and "slower" not in line.split()
-
-
-def test_files_have_fields_for_it(crowded):
-    for row in read_rows(crowded):
+    for row in read_rows(tmp_path):
         assert row["status"] == "ok" and row["loaded_samples"] == 12 and row["others_cpu"] == pytest.approx(0.9)
-        assert row["loaded_rounds"]["step"] == ["1", "2", "3"]
         assert row["against_fastest"]["beside_load"] and row["against_fastest"]["verdict"] == BESIDE_LOAD
 
 
 def test_a_quiet_run_says_nothing_of_load(tmp_path):
-    measured(tmp_path, "torchaudio", [300, 301, 302])
-    measured(tmp_path, "k2", [100, 101, 102])
+    made(tmp_path, torchaudio=[300, 301, 302], k2=[100, 101, 102])
     text = summarize(tmp_path, details=False)
     assert "other load" not in text and "busy" not in text.split() and "fastest exact: k2" in " ".join(text.split())
 
 
 def test_rounds_beside_load_are_left_out_where_three_others_are_there(tmp_path):
-    measured(tmp_path, "torchaudio", [100, 101, 102, 4300], loaded=(4,))
-    measured(tmp_path, "k2", [200, 201, 202, 3000], loaded=(4,))
+    made(tmp_path, loaded=(4,), torchaudio=[100, 101, 102, 4300], k2=[200, 201, 202, 3000])
     text = " ".join(summarize(tmp_path, details=False).split())
     assert has_words(text, "8 of 32 samples", "load") and "ratios leave these rounds out" in text
     assert "fastest exact: torchaudio" in text and has_words(text, "next", "k2", "1.99x")
@@ -241,16 +266,16 @@ def test_rounds_beside_load_are_left_out_where_three_others_are_there(tmp_path):
     assert k2["against_fastest"]["rounds"] == 3 and not k2["against_fastest"]["beside_load"]
 
 
-def test_a_loss_of_one_round_is_compared_where_only_other_rounds_were_loaded():
-    """A loop in Python is measured in the first round alone."""
-    medians = {"step": {str(number): {"0": 10.0} for number in range(1, 6)}}
-    fast = Row("a", kind="exact", run_id="one", round_medians_ms=medians, loaded_rounds={"step": ["4", "5"]})
-    slow = Row("b", kind="exact", run_id="one", round_medians_ms={"step": {"1": {"0": 500.0}}})
-    (_, standing) = ranking.standings([fast, slow], "step")
-    assert not standing.beside_load and not fast.is_beside_load("step")
-    fast.loaded_rounds = {"step": ["1", "2", "3"]}
-    (_, standing) = ranking.standings([fast, slow], "step")
-    assert standing.beside_load and fast.is_beside_load("step")
+@pytest.mark.parametrize(
+    "loaded, words, others", [((2, 5), "slower 2.0", "beside"), ((1, 2, 4, 5, 6), "beside load", "slower")]
+)
+def test_a_comparison_leaves_out_rounds_beside_load(loaded, words, others, tmp_path):
+    """Six rounds, the second loss twice as slow in quiet ones; no verdict where fewer than three are quiet."""
+    slowed = [[base * (times if at in loaded else 1) for at in range(1, 7)] for base, times in ((100, 43), (200, 15))]
+    made(tmp_path, loaded, torchaudio=slowed[0], k2=[ms + at for at, ms in enumerate(slowed[1])])
+    done = run("rnnt-bench", "compare", "--in", tmp_path, "torchaudio", "k2")
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("k2 ") and " step " in line]
+    assert all(word in row for word in words.split()) and others not in row, done.stdout
 
 
 def simulated(chance, loaded_rounds, flagged):
@@ -284,119 +309,3 @@ def test_load_on_some_rounds_announces_no_wrong_winner(count):
     assert winners.count("a") >= 50 if count <= 7 else winners.count(None) == 60
     unaware = [named(simulated(chance, rounds, flagged=False)) for rounds in runs]
     assert ("b" in unaware) == (count >= 6)  # the load is enough to turn them around
-
-
-# Rounds that are measured again.
-
-
-class Shared(Executor):
-    """Two losses on a machine that others use too.
-
-    load_of: round -> for each time that it is measured, whether others are busy then; quiet after these.
-    disturbed: how many looks find the machine busy before it is quiet.
-    seen: (implementation, job) of each process.
-    """
-
-    def __init__(self, load_of, disturbed=0, fails=None):
-        self.load_of = {number: list(busy) for number, busy in load_of.items()}
-        self.disturbed, self.fails, self.seen, self.looks = disturbed, fails, [], 0
-
-    def disturbance(self, settings, seconds=0.0):
-        self.looks += 1
-        if self.looks > self.disturbed + 1:  # the first look is before measuring
-            return ""
-        time.sleep(0.01)
-        return "load 24 on 2 cores"
-
-    def execute(self, job, *_):
-        self.seen.append((job.implementation, job.name))
-        if self.fails:
-            self.fails(self)
-        if job.pass_name != "timing":
-            return {"correctness": correctness(), "memory": memory(8)}[job.pass_name]
-        times = [name for _, name in self.seen].count(job.name)
-        plan = self.load_of.get(job.round, [])
-        busy = plan[(times - 1) // 2] if (times - 1) // 2 < len(plan) else False
-        ms = 10 if job.implementation == "torchaudio" else 20
-        return timing(job.name, [50 * ms if busy else ms] * 2, [ms] * 2, **(LOADED if busy else {}))
-
-    def rounds(self):
-        """Count how often each round of the first loss was measured."""
-        names = [name for loss, name in self.seen if loss == "torchaudio" and name.startswith("timing")]
-        return {name: names.count(name) for name in dict.fromkeys(names)}
-
-
-def shared(tmp_path, on, *words):
-    """The exit code of a benchmark of three rounds on such a machine."""
-    given = benchmark_flags("--passes", "timing,memory", "--rounds", "3", "--limits", "false", *words)
-    given.log_dir = tmp_path / "log"
-    return benchmark.benchmark(["torchaudio", "k2"], given, executor=on)
-
-
-def test_rounds_beside_load_are_measured_again_as_a_whole_when_the_machine_is_quiet(tmp_path, capsys):
-    on = Shared({2: [True], 3: [True, True]}, disturbed=3)
-    assert shared(tmp_path, on, "--wait", "60") == 0
-    assert on.rounds() == {"timing-1": 1, "timing-2": 2, "timing-3": 3}
-    assert {name for _, name in on.seen[-2:]} == {"timing-3"} and {loss for loss, _ in on.seen[-2:]} == {
-        "torchaudio",
-        "k2",
-    }
-    assert "rounds 2, 3 ran beside other load" in capsys.readouterr().err
-    for row in read_rows(tmp_path / "log"):
-        assert row["status"] == "ok" and row["loaded_samples"] == 0 and row["rounds"] == 3
-    assert "fastest exact: torchaudio" in " ".join(summarize(tmp_path / "log", details=False).split())
-    kept = (tmp_path / "log" / "k2-2" / "results.jsonl").read_text()
-    assert kept.count('"loaded"') == 3 * 4  # of the first attempts: nothing is dropped
-
-
-@pytest.mark.parametrize("words, again", [(["--wait", "0"], 0), ([], 0), (["--wait", "60"], 3)])
-def test_at_most_as_many_rounds_again_as_were_planned(tmp_path, words, again):
-    """The quick preset takes none again by itself."""
-    on = Shared({number: [True] * 9 for number in (1, 2, 3)})
-    shared(tmp_path, on, *words)
-    assert sum(on.rounds().values()) == 3 + again
-    assert "withheld" in summarize(tmp_path / "log", details=False)
-
-
-def test_resume_measures_those_rounds_again_alone(tmp_path):
-    shared(tmp_path, Shared({1: [True]}), "--wait", "0")
-    on = Shared({})
-    assert shared(tmp_path, on, "--wait", "60", "--resume") == 0
-    assert {name for _, name in on.seen} == {"timing-1"} and len(on.seen) == 2
-    assert "withheld" not in summarize(tmp_path / "log", details=False)
-
-
-def test_what_was_measured_stays_where_a_round_again_is_stopped_or_fails(tmp_path):
-    def stop(on):
-        if on.seen[-1] == ("k2", "timing-1") and on.seen.count(("k2", "timing-1")) == 2:
-            raise Interrupted([status("timing-1", "interrupted", "stopped by the user")])
-
-    assert shared(tmp_path, Shared({1: [True]}, fails=stop), "--wait", "60") == 130
-    assert {row["status"] for row in read_rows(tmp_path / "log")} == {"ok"}
-    assert {row["rounds"] for row in read_rows(tmp_path / "log")} == {3}
-
-
-# Comparisons.
-
-
-def compared(tmp_path, loaded, names=("torchaudio", "k2")):
-    """The lines of a comparison of two losses of one run of six rounds, the second 2.0 times slower in quiet rounds."""
-    measured(tmp_path / "log", names[0], [100 * (43 if at in loaded else 1) for at in range(1, 7)], loaded)
-    measured(tmp_path / "log", names[1], [200 * (15 if at in loaded else 1) + at for at in range(1, 7)], loaded)
-    done = run("compare.py", "--in", str(tmp_path / "log"), *names)
-    assert done.returncode == 0, done.stderr
-    table, _, ending = done.stdout.partition("VERDICT")
-    (row,) = [line.split() for line in table.splitlines() if line.startswith(f"{names[1]} ") and " step " in line]
-    return row, " ".join(ending.split())
-
-
-def test_a_comparison_leaves_out_rounds_beside_load(tmp_path):
-    row, ending = compared(tmp_path, loaded={2, 5})
-    assert "slower" in row and any(word.startswith("2.0") for word in row) and "beside load" not in ending
-
-
-def test_a_comparison_of_rounds_beside_load_has_no_verdict(tmp_path):
-    row, ending = compared(tmp_path, loaded={1, 2, 4, 5, 6})
-    assert "beside" in row and "faster" not in row and "slower" not in row
-    assert "beside load:" in ending and "samples ran beside other load" in ending.replace("new ones ran", "samples ran")
-    assert "faster:" not in ending and "slower:" not in ending
