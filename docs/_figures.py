@@ -262,7 +262,7 @@ def written(page: str) -> str:
 
 
 def write() -> None:
-    """Write all pages anew, but for pictures (see _picture.py and _screens.py)."""
+    """Write all pages anew, but for pictures (see _screens.py)."""
     for path in PAGES:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
 

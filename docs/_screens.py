@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Draw pictures of the report of committed records: `docs/_screens.py results/FOLDER`, with chromium and selenium.
+"""Take the pictures of docs/ in a browser: `docs/_screens.py [results/FOLDER]`, with chromium and selenium.
 
-The pictures are docs/report-*.png: the upper part of the page on a screen, light and dark, on a phone and on paper.
+time-memory.png: time against memory; the losses that one can choose from are large and have names, all others are small
+and grey.  report-*.png: the upper part of the report, light and dark, on a phone and on paper.
 """
 
 from __future__ import annotations
@@ -9,18 +10,26 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import List
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs"), str(ROOT / "tests")]
 
+from _figures import CHOICES  # noqa: E402
 from browsers import Browser  # noqa: E402
 
 from common import command  # noqa: E402
-from common.analysis import logs  # noqa: E402
-from common.show import writing  # noqa: E402
+from common.analysis import logs, verdict  # noqa: E402
+from common.analysis.row import Row  # noqa: E402
+from common.core.text import number  # noqa: E402
+from common.present import scales  # noqa: E402
+from common.present.section import Section  # noqa: E402
+from common.present.style import NEUTRAL, Figure, axis_of, layout, marker, points  # noqa: E402
+from common.show import page, trade_off, writing  # noqa: E402
 
-command.register()
-
+FOLDER = "results/2026-11-24-amd-epyc-2-cores"
+SMALL, LARGE, WINNER = 8, 20, 30  # pixels of a marker
+WIDTH, HEIGHT = 900, 430  # pixels
 #: Name -> how the page is opened, and how many pixels of it are shown.
 SCREENS = {
     "light": ({"width": 1440}, 1900),
@@ -30,12 +39,40 @@ SCREENS = {
 }
 
 
-def main(folder: str) -> None:
-    paths = [Path(folder)]
+def picture(rows: List[Row]) -> Figure:
+    """Return the plot of rows of one configuration, without those of another environment than their own."""
+    both, _, at = trade_off.known([row for row in rows if "@" not in row.name])
+    pick = verdict.fastest(rows)
+    data = []
+    for row, (ms, mb) in sorted(zip(both, at), key=lambda pair: pair[0].name in CHOICES):
+        if row.name not in CHOICES:
+            data.append(points(row.name, [(ms, mb)], {"symbol": "circle", "size": SMALL, "color": NEUTRAL}))
+        elif pick is not None and row is pick.row:
+            words = f"<b>{row.name}: {number(ms / 1e3, 2)} s, {number(mb, 1)} MB</b>"
+            text = {"mode": "markers+text", "text": [words], "textposition": "top left"}
+            data.append(points(row.name, [(ms, mb)], marker(row.look, WINNER), **text))
+        else:
+            text = {"mode": "markers+text", "text": [row.marked], "textposition": "top center"}
+            data.append(points(row.name, [(ms, mb)], marker(row.look, LARGE), **text))
+    across, up = (scales.span([point[axis] for point in at]) for axis in (0, 1))
+    frame = layout(HEIGHT, None, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up))
+    title = "Time and memory of a training step (lower left is better; grey: other losses)"
+    return Figure("picture", title, "", title, data, frame)
+
+
+def main(folder: str = FOLDER) -> None:
+    """Write the pictures of the runs in a folder."""
+    command.register()
+    paths = [ROOT / folder]
+    log = logs.read_any(paths)
     with TemporaryDirectory() as scratch:
-        report = writing.write(logs.read_any(paths), Path(scratch) / "report.html", paths)
+        report = writing.write(log, Path(scratch) / "report.html", paths)
+        drawn = page.assembled([Section("picture", "", figures=[picture(log.groups[0].rows)])], Path(scratch), "", "")
+        (Path(scratch) / "picture.html").write_text(drawn, encoding="utf-8")
         browser = Browser(Path(scratch) / "profile")
         try:
+            browser.open(Path(scratch) / "picture.html", width=WIDTH)
+            browser.screenshot(ROOT / "docs" / "time-memory.png", of="figure")
             for name, (how, height) in SCREENS.items():
                 browser.open(report, **how)
                 if name == "paper":

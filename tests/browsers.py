@@ -99,19 +99,14 @@ class Browser:
             "(error) => done([String(error)]))"
         )
 
-    def screenshot(self, path: Path, height: int) -> None:
-        """The upper `height` pixels of the page, seen or not, as PNG: laid out without a scroll bar."""
-        clip = {"x": 0, "y": 0, "width": self.js("innerWidth"), "height": height, "scale": 1}
+    def screenshot(self, path: Path, height: int = 0, of: str = "body") -> None:
+        """The element that `of` selects, seen or not, or the upper `height` pixels of the page, as PNG."""
+        box = self.js("document.querySelector(arguments[0]).getBoundingClientRect()", of)
+        clip = {"x": box["x"], "y": box["y"], "width": box["width"], "height": box["height"], "scale": 2}
+        if height:
+            clip = {"x": 0, "y": 0, "width": self.js("innerWidth"), "height": height, "scale": 1}
         taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         path.write_bytes(base64.b64decode(taken["data"]))
-
-    def printed(self) -> bytes:
-        """The page as PDF, on A4."""
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-        paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True}
-        data = self.driver.execute_cdp_cmd("Page.printToPDF", paper)["data"]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
-        return base64.b64decode(data)
 
     def close(self) -> None:
         self.driver.quit()
