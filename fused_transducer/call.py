@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from fused_transducer.lattices import Lattice, check_topology, lattice_of
+from fused_transducer.lattices import TOPOLOGIES, Lattice, check_topology, lattice_of
 
-#: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01, snake is x + sin(x)^2.
-ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "silu", "gelu", "leaky_relu", "snake")
+#: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01.
+ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu")
 REDUCTIONS = ("none", "sum", "mean")
 
 
@@ -29,19 +29,28 @@ class Call:
     targets: torch.Tensor
     T_lengths: torch.Tensor
     U_lengths: torch.Tensor
-    blank: int
-    activation: str
-    fastemit_lambda: float
-    negligible: float
-    tile_cells: int
     seed: Optional[torch.Tensor] = None
+    blank: int = 0
+    activation: str = "tanh"
+    fastemit_lambda: float = 0.0
+    negligible: float = 0.0
+    tile_cells: int = 0
     dropout: float = 0.0
     delay_penalty: float = 0.0
     label_smoothing: float = 0.0
     topology: str = "regular"
-    durations: Tuple[int, ...] = ()
     sigma: float = 0.0
     skip: float = 0.0
+    durations: Tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tensors: Sequence[Optional[torch.Tensor]], options: Sequence[float]) -> Call:
+        """Return the call of the tensors, the seed last, and of what `packed` made of its options."""
+        named: Dict[str, Any] = dict(zip(OPTIONS, options))
+        named.update({name: int(named[name]) for name in ("blank", "tile_cells")})
+        named["activation"] = ACTIVATIONS[int(named["activation"])]
+        named["topology"] = TOPOLOGIES[int(named["topology"])]
+        return cls(*tensors, **named, durations=tuple(map(int, options[len(OPTIONS) :])))
 
     @property
     def lattice(self) -> Lattice:
@@ -85,6 +94,18 @@ class Call:
     @property
     def device(self) -> torch.device:
         return self.encoder_out.device
+
+
+#: The options of a Call in their order, but durations, which are the last.
+OPTIONS = [field.name for field in fields(Call)][8:-1]
+
+
+def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
+    """Return options that were checked as one list of numbers, which an operator of PyTorch takes as one argument."""
+    given = {"negligible": 0.0, "topology": "regular", "activation": "tanh", **options}
+    given["activation"] = ACTIVATIONS.index(given["activation"])
+    given["topology"] = TOPOLOGIES.index(given["topology"])
+    return [*(float(given.get(name) or 0) for name in OPTIONS), *map(float, durations)]
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:

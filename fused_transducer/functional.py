@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fused_transducer import operators, paths
 from fused_transducer.backends import KEPT_BYTES, PACKED, backend_of
-from fused_transducer.call import Call, accumulated, check_options, check_shapes, check_tensors, check_weights
+from fused_transducer.call import Call, accumulated, check_options, check_shapes, check_tensors, check_weights, packed
 from fused_transducer.lattices import MIXED
 
 
@@ -67,8 +67,7 @@ def transducer_loss(
         targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What is beyond an
         utterance's lengths is never read.
     The joiner
-        activation: "none", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "leaky_relu" (of slope 0.01) or
-        "snake" (x + sin(x)^2).
+        activation: "none", "tanh", "relu", "sigmoid" or "leaky_relu" (of slope 0.01).
         dropout: the probability with which an activation is 0; the others are multiplied with 1 / (1 - dropout).
         dropout_seed: an integer, or an int64 tensor on encoder_out's device, which chooses the mask: the same on every
         backend.  None: drawn from torch's generator of that device.
@@ -164,11 +163,12 @@ def transducer_loss(
             kept_cells -= max(0, cells - kept_cells) // 4
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
-    losses, dropped, arcs, _ = losses_of(
-        *given, int(blank), activation, float(fastemit_lambda), float(negligible), int(tile_cells or 0), backend,
-        gradient, cells, kept_cells, seed, float(dropout), float(delay_penalty), float(label_smoothing),
-        topology, [int(duration) for duration in durations], float(sigma), float(skip),
+    options = packed(
+        durations, blank=blank, activation=activation, fastemit_lambda=fastemit_lambda, negligible=negligible,
+        tile_cells=tile_cells, dropout=dropout, delay_penalty=delay_penalty, label_smoothing=label_smoothing,
+        topology=topology, sigma=sigma, skip=skip,
     )  # fmt: skip
+    losses, dropped, arcs, _ = losses_of(*given, seed, options, backend, gradient, cells, kept_cells)
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra = (dropped,) if return_dropped else ()
     if return_posteriors:
@@ -213,10 +213,8 @@ def align(
     )
     device = given.encoder_out.device
     backend = backend_of(device.type, given.encoder_out.dtype, backend)
-    lattice.update(durations=tuple(map(int, durations)), sigma=float(sigma), skip=float(skip))
-    call = Call(
-        *given, int(blank), activation, 0.0, 0.0, int(tile_cells or 0), delay_penalty=float(delay_penalty), **lattice
-    )
+    options = packed(**lattice, blank=blank, activation=activation, tile_cells=tile_cells, delay_penalty=delay_penalty)
+    call = Call.of((*given, None), options)
     with torch.no_grad():
         arcs = operators.log_probabilities(call, backend)
         lengths = given.T_lengths.to(device), given.U_lengths.to(device)

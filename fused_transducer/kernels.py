@@ -55,13 +55,7 @@ def _activate(x, KIND: tl.constexpr):
     if KIND == 3:
         x = _sigmoid(x)
     if KIND == 4:
-        x = x * _sigmoid(x)
-    if KIND == 5:
-        x = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-    if KIND == 6:
         x = tl.where(x < 0, 0.01 * x, x)
-    if KIND == 7:
-        x = x + tl.sin(x) * tl.sin(x)
     return x
 
 
@@ -77,14 +71,7 @@ def _slope(x, KIND: tl.constexpr):
         s = _sigmoid(x)
         x = s * (1.0 - s)
     if KIND == 4:
-        s = _sigmoid(x)
-        x = s * (1.0 + x * (1.0 - s))
-    if KIND == 5:
-        x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
-    if KIND == 6:
         x = tl.where(x > 0, 1.0, 0.01)
-    if KIND == 7:
-        x = 1.0 + tl.sin(2.0 * x)
     return x
 
 

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from functools import cache
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -24,11 +24,15 @@ MANY, AT_ONCE = 1024, 512
 _first = threading.Lock()
 
 
+def _of(kind: Any, names: str) -> List[Tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class LatticeArc(ctypes.Structure):
     """`LatticeArc` of csrc/problem.h, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("dt", "du")),
+        *_of(ctypes.c_int64, "dt du"),
         ("parts", ctypes.c_int64 * 2),
         ("then_blank", ctypes.c_int64),
         ("weight", ctypes.c_double),
@@ -39,63 +43,16 @@ class Problem(ctypes.Structure):
     """`Problem` of csrc/problem.h, field by field."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "N",
-                "T",
-                "U1",
-                "H",
-                "V",
-                "blank",
-                "activation",
-                "drop_below",
-                "is_double",
-                "is_bfloat16",
-                "gradient",
-                "threads",
-                "tile_cells",
-                "kept_cells",
-                "normalised",
-                "extra",
-                "of_symbols",
-                "normaliser",
-                "label_ends",
-                "arc_count",
-                "encoder_n",
-                "encoder_t",
-                "decoder_n",
-                "decoder_u",
-            )  # fmt: skip
+        *_of(
+            ctypes.c_int64,
+            "N T U1 H V blank activation drop_below is_double is_bfloat16 gradient threads tile_cells kept_cells "
+            "normalised extra of_symbols normaliser label_ends arc_count encoder_n encoder_t decoder_n decoder_u",
         ),
-        *(
-            (name, ctypes.c_double)
-            for name in ("negligible", "fastemit_lambda", "delay_penalty", "label_smoothing", "keep_scale")
-        ),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "encoder",
-                "decoder",
-                "weight",
-                "bias",
-                "grad_losses",
-                "targets",
-                "T_lengths",
-                "U_lengths",
-                "lattice_arcs",
-                "first_cells",
-                "seed",
-                "arcs",
-                "kept",
-                "losses",
-                "dropped",
-                "d_encoder",
-                "d_decoder",
-                "d_weight",
-                "d_bias",
-                "workspace",
-            )  # fmt: skip
+        *_of(ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing keep_scale"),
+        *_of(
+            ctypes.c_void_p,
+            "encoder decoder weight bias grad_losses targets T_lengths U_lengths lattice_arcs first_cells seed arcs "
+            "kept losses dropped d_encoder d_decoder d_weight d_bias workspace",
         ),
     ]
 

@@ -1,6 +1,7 @@
 """The loss as operators of PyTorch: `fused_transducer::losses` and `fused_transducer::gradients`.
 
 torch.compile, FakeTensor, autocast and autograd know them by this registration; what they compute is in the backends.
+Both take the seven tensors of a call, the seed of dropout, and its options as one list (`call.packed`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from fused_transducer.call import (
     check_values,
 )
 
+Four = Tuple[Tensor, Tensor, Tensor, Tensor]
+
 
 def _check(call: Call, backend: str) -> None:
     """Raise ValueError for arguments with which a backend would read or write outside their memory."""
@@ -36,18 +39,19 @@ def _check(call: Call, backend: str) -> None:
     backend_of(call.device.type, call.encoder_out.dtype, backend)
 
 
+def _cells(call: Call, backend: str) -> int:
+    if PACKED[backend]:
+        return int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum())
+    return call.N * call.T * call.U1
+
+
 def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
     """Raise ValueError or RuntimeError where the lengths, arcs and kept do not belong together."""
-    cells = call.N * call.T * call.U1
     if PACKED[backend]:
         check_lengths(call)
-        cells = int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum())
-    rows, dtype = module_of(backend).rows(call), accumulated(call.encoder_out.dtype)
-    if (
-        arcs.dim() != 2
-        or len(arcs) != rows
-        or not (cells <= arcs.shape[1] if PACKED[backend] else cells == arcs.shape[1])
-    ):
+    cells, rows, dtype = _cells(call, backend), module_of(backend).rows(call), accumulated(call.encoder_out.dtype)
+    fits = arcs.dim() == 2 and len(arcs) == rows
+    if not fits or not (cells <= arcs.shape[1] if PACKED[backend] else cells == arcs.shape[1]):
         raise RuntimeError(
             f"arcs has the shape {tuple(arcs.shape)}, but the utterances have {cells} cells, with {rows} numbers each: "
             "a traced graph takes only lengths with as many cells as those it was traced with"
@@ -62,9 +66,7 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
             )
 
 
-def _saved(
-    call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int) -> Four:
     """Return uninitialised (losses, dropped, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     losses, dropped = new((call.N,), dtype=torch.float64), new((call.N,), dtype=torch.float64)
@@ -81,34 +83,19 @@ def losses(
     targets: Tensor,
     T_lengths: Tensor,
     U_lengths: Tensor,
-    blank: int,
-    activation: str,
-    fastemit_lambda: float,
-    negligible: float,
-    tile_cells: int,
+    seed: Optional[Tensor],
+    options: List[float],
     backend: str,
     gradient: bool,
     cells: int,
     kept_cells: int,
-    seed: Optional[Tensor] = None,
-    dropout: float = 0.0,
-    delay_penalty: float = 0.0,
-    label_smoothing: float = 0.0,
-    topology: str = "regular",
-    durations: Optional[List[int]] = None,
-    sigma: float = 0.0,
-    skip: float = 0.0,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (losses (N,), dropped (N,), arcs, kept).
 
     dropped: the shares of the posterior that backward drops, float64 like the losses.  For backward (with `gradient`):
     arcs with room for `cells`, and the logits of `kept_cells` cells.
     """
-    call = Call(
-        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
-        label_smoothing, topology, tuple(durations or ()), sigma, skip,
-    )  # fmt: skip
+    call = Call.of((encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, seed), options)
     _check(call, backend)
     check_values(call)
     saved = _saved(call, backend, gradient, cells, kept_cells)
@@ -119,28 +106,16 @@ def losses(
 
 
 @losses.register_fake
-def _(
-    encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-    blank, activation, fastemit_lambda, negligible, tile_cells, backend, gradient, cells, kept_cells,
-    seed=None, dropout=0.0, delay_penalty=0.0, label_smoothing=0.0,
-    topology="regular", durations=None, sigma=0.0, skip=0.0,
-):  # fmt: skip
-    call = Call(
-        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
-        label_smoothing, topology, tuple(durations or ()), sigma, skip,
-    )  # fmt: skip
-    return _saved(call, backend, gradient, cells, kept_cells)
+def _(*arguments):
+    tensors, (options, *how) = arguments[:8], arguments[8:]
+    return _saved(Call.of(tensors, options), *how)
 
 
 def log_probabilities(call: Call, backend: str) -> Tensor:
     """Return the arcs of `losses` with the log-probability of each part of each cell."""
     _check(call, backend)
     check_values(call)
-    cells = call.N * call.T * call.U1
-    if PACKED[backend]:
-        cells = int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum())
-    saved = _saved(call, backend, True, cells, 0)
+    saved = _saved(call, backend, True, _cells(call, backend), 0)
     module_of(backend).forward(call, False, *saved)
     return saved[2]
 
@@ -167,24 +142,13 @@ def gradients(
     targets: Tensor,
     T_lengths: Tensor,
     U_lengths: Tensor,
-    blank: int,
-    activation: str,
-    negligible: float,
-    tile_cells: int,
+    seed: Optional[Tensor],
+    options: List[float],
     backend: str,
     wanted: List[bool],
-    seed: Optional[Tensor] = None,
-    dropout: float = 0.0,
-    label_smoothing: float = 0.0,
-    topology: str = "regular",
-    durations: Optional[List[int]] = None,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
-    call = Call(
-        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, 0.0, negligible, tile_cells, seed, dropout, 0.0, label_smoothing,
-        topology, tuple(durations or ()),
-    )  # fmt: skip
+    call = Call.of((encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, seed), options)
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
     if grad_losses.shape != (call.N,):
@@ -196,38 +160,26 @@ def gradients(
 
 
 @gradients.register_fake
-def _(
-    grad_losses, arcs, kept, encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-    blank, activation, negligible, tile_cells, backend, wanted, seed=None, dropout=0.0,
-    label_smoothing=0.0, topology="regular", durations=None,
-):  # fmt: skip
-    call = Call(
-        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, 0.0, negligible, tile_cells, seed, dropout, 0.0, label_smoothing,
-        topology, tuple(durations or ()),
-    )  # fmt: skip
-    a, b, c, d = (x.to(encoder_out.dtype) for x in _gradients(call, wanted))
+def _(*arguments):
+    call = Call.of(arguments[3:11], arguments[11])
+    a, b, c, d = (x.to(call.encoder_out.dtype) for x in _gradients(call, arguments[13]))
     return a, b, c, d
 
 
 def _save(ctx, inputs, output) -> None:
-    ctx.blank, ctx.activation, _, ctx.negligible, ctx.tile_cells, ctx.backend = inputs[7:13]
-    seed, ctx.dropout, _, ctx.label_smoothing, ctx.topology, ctx.durations = inputs[16:22]
+    *tensors, ctx.options, ctx.backend, _, _, _ = inputs
     _, dropped, arcs, kept = output
     ctx.mark_non_differentiable(dropped, arcs, kept)
-    ctx.save_for_backward(*inputs[:7], arcs, kept, seed)
+    ctx.save_for_backward(arcs, kept, *tensors)
 
 
-def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
+def _backward_of(gradients_of: Callable[..., Four]) -> Callable[..., Any]:
     """Return the backward of `losses` that calls `gradients`, or the Function around it."""
 
     def backward(ctx, grad_losses, *_):
-        *tensors, arcs, kept, seed = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:4])
-        options = ctx.blank, ctx.activation, ctx.negligible, ctx.tile_cells, ctx.backend
-        options = *options, wanted, seed, ctx.dropout, ctx.label_smoothing, ctx.topology, ctx.durations
-        made = gradients_of(grad_losses, arcs, kept, *tensors, *options)
-        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 20))
+        made = gradients_of(grad_losses, *ctx.saved_tensors, ctx.options, ctx.backend, wanted)
+        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 9))
 
     return backward
 

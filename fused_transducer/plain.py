@@ -34,15 +34,6 @@ def _sigmoid_slope(x: Tensor) -> Tensor:
     return s * (1 - s)
 
 
-def _silu_slope(x: Tensor) -> Tensor:
-    s = x.sigmoid()
-    return s * (1 + x * (1 - s))
-
-
-def _gelu_slope(x: Tensor) -> Tensor:
-    return (1 + torch.erf(x * 0.5**0.5)) / 2 + x * torch.exp(-0.5 * x * x) * (0.5 / torch.pi) ** 0.5
-
-
 class Activation(NamedTuple):
     """An elementwise function and its derivative, both of x."""
 
@@ -55,10 +46,7 @@ ACTIVATIONS = {
     "tanh": Activation(torch.tanh, lambda x: 1 - x.tanh().square()),
     "relu": Activation(torch.relu, lambda x: (x > 0).to(x.dtype)),
     "sigmoid": Activation(torch.sigmoid, _sigmoid_slope),
-    "silu": Activation(torch.nn.functional.silu, _silu_slope),
-    "gelu": Activation(torch.nn.functional.gelu, _gelu_slope),
     "leaky_relu": Activation(torch.nn.functional.leaky_relu, lambda x: torch.full_like(x, 0.01).masked_fill_(x > 0, 1)),
-    "snake": Activation(lambda x: x + x.sin().square(), lambda x: 1 + (2 * x).sin()),
 }
 #: Factors and bits of the hash of dropout's mask: csrc/activations.h has the same.
 FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1

@@ -129,16 +129,9 @@ _NAMES: Dict[str, Callable[[Any], bool]] = {
     "tanh": lambda layer: isinstance(layer, nn.Tanh),
     "relu": lambda layer: isinstance(layer, nn.ReLU),
     "sigmoid": lambda layer: isinstance(layer, nn.Sigmoid),
-    "silu": lambda layer: isinstance(layer, nn.SiLU) or (_is(layer, "Swish") and getattr(layer, "beta", 1) == 1),
-    "gelu": lambda layer: isinstance(layer, nn.GELU) and layer.approximate == "none",
     "leaky_relu": lambda layer: isinstance(layer, nn.LeakyReLU) and layer.negative_slope == 0.01,
     "none": lambda layer: isinstance(layer, nn.Identity),
 }
-
-
-def _is(layer: nn.Module, name: str) -> bool:
-    """Return whether a layer's class has this name: ESPnet, WeNet and SpeechBrain each have a Swish of their own."""
-    return type(layer).__name__ == name
 
 
 def activation_name(layer: nn.Module) -> str:

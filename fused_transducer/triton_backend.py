@@ -1,4 +1,4 @@
-"""The Triton backend: launches `kernels` and `persistent`.
+"""The Triton backend: launches `kernels`.
 
 It runs on CUDA, or on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
 
@@ -100,49 +100,11 @@ BLOCKS = {
 }
 
 
-#: Blocks of the kernels of `persistent` by compute capability: a block's activations and two blocks of the weight fit
-#: its shared memory.  Elsewhere they spill (10.0) or do not fit (8.6, 8.9), by the compiled code.
-KEPT = {
-    (8, 0): {
-        "arcs_of_cells": Blocks(BM=64, BV=32, BH=512, num_stages=3),
-        "gradients_of_cells": Blocks(BM=64, BV=32, BH=512, num_stages=3),
-    },
-    (9, 0): {
-        "arcs_of_cells": Blocks(BM=128, BV=32, BH=128, num_stages=2),
-        "gradients_of_cells": Blocks(BM=128, BV=32, BH=64, num_stages=2),
-    },
-}
-#: Columns of the activations that a block can keep.
-WIDEST = 512
-#: Activations that spill there before compute capability 9.0, as dropout does.
-SPILLING = ("gelu", "snake")
-
-
 def _blocks(product: str, dtype: torch.dtype, launch: _Launch) -> Blocks:
     """Return the blocks of a product, no larger than V and H ask."""
     blocks = BLOCKS[product, torch.finfo(dtype).bits // 8][bool(launch.gpu and launch.gpu.capability >= (9, 0))]
-    return _no_larger(blocks, launch.call)
-
-
-def _no_larger(blocks: Blocks, call: Call) -> Blocks:
-    """Return blocks with no more columns than V and H ask."""
-    BV, BH = (max(16, 1 << (size - 1).bit_length()) for size in (call.V, call.H))
+    BV, BH = (max(16, 1 << (size - 1).bit_length()) for size in (launch.call.V, launch.call.H))
     return blocks._replace(BV=min(blocks.BV, BV), BH=min(blocks.BH, BH))
-
-
-def _kept(kernel: str, dtype: torch.dtype, launch: _Launch) -> Optional[Blocks]:
-    """Return the blocks of a kernel of `persistent` for numbers of `dtype`, or None where `kernels` does its work."""
-    from triton import language as tl
-
-    call, capability = launch.call, launch.gpu.capability if launch.gpu else (8, 0)
-    if capability not in KEPT or launch.HP > WIDEST or torch.finfo(dtype).bits != 16:
-        return None
-    if launch.gpu and capability < (9, 0) and (call.drop_below or call.activation in SPILLING):
-        return None
-    if call.topology != "regular" or not hasattr(tl, "tuple"):  # an older Triton has no tuples of blocks
-        return None
-    blocks = _no_larger(KEPT[capability][kernel], call)
-    return None if launch.HP % blocks.BH else blocks  # products with padding would take longer than is saved
 
 
 def _ceil(a: int, b: int) -> int:
@@ -262,19 +224,6 @@ class _Launch:
             weight, how = torch.stack([high, weight - high]), how._replace(PRECISION="halves")
         return weight, {**strides, **how._asdict()}
 
-    def layer(self, blocks: Blocks) -> Tuple[Tensor, Tensor]:
-        """Return the weight and the bias as the kernels of `persistent` take them."""
-        call, columns = self.call, _ceil(self.call.V, blocks.BV) * blocks.BV
-        weight = torch.nn.functional.pad(call.weight.detach(), (0, self.HP - call.H, 0, columns - call.V)).contiguous()
-        bias = weight.new_full((columns,), -float("inf"), dtype=torch.float32)
-        bias[: call.V] = 0 if call.bias is None else call.bias.detach()
-        return weight, bias
-
-    def kept(self, blocks: Blocks, dtype: torch.dtype) -> Dict[str, Any]:
-        """Return the arguments of a kernel of `persistent` that its call fixes."""
-        sizes = {"V": self.call.V, "HP": self.HP, "OPERAND": self.products(dtype).OPERAND}
-        return {**sizes, **self.smoothing, **self.activation, **blocks._asdict(), "STAGES": blocks.num_stages}
-
     def rows(self, size: int, BM: int) -> int:
         """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have `size` bytes; a power
         of two where the batch has fewer cells, since kernels are compiled for it."""
@@ -318,11 +267,7 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
     launch = _Launch(call)
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)  # in the padding, arcs of no path
-    kept = _kept("arcs_of_cells", call.weight.dtype, launch)
-    if kept is None:
-        _arcs_of_tiles(launch, arcs)
-    else:
-        _arcs_of_cells(launch, arcs, kept)
+    _arcs_of_tiles(launch, arcs)
     dropped.zero_()
     if call.topology not in REGULAR_ARCS:
         return _walk(launch, gradient, losses, dropped, arcs)
@@ -331,22 +276,6 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
         arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, call.T, call.U1, call.negligible,
         1 + call.fastemit_lambda,
         GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
-    )  # fmt: skip
-
-
-def _arcs_of_cells(launch: _Launch, arcs: Tensor, blocks: Blocks) -> None:
-    """Fill arcs by one kernel whose programs take all blocks of cells in turn."""
-    from fused_transducer import persistent
-
-    call = launch.call
-    cells_of = launch.T_lengths * (launch.U_lengths + 1)
-    ends = ((cells_of + blocks.BM - 1) // blocks.BM).cumsum(0, dtype=torch.int32)
-    most = call.N * _ceil(call.T * call.U1, blocks.BM)
-    weight, bias = launch.layer(blocks)
-    persistent.arcs_of_cells[(min(launch.multiprocessors, most),)](
-        launch.encoder, launch.decoder, weight, bias, launch.targets, launch.T_lengths, launch.U_lengths, ends, arcs,
-        launch.cells, call.N, call.T, call.U1, call.blank, float(call.delay_penalty), *launch.strides, launch.seed,
-        **launch.kept(blocks, call.weight.dtype),
     )  # fmt: skip
 
 
@@ -428,7 +357,7 @@ def backward(
 
 def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]) -> None:
     """grad_losses: contiguous, since the gradient of `losses.sum()` is one number expanded to (N,)."""
-    from fused_transducer import kernels, persistent
+    from fused_transducer import kernels
 
     d_encoder, d_decoder, d_weight, d_bias = gradients
     launch, cells = _Launch(call), arcs.shape[1]
@@ -440,12 +369,8 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     dtype = torch.bfloat16 if call.weight.dtype == torch.bfloat16 else torch.float32
     blocks = _blocks("inputs", dtype, launch)
     back, of_back = launch.weights(dtype, "V")
-    kept = _kept("gradients_of_cells", dtype, launch)
-    if kept:
-        layer_of_kept = launch.layer(kept)
-    else:
-        weight, of_weight = launch.weights(call.weight.dtype, "H")
-        of_forward = _blocks("logits", call.weight.dtype, launch)  # the logits are made again as forward made them
+    weight, of_weight = launch.weights(call.weight.dtype, "H")
+    of_forward = _blocks("logits", call.weight.dtype, launch)  # the logits are made again as forward made them
     rows = launch.rows(torch.finfo(dtype).bits // 8, blocks.BM)
     of_inputs = d_encoder is not None or d_decoder is not None
     activations = torch.empty(rows, launch.HP, dtype=dtype, device=call.device)
@@ -458,19 +383,12 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     for tile in range(0, cells, rows):
         if tile and tile >= count.wait():  # the first tile does not ask, so that the GPU works while the host waits
             break
-        if kept:
-            persistent.gradients_of_cells[(min(launch.multiprocessors, _ceil(rows, kept.BM)),)](
-                launch.encoder, launch.decoder, *layer_of_kept, launch.targets, launch.U_lengths, arcs, grad_losses,
-                numbers, positions, activations, of_logits, cells, tile, rows, call.T, call.U1, call.blank,
-                *launch.strides, launch.seed, VP=launch.VP, WEIGHT=d_weight is not None, **launch.kept(kept, dtype),
-            )  # fmt: skip
-        else:
-            launch.activate(activations, tile, 1, (numbers, positions), ADDED)
-            kernels.logit_gradients[(_ceil(rows, of_forward.BM),)](
-                activations, weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
-                positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.smoothing,
-                **launch.flags, **of_weight, **of_forward._asdict(),
-            )  # fmt: skip
+        launch.activate(activations, tile, 1, (numbers, positions), ADDED)
+        kernels.logit_gradients[(_ceil(rows, of_forward.BM),)](
+            activations, weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
+            positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.smoothing,
+            **launch.flags, **of_weight, **of_forward._asdict(),
+        )  # fmt: skip
         if layer is not None:
             layer.add(activations, of_logits, positions, tile)
         if not of_inputs:

@@ -10,13 +10,13 @@ It is a process of its own, since it takes the place of Triton's driver.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -34,7 +34,7 @@ from triton.runtime import driver  # noqa: E402
 from common.data import batching, shapes  # noqa: E402
 from common.present.table import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
-from fused_transducer import kernels, persistent, triton_backend  # noqa: E402
+from fused_transducer import kernels, triton_backend  # noqa: E402
 from fused_transducer.call import Call  # noqa: E402
 
 #: Multiprocessors, and bytes of shared memory that a block may have, of A100, A10, L4, H100 and B200.
@@ -42,12 +42,10 @@ GPUS = {80: (108, 163 * 1024), 86: (72, 99 * 1024), 89: (58, 99 * 1024), 90: (13
 UTTERANCES = 30
 #: The share of the cells that have a gradient under random logits.
 WITH_GRADIENT = 0.54
-KERNELS = {
-    **dict.fromkeys(("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients"), kernels),
-    **dict.fromkeys(("input_gradients", "weight_gradients", "add_to_encoder", "add_to_decoder"), kernels),
-    **dict.fromkeys(("by_diagonals", "walk", "posteriors"), kernels),
-    **dict.fromkeys(("arcs_of_cells", "gradients_of_cells"), persistent),
-}
+KERNELS = (
+    *("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients", "input_gradients"),
+    *("weight_gradients", "add_to_encoder", "add_to_decoder", "by_diagonals", "walk", "posteriors"),
+)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -92,9 +90,9 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
     gpu = triton_backend.Gpu(GPUS[architecture][0], divmod(architecture, 10))
     triton_backend._gpu = lambda device: gpu
     launches: List[Dict[str, Any]] = []
-    for name, module in KERNELS.items():
-        kernel = getattr(module, name)
-        setattr(module, name, Recorded(kernel.kernel if isinstance(kernel, Recorded) else kernel, launches))
+    for name in KERNELS:
+        kernel = getattr(kernels, name)
+        setattr(kernels, name, Recorded(kernel.kernel if isinstance(kernel, Recorded) else kernel, launches))
     return launches
 
 
@@ -106,7 +104,7 @@ def width(V: int) -> int:
 #: Options of a call that are not those of every step.
 CALLS: Dict[str, Dict[str, Any]] = {
     "": {},
-    "recipe": {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1},
+    "recipe": {"activation": "sigmoid", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1},
     "tdt": {"topology": "tdt", "durations": (0, 1, 2, 3, 4), "sigma": 0.05},
     "multi-blank": {"topology": "multi-blank", "durations": (2, 4, 8), "sigma": 0.05},
     "constrained": {"topology": "constrained"},
@@ -120,12 +118,10 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, option
     that are no padding; options: a name of CALLS."""
     N, U1, H = UTTERANCES, U + 1, width(V)
     V += len(CALLS[options].get("durations", ()))
-    call = Call(
-        torch.empty(N, T, H, dtype=dtype), torch.empty(N, U1, H, dtype=dtype), torch.empty(V, H, dtype=dtype),
-        torch.empty(V, dtype=dtype), torch.empty(N, U, dtype=torch.int64), torch.empty(N, dtype=torch.int64),
-        torch.empty(N, dtype=torch.int64), 0, "tanh", 0.0, 1e-8, 0,
-    )  # fmt: skip
-    call = replace(call, **CALLS[options])
+    sizes, integers = ((N, T, H), (N, U1, H), (V, H), (V,)), ((N, U), (N,), (N,))
+    tensors = [*(torch.empty(size, dtype=dtype) for size in sizes)]
+    tensors += [torch.empty(size, dtype=torch.int64) for size in integers]
+    call = Call(*tensors, negligible=1e-8, **CALLS[options])
     losses, none_kept = torch.empty(N, dtype=torch.float64), torch.empty(0, V)
     arcs = torch.empty(triton_backend.rows(call), N * T * U1)
     triton_backend.forward(call, True, losses, torch.empty_like(losses), arcs, none_kept)
@@ -136,8 +132,7 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, option
 
 def resources(compiled: Any) -> Dict[str, Any]:
     """Return what a compiled kernel takes: registers and bytes of stack of a thread, bytes of shared memory of a block,
-    its warps and instructions, how many of these are the innermost loop that multiplies matrices, and the matrix unit
-    that its PTX uses ("" for none)."""
+    its warps and instructions, and the matrix unit that its PTX uses ("" for none)."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -154,27 +149,8 @@ def resources(compiled: Any) -> Dict[str, Any]:
         "shared": compiled.metadata.shared,
         "warps": compiled.metadata.num_warps,
         "instructions": len(re.findall(r"^\s*/\*[0-9a-f]+\*/", code.stdout, re.MULTILINE)),
-        "in_loop": in_loop(code.stdout),
         "unit": unit,
     }
-
-
-def in_loop(code: str) -> int:
-    """Return the instructions of the shortest loop of disassembled code that multiplies matrices; 0 without one."""
-    labels: Dict[str, int] = {}
-    instructions: List[str] = []
-    lengths = []
-    for line in code.splitlines():
-        label = re.match(r"(\.L_x_\d+):", line)
-        if label:
-            labels[label[1]] = len(instructions)
-        elif re.match(r"\s*/\*[0-9a-f]+\*/", line):
-            instructions.append(line)
-            jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
-            body = instructions[labels[jump[1]] :] if jump and jump[1] in labels else []
-            if any("MMA" in instruction for instruction in body):
-                lengths.append(len(body))
-    return min(lengths, default=0)
 
 
 def drawn_batches(count: int) -> List[Any]:
@@ -219,24 +195,15 @@ def specialisations(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, 
 
 def table() -> str:
     """Return the table of the launches: a line for each GPU, V and dtype; of the lattice and the four kernels that
-    multiply, registers, kB of shared memory, bytes of stack, and instructions.  A star: the kernel of `persistent`."""
+    multiply, registers, kB of shared memory, bytes of stack, and instructions."""
     shown = ("log_probabilities", "lattice", "logit_gradients", "input_gradients", "weight_gradients")
-    instead = {"log_probabilities": "arcs_of_cells", "logit_gradients": "gradients_of_cells"}
     lines = []
-    for architecture in GPUS:
-        for V in (500, 4096):
-            for dtype in ("float32", "bfloat16"):
-                command = [sys.executable, __file__, str(architecture), str(V), dtype]
-                made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-                names = [name if name in made["kernels"] else instead[name] for name in shown]
-                taken = [made["kernels"][name] for name in names]
-                cells = [
-                    f"{kernel['registers']} / {kernel['shared'] // 1024} / {kernel['stack']} / {kernel['instructions']}"
-                    + ("" if name in shown else "*")
-                    for name, kernel in zip(names, taken)
-                ]
-                first = [f"sm_{architecture}", str(V), dtype, str(len(made["launches"]))]
-                lines.append([*first, *cells, taken[0]["unit"]])
+    for case in itertools.product(map(str, GPUS), ("500", "4096"), ("float32", "bfloat16")):
+        done = subprocess.run([sys.executable, __file__, *case], capture_output=True, text=True, check=True)
+        made = json.loads(done.stdout)
+        taken = [made["kernels"][name] for name in shown]
+        cells = [f"{of['registers']} / {of['shared'] // 1024} / {of['stack']} / {of['instructions']}" for of in taken]
+        lines.append([f"sm_{case[0]}", *case[1:], str(len(made["launches"])), *cells, taken[0]["unit"]])
     return markdown_of(["target", Column("V"), "dtype", Column("launches a step"), *shown, "tensor cores"], lines)
 
 

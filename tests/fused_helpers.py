@@ -24,10 +24,7 @@ ACTIVATIONS = {
     "tanh": torch.tanh,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
     "leaky_relu": torch.nn.functional.leaky_relu,
-    "snake": lambda x: x + x.sin() ** 2,
 }
 
 
@@ -144,7 +141,7 @@ def lattice_problem(topology: str, lengths, **options: Any) -> Problem:
 
     V counts the symbols alone.
     """
-    options = {"topology": topology, **LATTICES[topology], "negligible": 0.0, **options}
+    options = {"topology": topology, **LATTICES.get(topology, {}), "negligible": 0.0, **options}
     V = options.pop("V", 11)
     case = problem(lengths, V=V + len(options.get("durations", ())), **options)
     case.targets = case.targets % (V - 1)
@@ -211,55 +208,35 @@ def topology_of(options: Dict[str, Any]):
     return replace(topologies.TOPOLOGIES[options.get("topology", "regular")], **parameters)
 
 
-def by_arcs(case: Problem):
-    """Return what `right` does, for any lattice, with FastEmit and the delay penalty as defined on its arcs."""
+def right(case: Problem, large: bool = False):
+    """Return the losses of the oracle in float64, or of `vectorised`, and the gradients of their sum by name: for any
+    lattice, with FastEmit and the delay penalty as defined on its arcs."""
     from common.losses import oracle, topologies
 
-    leaves, topology = case.leaves(torch.float64), topology_of(case.options)
-    mask = mask_of(case) if case.options.get("dropout") else None
-    logits = logits_of(leaves, case.options.get("activation", "tanh"), mask)
-    following = topologies.next_targets(case.targets, *logits.shape[1:3])
-    parts = topology.parts(logits, following, case.options.get("blank", 0))
+    options, leaves = case.options, case.leaves(torch.float64)
+    mask, blank = mask_of(case) if options.get("dropout") else None, options.get("blank", 0)
+    logits = logits_of(leaves, options.get("activation", "tanh"), mask)
+    if large:
+        losses = vectorised(logits, case.targets, case.T_lengths, case.U_lengths, blank)
+        losses.sum().backward()
+        return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
+    topology = topology_of(options)
+    parts = topology.parts(logits, topologies.next_targets(case.targets, *logits.shape[1:3]), blank)
+    if options.get("label_smoothing"):
+        parts = torch.lerp(parts, logits.log_softmax(-1).mean(-1, keepdim=True), options["label_smoothing"])
     losses, derivatives = torch.zeros(len(parts), dtype=torch.float64), torch.zeros_like(parts)
     for n, (T, U) in enumerate(case.lengths):
         leaf = parts[n, :T, : U + 1].detach().clone().requires_grad_()
         early = (T - 1) / 2 - torch.arange(T, dtype=torch.float64).view(T, 1, 1)
         is_label = (torch.arange(leaf.shape[-1]) == 1).double()
-        arcs = topology.arcs(leaf + case.options.get("delay_penalty", 0.0) * early * is_label)
+        arcs = topology.arcs(leaf + options.get("delay_penalty", 0.0) * early * is_label)
         likelihood, posteriors = oracle.lattice(arcs)
-        factors = [1 + arc.du * case.options.get("fastemit_lambda", 0.0) for arc in arcs]
+        factors = [1 + arc.du * options.get("fastemit_lambda", 0.0) for arc in arcs]
         pairs = zip(arcs, posteriors, factors)
         sums = sum((arc.weight.masked_fill(mass == 0, 0) * mass * factor).sum() for arc, mass, factor in pairs)
         losses[n], (derivatives[n, :T, : U + 1],) = -likelihood, torch.autograd.grad(-sums, leaf)
     parts.backward(derivatives)
     return losses, {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
-
-
-def right(case: Problem, large: bool = False):
-    """Return the oracle's losses, or those of `vectorised`, and the gradients of their sum by name.
-
-    On the regular lattice with a fastemit_lambda no target may be the blank."""
-    from common.losses import oracle
-
-    if case.options.get("topology", "regular") != "regular":
-        return by_arcs(case)
-    leaves = case.leaves(torch.float64)
-    mask = mask_of(case) if case.options.get("dropout") else None
-    logits, blank = logits_of(leaves, case.options.get("activation", "tanh"), mask), case.options.get("blank", 0)
-    if large:
-        losses = vectorised(logits, case.targets, case.T_lengths, case.U_lengths, blank)
-    else:
-        losses = oracle.losses(logits, case.targets, case.lengths, blank)
-    fastemit_lambda = case.options.get("fastemit_lambda", 0.0)
-    if fastemit_lambda:
-        log_probs = logits.log_softmax(-1)
-        arcs = log_probs.detach().requires_grad_()
-        oracle.arc_losses(arcs, case.targets, case.lengths, blank).sum().backward()
-        arcs.grad[..., torch.arange(arcs.shape[-1]) != blank] *= 1 + fastemit_lambda
-        log_probs.backward(arcs.grad)
-    else:
-        losses.sum().backward()
-    return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
 
 
 def computed(case: Problem, **options):

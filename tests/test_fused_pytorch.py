@@ -1,128 +1,103 @@
-"""fused_transducer as a part of PyTorch: registration, torch.compile, autocast, modules, refusals."""
+"""fused_transducer as a part of PyTorch: registration, torch.compile, autocast, modules, transforms and refusals.
+
+Also sizes that do not fit, and values that change between forward and backward.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
-from typing import ContextManager
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES, Problem, computed, error, errors, problem, right
+from fused_helpers import (
+    ACTIVATIONS,
+    NAMES,
+    Problem,
+    computed,
+    error,
+    errors,
+    lattice_problem,
+    logits_of,
+    problem,
+    right,
+    use,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fused_transducer
-from fused_transducer import TransducerLoss, native, plain, transducer_loss
-from fused_transducer.call import Call
+from fused_transducer import TDTLoss, TransducerLoss, align, native, plain, transducer_loss
+from fused_transducer.call import Call, packed
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
+LARGE = [(60, 30), (60, 30)]
+EXACT = {"negligible": 0.0}
+BACKENDS = pytest.mark.parametrize("backend", ["native", "torch"])
 
 
-def cells_of(case: Problem) -> int:
-    return int((case.T_lengths * (case.U_lengths + 1)).sum())
+def integers(case):
+    return case.targets, case.T_lengths, case.U_lengths
 
 
-def arguments(case: Problem, backend: str, cells: int):
-    values = (0, "tanh", 0.0, 1e-8, 0, backend, True, cells, 0)
-    return (*case.leaves(), case.targets, case.T_lengths, case.U_lengths, *values)
+def of_operator(case: Problem, backend: str, cells=None, kept=0, gradient=True, **options):
+    """Return the arguments of the operator `losses`, with room for the cells of the batch or for `cells`."""
+    (N, T, _), U1 = case.tensors[0].shape, case.tensors[1].shape[1]
+    room = int((case.T_lengths * (case.U_lengths + 1)).sum()) if backend == "native" else N * T * U1
+    options = packed(**{"negligible": 1e-8, **options})
+    return [*case.leaves(), *integers(case), None, options, backend, gradient, room if cells is None else cells, kept]
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_the_operators_registration(backend):
-    case = problem(RAGGED, dtype=torch.float32)
-    cells = cells_of(case) if backend == "native" else 3 * 9 * 6
-    torch.library.opcheck(
-        torch.ops.fused_transducer.losses.default,
-        arguments(case, backend, cells),
-        test_utils=(
-            *("test_schema", "test_autograd_registration", "test_faketensor"),
-            *(["test_aot_dispatch_dynamic"] if backend == "torch" else []),  # native's room follows from the lengths
-        ),
-    )
+# -- operators -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@BACKENDS
 @pytest.mark.parametrize("V", [11, 1100])
-def test_the_gradients_registration(backend, V):
-    case = problem([(5, 2), (4, 1)], V=V, dtype=torch.float32)
-    cells = cells_of(case) if backend == "native" else 2 * 5 * 3
-    given = arguments(case, backend, cells)
+def test_the_registration_of_both_operators(backend, V):
+    given = of_operator(problem([(5, 2), (4, 1)], V=V, dtype=torch.float32), backend)
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    tests += ["test_aot_dispatch_dynamic"] if backend == "torch" else []  # native's room follows from the lengths
+    torch.library.opcheck(torch.ops.fused_transducer.losses.default, tuple(given), test_utils=tests)
     _, _, arcs, kept = torch.ops.fused_transducer.losses(*given)
-    given = (torch.ones(2, dtype=torch.float64), arcs, kept, *(tensor.detach() for tensor in given[:7]))
-    torch.library.opcheck(
-        torch.ops.fused_transducer.gradients.default,
-        (*given, 0, "tanh", 1e-8, 0, backend, [True, False, True, True]),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    tensors = [x.detach() if isinstance(x, torch.Tensor) else x for x in given[:10]]
+    of_gradients = (torch.ones(2, dtype=torch.float64), arcs, kept, *tensors, [True, False, True, True])
+    operator = torch.ops.fused_transducer.gradients.default
+    torch.library.opcheck(operator, of_gradients, test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize(
-    "backend, compiler",
-    [("native", "aot_eager"), ("torch", "aot_eager"), ("native", "inductor")],
-)
-def test_compiled_as_one_graph(backend, compiler):
-    settings: ContextManager[None] = nullcontext()
-    if compiler == "inductor":
-        import torch._inductor.config as config
-
-        settings = config.patch(compile_threads=1)  # a pool of processes takes longer to start
-    case = problem(RAGGED, negligible=0.0, backend=backend)
-    expected, leaves = right(case), case.leaves()
-    with settings:
-        losses = torch.compile(case.loss, fullgraph=True, backend=compiler)(leaves)  # for inductor no C++ to compile
-        losses.sum().backward()
-    assert error(losses.detach(), expected[0]) < 1e-12
-    assert all(error(leaf.grad, expected[1][name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
+@BACKENDS
+@pytest.mark.parametrize("cells, kept, gradient", [(1, 0, True), (0, 0, True), (10**6, 7, False)], ids=str)
+def test_the_operator_refuses_sizes_that_do_not_fit(backend, cells, kept, gradient):
+    case = problem(LARGE, dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="cells|shape"):
+        torch.ops.fused_transducer.losses(*of_operator(case, backend, cells, kept, gradient))
 
 
-def test_a_compiled_graph_keeps_logits():
-    case = problem([(5, 3), (7, 1)], dtype=torch.float32)
-    leaves = case.leaves()
-    losses = torch.compile(case.loss, fullgraph=True, backend="aot_eager")(leaves, backend="native", keep_bytes=5_000)
-    losses.sum().backward()
-    expected, gradients = computed(case, backend="native", keep_bytes=0)
-    assert torch.equal(losses.detach(), expected)
-    assert all(torch.equal(leaf.grad, gradients[name]) for name, leaf in zip(NAMES, leaves))
+WRONG = {
+    0: [torch.ones(3, dtype=torch.float64)],  # the gradient of three losses
+    1: [torch.zeros(2, 5), torch.zeros(1, 3720), torch.zeros(2, 3720, dtype=torch.float64)],
+    2: [torch.zeros(3720, 3)],
+    5: [torch.zeros(40, 12)],  # the weight of 40 symbols
+    7: [torch.ones(2, 7, dtype=torch.long)],
+    8: [torch.tensor([60000, 60000])],  # lengths beyond the frames
+}
 
 
-def test_compiled_with_other_lengths_and_bad_ones():
-    case = problem([(9, 4), (9, 4)], negligible=0.0)
-    compiled = torch.compile(
-        lambda leaves, T_lengths: transducer_loss(
-            *leaves, case.targets, T_lengths, case.U_lengths, reduction="none", negligible=0.0
-        ),
-        fullgraph=True,
-        backend="aot_eager",
-    )
-    for lengths in ([9, 9], [3, 1]):
-        case.T_lengths = torch.tensor(lengths)
-        assert error(compiled(case.leaves(), case.T_lengths).detach(), right(case)[0]) < 1e-12
-    with pytest.raises(ValueError, match="utterance 1"):
-        compiled(case.leaves(), torch.tensor([9, 10]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_computes_in_its_dtype_and_gives_gradients_in_theirs(dtype):
-    case = problem(RAGGED, H=40, dtype=torch.float32, scale=0.5)
-    cast = Problem([tensor.to(dtype) for tensor in case.tensors], case.targets, case.T_lengths, case.U_lengths)
-    leaves = case.leaves()
-    with torch.autocast("cpu", dtype):
-        losses = case.loss(leaves)
-    losses.sum().backward()
-    assert losses.dtype == torch.float32 and torch.equal(losses.detach(), computed(cast)[0])
-    assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
-    assert max(error(leaf.grad, computed(cast)[1][name].float()) for name, leaf in zip(NAMES, leaves)) < 1e-6
-
-
-def test_second_derivatives_are_refused():
-    case = problem(RAGGED)
-    leaves = case.leaves()
-    (gradient,) = torch.autograd.grad(case.loss(leaves).sum(), leaves[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivative"):
-        gradient.square().sum().backward()
+@BACKENDS
+def test_the_operator_of_gradients_refuses_what_does_not_belong_together(backend):
+    given = of_operator(problem(LARGE, dtype=torch.float32), backend)
+    _, _, arcs, kept = torch.ops.fused_transducer.losses(*given)
+    for index, tensors in WRONG.items():
+        for wrong in tensors if backend == "native" or index != 8 else []:  # torch checks what indexes its tensors
+            arguments = [torch.ones(2, dtype=torch.float64), arcs, kept, *given[:10], [True] * 4]
+            arguments[index] = wrong
+            with pytest.raises((RuntimeError, ValueError)):
+                torch.ops.fused_transducer.gradients(*arguments)
 
 
 class Products(TorchDispatchMode):
@@ -135,203 +110,400 @@ class Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "wanted, each",
-    [(("bias",), 1), (("weight",), 2), (("encoder_out",), 2), (("encoder_out", "decoder_out"), 2), (NAMES, 3)],
-    ids=str,
-)
+@pytest.mark.parametrize("wanted, each", [(("bias",), 1), (("weight",), 2), (NAMES[:2], 2), (NAMES, 3)], ids=str)
 def test_frozen_inputs_skip_their_products(wanted, each):
     """The plain code computes three products a tile: the logits, the weight's gradient and that of both outputs."""
     case, tiles = problem([(6, 3)]), 3
-    values, inputs = (0, "tanh", 0.0, 0.0, 8), (*case.tensors, case.targets, case.T_lengths, case.U_lengths)
-    _, _, arcs, kept = torch.ops.fused_transducer.losses(*inputs, *values, "torch", True, 24, 0)
+    given = of_operator(case, "torch", tile_cells=8, negligible=0.0)
+    _, _, arcs, kept = torch.ops.fused_transducer.losses(*given)
     gradients = [torch.zeros_like(tensor) if name in wanted else None for name, tensor in zip(NAMES, case.tensors)]
+    call = Call.of([*case.tensors, *integers(case), None], given[8])
     with Products() as made:
-        plain.backward(Call(*inputs, *values), torch.ones(1, dtype=torch.float64), arcs, kept, gradients)
+        plain.backward(call, torch.ones(1, dtype=torch.float64), arcs, kept, gradients)
     assert made.count == each * tiles
 
 
-def test_the_dropped_share_needs_no_gradient():
-    case = problem(RAGGED)
-    losses, dropped = case.loss(case.leaves(), return_dropped=True)
-    assert losses.requires_grad and not dropped.requires_grad and dropped.shape == (3,)
+# -- graphs --------------------------------------------------------------------------------------------------------
 
 
-def test_hooks_and_accumulation():
+@pytest.mark.parametrize(
+    "compiler, options",
+    [
+        ("aot_eager", {"backend": "torch"}),
+        ("inductor", {"backend": "native"}),  # it has no C++ to compile
+        ("aot_eager", {"backend": "native", "dropout": 0.3, "dropout_seed": 9, "keep_bytes": 5_000}),
+        ("aot_eager", {"backend": "native", "topology": "tdt"}),
+        ("aot_eager", {"backend": "torch", "topology": "star"}),
+    ],
+    ids=str,
+)
+def test_compiled_as_one_graph(compiler, options):
+    import torch._inductor.config as config
+
+    case = lattice_problem(**{"topology": "regular", "lengths": [(9, 3), (7, 2)], **options})
+    expected, leaves = right(case), case.leaves()
+    with config.patch(compile_threads=1):  # a pool of processes takes longer to start
+        losses = torch.compile(case.loss, fullgraph=True, backend=compiler)(leaves)
+        losses.sum().backward()
+    assert error(losses.detach(), expected[0]) < 1e-12
+    assert all(error(leaf.grad, expected[1][name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
+
+
+def test_a_compiled_graph_draws_a_seed_each_time_and_gives_posteriors():
+    case = problem(RAGGED, H=40, dropout=0.5)
+    compiled = torch.compile(lambda leaves: case.loss(leaves), fullgraph=True, backend="aot_eager")
+    assert not torch.equal(compiled(case.leaves()), compiled(case.leaves()))
     case = problem(RAGGED)
+    with torch.no_grad():
+        posteriors = torch.compile(case.loss, fullgraph=True, backend="aot_eager")(case.tensors, return_posteriors=True)
+        assert error(posteriors[1], case.loss(case.tensors, return_posteriors=True)[1]) < 1e-12
+
+
+def test_compiled_with_other_lengths_and_bad_ones():
+    case = problem([(9, 4), (9, 4)], negligible=0.0)
+
+    def loss(leaves, T_lengths):
+        return transducer_loss(*leaves, case.targets, T_lengths, case.U_lengths, reduction="none", negligible=0.0)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for lengths in ([9, 9], [3, 1]):
+        case.T_lengths = torch.tensor(lengths)
+        assert error(compiled(case.leaves(), case.T_lengths).detach(), right(case)[0]) < 1e-12
+    with pytest.raises(ValueError, match="utterance 1"):
+        compiled(case.leaves(), torch.tensor([9, 10]))
+
+
+@BACKENDS
+def test_a_traced_graph_refuses_more_cells_than_it_was_traced_with(backend, monkeypatch):
+    use(backend, monkeypatch)
+    case, large = problem(RAGGED, dtype=torch.float32), problem(LARGE, dtype=torch.float32)
+    given = [*case.leaves(), *integers(case)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: torch.jit is deprecated
+        traced = torch.jit.trace(lambda *tensors: transducer_loss(*tensors), given, check_trace=False)
+    assert traced(*given).item() == pytest.approx(transducer_loss(*given).item())
+    with pytest.raises(RuntimeError):
+        traced(*large.leaves(), *integers(large))
+
+
+@BACKENDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_shapes_and_dtypes_without_values(backend, dtype, reduction):
+    """On the meta device and in FakeTensorMode."""
+    from torch._subclasses import FakeTensorMode
+
+    case = problem(RAGGED, dtype=dtype)
+    expected = case.loss(case.leaves(), reduction=reduction)
+    mode = FakeTensorMode()
+    for convert in (lambda x: x.to("meta"), mode.from_tensor):
+        leaves = [convert(x).requires_grad_() for x in case.tensors]
+        on_meta = leaves[0].device.type == "meta"
+        with torch.enable_grad() if on_meta else mode:
+            options = {"reduction": reduction, "backend": "torch" if on_meta else backend}
+            loss = transducer_loss(*leaves, *map(convert, integers(case)), **options)
+            loss.sum().backward()
+        assert (loss.shape, loss.dtype) == (expected.shape, expected.dtype)
+        assert all((leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, dtype) for leaf in leaves)
+
+
+# -- autograd ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_its_dtype_and_gives_gradients_in_theirs(dtype):
+    case = problem(RAGGED, H=40, dtype=torch.float32, scale=0.5)
+    expected = computed(Problem([tensor.to(dtype) for tensor in case.tensors], *integers(case)))
     leaves = case.leaves()
-    seen = []
+    with torch.autocast("cpu", dtype):
+        losses = case.loss(leaves)
+    losses.sum().backward()
+    assert losses.dtype == torch.float32 and torch.equal(losses.detach(), expected[0])
+    for name, leaf in zip(NAMES, leaves):
+        assert leaf.grad.dtype == torch.float32 and error(leaf.grad, expected[1][name].float()) < 1e-6
+
+
+def test_hooks_accumulation_a_retained_graph_and_no_second_derivative():
+    case = problem(RAGGED)
+    leaves, seen = case.leaves(), []
     leaves[2].register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
-    for _ in range(2):
-        case.loss(leaves).sum().backward()
+    losses = case.loss(leaves)
+    losses.sum().backward(retain_graph=True)
+    losses.sum().backward()
     assert len(seen) == 2 and error(seen[1], 2 * seen[0]) < 1e-12
+    (gradient,) = torch.autograd.grad(case.loss(leaves).sum(), leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        gradient.square().sum().backward()
 
 
-def test_deterministic_on_request():
-    case = problem(RAGGED, H=40, dtype=torch.float32)
-    torch.use_deterministic_algorithms(True)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_keeps_the_mask(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    case, gradients = problem(RAGGED, H=40, dropout=0.3, **EXACT), []
+    for wrap in (lambda function, *given: function(*given), checkpoint):
+        leaves = case.leaves()
+        torch.manual_seed(3)
+        options = {"use_reentrant": reentrant} if wrap is checkpoint else {}
+        wrap(lambda *given: case.loss(list(given)), *leaves, **options).sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+@BACKENDS
+@pytest.mark.parametrize("changed", ["T_lengths", "U_lengths", "targets"])
+@pytest.mark.parametrize("way", ["numpy", "data"])
+def test_what_changes_after_forward_does_not_change_the_gradient(backend, changed, way):
+    """A loader that uses its buffer again, and `.data`: autograd's version counter sees neither."""
+    case = problem([(5, 4), (4, 2)], backend=backend, **EXACT)
+    _, expected = right(case)
+    buffer = getattr(case, changed).numpy().copy()
+    setattr(case, changed, torch.from_numpy(buffer))
+    leaves = case.leaves()
+    losses = case.loss(leaves)
+    if way == "numpy":
+        buffer[:] = 1
+    else:
+        getattr(case, changed).data = torch.full_like(getattr(case, changed), 60000)
+    losses.sum().backward()
+    assert all(error(leaf.grad, expected[name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
+
+
+@BACKENDS
+def test_functional_gradients_are_those_of_backward_and_forward_mode_is_refused(backend, monkeypatch):
+    from torch.autograd import forward_ad
+
+    use(backend, monkeypatch)
+    case = problem(RAGGED)
+    _, gradients = computed(case)
+    made = torch.func.grad(lambda tensors: case.loss(tensors).sum())(case.tensors)
+    assert all(torch.equal(x, gradients[name]) for name, x in zip(NAMES, made))
+    module = TransducerLoss(12, 11, dtype=torch.float64)
+    inputs = (*case.tensors[:2], *integers(case))
+    module(*inputs).backward()
+    parameters = dict(module.named_parameters())
+    made = torch.func.grad(lambda given: torch.func.functional_call(module, given, inputs))(parameters)
+    assert all(torch.equal(made[name], parameter.grad) for name, parameter in parameters.items())
+    tangents = tuple(torch.ones_like(x) for x in case.tensors)
+    with pytest.raises(RuntimeError, match="forward-mode"):
+        torch.func.jvp(lambda *tensors: case.loss(list(tensors)), tuple(case.tensors), tangents)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode"):
+        case.loss([*case.tensors[:2], forward_ad.make_dual(case.tensors[2], tangents[2]), case.tensors[3]])
+
+
+@contextmanager
+def process_group(path: Path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
     try:
-        for backend in ("native", "torch"):
-            first, again = computed(case, backend=backend), computed(case, backend=backend)
-            assert all(torch.equal(first[1][name], again[1][name]) for name in NAMES)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-def test_under_ddp(tmp_path):
-    """Its hooks get each gradient once, and what they return becomes the gradient."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    case = problem(RAGGED, dtype=torch.float32)
-    module = TransducerLoss(12, 11)
-    module(*case.tensors[:2], case.targets, case.T_lengths, case.U_lengths).backward()
-    expected = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
-    module.zero_grad()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'ddp'}", rank=0, world_size=1)
-    try:
-        ddp, seen = DistributedDataParallel(module), []
-
-        def hook(state, bucket):
-            seen.append(bucket.buffer().numel())
-            done = torch.futures.Future()
-            done.set_result(2 * bucket.buffer())
-            return done
-
-        ddp.register_comm_hook(None, hook)
-        ddp(*case.tensors[:2], case.targets, case.T_lengths, case.U_lengths).backward()
-        assert sum(seen) == 11 * 12 + 11
-        for name, parameter in module.named_parameters():
-            assert error(parameter.grad, 2 * expected[name]) < 1e-6
+        yield
     finally:
         torch.distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-def test_a_sharded_weight(tmp_path):
-    """The weight of a module that FSDP wraps is whole; a sharded weight alone is refused."""
+def test_under_ddp_and_fsdp(tmp_path):
+    """DDP's hooks get each gradient once, and what they return becomes the gradient.  The weight of a module that FSDP
+    wraps is whole; a sharded weight alone is refused."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
 
     case = problem(RAGGED, dtype=torch.float32)
-    inputs = (*case.tensors[:2], case.targets, case.T_lengths, case.U_lengths)
+    inputs = (*case.tensors[:2], *integers(case))
     module = TransducerLoss(output=torch.nn.Linear(12, 11))
     expected = module(*inputs)
     expected.backward()
-    gradient = module.output_linear.weight.grad.clone()
+    gradients = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
     module.zero_grad()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'fsdp'}", rank=0, world_size=1)
-    try:
+
+    def hook(state, bucket):
+        done = torch.futures.Future()
+        done.set_result(2 * bucket.buffer())
+        return done
+
+    with process_group(tmp_path / "group"):
+        ddp = DistributedDataParallel(module)
+        ddp.register_comm_hook(None, hook)
+        ddp(*inputs).backward()
+        assert all(error(p.grad, 2 * gradients[name]) < 1e-6 for name, p in module.named_parameters())
+        module.zero_grad()
         fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
         loss = module(*inputs)
         loss.backward()
-        assert loss.item() == pytest.approx(expected.item())
-        assert error(module.output_linear.weight.grad.full_tensor(), gradient) < 1e-6
         sharded = module.output_linear
+        assert loss.item() == pytest.approx(expected.item())
+        assert error(sharded.weight.grad.full_tensor(), gradients["output_linear.weight"]) < 1e-6
         sharded._forward_pre_hooks.clear()
         module.reshard()
         with pytest.raises(ValueError, match="sharded"):
             transducer_loss(*case.tensors[:2], sharded.weight, None, *inputs[2:])
-    finally:
-        torch.distributed.destroy_process_group()
 
 
-# -- the module ----------------------------------------------------------------------------------------------------
+# -- modules -------------------------------------------------------------------------------------------------------
 
 
-def test_the_module_owns_the_output_layer():
-    torch.manual_seed(0)
-    case = problem(RAGGED, H=12, V=11, dtype=torch.float32)
-    module = TransducerLoss(12, 11, reduction="sum", negligible=0.0)
-    case.tensors[2:] = [module.output_linear.weight, module.output_linear.bias]
-    expected = right(case)
-    loss = module(*case.leaves()[:2], case.targets, case.T_lengths, case.U_lengths)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected[0].sum().item(), rel=1e-6)
-    assert error(module.output_linear.weight.grad, expected[1]["weight"]) < 1e-5
-    assert set(module.state_dict()) == {"output_linear.weight", "output_linear.bias"}
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_module_is_its_joiner_and_drops_in_training_alone(activation):
+    case = problem(RAGGED, blank=3, activation=activation, **EXACT)
+    options = {"activation": activation, "dropout": 0.5, "blank": 3, "reduction": "none", **EXACT}
+    module = TransducerLoss(12, 11, dtype=torch.float64, **options)
+    assert set(module.state_dict()) == {"output_linear.weight", "output_linear.bias"} and activation in repr(module)
+    inputs = (*case.tensors[:2], *integers(case))
+    case.tensors[2:] = [module.output_linear.weight.detach(), module.output_linear.bias.detach()]
+    dropped, whole = module(*inputs), module.eval()(*inputs)
+    losses, expected = right(case)
+    whole.sum().backward()
+    assert error(whole.detach(), losses) < 1e-12 and (dropped - whole).abs().min() > 1e-6
+    assert error(module.output_linear.weight.grad, expected["weight"]) < 1e-11
+    logits = module.logits(case.tensors[0].unsqueeze(2), case.tensors[1].unsqueeze(1))
+    assert error(logits.detach(), logits_of(case.tensors, activation)) < 1e-12
+    aligned = align(*case.tensors, *integers(case), blank=3, activation=activation)
+    assert all(torch.equal(a, b) for a, b in zip(module.align(*inputs), aligned))
 
 
-def test_the_module_with_projections_is_icefalls_joiner():
-    torch.manual_seed(0)
-    module = TransducerLoss(8, 11, encoder_dim=6, decoder_dim=5, activation="relu", bias=False, blank=2)
-    assert set(module.state_dict()) == {
-        "encoder_proj.weight",
-        "encoder_proj.bias",
-        "decoder_proj.weight",
-        "decoder_proj.bias",
-        "output_linear.weight",
-    }
-    encoder_out, decoder_out = torch.randn(2, 7, 6), torch.randn(2, 4, 5)
-    targets, T_lengths, U_lengths = torch.randint(3, 11, (2, 3)), torch.tensor([7, 4]), torch.tensor([3, 2])
+def test_a_module_with_projections_is_icefalls_joiner():
     from common.losses import oracle
 
+    module = TransducerLoss(8, 11, encoder_dim=6, decoder_dim=5, activation="relu", bias=False, blank=2)
+    projections = {f"{name}_proj.{of}" for name in ("encoder", "decoder") for of in ("weight", "bias")}
+    assert set(module.state_dict()) == {*projections, "output_linear.weight"}
+    encoder_out, decoder_out = torch.randn(2, 7, 6), torch.randn(2, 4, 5)
+    given = torch.randint(3, 11, (2, 3)), torch.tensor([7, 4]), torch.tensor([3, 2])
     logits = module.logits(encoder_out.unsqueeze(2), decoder_out.unsqueeze(1))
-    expected = oracle.losses(logits, targets, [(7, 3), (4, 2)], 2).mean()
-    loss = module(encoder_out, decoder_out, targets, T_lengths, U_lengths)
+    loss = module(encoder_out, decoder_out, *given)
     loss.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert loss.item() == pytest.approx(oracle.losses(logits, given[0], [(7, 3), (4, 2)], 2).mean().item(), rel=1e-6)
     assert all(parameter.grad is not None for parameter in module.parameters())
-    assert "relu" in repr(module)
+
+
+def test_modules_of_lattices_and_an_existing_tied_layer():
+    embedding = torch.nn.Embedding(14, 12, dtype=torch.float64)
+    layer = torch.nn.Linear(12, 14, bias=False, dtype=torch.float64)
+    layer.weight = embedding.weight
+    with pytest.raises(ValueError, match="output"):
+        TransducerLoss(12, 11, output=layer)
+    for topology, durations in (("multi-blank", (2, 3, 5)), ("tdt", (0, 1, 2))):
+        case = lattice_problem(topology, [(9, 3), (7, 2)], durations=durations, sigma=0.1, bias=False)
+        case.tensors[2] = layer.weight.detach()
+        module = TransducerLoss(
+            output=layer, topology=topology, durations=durations, sigma=0.1, reduction="none", **EXACT
+        )
+        layer.zero_grad()
+        losses = module(*case.tensors[:2], *integers(case))
+        losses.sum().backward()
+        expected = right(case)
+        assert error(losses.detach(), expected[0]) < 1e-12
+        assert error(embedding.weight.grad, expected[1]["weight"]) < 1e-11
+    assert TDTLoss(12, 11, durations=[0, 1, 2]).output_linear.weight.shape == (14, 12)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
 
+LAYER = torch.nn.Linear(12, 11, dtype=torch.float64)
+HOOKED = torch.nn.Linear(12, 11, dtype=torch.float64)
+HOOKED.register_forward_pre_hook(lambda layer, given: None)
+TDT = {"topology": "tdt", "durations": [1]}
+REFUSED = [
+    ({"T_lengths": torch.tensor([9, 10, 8])}, ("utterance 1", "10", "9 frames")),
+    ({"T_lengths": torch.tensor([9, 6, 0])}, ("utterance 2", "T_lengths is 0")),
+    ({"U_lengths": torch.tensor([6, 5, 1])}, ("utterance 0", "U_lengths is 6")),
+    ({"U_lengths": torch.tensor([4, -1, 1])}, ("utterance 1", "-1")),
+    ({"targets": torch.full((3, 5), 11)}, ("utterance 0", "target 0", "11")),
+    ({"targets": torch.tensor([[1] * 5, [1, 1, -3, 1, 1], [1] * 5])}, ("utterance 1", "target 2", "-3")),
+    ({"targets": torch.full((3, 5), 10), **TDT}, ("utterance 0", "target 0", "the 10 symbols")),
+    ({"targets": torch.ones(3, 4, dtype=torch.long)}, ("targets", "(3, 5)", "(3, 4)")),
+    ({"targets": torch.ones(3, 5)}, ("targets", "integers")),
+    ({"targets": [[1, 2]]}, ("targets", "list")),
+    ({"T_lengths": torch.tensor([9, 6])}, ("T_lengths", "(3,)")),
+    ({"U_lengths": torch.tensor([4.0, 5.0, 1.0])}, ("U_lengths", "integers")),
+    ({"weight": torch.zeros(11, 13)}, ("weight", "(11, 12)")),
+    ({"weight": torch.zeros(11, 12, dtype=torch.float32)}, ("weight", "float32", "float64")),
+    ({"weight": torch.eye(12, dtype=torch.float64)[:11].to_sparse()}, ("weight", "dense")),
+    ({"weight": torch.zeros(11, 12).to_mkldnn()}, ("weight", "layout")),
+    ({"weight": None}, ("weight",)),
+    ({"decoder_out": torch.nested.nested_tensor([torch.zeros(5, 12), torch.zeros(3, 12)])}, ("decoder_out", "nested")),
+    ({"bias": torch.zeros(10, dtype=torch.float64)}, ("bias", "(11,)")),
+    ({"encoder_out": torch.zeros(0, 9, 12), "T_lengths": torch.zeros(0, dtype=torch.long)}, ("empty",)),
+    ({"encoder_out": torch.zeros(3, 9, 12, dtype=torch.long)}, ("encoder_out", "int64")),
+    ({"encoder_out": numpy.zeros((3, 9, 12))}, ("encoder_out", "ndarray")),
+    ({"encoder_out": torch.zeros(9, 12)}, ("encoder_out", "(N, T, H)")),
+    ({"decoder_out": torch.zeros(2, 6, 12)}, ("decoder_out", "(3, 6, 12)")),
+    ({"decoder_out": torch.zeros(3, 6, 12, device="meta", dtype=torch.float64)}, ("decoder_out", "meta", "cpu")),
+    ({"blank": 11}, ("blank", "11")),
+    *(({"blank": value}, ("blank",)) for value in (-1, 1.0, True, torch.tensor(0), None)),
+    ({"activation": "mish"}, ("activation", "mish")),
+    ({"reduction": "average"}, ("reduction", "average")),
+    *(({"negligible": value}, ("negligible",)) for value in (-1.0, "1", None)),
+    *(({"fastemit_lambda": value}, ("fastemit_lambda",)) for value in (float("nan"), True)),
+    *(({"tile_cells": value}, ("tile_cells",)) for value in (-5, 1.5, "8", 2**63)),
+    ({"keep_bytes": -1}, ("keep_bytes",)),
+    ({"dropout": 1}, ("dropout", "below 1")),
+    ({"dropout": 0.1, "dropout_seed": 1.5}, ("dropout_seed", "1.5")),
+    ({"dropout": 0.1, "dropout_seed": torch.tensor(1, dtype=torch.int32)}, ("dropout_seed", "int32")),
+    ({"backend": "opencl"}, ("backend", "opencl", "native")),
+    ({"backend": "triton"}, ("triton", "CUDA")),
+    ({"topology": "rnnt"}, ("topology",)),
+    *(({"topology": name}, ("durations",)) for name in ("tdt", "multi-blank")),
+    ({"durations": [1, 2]}, ("durations",)),
+    *(({**TDT, "durations": value}, ("durations",)) for value in ([0], [1, -1], [1, 2.0], "0,1", list(range(11)))),
+    ({"topology": "multi-blank", "durations": [0, 2]}, ("durations",)),
+    ({"topology": "hat", "sigma": 0.1}, ("sigma",)),
+    ({**TDT, "sigma": float("nan")}, ("sigma",)),
+    ({**TDT, "skip": -1.0}, ("skip",)),
+    ({**TDT, "label_smoothing": 0.1}, ("label_smoothing",)),
+    ({"topology": "hat", "label_smoothing": 0.1}, ("label_smoothing",)),
+    ({**TDT, "blank": 10}, ("blank",)),
+    ({"topology": "constrained", "fastemit_lambda": 0.1, "return_posteriors": True}, ("return_posteriors",)),
+    ({"output": LAYER}, ("either",)),
+    *(({"weight": None, "bias": None, "output": value}, words) for value, words in (
+        (torch.nn.ReLU(), ("ReLU",)),
+        (HOOKED, ("hooks",)),
+        (type("Scaled", (torch.nn.Linear,), {"forward": lambda self, x: 2 * x})(12, 11), ("Scaled",)),
+    )),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"T_lengths": torch.tensor([9, 10, 8])}, ("utterance 1", "10", "9 frames")),
-        ({"T_lengths": torch.tensor([9, 6, 0])}, ("utterance 2", "T_lengths is 0")),
-        ({"U_lengths": torch.tensor([6, 5, 1])}, ("utterance 0", "U_lengths is 6")),
-        ({"U_lengths": torch.tensor([4, -1, 1])}, ("utterance 1", "-1")),
-        ({"targets": torch.full((3, 5), 11)}, ("utterance 0", "target 0", "11")),
-        ({"targets": torch.tensor([[1] * 5, [1, 1, -3, 1, 1], [1] * 5])}, ("utterance 1", "target 2", "-3")),
-        ({"targets": torch.ones(3, 4, dtype=torch.long)}, ("targets", "(3, 5)", "(3, 4)")),
-        ({"targets": torch.ones(3, 5)}, ("targets", "integers")),
-        ({"T_lengths": torch.tensor([9, 6])}, ("T_lengths", "(3,)")),
-        ({"U_lengths": torch.tensor([4.0, 5.0, 1.0])}, ("U_lengths", "integers")),
-        ({"weight": torch.zeros(11, 13)}, ("weight", "(11, 12)")),
-        ({"weight": torch.zeros(11, 12, dtype=torch.float32)}, ("weight", "float32", "float64")),
-        ({"bias": torch.zeros(10, dtype=torch.float64)}, ("bias", "(11,)")),
-        ({"encoder_out": torch.zeros(0, 9, 12), "T_lengths": torch.zeros(0, dtype=torch.long)}, ("empty",)),
-        ({"encoder_out": torch.zeros(3, 9, 12, dtype=torch.long)}, ("encoder_out", "int64")),
-        ({"encoder_out": torch.zeros(9, 12)}, ("encoder_out", "(N, T, H)")),
-        ({"decoder_out": torch.zeros(2, 6, 12)}, ("decoder_out", "(3, 6, 12)")),
-        ({"decoder_out": torch.zeros(3, 6, 12, device="meta", dtype=torch.float64)}, ("decoder_out", "meta", "cpu")),
-        ({"blank": 11}, ("blank", "11")),
-        ({"activation": "mish"}, ("activation", "mish")),
-        ({"reduction": "average"}, ("reduction", "average")),
-        ({"negligible": -1.0}, ("negligible",)),
-        ({"fastemit_lambda": float("nan")}, ("fastemit_lambda",)),
-        ({"tile_cells": -5}, ("tile_cells",)),
-        ({"dropout": 1}, ("dropout", "below 1")),
-        ({"dropout": 0.1, "dropout_seed": 1.5}, ("dropout_seed", "1.5")),
-        ({"dropout": 0.1, "dropout_seed": torch.tensor(1, dtype=torch.int32)}, ("dropout_seed", "int32")),
-        ({"backend": "opencl"}, ("backend", "opencl", "native")),
-        ({"backend": "triton"}, ("triton", "CUDA")),
-    ],
-)
+
+@pytest.mark.parametrize("change, words", REFUSED, ids=str)
 def test_every_bad_argument_is_one_clear_error(change, words):
     case = problem(RAGGED)
     given = dict(zip(NAMES, case.leaves()), targets=case.targets, T_lengths=case.T_lengths, U_lengths=case.U_lengths)
     with pytest.raises(ValueError) as refused:
         transducer_loss(**{**given, **change})
-    for word in words:
-        assert word in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
 
 
-def test_targets_beyond_the_length_may_be_anything():
-    case = problem(RAGGED, negligible=0.0)
+def test_what_looks_odd_and_is_allowed():
+    """Numbers of numpy, targets beyond the length, and a layer in the place of its weight and bias."""
+    case = problem(RAGGED, **EXACT)
     expected = right(case)
     case.targets[2, 1:] = 10_000
-    assert max(errors(case, expected).values()) < 1e-12
+    options = {"blank": numpy.int64(0), "tile_cells": numpy.int32(8), "negligible": numpy.float32(0)}
+    assert max(errors(case.with_options(**options), expected).values()) < 1e-12
+    named = dict(zip(("targets", "T_lengths", "U_lengths"), integers(case)))
+    named.update(reduction="none", **EXACT)
+    made = transducer_loss(*case.tensors[:2], output=LAYER, **named)
+    assert torch.equal(made, transducer_loss(*case.tensors[:2], LAYER.weight, LAYER.bias, **named))
+
+
+@pytest.mark.parametrize(
+    "options, kind, word",
+    [
+        ({"activation": "mish"}, ValueError, "mish"),
+        ({"blank": 11}, ValueError, "11"),
+        ({"backend": "opencl"}, ValueError, "opencl"),
+        ({"delay_penalty": -1.0}, ValueError, "delay_penalty"),
+        ({"fastemit": 1}, TypeError, "fastemit_lambda"),
+        ({"vocab_size": 0}, ValueError, "vocab_size"),
+        ({"joiner_dim": 8.0}, ValueError, "joiner_dim"),
+    ],
+    ids=str,
+)
+def test_a_module_checks_its_options_when_it_is_made(options, kind, word):
+    with pytest.raises(kind, match=word):
+        TransducerLoss(**{"joiner_dim": 8, "vocab_size": 11, **options})
 
 
 # -- without a compiler --------------------------------------------------------------------------------------------
-
 
 PLAIN = """
 import torch
@@ -361,13 +533,3 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(fails))
     with pytest.raises(ValueError, match="broken beyond words"):
         fused_transducer.backend_of("cpu", torch.float32, "native")
-
-
-def test_it_imports_nothing_of_the_suite():
-    for path in (fused_transducer.__path__[0],):
-        from pathlib import Path
-
-        sources = [*Path(path).glob("*.py"), *Path(path).glob("csrc/*")]
-        assert len(sources) > 10
-        for source in sources:
-            assert "common" not in source.read_text(), source

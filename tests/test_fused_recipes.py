@@ -15,22 +15,9 @@ LAYERS = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
     "sigmoid": nn.Sigmoid,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
     "none": nn.Identity,
 }
-
-
-class Swish(nn.Module):
-    """x * sigmoid(beta * x), as toolkits define it."""
-
-    def __init__(self, beta=1.0):
-        super().__init__()
-        self.beta = beta
-
-    def forward(self, x):
-        return x * torch.sigmoid(self.beta * x)
 
 
 class Icefall(nn.Module):
@@ -148,7 +135,7 @@ def test_icefall():
     equal(Icefall(), exact(recipes.icefall))
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "silu"])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_nemo(activation, temperature):
     def loss(joint, f, g, *integers):
@@ -167,18 +154,18 @@ def test_nemo_with_its_dropout():
     equal(Nemo(nn.ReLU(), dropout=0.2), loss, blank=V - 1, mask=mask_of(case))
 
 
-@pytest.mark.parametrize("activation", [*(layer() for layer in LAYERS.values()), Swish()], ids=str)
+@pytest.mark.parametrize("activation", [layer() for layer in LAYERS.values()], ids=str)
 def test_espnet(activation):
     equal(Espnet(activation), exact(recipes.espnet))
 
 
 @pytest.mark.parametrize("pre, post", [(True, False), (True, True), (False, True), (False, False)])
 def test_wenet(pre, post):
-    equal(Wenet(Swish(), pre, post), exact(recipes.wenet), sizes=(E, D) if pre else (H, H))
+    equal(Wenet(nn.Tanh(), pre, post), exact(recipes.wenet), sizes=(E, D) if pre else (H, H))
 
 
 @pytest.mark.parametrize("joint", ["sum", "concat"])
-@pytest.mark.parametrize("activation", ["leaky_relu", "gelu"])
+@pytest.mark.parametrize("activation", ["leaky_relu", "tanh"])
 def test_speechbrain(joint, activation):
     def loss(joiner, x, h, targets, T_lengths, U_lengths):
         shares = T_lengths / x.shape[1], U_lengths / targets.shape[1]
@@ -189,7 +176,7 @@ def test_speechbrain(joint, activation):
 
 def test_every_activation_of_torch_has_its_name():
     assert {name: recipes.activation_name(layer()) for name, layer in LAYERS.items()} == {name: name for name in LAYERS}
-    assert set(LAYERS) < set(ACTIVATIONS)
+    assert set(LAYERS) == set(ACTIVATIONS)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +187,7 @@ def test_every_activation_of_torch_has_its_name():
         (recipes.nemo, Nemo(nn.ReLU()), {"is_adapter_available": lambda: True}, "adapters"),
         (recipes.nemo, Nemo(nn.ELU()), {}, "ELU"),
         (recipes.espnet, Espnet(nn.Tanh()), {"deepbiasing": True}, "biasing"),
-        (recipes.espnet, Espnet(Swish(2.0)), {}, "Swish"),
-        (recipes.espnet, Espnet(nn.GELU("tanh")), {}, "GELU"),
+        (recipes.espnet, Espnet(nn.GELU()), {}, "GELU"),
         (recipes.wenet, Wenet(nn.Tanh(), True, False), {"hat_joint": True}, "hat_joint"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -14,12 +14,6 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-// From here on the thread works on this part of a step: nothing, except where benchmarks/fused_parts.py times them.
-#if !defined(FT_PART)
-#define FT_PART(part)
-#define FT_CELLS(count)  // whose logits forward computes now
-#endif
-
 namespace FT_ISA {
 
 // Cells that a thread takes at once; logits of each that it has at once in forward; in backward, symbols at once where
@@ -131,7 +125,6 @@ template <class T> struct BackwardSpace {
 // The weights of `columns` symbols from `first` on, in panels.  All threads call this, and meet later.
 template <class T> void pack_weight(const Problem& p, T* packed, int64_t first, int64_t columns) {
   const T* weight = static_cast<const T*>(p.weight);
-  FT_PART(preparing);
 #pragma omp for schedule(dynamic) nowait
   for (int64_t c = 0; c < columns; c += Block<T>::COLUMNS) {
     T* panel = packed + c * p.H;
@@ -143,7 +136,6 @@ template <class T> void pack_weight(const Problem& p, T* packed, int64_t first, 
       }
     pack_panel<T>(panel, weight + (first + c) * p.H, p.H, width);
   }
-  FT_PART(waiting);
 }
 
 // The bias, with -inf for symbols there are none of.  All threads call this, and meet later.
@@ -202,15 +194,13 @@ FT_INLINE void slope_row(const Problem& p, const Cell& cell, const T* activation
   Inputs<T> inputs(p, cell.n, cell.t, cell.u);
   Mask mask(p, cell.n, cell.t, cell.u);
   for (int64_t h = 0; h < least(Block<T>::COLUMNS, p.H - column); h += W) {
-    Vector<T> x = {}, value = load<T>(activations + h), factor;
-    if constexpr (F::NEEDS_X || DROPS) {
+    Vector<T> factor;
+    if constexpr (DROPS) {  // the activations at hand have passed the mask
       int64_t left = p.H - column - h;
-      x = left >= W ? inputs.sum(column + h) : inputs.sum(column + h, left);
-    }
-    if constexpr (DROPS) {
-      factor = F::slope(x, F::value(x)) * Mask::factors<T>(p, mask, column + h);
+      Vector<T> x = left >= W ? inputs.sum(column + h) : inputs.sum(column + h, left);
+      factor = F::slope(F::value(x)) * Mask::factors<T>(p, mask, column + h);
     } else {
-      factor = F::slope(x, value);
+      factor = F::slope(load<T>(activations + h));
     }
     store<T>(gradients + h, load<T>(gradients + h) * factor);
   }
@@ -359,18 +349,14 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cel
   Normaliser<T> normalisers[GROUP];
   T* further = space.further + thread_number() * GROUP * p.extra;
   T blanks[GROUP];  // logits of a blank that has a sigmoid
-  FT_CELLS(count);
-  FT_PART(activations);
   for (int64_t i = 0; i < count; ++i) {
     activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
     added[i] = p.delay_penalty * ((double)(p.T_lengths[cells[i].n] - 1) / 2 - (double)cells[i].t);
   }
   for (int64_t first = 0; first < all; first += space.columns) {
     int64_t columns = least(space.columns, all - first);
-    FT_PART(products);
     logits_of<T>(p, activations, space.pairs, space.packed + first * p.H, space.bias + first, count, columns, logits,
                  ldc);
-    FT_PART(exponentials);
     for (int64_t i = 0; i < count; ++i)
       for (int64_t c = 0; cells[i].number < p.kept_cells && c < least(columns, p.V - first); ++c)
         kept[cells[i].number * p.V + first + c] = logits[i * ldc + c];
@@ -397,7 +383,6 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cel
     arcs.largest[cell] = of.high;
     arcs.others[cell] = (T)(of.sum - 1);  // without the largest's own, which is exact
   }
-  FT_PART(waiting);
 }
 
 // Follows all utterances as long as that can save cells.  All threads call this, and meet later.
@@ -410,11 +395,9 @@ template <class T> void follow_paths(const Problem& p, const ForwardSpace<T>& sp
   while (true) {
 #pragma omp single nowait
     {
-      FT_PART(lattice);
       for (int64_t n = 0; n < p.N; ++n)
         if (space.fronts[n].ahead) advance_front<T>(p, n, space.fronts[n], space.front_rows(p, n));
       *space.step_cells = plan_step<T>(p, space.fronts, space.step);
-      FT_PART(waiting);
     }
     meeting.wait();
     int64_t count = *space.step_cells, share = round_up((count + p.threads - 1) / p.threads, Block<T>::ROWS);
@@ -485,12 +468,9 @@ template <class T> void forward(const Problem& p) {
     meeting.wait();
 #pragma omp for schedule(dynamic) nowait
     for (int64_t n = 0; n < p.N; ++n) {
-      FT_PART(lattice);
       lattice_of_utterance<T>(p, space, n);
-      FT_PART(waiting);
     }
     meeting.wait();
-    FT_PART(outside);
   }
 }
 
@@ -628,12 +608,9 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
   T *activations = space.activations + begin * lda, *logits = space.logits + begin * ldc;
   Cell* cells = tile.cells + begin;
   if (symbols.first == 0) {
-    FT_PART(preparing);
     find_cells<T>(p, space, tile.begin + begin, count, cells);
-    FT_PART(activations);
     for (int64_t i = 0; i < count; ++i) activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
   }
-  FT_PART(products);
   int64_t kept = 0;  // the first cells of the group, since they are in order
   while (kept < count && cells[kept].number < p.kept_cells) ++kept;
   int64_t computed = kept / Block<T>::ROWS * Block<T>::ROWS;  // from this row on: whole blocks, within the group
@@ -644,10 +621,8 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
     const T* from = static_cast<const T*>(p.kept) + cells[i].number * p.V + symbols.first;
     for (int64_t c = 0; c < symbols.columns; ++c) logits[i * ldc + c] = c < symbols.count ? from[c] : -(T)INFINITY;
   }
-  FT_PART(exponentials);
   T* further = space.further + thread_number() * p.extra;
   for (int64_t i = 0; i < count; ++i) cell_gradient<T>(p, cells[i], symbols, logits + i * ldc, further);
-  FT_PART(waiting);
 }
 
 template <class T>
@@ -696,9 +671,7 @@ void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
   T* panel = space.panels + thread_number() * space.columns * B::COLUMNS;
   bool first = symbols.first == 0, last = symbols.first + symbols.count == p.V;
   for (int64_t column = 0; column < p.H; column += B::COLUMNS) {
-    FT_PART(preparing);
     copy_panel<T>(panel, weight + column, symbols.count, p.H, least(B::COLUMNS, p.H - column));
-    FT_PART(products);
     for (int64_t r = begin; r < begin + count; r += B::ROWS) {
       T *to = space.sums + r * lda + column, *activations = space.activations + r * lda + column;
       multiply<T>(
@@ -708,7 +681,6 @@ void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
       if (last) through_activation<T>(p, cells + r, least(B::ROWS, begin + count - r), activations, column, to);
     }
   }
-  FT_PART(waiting);
 }
 
 // Adds the columns from `first` on to the gradients of encoder and decoder: no two threads have the same columns, and
@@ -717,7 +689,6 @@ template <class T>
 void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, const Tile& tile, int64_t first) {
   int64_t lda = stride<T>(p.H), width = least(Block<T>::COLUMNS, p.H - first);
   T *d_encoder = static_cast<T*>(p.d_encoder), *d_decoder = static_cast<T*>(p.d_decoder);
-  FT_PART(adding);
   for (int64_t i = 0; i < tile.rows; ++i) {
     const Cell& cell = tile.cells[i];
     const T* from = space.sums + i * lda + first;
@@ -730,7 +701,6 @@ void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, const 
       for (int64_t c = 0; c < width; ++c) to[c] += from[c];
     }
   }
-  FT_PART(waiting);
 }
 
 // What is made of the gradients of a tile's logits, for some symbols.  All threads call this, and meet later: no item
@@ -746,21 +716,17 @@ void add_tile(const Problem& p, const BackwardSpace<T>& space, const Symbols& sy
       input_gradients<T>(p, space, symbols, tile.cells, begin, least(SHARE, rows - begin));
   }
   if (p.d_weight) {
-    FT_PART(products);
 #pragma omp for schedule(dynamic, BLOCKS) nowait
     for (int64_t item = 0; item < across * round_up(down, BLOCKS); ++item) {
       int64_t symbol = (item / (across * BLOCKS) * BLOCKS + item % BLOCKS) * B::ROWS;
       int64_t column = item / BLOCKS % across * B::COLUMNS;
       if (symbol < symbols.count) add_weight_gradient<T>(p, space, symbols, rows, symbol, column);
     }
-    FT_PART(waiting);
   }
   if (p.d_bias) {
-    FT_PART(adding);
 #pragma omp for schedule(dynamic, 4) nowait
     for (int64_t symbol = 0; symbol < symbols.count; symbol += Simd<T>::W)
       add_bias_gradient<T>(p, space, symbols, rows, symbol);
-    FT_PART(waiting);
   }
 }
 
@@ -782,7 +748,6 @@ template <class T> void backward(const Problem& p) {
 #pragma omp parallel num_threads(p.threads)
   {
     FlushDenormals flush;
-    FT_PART(preparing);
     count_cells<T>(p, space);
     fill_bias<T>(p, space.bias);
     if (packs) pack_weight<T>(p, space.packed, 0, space.columns);
@@ -809,7 +774,6 @@ template <class T> void backward(const Problem& p) {
     }
     add_sums<T>(p, space, before);
     meeting.wait();
-    FT_PART(outside);
   }
 }
 
