@@ -17,7 +17,7 @@ from common.present.style import INK, Figure, Trace, axis_of, layout, marker, po
 from common.present.table import Cell, Table, measured, tabulated
 
 Point = Tuple[float, float]
-WHISKERS = "Whiskers: the 20th and 80th percentile of samples over their own batch's median."
+WHISKERS = " Whiskers: the 20th and 80th percentile of samples over their own batch's median."
 
 
 class Front(NamedTuple):
@@ -75,7 +75,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     return Figure(
         "time-memory",
         "Time against memory",
-        f"Lower left is better. {WHISKERS} {sentences}",
+        f"Lower left is better.{WHISKERS if any(times.p20 for times in summaries) else ''} {sentences}",
         f"Time against memory. {sentences}",
         data,
         layout(460, 200, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),
