@@ -14,7 +14,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses import nemo_package
+from losses import nemo_package
 
 
 class NemoTdt(nemo_package.NemoPackage):

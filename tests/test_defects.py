@@ -19,7 +19,7 @@ OF_PACKAGE = {"nemo": "nemo"}
 #: Runs a program for CUDA in numba's simulator and Triton's interpreter.
 SIMULATED = """
 import runpy, sys, torch
-from common.losses import nemo_package
+from losses import nemo_package
 
 torch.Tensor.cuda = lambda tensor: nemo_package.as_if_on_cuda(tensor) if tensor.is_floating_point() else tensor
 with nemo_package.on_the_host():

@@ -20,7 +20,7 @@ from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.losses import inputs, subject
 from common.losses.passes import probe, timing
-from common.measure import clock, device, memory, memory_limit
+from common.measure import clock, device, memory
 from common.records import schema
 from common.setup import interpreters
 from common.system import machine
@@ -161,7 +161,7 @@ def test_the_cache_is_emptied_before_the_timed_region(monkeypatch):
     sample = clock.time_step(fake, timer)
     timed = ["event", "forward", "event", "backward", "event", "synchronize"]
     assert fake.calls == ["cool", "synchronize", *timed]
-    assert sample.total_event_ns == 2_500_000 and sample.forward_wall_ns is None and sample.total_wall_ns > 0
+    assert sample["total_event_ns"] == 2_500_000 and sample["forward_wall_ns"] is None and sample["total_wall_ns"] > 0
     timer.over = None
     fake.calls.clear()
     clock.time_step(fake, timer)
@@ -180,7 +180,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
     fake, ticks = FakeCuda(monkeypatch), itertools.count(0, 1000)
     monkeypatch.setattr(timing, "check", lambda *_: (0.0, 0.0, ""))
     monkeypatch.setattr(timing.Last, "of", lambda *_: "last")
-    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(clock, "now", lambda: next(ticks))
     monkeypatch.setattr(clock, "cache_bytes", lambda device: 50)
     over = SimpleNamespace(zero_=lambda: fake.calls.append("cool"))
     monkeypatch.setattr(torch, "empty", lambda size, **_: over if size == 100 else None)
@@ -337,7 +337,7 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
         limit_bytes=None,
     )
     monkeypatch.setattr(probe.batching, "heaviest", lambda batches: [1, 2])
-    monkeypatch.setattr(memory_limit, "start", lambda *limit: order.append("limit"))
+    monkeypatch.setattr(memory, "limit", lambda *limit: order.append("limit"))
     probe.limit_of(asked, "step")
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
 

@@ -12,9 +12,10 @@ from common.conformance.isolated import simulator
 from common.core import settings
 from common.core.errors import NotRunnable
 from common.core.implementations import LATTICES, find, with_variants
-from common.losses import inputs, nemo_package
+from common.losses import inputs
 from common.losses.layouts import table
 from common.losses.passes import answers
+from losses import nemo_package
 from losses.benchmark_transformers import Transformers
 
 

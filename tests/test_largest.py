@@ -152,7 +152,7 @@ def test_what_the_search_settles():
 ENFORCED = """
 import torch
 from common.core.errors import UserError
-from common.measure.memory_limit import MAKING, AddressSpace
+from common.measure.memory import MAKING, AddressSpace
 
 MIB = 2**20
 
@@ -194,7 +194,7 @@ def test_the_limit_is_enforced(tmp_path):
 
 SHORT = """
 import resource
-from common.measure.memory_limit import AddressSpace
+from common.measure.memory import AddressSpace
 
 MIB = 2**20
 base = AddressSpace(MIB).base
@@ -218,7 +218,7 @@ def test_less_than_the_limit_is_left_on_a_cpu():
 def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
     """A row whose context leaves less than the others' gets what is left; more than the device has is nobody's."""
     torch = pytest.importorskip("torch")
-    from common.measure.memory_limit import Device
+    from common.measure.memory import Device
 
     free = {"mem_get_info": (70 * MIB, 80 * MIB), "memory_allocated": 0, "synchronize": None, "empty_cache": None}
     for name, answer in free.items():
@@ -237,7 +237,7 @@ import torch
 from common.core import scripts, settings
 from common.losses import inputs, step
 from common.losses.layouts import table
-from common.measure.memory_limit import AddressSpace
+from common.measure.memory import AddressSpace
 from common.jobs.worker import status_of
 
 scope, cpu = sys.argv[1], torch.device("cpu")

@@ -67,12 +67,6 @@ def test_buffers_are_from_an_utterance_s_size_to_far_above_caches_and_leave_memo
     assert moved == {"update": 1.5, "read": 1, "write": 1}
 
 
-def test_exponentials_are_of_every_thread():
-    lines = list(peaks.exps(CPU, torch.bfloat16, FakeClock(MS), 0.001))
-    assert {line.kernel for line in lines} == {"exp", "exp2"}
-    assert all(line.count == torch.get_num_threads() * peaks.CPU_EXPS for line in lines)
-
-
 def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
     monkeypatch.setattr(peaks, "SIZES", (-1,))
     chosen = settings.resolve({"preset": "quick", "max_seconds": 0.001}, "cpu")

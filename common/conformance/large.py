@@ -16,7 +16,7 @@ from common.conformance.records import DIFFERS, PASS, Outcome
 from common.losses import oracle
 from common.losses.layouts import table
 from common.losses.oracle import relative_error
-from common.measure.memory_limit import AddressSpace
+from common.measure.memory import AddressSpace
 from common.system import memory
 
 LARGE_SHAPES, LARGE_V = [(64, 63), (64, 63)], 2**18 + 2**12

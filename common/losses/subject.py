@@ -83,6 +83,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
     where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
     import torch
 
+    importlib.import_module("common.measure.clock")  # which keeps the clock as it is before the script
     dtype = getattr(torch, settings.dtype)
     adapter = scripts.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)

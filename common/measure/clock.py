@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional
 
 import torch
@@ -14,6 +13,8 @@ from common.measure.device import cache_bytes
 from common.measure.stages import Step, observed_by
 from common.system.memory import minor_faults
 
+#: Bound before the script of a loss is loaded, which may replace that of the module time.
+now = time.perf_counter_ns
 #: Bytes; larger than any L2 cache, for a torch that does not report its size.
 LARGE_L2 = 256 * 2**20
 
@@ -46,7 +47,7 @@ class Clock:
     def mark(self) -> Any:
         """Return a mark of the present moment, for `between`."""
         if not self.cuda:
-            return time.perf_counter_ns()
+            return now()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -56,20 +57,8 @@ class Clock:
         return round(begin.elapsed_time(end) * 1e6) if self.cuda else end - begin
 
 
-@dataclass
-class Timed:
-    """Nanoseconds of a step, and the page faults meanwhile."""
-
-    forward_wall_ns: Optional[int]  # None on CUDA, where the host runs ahead
-    total_wall_ns: int
-    forward_event_ns: Optional[int]  # of CUDA events; None on a CPU
-    total_event_ns: Optional[int]  # of CUDA events; None on a CPU
-    stages: Dict[str, int]  # of each stage; of CUDA events on CUDA
-    minor_faults: int
-
-
-def time_step(step: Step, clock: Clock) -> Timed:
-    """Run a step and return its times.
+def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
+    """Run a step and return its times, and the page faults meanwhile, as fields of a ``sample`` record.
 
     Python collects its garbage before the step and not within it.  On CUDA the host runs ahead of the device, so the
     wall time of forward means nothing and is None; use its event time.
@@ -90,18 +79,18 @@ def time_step(step: Step, clock: Clock) -> Timed:
         clock.cool()
         clock.synchronize()
         faults = minor_faults()
-        wall_begin, begin = time.perf_counter_ns(), clock.mark()
+        wall_begin, begin = now(), clock.mark()
         marks: List[Any] = []
         step.run(after_forward=lambda: marks.append(clock.mark()))
         end = clock.mark()
         clock.synchronize()
-        wall = time.perf_counter_ns() - wall_begin
+        wall = now() - wall_begin
         faults = minor_faults() - faults
     forward, total = clock.between(begin, marks[-1]), clock.between(begin, end)
     stages: Dict[str, int] = {}
     for name, stage_begin, stage_end in spans:
         stages[name] = stages.get(name, 0) + clock.between(stage_begin, stage_end)
-    return Timed(
+    return dict(
         forward_wall_ns=None if clock.cuda else forward,
         total_wall_ns=wall if clock.cuda else total,
         forward_event_ns=forward if clock.cuda else None,

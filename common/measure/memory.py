@@ -1,18 +1,32 @@
-"""Measure the memory of one step: its peaks above what was in use before, and a snapshot of every allocation."""
+"""Measure the memory of one step, its peaks above what was in use before, and enforce a limit on it.
+
+A limit counts from what the process holds once everything is loaded.
+
+CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process (after a small step, so that the package,
+its threads and its kernels are loaded); beyond it every malloc and mmap fails.  Address space is never less than
+memory: reserved memory counts before it is used.  A cgroup's memory.max would count pages, but few users may set it,
+and it ends the process with SIGKILL.
+
+CUDA: one block holds all free memory of the device except the limit, so that no allocator (torch's, numba's, a
+package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
+"""
 
 from __future__ import annotations
 
 import gc
+import resource
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional
+from typing import Callable, ContextManager, Dict, Iterator, Optional, Tuple
 
 import torch
 
+from common.core import units
+from common.core.errors import UserError
 from common.core.files import scratch_folder
 from common.measure.stages import Step
-from common.system.memory import clear_peak, give_back_free_memory, status_bytes
+from common.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
 from common.traces import memory as traced
 from common.traces import reader
 
@@ -27,6 +41,8 @@ PEAKS = (
 )
 #: Seconds between two readings of the device's free memory.
 LOOK_SECONDS = 0.001
+#: Making the inputs may take this many times the limit: for scope "loss", a joiner makes the logits.
+MAKING = 4
 
 
 def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, Optional[int]]:
@@ -37,21 +53,17 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     result: Dict[str, Optional[int]] = dict.fromkeys(PEAKS)
     if device.type == "cuda":
         return {**result, **cuda_peaks(fresh(), device)}
-    result["process_bytes"] = process_peak(fresh())
+    step = fresh()
+    give_back_free_memory()
+    cleared, before = clear_peak(), status_bytes("VmRSS")
+    step.run()
+    peak = status_bytes("VmHWM")
+    if cleared and before is not None and peak is not None:
+        result["process_bytes"] = max(peak - before, 0)
+    del step
     if profiler:
         result["torch_allocated_bytes"] = torch_cpu_peak(fresh())
     return result
-
-
-def process_peak(step: Step) -> Optional[int]:
-    """Return by how many bytes the peak of resident memory exceeds that before the step; None if not known."""
-    give_back_free_memory()
-    if not clear_peak():
-        return None
-    baseline = status_bytes("VmRSS")
-    step.run()
-    peak = status_bytes("VmHWM")
-    return None if baseline is None or peak is None else max(peak - baseline, 0)
 
 
 def torch_cpu_peak(step: Step) -> Optional[int]:
@@ -74,29 +86,13 @@ def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
     """Return how many bytes the peaks of a step exceed the values before it.
 
     The peaks are of torch's allocated bytes, torch's reserved bytes, and all bytes in use on the device, by whatever
-    allocator.
+    allocator: no other counter than cudaMemGetInfo sees those beside torch's, such as numba's or a package's own.
     """
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
-    with watched(device) as free:
-        step.run()
-        torch.cuda.synchronize(device)
-    return {
-        "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - allocated,
-        "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - reserved,
-        "device_used_bytes": free[0] - min(free),
-    }
-
-
-@contextmanager
-def watched(device: torch.device) -> Iterator[List[int]]:
-    """Record the free bytes of the device (cudaMemGetInfo): before the block, every LOOK_SECONDS within, and after it.
-
-    No other counter sees allocators beside torch's, such as numba's or a package's own cudaMalloc.
-    """
     free, ended = [torch.cuda.mem_get_info(device)[0]], threading.Event()
 
     def look() -> None:
@@ -106,11 +102,16 @@ def watched(device: torch.device) -> Iterator[List[int]]:
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
     try:
-        yield free
+        step.run()
+        torch.cuda.synchronize(device)
     finally:
         ended.set()
         watcher.join()
-        free.append(torch.cuda.mem_get_info(device)[0])
+    return {
+        "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - allocated,
+        "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - reserved,
+        "device_used_bytes": free[0] - min(*free, torch.cuda.mem_get_info(device)[0]),
+    }
 
 
 def snapshot(step: Step, device: torch.device, path: Path) -> None:
@@ -125,3 +126,119 @@ def snapshot(step: Step, device: torch.device, path: Path) -> None:
         torch.cuda.memory._dump_snapshot(str(path))
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+class Limit:
+    """A limit on the memory of this process; all sizes are in bytes above those of the loaded process.
+
+    Args:
+        wanted: the limit.
+        left: what is left; if that is less, it is the limit, with a warning.  It is no error, since what a package, its
+            context and its kernels leave is known only once they are loaded.
+        where: what has no more, in words.
+        available: what the machine has.
+    """
+
+    kind: str  # what is limited, as in the ``probe`` record
+    peak_bytes: Optional[int] = None  # the most that was in use in the last `within`; None if the system does not tell
+
+    def __init__(self, wanted: int, left: int, where: str, available: int):
+        self.bytes, self.available, self.warnings = min(wanted, left), available, []
+        if wanted > left:
+            self.warnings = [f"less than the memory limit is left on {where} once it is loaded: see `within`"]
+
+    def within(self, size: int) -> ContextManager[None]:
+        """Limit the block to `size` bytes; an allocation beyond them fails as out of memory."""
+        raise NotImplementedError
+
+    def enforced(self) -> ContextManager[None]:
+        """Limit the block to the limit."""
+        return self.within(self.bytes)
+
+    def making(self) -> ContextManager[None]:
+        """Limit a block that makes inputs, which are not part of the step, to MAKING times the limit.
+
+        It never gets more than the machine has.
+        """
+        return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
+
+
+class AddressSpace(Limit):
+    """Limits the address space of this process to `size` bytes more than now.
+
+    Raises UserError if the system does not tell the size of a process.
+    """
+
+    kind = "address space"
+
+    def __init__(self, size: int):
+        give_back_free_memory()
+        base, resident = status_bytes("VmSize"), status_bytes("VmRSS")
+        if base is None or resident is None:
+            raise UserError("--find-largest: needs Linux's /proc on a CPU, to read the size of a process")
+        self.base, self.resident = base, resident
+        self.bounds = [bound for bound in resource.getrlimit(resource.RLIMIT_AS) if bound != resource.RLIM_INFINITY]
+        left = min([size, *(max(bound - base, 0) for bound in self.bounds)])
+        super().__init__(size, left, "this machine (ulimit -v)", available_memory() or size)
+
+    @contextmanager
+    def within(self, size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        give_back_free_memory()
+        cleared = clear_peak()
+        resource.setrlimit(resource.RLIMIT_AS, (min([self.base + size, *self.bounds]), before[1]))
+        try:
+            yield
+        finally:  # first of all, since the handler of an error needs memory too
+            resource.setrlimit(resource.RLIMIT_AS, before)
+            peak = status_bytes("VmHWM")
+            self.peak_bytes = max(peak - self.resident, 0) if cleared and peak is not None else None
+
+
+class Device(Limit):
+    """Limits the memory of a GPU to `text` ("8GB", "50%"), all that is free if it is None.
+
+    Raises UserError if the GPU has less memory.
+    """
+
+    kind = "device memory"
+
+    def __init__(self, text: Optional[str], device: torch.device):
+        self.device = device
+        available, total = self._given_back()
+        self.allocated = torch.cuda.memory_allocated(device)
+        wanted = available if text is None else units.bytes_of(text, total)
+        if wanted > total:
+            raise UserError(f"--memory-limit {text}: {wanted} bytes, but {device} has only {total}; use a lower limit")
+        super().__init__(wanted, available, str(device), available)
+
+    def _given_back(self) -> Tuple[int, int]:
+        """Return unused memory of torch to the device; return its free and all of its bytes."""
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.device)
+
+    @contextmanager
+    def within(self, size: int) -> Iterator[None]:
+        self._given_back()
+        block = torch.empty(self.available - size, dtype=torch.uint8, device=self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            yield
+            torch.cuda.synchronize(self.device)
+            others = self.allocated + block.numel()
+            self.peak_bytes = max(torch.cuda.max_memory_allocated(self.device) - others, 0)
+        finally:
+            del block
+
+
+def limit(device: torch.device, text: Optional[str], size: Optional[int]) -> Limit:
+    """Return the limit of this process, which has loaded everything.
+
+    On CUDA it is `text`, the value of --memory-limit; on a CPU it is `size` in bytes.
+    """
+    if device.type == "cuda":
+        return Device(text, device)
+    assert size is not None, "the job has no memory limit in bytes, which a CPU needs"
+    return AddressSpace(size)

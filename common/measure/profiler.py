@@ -18,7 +18,7 @@ from common.measure.stages import Step, observed_by
 from common.system.load import ForeignLoad
 
 #: Rows of each cycle's table of operators.
-TABLE_ROWS = 30
+TABLE_ROWS = 200
 STACK_DEPTH = 10
 #: Bytes; "auto" compresses larger traces.
 LARGE = 50_000_000
@@ -90,19 +90,13 @@ def tables_file(folder: Path) -> Path:
 def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
     """Return the operator table (key_averages) of the cycle that just ended, sorted by time on the device.
 
-    It has the first TABLE_ROWS rows, and all rows of labels (``record_function``), which take no time of their own.
+    It has TABLE_ROWS rows: those of labels (``record_function``), which take no time of their own, come last.
     """
     averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if with_stack else 0)
-    key = _cuda_time(averages) if cuda else "self_cpu_time_total"
-    every = averages.table(sort_by=key, row_limit=-1).splitlines()
-    _, above, below, *_ = [number for number, line in enumerate(every) if line.startswith("---")]
-    ordered = sorted(averages, key=lambda row: getattr(row, key), reverse=True)
-    kept = [
-        line
-        for number, (line, row) in enumerate(zip(every[above + 1 : below], ordered))
-        if number < TABLE_ROWS or getattr(row, "is_user_annotation", False)
-    ]
-    return "\n".join([*every[: above + 1], *kept, *every[below:], ""])
+    rendered: str = averages.table(
+        sort_by=_cuda_time(averages) if cuda else "self_cpu_time_total", row_limit=TABLE_ROWS
+    )
+    return rendered
 
 
 def _cuda_time(averages: Sequence[Any]) -> str:
@@ -122,21 +116,18 @@ def self_times(profiler: torch.profiler.profile) -> Tuple[float, float]:
     return float(sum(row.self_cpu_time_total for row in averages)), float(cuda)
 
 
-def compress(path: Path) -> None:
-    """Replace a trace by NAME.gz; at every moment, even if the disk is full, one of the two files is complete."""
-    packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
-    try:
-        with path.open("rb") as plain, open_new(part) as stream:
-            with gzip.open(stream, "wb", compresslevel=6) as packing:
-                shutil.copyfileobj(plain, packing, 4 << 20)
-        os.replace(part, packed)
-    finally:
-        part.unlink(missing_ok=True)
-    path.unlink()
-
-
 def pack(folder: Path, when: str) -> None:
-    """Compress the traces of a folder: those above LARGE bytes if `when` is "auto", all if "true", none if "false"."""
+    """Compress the traces of a folder to NAME.gz: those above LARGE bytes if `when` is "auto", all if "true", none if
+    "false".  At every moment, even if the disk is full, one of the two files is complete."""
     for path in folder.glob("*.pt.trace.json"):
-        if when == "true" or (when == "auto" and path.stat().st_size > LARGE):
-            compress(path)
+        if when == "false" or (when == "auto" and path.stat().st_size <= LARGE):
+            continue
+        part = path.with_name(f"{path.name}.gz.part")
+        try:
+            with path.open("rb") as plain, open_new(part) as stream:
+                with gzip.open(stream, "wb", compresslevel=6) as packing:
+                    shutil.copyfileobj(plain, packing, 4 << 20)
+            os.replace(part, path.with_name(f"{path.name}.gz"))
+        finally:
+            part.unlink(missing_ok=True)
+        path.unlink()

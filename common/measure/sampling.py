@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from statistics import stdev
-from typing import Callable, Dict, Generator, Generic, Iterator, List, Optional, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Dict, Generator, List, Optional, Sequence
 
 from common.core import statistics
 from common.system.load import ForeignLoad, busy_flags
@@ -17,6 +17,12 @@ WARM_UP_TOLERANCE = 0.10
 WARM_UP_MAX_SAMPLES = 10
 #: Warm-up may take this share of a scope's time cap.
 WARM_UP_SHARE = 0.25
+#: Sweeps over all batches before the spread may end sampling: fewer samples can agree by chance.
+MIN_SWEEPS_FOR_SPREAD = 5
+
+#: Takes a sample; arguments: number of the batch, of the repeat, and whether it is a warm-up.  A sample has
+#: `total_wall_ns`; its `foreign_cpu` and `flags`, the load beside it, are filled in here.
+Sampler = Callable[[int, int, bool], Any]
 
 
 def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
@@ -35,18 +41,9 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
     standard error of a median of normal samples is 1.253 sigma / sqrt(n).  sigma is the standard deviation, which
     outliers raise, so noisy samples lead to more samples, up to the caps.  Infinite while no batch was measured twice.
     """
-    relative = []
-    for durations in samples.values():
-        if len(durations) >= 2:
-            middle = statistics.median(durations)
-            relative += [duration / middle for duration in durations]
-    if not relative:
-        return math.inf
-    return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative))
-
-
-#: Sweeps over all batches before the spread may end sampling: fewer samples can agree by chance.
-MIN_SWEEPS_FOR_SPREAD = 5
+    repeated = [durations for durations in samples.values() if len(durations) >= 2]
+    relative = [duration / statistics.median(durations) for durations in repeated for duration in durations]
+    return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative)) if relative else math.inf
 
 
 def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float) -> str:
@@ -71,96 +68,72 @@ def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_sampl
     return "spread" if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread else ""
 
 
-class Sample(Protocol):
-    """A timed sample, and the load beside it, which is filled in here."""
+def with_load(samples: Generator[Any, None, str], threads: Optional[int]) -> Generator[Any, None, str]:
+    """Yield samples once the load beside them is known, which the system counts too coarsely for a short sample.
 
-    total_wall_ns: int
-    foreign_cpu: Optional[float]  # other processes' share of the CPUs; None where it is not known
-    flags: List[str]  # see busy_flags
-
-
-Taken = TypeVar("Taken", bound=Sample)
-#: Takes a sample; arguments: number of the batch, of the repeat, and whether it is a warm-up.
-Sampler = Callable[[int, int, bool], Taken]
-
-
-class WithLoad(Generic[Taken]):
-    """Holds samples back until the load beside them is known, which the system counts too coarsely for a short sample.
-
-    `threads` is the number of CPU threads that a sample keeps busy; None: as many as there are cores.
+    threads: number of CPU threads that a sample keeps busy; None: as many as there are cores.
     """
-
-    def __init__(self, threads: Optional[int] = None) -> None:
-        self.threads, self.load = threads, ForeignLoad()
-        self.waiting: List[Taken] = []
-
-    def add(self, sample: Taken) -> Iterator[Taken]:
-        """Hold a sample back; yield all that are held back once the load is known."""
-        self.waiting.append(sample)
-        if self.load.ready():
-            yield from self.flush()
-
-    def flush(self) -> Iterator[Taken]:
-        """Yield all samples that are held back, with the load beside them."""
-        share = self.load.share()
-        for sample in self.waiting:
-            sample.foreign_cpu, sample.flags = share, busy_flags(share, self.threads)
-            yield sample
-        self.waiting = []
+    load, waiting, why = ForeignLoad(), [], None
+    while why is None:
+        try:
+            waiting.append(next(samples))
+        except StopIteration as end:
+            why = end.value or ""
+        if why is not None or load.ready():
+            share = load.share()
+            for sample in waiting:
+                sample.foreign_cpu, sample.flags = share, busy_flags(share, threads)
+                yield sample
+            waiting = []
+    return why
 
 
 def warm_up(
-    sample: Sampler[Taken],
-    batches: Sequence[int],
-    max_seconds: float,
-    threads: Optional[int] = None,
-) -> Iterator[Taken]:
+    sample: Sampler, batches: Sequence[int], max_seconds: float, threads: Optional[int] = None
+) -> Generator[Any, None, str]:
     """Yield warm-up samples: of the first batch until it is warmed up, and one of each other batch.
 
     Args:
         sample: takes a sample.
         batches: numbers of the batches.
         max_seconds: time cap of the scope, of which warm-up takes WARM_UP_SHARE at most.
-        threads: see WithLoad.
+        threads: see with_load.
     """
-    samples: WithLoad[Taken] = WithLoad(threads)
-    durations: List[int] = []
-    while batches and not warmed_up(durations, max_seconds):
-        warm = sample(batches[0], len(durations), True)
-        durations.append(warm.total_wall_ns)
-        yield from samples.add(warm)
-    for batch in batches[1:]:
-        yield from samples.add(sample(batch, 0, True))
-    yield from samples.flush()
+
+    def samples() -> Generator[Any, None, str]:
+        durations: List[int] = []
+        while batches and not warmed_up(durations, max_seconds):
+            taken = sample(batches[0], len(durations), True)
+            durations.append(taken.total_wall_ns)
+            yield taken
+        for batch in batches[1:]:
+            yield sample(batch, 0, True)
+        return ""
+
+    return with_load(samples(), threads)
 
 
 def sweep(
-    sample: Sampler[Taken],
-    batches: Sequence[int],
-    *,
-    spread: float,
-    max_samples: int,
-    max_seconds: float,
-    threads: Optional[int] = None,
-) -> Generator[Taken, None, str]:
+    sample: Sampler, batches: Sequence[int], *, threads: Optional[int] = None, **caps: Any
+) -> Generator[Any, None, str]:
     """Yield samples of all batches in turn, with the load beside them, and return why they ended (see `enough`).
 
     Args:
         sample: takes a sample.
         batches: numbers of the batches.
-        spread, max_samples, max_seconds: when to stop, see `enough`.
-        threads: see WithLoad.
+        threads: see with_load.
+        caps: spread, max_samples and max_seconds, see `enough`.
     """
-    samples: WithLoad[Taken] = WithLoad(threads)
-    measured: Dict[int, List[int]] = {batch: [] for batch in batches}
-    repeat = 0
-    while True:
-        for batch in batches:
-            reason = enough(measured, len(batches), spread, max_samples, max_seconds)
-            if reason:
-                yield from samples.flush()
-                return reason
-            taken = sample(batch, repeat, False)
-            measured[batch].append(taken.total_wall_ns)
-            yield from samples.add(taken)
-        repeat += 1
+
+    def samples() -> Generator[Any, None, str]:
+        measured: Dict[int, List[int]] = {batch: [] for batch in batches}
+        while True:
+            for batch in batches:
+                why = enough(measured, len(batches), **caps)
+                if why:
+                    return why
+                taken = sample(batch, len(measured[batch]), False)
+                measured[batch].append(taken.total_wall_ns)
+                yield taken
+
+    return with_load(samples(), threads)

@@ -11,11 +11,11 @@ import math
 from typing import Iterator, Union
 
 from common.data import batching
-from common.measure import memory_limit
+from common.measure import memory
 from common.records.schema import Fit, Probe
 
 
-def limit_of(context, scope: str) -> memory_limit.Limit:
+def limit_of(context, scope: str) -> memory.Limit:
     """Return the memory limit, after a step of one utterance, which loads and compiles all that a first step does.
 
     On CUDA a step of one utterance of each batch runs first: a kernel takes memory when it is first launched, and each
@@ -25,7 +25,7 @@ def limit_of(context, scope: str) -> memory_limit.Limit:
     for batch in tried:
         context.step(scope, batch, utterances=1).run()
         context.model.zero_grad(set_to_none=True)
-    return memory_limit.start(context.device, context.settings.memory_limit, context.limit_bytes)
+    return memory.limit(context.device, context.settings.memory_limit, context.limit_bytes)
 
 
 def run(context) -> Iterator[Union[Probe, Fit]]:

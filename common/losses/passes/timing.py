@@ -51,7 +51,7 @@ class OfScope:
         if not warmup:
             self.taken[batch] = taken
         of = {"scope": self.scope, "round": self.context.round, "batch": batch, "repeat": repeat, "warmup": warmup}
-        return Sample(**of, loss=finite(taken.loss), **vars(timed))
+        return Sample(**of, loss=finite(taken.loss), **timed)
 
 
 def run(context) -> Iterator[Union[Sample, Stop]]:

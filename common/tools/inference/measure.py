@@ -167,8 +167,8 @@ def time_call(step: Callable[[], Step], clock: Clock) -> Sample:
     """Return the time of one call; on CUDA synchronised at both ends."""
     call = step()
     taken = time_step(call, clock)
-    first = taken.forward_event_ns if clock.cuda else taken.forward_wall_ns
-    return Sample(taken.total_wall_ns, first if getattr(call, "streamed", False) else None)
+    first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"]
+    return Sample(taken["total_wall_ns"], first if getattr(call, "streamed", False) else None)
 
 
 def timed(step: Callable[[], Step], device: torch.device, settings: Settings) -> List[Sample]:
