@@ -38,7 +38,7 @@ help:
 	@echo 'make lint         ruff, mypy, the import rule of common/, and how much there is to read'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
-	@echo 'make profile      where a training step goes; ARGS="--preset quick" is passed to profile_model.py'
+	@echo 'make profile      where a training step goes; ARGS="--preset quick"'
 	@echo 'make inference    is a speech model faster than real time? ARGS="examples/profile.yaml --preset quick"'
 	@echo 'make pipelines    what an utterance costs in stages; ARGS="--preset quick"'
 	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model'
@@ -65,7 +65,7 @@ bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)
 
 profile: setup
-	@$(MAIN) profile_model.py $(ARGS)
+	@$(MAIN) rnnt-bench profile $(ARGS)
 
 inference: setup
 	@$(MAIN) rnnt-bench inference $(ARGS)

@@ -112,7 +112,7 @@ step kernels 120 "${bench[@]}" --only fused "${batch[@]}" --passes trace --log-d
 step largest 240 "${bench[@]}" "${exact[@]}" --find-largest batch-size "${largest[@]}" --log-dir "$folder/largest"
 step vocabularies 180 "${bench[@]}" "${rows[@]}" --sweep "vocab-size=$vocabularies" --log-dir "$folder/vocabularies"
 # 6. A whole training step, and inference.
-step profile 120 "$python" profile_model.py --device "$device" "${profile[@]}" --quiet --log-dir "$folder/profile"
+step profile 120 "$python" rnnt-bench profile --device "$device" "${profile[@]}" --quiet --log-dir "$folder/profile"
 step inference 120 "$python" rnnt-bench inference --device "$device" "${inference[@]}" --quiet --log-dir "$folder/inference"
 # 7. One page of it all.
 step report 120 "$python" rnnt-bench report "$folder" --output "$folder/report.html"

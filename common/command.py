@@ -41,7 +41,7 @@ COMMANDS: Dict[str, Command] = {
     "submit": Command("Make a folder of results/ from a log folder, or check one.", "common.tools.submit"),
     "shapes": Command("Make a shape file from a corpus.", "generate_shape_info.py"),
     "flops": Command("Count the operations of a model.", "common.tools.flops.command"),
-    "profile": Command("Profile a training step of a model and its loss.", "profile_model.py"),
+    "profile": Command("Profile a training step of a model and its loss.", "common.tools.profile.command"),
     "inference": Command("Measure whether a speech model is faster than real time.", "common.tools.inference.command"),
     "pipelines": Command("Measure what an utterance costs in a speech system.", "common.tools.pipelines.command"),
 }
@@ -57,10 +57,10 @@ def _slices() -> Tuple[Slice, ...]:
     from common.tools.inference import rows as inference
     from common.tools.kept import slice_of
     from common.tools.pipelines import rows as pipelines
-    from common.tools.profile.slice import PROFILE
+    from common.tools.profile import rows as profile
 
-    kept = [slice_of(each.TOOL, each.TITLE, each.answer) for each in (inference, pipelines)]
-    return PROFILE, FLOPS, *kept, CONFORMANCE
+    kept = [slice_of(each.TOOL, each.TITLE, each.answer) for each in (profile, inference, pipelines)]
+    return *kept, FLOPS, CONFORMANCE
 
 
 def register() -> None:

@@ -23,7 +23,6 @@ FIRST = (
     "compare.py",
     "conformance.py",
     "generate_shape_info.py",
-    "profile_model.py",
 )
 
 
@@ -111,7 +110,7 @@ def _metrics() -> Iterator[str]:
     for script, numbers in {
         "rnnt-bench inference": inference.NUMBERS,
         "rnnt-bench pipelines": pipelines.NUMBERS,
-        "profile_model.py": profile.NUMBERS,
+        "rnnt-bench profile": profile.NUMBERS,
         "rnnt-bench flops": flops.NUMBERS,
         "rnnt-bench flops, by length": flops.BUCKETS,
     }.items():

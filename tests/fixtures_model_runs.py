@@ -12,6 +12,7 @@ from common.jobs.executor import Executor
 from common.records import schema
 from common.tools.inference import grid
 from common.tools.pipelines import stages
+from common.tools.profile import choice
 
 MACHINE = {"cpu": "made up", "cores": 2, "memory_bytes": 2**33, "os": "Linux", "python": "3.11"}
 
@@ -82,26 +83,24 @@ def write_pipeline(log, name, names, jobs, **more):
     return write_tool(log, "pipeline", name, config, {" ".join(key): result for key, result in jobs.items()}, **more)
 
 
-def write_profile(log):
+def write_profile(log, limit=None, **changes):
     """Write a profile of two sizes; the second did not run."""
     spans = [
-        {"chain": chain, "phase": phase, "calls": 4, "host_ns": [time, 1.1 * time], "device_ns": [None, None]}
+        choice.Place(chain=chain, phase=phase, calls=4, host_ns=[time, 1.1 * time], device_ns=[None, None])
         for chain, time in ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["rnnt_loss"], 1e6))
         for phase in ("forward", "backward")
     ]
-    names = ["", *(each["chain"][-1] + (".backward" if each["phase"] == "backward" else "") for each in spans)]
-    document = {
-        **{"size": "batch-size 2", "reason": "", "implementation": "torchaudio", "model": "", "compiled": None},
-        **{"device": "cpu", "device_name": "made up", "threads": 2, "torch": "2.11.0", "limits": None},
-        "steps": {"host_ns": [2e7, 2.1e7], "device_ns": [None, None], "bare_ns": [1.9e7, 2e7]},
-        "spans": spans,
-        "memory": [{"name": name, "peak_bytes": 2**22, "rise_bytes": 2**21, "left_bytes": 2**20} for name in names],
-        "flops": [{"chain": each["chain"], "phase": each["phase"], "macs": 1000, "flops": 2000} for each in spans],
-        "parameters": {"model": 1000},
-        "batches": [{"N": 2, "frames": 300, "frames_max": 200, "tokens": 40}],
-        "options": {"dropout": True},
-        "not_counted": ["aten::sort"],
-    }
-    failed = {"size": "batch-size 4", "reason": "out of memory in encoder"}
-    (log / "profile-2").mkdir(parents=True, exist_ok=True)
-    (log / "profile-2" / "profile.json").write_text(json.dumps([document, failed]), encoding="utf-8")
+    names = ["", *(each.chain[-1] + (".backward" if each.phase == "backward" else "") for each in spans)]
+    numbers = {"host_ns": [2e7, 2.1e7], "device_ns": [None, None], "bare_ns": [1.9e7, 2e7], **changes}
+    found = choice.Measured(
+        parameters={"model": 1000},
+        batches=[choice.Batch(N=2, frames=300, frames_max=200, tokens=40)],
+        spans=spans,
+        memory=[choice.Memory(name=name, peak=2**22, rise=2**21, left=2**20) for name in names],
+        operations=[choice.Operations(chain=each.chain, phase=each.phase, macs=1000, flops=2000) for each in spans],
+        not_counted=["aten::sort"],
+        **numbers,
+    )
+    config = choice.Profile(choice=choice.Choice(loss="torchaudio"), sizes={"batch-size 2": {}, "batch-size 4": {}})
+    jobs = {"batch-size 2": found, "batch-size 4": ("oom", "out of memory in encoder")}
+    return write_tool(log, "profile", "2", config, {**jobs, **({"limit": limit} if limit else {})})

@@ -1,134 +1,143 @@
-"""What the four commands about models have in common: flags, a smoke run, the total first, the report of a log."""
+"""What the four commands about models have in common: flags, strange models and files, the report of a log."""
 
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
-from commands import ROOT, run
-from fixtures_model_runs import InProcess, write_profile
+from commands import ROOT, assert_user_error, run
+from fixtures_model_runs import command, write_profile
 
 from common.analysis.logs import read_any
 from common.core.errors import UserError
-from common.core.guard import guarded
 from common.show import page
-from common.tools.flops import command as count_command
+from common.tools.flops import command as flops
 from common.tools.flops import show as counts
-from common.tools.inference import command as inference_command
-from common.tools.pipelines import command as pipelines_command
-from common.tools.profile import command as profile_command
-from common.tools.profile import rows as profile
-from common.tools.profile import table as profile_tables
+from common.tools.inference import command as inference
+from common.tools.pipelines import command as pipelines
+from common.tools.profile import command as profile
 
-COMMANDS = {
-    "rnnt-bench flops": count_command,
-    "rnnt-bench pipelines": pipelines_command,
-    "rnnt-bench inference": inference_command,
-    "profile_model.py": profile_command,
-}
+COMMANDS = {"flops": flops, "pipelines": pipelines, "inference": inference, "profile": profile}
 pytestmark = pytest.mark.usefixtures("as_before")
 LINEAR = ("torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=5", "--input-shape", "2x3")
 
 
-def counted(log, *flags, code=0):
-    arguments = count_command.parser().parse_args([*LINEAR, "--log-dir", str(log), *flags])
-    assert guarded("x", lambda: count_command.main(arguments, InProcess())) == code
-
-
-@pytest.mark.parametrize("script", COMMANDS)
-def test_all_have_the_same_flags_and_a_line_in_the_help(script):
-    flags = COMMANDS[script].parser()._option_string_actions
-    assert {"--preset", "--timeout", "--format", "--quiet", "--log-dir"} <= flags.keys()
-    assert flags["--preset"].choices == ("quick",)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_all_have_the_same_flags_and_a_line_in_the_help(name):
+    flags = COMMANDS[name].parser()._option_string_actions
+    assert {"--timeout", "--quiet", "--log-dir"} <= flags.keys() and flags["--preset"].choices == ("quick",)
     assert flags["--format"].choices == ("table", "markdown", "csv", "json")
-    text = (ROOT / "Makefile").read_text()
-    assert f"$(MAIN) {script} $(ARGS)" in text
+    assert f"$(MAIN) rnnt-bench {name} $(ARGS)" in (ROOT / "Makefile").read_text()
 
 
-# -- --preset quick --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], {"limits": True, "trace_steps": 2, "size": []}),
-        (["--preset", "quick"], {"steps": 2, "limits": False, "batch_size": 1, "size": [("layers", "2")]}),
-        (["--preset", "quick", "--steps", "4", "--size", "layers=3"], {"steps": 4, "size": [("layers", "3")]}),
-        (["--preset", "quick", "--sort-utterance", "true"], {"max_frames": 1000, "batch_size": None}),
-        (["--preset", "quick", "--model", "x:Y", "--limits", "true"], {"limits": True, "size": []}),
-    ],
-)
-def test_a_quick_profile_of_a_step_is_of_a_small_model(words, expected):
-    arguments = profile_command.parser().parse_args(words)
-    profile_command._complete(arguments)
-    assert {key: getattr(arguments, key) for key in expected} == expected
+# -- counts in the log -------------------------------------------------------------------------------------------------
 
 
 def test_a_quick_count_needs_no_input_and_no_weights(tmp_path, capsys):
-    words = ["torchaudio.models:wav2vec2_base", "--preset", "quick", "--format", "json", "--log-dir", str(tmp_path)]
-    arguments = count_command.parser().parse_args(words)
-    assert guarded("x", lambda: count_command.main(arguments, InProcess())) == 0
+    words = ("torchaudio.models:wav2vec2_base", "--preset", "quick", "--format", "json", "--log-dir", tmp_path)
+    assert command(flops, *words) == 0
     (document,) = json.loads(capsys.readouterr().out)
     assert document["buckets"][0]["longest_s"] == 1
 
 
-@pytest.mark.parametrize("format", ["table", "markdown", "csv", "json"])
-def test_a_profile_is_shown_in_each_format(format, tmp_path):
-    write_profile(tmp_path)
-    (kept,) = profile.find([tmp_path])
-    text = profile_tables.render(kept.sizes, format)
-    assert "encoder" in text
-    if format == "json":
-        assert [size["size"] for size in json.loads(text)] == ["batch-size 2", "batch-size 4"]
-    if format == "markdown":
-        assert "| label |" in text
-
-
-# -- rnnt-bench flops in the log ---------------------------------------------------------------------------------------
-
-
-def test_a_count_is_kept_and_the_report_shows_it(tmp_path, capsys):
-    counted(tmp_path)
-    assert "flops-torch.nn-Linear/flops.json" in capsys.readouterr().err
-    (count,) = counts.find([tmp_path])
-    assert (count.content.model, counts.parts_of(count.content.document)[-1].macs) == ("torch.nn:Linear", 30)
+def test_a_count_is_kept_and_of_the_same_the_newest_is_shown(tmp_path, capsys):
+    for flags in ([], ["--by", "operator"], ["--backward"], ["--quiet"]):
+        assert command(flops, *LINEAR, "--log-dir", tmp_path, *flags) == 0
+    assert "flops-torch.nn-Linear/flops.json" in capsys.readouterr().err and len([*tmp_path.iterdir()]) == 4
+    backward, count = (each.content for each in counts.find([tmp_path]))
+    assert (count.by, count.identity["backward"], backward.identity["backward"]) == ("module", False, True)
     text = page.page(read_any([tmp_path]).groups, tmp_path, paths=[tmp_path])
     assert "Operations of a model" in text and "torch.nn:Linear" in text and "30 MACs" in text
-    done = run("summarize.py", tmp_path)
-    assert done.returncode == 0 and "30 MACs" in done.stdout
-
-
-def test_of_the_same_counts_the_newest_is_shown(tmp_path, capsys):
-    for flags in ([], ["--by", "operator"], ["--backward"], ["--quiet"]):
-        counted(tmp_path, *flags)
-    assert len([*tmp_path.iterdir()]) == 4
-    assert [(count.content.by, count.content.identity["backward"]) for count in counts.find([tmp_path])] == [
-        ("module", True),
-        ("module", False),
-    ]
-
-
-def test_a_count_that_cannot_be_kept_is_shown_all_the_same(tmp_path, capsys):
+    assert "30 MACs" in run("summarize.py", tmp_path).stdout
     (tmp_path / "log").write_text("a file")
-    counted(tmp_path / "log")
+    assert command(flops, *LINEAR, "--log-dir", tmp_path / "log") == 0
     printed = capsys.readouterr()
     assert "30 MACs" in printed.out and "warning: " in printed.err and "--log-dir" in printed.err
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"document": 1'])
+@pytest.mark.parametrize("content", ["", "{}", '{"document": 1'])
 def test_a_count_that_cannot_be_read_says_so(content, tmp_path):
     (tmp_path / "flops-x").mkdir()
     (tmp_path / "flops-x" / "flops.json").write_text(content)
     (count,) = counts.find([tmp_path])
-    assert "cannot be read" in count.reason
-    assert "cannot be read" in page.page([], tmp_path, paths=[tmp_path])
-    assert "cannot be read" in run("summarize.py", tmp_path).stdout
+    assert "cannot be read" in count.reason and "cannot be read" in run("summarize.py", tmp_path).stdout
 
 
 def test_a_log_of_profiles_alone_has_a_report(tmp_path):
     with pytest.raises(UserError, match="no runs"):
         read_any([tmp_path])
     write_profile(tmp_path)
-    assert not read_any([tmp_path]).groups
-    assert "encoder" in run("summarize.py", tmp_path).stdout
+    assert not read_any([tmp_path]).groups and "encoder" in run("summarize.py", tmp_path).stdout
     assert run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "r.html").returncode == 0
+
+
+# -- models, sizes and configurations that nobody should give: one clear line -----------------------------------------
+
+MODELS = """
+import torch
+
+class Ends(torch.nn.Module):
+    def forward(self, x):
+        raise SystemExit(0)
+
+class Cries(torch.nn.Module):
+    def forward(self, x):
+        raise RuntimeError("x\\x1b[2J" * 10**6)
+
+class EndsEarly(torch.nn.Module):
+    def __init__(self):
+        raise SystemExit(0)
+"""
+#: That a process of its own outlives: at import, when it is made, when it is called -> the words of the one line.
+GONE = {
+    "import os; os._exit(0)": "exit code 0",
+    "def Model(): import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "SIGSEGV",
+    "import threading, time, torch\nclass Model(torch.nn.Linear):\n    def __init__(self): super().__init__(2, 3)\n"
+    "    def forward(self, x): threading.Thread(target=time.sleep, args=(600,)).start(); print('x' * 10**8)": "",
+}
+
+
+@pytest.mark.parametrize("text", GONE)
+def test_a_model_that_takes_its_process_with_it(text, tmp_path):
+    (tmp_path / "strange.py").write_text(text)
+    words = ("strange.py:Model", "--input-shape", "1x2", "--log-dir", "log")
+    done = run("rnnt-bench", "flops", *words, cwd=tmp_path, timeout=120)
+    if GONE[text]:
+        assert_user_error(done, "strange.py:Model", GONE[text])
+    else:
+        assert done.returncode == 0 and "Model" in done.stdout and "xxx" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name, shape, words",
+    [
+        ("Ends", "1x2", "SystemExit"),
+        ("EndsEarly", "1x2", "cannot be made"),
+        ("Cries", "1x2", "RuntimeError"),
+        ("Ends", "99999999999999999999x2", "smaller"),
+        ("Ends", "9999999999x99999", "smaller"),
+    ],
+)
+def test_a_model_that_ends_the_process_or_has_no_memory_is_no_success(name, shape, words, tmp_path, capsys):
+    (tmp_path / "strange.py").write_text(MODELS)
+    log = ("--log-dir", tmp_path / "log", "--quiet")
+    assert command(flops, f"{tmp_path}/strange.py:{name}", "--input-shape", shape, *log) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and len(printed.err) < 5000 and "\x1b" not in printed.err and not printed.out
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[" * 10**5, None], ids=["bytes", "nested", "pipe"])
+def test_a_configuration_that_is_none(content, tmp_path, capsys):
+    path = tmp_path / "strange.yaml"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    for module, *words in (
+        (flops, *LINEAR[:1], "--input-shape", "1x2", "--args"),
+        (profile, "--config"),
+        (pipelines, "--config"),
+        (inference,),
+    ):
+        assert command(module, *words, path) == 2 and "strange.yaml" in capsys.readouterr().err

@@ -1,32 +1,30 @@
-"""profile_model.py: the model's parameters, the labels, what adds up, and the command as a user runs it."""
+"""rnnt-bench profile: the model's parameters, the labels, what adds up, and the command."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+import runpy
+from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import List
 
 import pytest
 import torch
-from commands import KILLS, ROOT, assert_user_error, run
-from fixtures_model_runs import InProcess, write_profile
+from commands import ROOT, run
+from fixtures_model_runs import InProcess, command, write_profile
 from torch import nn
 
-from common.core.guard import guarded
+from common.core.errors import UserError
 from common.measure.clock import Clock
-from common.records import documents
+from common.tools import configuration
+from common.tools.kept import answers, read
 from common.tools.profile import command as cli
-from common.tools.profile import icefall, transducer
 from common.tools.profile import labels as labelling
-from common.tools.profile import table as tables
-from common.tools.profile.documents import Profile
+from common.tools.profile import plot, rows, transducer
+from common.tools.profile.choice import Limit, Measured, Sizes
 from common.tools.profile.labels import Labels, Spans
-from common.tools.profile.plot import figures
-from common.tools.profile.rows import profile
 
+pytestmark = pytest.mark.usefixtures("as_before")
+icefall = SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "icefall.py")))
 SMALL = {
     "embed_channels": "[2,2,4]",
     "encoder_dim": 16,
@@ -38,20 +36,12 @@ SMALL = {
     "vocab_size": 11,
     "layers": 2,
 }
-CLASSIC = {
-    "rnnt_encoder",
-    "rnnt_encoder_embed",
-    "rnnt_encoder_layer",
-    "rnnt_encoder_layer_feed_forward_macaron",
-    "rnnt_encoder_layer_self_attn",
-    "rnnt_encoder_layer_conv",
-    "rnnt_encoder_layer_feed_forward",
-    "rnnt_decoder",
-    "rnnt_loss_simple",
-    "rnnt_loss_pruned",
-    "joiner",
-}
 LAYER = "rnnt_encoder_layer"
+IN_LAYER = {LAYER, *(f"{LAYER}_{part}" for part in ("feed_forward_macaron", "self_attn", "conv", "feed_forward"))}
+CLASSIC = {
+    *IN_LAYER,
+    *("rnnt_encoder", "rnnt_encoder_embed", "rnnt_decoder", "rnnt_loss_simple", "rnnt_loss_pruned", "joiner"),
+}
 
 MODELS = '''
 import torch
@@ -78,39 +68,8 @@ class Whole(nn.Module):
 '''
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_before():
-    """The command sets up torch for its process, which is this one."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
-
-
-def command(*arguments):
-    """The command in this process, as `run` runs it."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            flags = cli.parser().parse_args(list(map(str, arguments)))
-            code = guarded("profile_model.py", lambda: cli.main(flags, InProcess()))
-        except SystemExit as stop:
-            code = stop.code
-    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
-
-
-def profiled(folder, shapes, *flags, layers=2):
-    sizes = [f"--size={key}={value}" for key, value in {**SMALL, "layers": layers}.items()]
-    quick = ("--threads", 1, "--limits", "false", "--warmup", 0, "--trace-steps", 1, "--steps", 1)
-    return command("--log-dir", folder, "--shape-file", shapes, *quick, *sizes, *flags)
-
-
-def rows_in(folder):
-    return {row["name"]: row for row in json.loads((folder / "profile.json").read_text())[0]["rows"]}
-
-
 @pytest.fixture(scope="module")
-def of_features(tmp_path_factory):
+def shapes(tmp_path_factory):
     """A shape file of feature frames, as generate_shape_info.py --features writes it."""
     folder = tmp_path_factory.mktemp("shapes")
     torch.save(torch.tensor([[60 + 9 * i, 6 + i] for i in range(6)], dtype=torch.int32), folder / "shapes.features.pt")
@@ -119,19 +78,25 @@ def of_features(tmp_path_factory):
     return folder / "shapes.features.pt"
 
 
-@pytest.fixture(scope="module")
-def twelve(tmp_path_factory, of_features):
-    """(what the command printed, its folder) of 12 layers and 8 steps."""
-    folder = tmp_path_factory.mktemp("log")
-    flags = ("--steps", 8, "--batch-size", 2, "--optimizer", "--limits", "true")
-    done = profiled(folder, of_features, *flags, layers=12)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, folder / "profile-2"
+QUICK = ("--device", "cpu", "--threads", 1, "--limits", "false", "--warmup", 0, "--trace-steps", 1, "--steps", 1)
+
+
+def profiled(log, shapes, *flags, layers=2, code=0, executor=None):
+    """Run the command in this process; return (rows by name of the last size, the job's value) of its last run."""
+    sizes = [f"--size={key}={value}" for key, value in {**SMALL, "layers": layers}.items()]
+    words = ("--log-dir", log, "--shape-file", shapes, *QUICK, *([] if "--model" in flags else sizes), *flags)
+    assert command(cli, *words, executor=executor) == code
+    path = max(log.glob("*/tool.jsonl"), key=lambda path: path.stat().st_mtime)
+    kept = read(path)
+    (*_, last) = [job for name, job in kept.jobs.items() if name != rows.LIMIT]
+    return {row["name"]: row for row in rows.answer(kept).rows}, last.values[0] if last.values else None
 
 
 @pytest.fixture(scope="module")
-def rows(twelve):
-    return rows_in(twelve[1])
+def twelve(tmp_path_factory, shapes):
+    """(rows, what was measured, the log folder) of 12 layers and 8 steps."""
+    log = tmp_path_factory.mktemp("log")
+    return *profiled(log, shapes, "--steps", 8, "--batch-size", 2, "--optimizer", "--limits", "true", layers=12), log
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -146,34 +111,22 @@ def criterion_of(name):
     return transducer.Criterion(adapter, torch.device("cpu"))
 
 
-def test_parameters_differ_from_icefall_by_what_the_documentation_says():
+def test_parameters_are_icefall_s_and_differ_by_what_is_known():
     """A layer has no relative positions (263,168), no scales and eps (22), and six affine norms (6,144)."""
-    counts = transducer.parameters(transducer.Transducer(transducer.Sizes(), criterion_of("fast_rnnt-pruned")))
-    assert counts["layer"] == 6_317_590 - 263_168 - 22 + 6_144
-    assert counts["embed"] == 1_285_112 - 8 + 1_024
-    assert counts["encoder"] == counts["embed"] + 12 * counts["layer"]
-    assert counts["decoder"] == 257_026 - 2
-    assert counts["joiner"] == 781_818 - 6
-    assert counts["simple_am_proj"] == counts["simple_lm_proj"] == 256_502 - 2
-    text = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
-    for part in ("model", "encoder", "embed", "layer", "decoder", "joiner", "simple_am_proj"):
-        assert f"| {counts[part]:,} |" in text
-
-
-def icefall_model(**sizes):
-    return icefall.transducer(transducer.Sizes(**sizes), criterion_of("fast_rnnt-pruned"))
-
-
-def test_icefall_s_model_has_its_parameters():
     published = {"model": 78_648_040, "encoder": 77_096_192, "embed": 1_285_112, "layer": 6_317_590}
     published.update(decoder=257_026, joiner=781_818, simple_am_proj=256_502, simple_lm_proj=256_502)
-    assert transducer.parameters(icefall_model()) == published
+    criterion = criterion_of("fast_rnnt-pruned")
+    counts = transducer.parameters(transducer.Transducer(Sizes(), criterion))
+    assert transducer.parameters(icefall.transducer(Sizes(), criterion_of("fast_rnnt-pruned"))) == published
+    changes = {"layer": -263_168 - 22 + 6_144, "embed": -8 + 1_024, "decoder": -2, "joiner": -6, "simple_am_proj": -2}
+    assert {key: counts[key] - published[key] for key in changes} == changes
+    assert counts["encoder"] == counts["embed"] + 12 * counts["layer"] and counts["model"] == 75_564_492
 
 
 def test_relative_attention_is_that_of_transformer_xl():
     """Score by score, in plain loops: (q_i + u) k_j + (q_i + v) W p(i - j), over the root of the head's size."""
     torch.manual_seed(1)
-    of = transducer.Sizes(encoder_dim=8, heads=2, dropout=0.0)
+    of = Sizes(encoder_dim=8, heads=2, dropout=0.0)
     attention, positions = icefall.RelativeAttention(of), icefall.Positions(of)
     x, T, D = torch.randn(1, 5, 8), 5, 4
     x, table = positions(x)
@@ -212,15 +165,16 @@ def test_double_swish_and_balancer_have_the_published_gradients():
     ("given", "words"),
     [
         ({"encoder_dims": 4}, ["encoder_dims", "'encoder_dim'"]),
-        ({"layers": 0}, ["layers", "at least 1"]),
+        ({"layers": 0}, ["layers", ">= 1"]),
         ({"heads": 5}, ["encoder_dim", "multiple"]),
         ({"kernel": 4}, ["kernel", "odd"]),
         ({"dropout": 1}, ["dropout"]),
+        ({"embed_channels": [1, 2]}, ["embed_channels", "3"]),
     ],
 )
 def test_sizes_are_checked(given, words):
-    with pytest.raises(transducer.UserError) as error:
-        transducer.sizes(given, "x.yaml")
+    with pytest.raises(UserError) as error:
+        configuration.converted(given, Sizes, "x.yaml")
     assert all(word in str(error.value) for word in ["x.yaml", *words])
 
 
@@ -300,297 +254,208 @@ def test_patterns_are_of_whole_names():
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])})
     assert labelling.by_patterns(model, {"x": ("layers.*",)}) == {"layers.0": "x", "layers.1": "x"}
     assert labelling.by_depth(model, 2) == {"layers.0": "layers.*", "layers.1": "layers.*"}
-    with pytest.raises(transducer.UserError, match=r"layers\.\*"):
+    with pytest.raises(UserError, match=r"layers\.\*"):
         labelling.by_patterns(model, {"x": ("layer.*",)})
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_twelve_layers_and_eight_steps_are_96_calls(rows):
-    assert {row["label"] for row in rows.values()} - {"optimizer", "other", "step"} == CLASSIC
+def test_twelve_layers_and_eight_steps_are_96_calls_and_times_add_up(twelve):
+    parts, _, _ = twelve
+    assert {row["label"] for row in parts.values()} - {"optimizer", "other", "step"} == CLASSIC
     for label in CLASSIC:
-        in_layer = label.startswith("rnnt_encoder_layer")
-        assert rows[label]["calls"] == rows[f"{label}.backward"]["calls"] == (96 if in_layer else 8)
+        calls = {parts[label]["calls"], parts[f"{label}.backward"]["calls"]}
+        assert calls == {96 if label in IN_LAYER else 8}
+    assert sum(row["own_ms"] for row in parts.values()) == pytest.approx(parts["step"]["ms"])
+    assert all(0 <= row["own_ms"] <= row["ms"] + 1e-9 for row in parts.values() if row["name"] != "step")
+    assert parts["step"]["share"] == 1 and parts["step"]["ms"] == parts["step"]["host_ms"]
+    assert parts[f"{LAYER}_conv"]["ms_per_call"] == pytest.approx(parts[f"{LAYER}_conv"]["ms"] / 12)
 
 
-def test_time_adds_up_to_the_step(twelve, rows):
-    kept = profile(documents.read(twelve[1] / "profile.json", List[Profile])[0])
-
-    def check(node):
-        assert sum(child.ms for child in node.children) <= node.ms and node.own_ms >= 0
-        for child in node.children:
-            check(child)
-
-    for node in kept.roots:
-        check(node)
-    step = rows["step"]["ms"]
-    assert sum(row["own_ms"] for row in rows.values()) == pytest.approx(step)
-    assert rows["other"]["ms"] >= 0 and rows["step"]["share"] == 1
-    assert rows["rnnt_encoder"]["ms_per_call"] == pytest.approx(rows["rnnt_encoder"]["ms"])
-    assert rows[f"{LAYER}_conv"]["ms_per_call"] == pytest.approx(rows[f"{LAYER}_conv"]["ms"] / 12)
+def test_memory_is_that_of_a_step(twelve):
+    parts, _, _ = twelve
+    assert max(row["peak_mb"] or 0 for row in parts.values()) == parts["step"]["peak_mb"] > 0
+    assert parts["rnnt_encoder"]["left_mb"] >= parts[LAYER]["left_mb"] > 0 and abs(parts["step"]["left_mb"]) < 0.01
 
 
-def test_memory_is_that_of_a_step(rows):
-    peaks = [row["peak_mb"] for row in rows.values() if row["peak_mb"] is not None]
-    assert max(peaks) == rows["step"]["peak_mb"] > 0
-    assert rows["rnnt_encoder"]["left_mb"] >= rows["rnnt_encoder_layer"]["left_mb"] > 0
-    assert abs(rows["step"]["left_mb"]) < 0.01
-
-
-def test_flops_are_those_of_the_layers(twelve, rows):
-    """A feed-forward has two products, each of 16 x 24 weights, for every frame with its padding, in 12 layers."""
-    batch = json.loads((twelve[1] / "profile.json").read_text())[0]["batches"][0]
-    macs = 2 * batch["N"] * batch["T_max"] * 16 * 24 * 12
-    for name in ("feed_forward", "feed_forward_macaron"):
-        assert rows[f"{LAYER}_{name}"]["macs"] == macs
-        assert rows[f"{LAYER}_{name}.backward"]["macs"] == 2 * macs
-    parts = [row["macs"] for row in rows.values() if row["depth"] == 0 and row["label"] != "step"]
-    assert sum(parts) == rows["step"]["macs"]
-    convolution = rows[f"{LAYER}_conv"]
-    assert convolution["flops_per_second"] == pytest.approx(convolution["flops"] / convolution["ms"] * 1e3)
-    assert rows["rnnt_encoder"]["of_limit"] > 0
-
-
-def test_flops_are_of_the_label_that_runs_and_not_of_a_module_s_name(twelve, rows):
-    """The projections of the simple loss are modules below the joiner, which is not running when they are called."""
-    batch = json.loads((twelve[1] / "profile.json").read_text())[0]["batches"][0]
+def test_flops_are_of_the_label_that_runs_and_not_of_a_module_s_name(twelve):
+    """A feed-forward has two products, each of 16 x 24 weights, for every frame with its padding, in 12 layers.  The
+    projections of the simple loss are modules below the joiner, which is not running when they are called."""
+    parts, found, _ = twelve
+    (batch,) = found["batches"]
     frames, tokens = batch["N"] * batch["T_max"], batch["N"] * (batch["U_max"] + 1)
     joined = 5 * frames * SMALL["joiner_dim"] * SMALL["vocab_size"]
-    assert rows["joiner"]["macs"] == joined and rows["joiner.backward"]["macs"] == 2 * joined
-    to_joiner = (frames * SMALL["encoder_dim"] + tokens * SMALL["decoder_dim"]) * SMALL["joiner_dim"]
-    simple = (frames * SMALL["encoder_dim"] + tokens * SMALL["decoder_dim"]) * SMALL["vocab_size"]
-    assert rows["other"]["macs"] == 3 * (to_joiner + simple)
-    assert json.loads((twelve[1] / "profile.json").read_text())[0]["not_counted"] == []
+    for name, macs in ((f"{LAYER}_feed_forward", 2 * frames * 16 * 24 * 12), ("joiner", joined)):
+        assert parts[name]["macs"] == macs and parts[f"{name}.backward"]["macs"] == 2 * macs
+    inputs = frames * SMALL["encoder_dim"] + tokens * SMALL["decoder_dim"]
+    assert parts["other"]["macs"] == 3 * inputs * (SMALL["joiner_dim"] + SMALL["vocab_size"])
+    outer = [row["macs"] for row in parts.values() if row["depth"] == 0 and row["label"] != "step"]
+    assert sum(outer) == parts["step"]["macs"] and found["not_counted"] == []
+    assert parts["joiner"]["flops_per_second"] == pytest.approx(parts["joiner"]["flops"] / parts["joiner"]["ms"] * 1e3)
+    assert parts["rnnt_encoder"]["of_limit"] > 0
 
 
-def test_what_is_written(twelve, rows):
-    printed, folder = twelve
-    assert (folder / "profile-filtered.txt").read_text() == printed
-    assert "labels' own cost" in printed and "aten::" not in printed
-    operators = (folder / "profile.txt").read_text().partition("Self CPU %")[2]
-    labels = {line.split()[0] for line in operators.splitlines() if line.strip().startswith("rnnt_")}
-    ten = CLASSIC - {"joiner"}
-    assert "aten::" in operators and ten | {f"{label}.backward" for label in ten} <= labels
-    with (folder / "profile.csv").open() as stream:
-        assert [row["name"] for row in csv.DictReader(stream)] == list(rows)
-    names = "".join(path.read_text() for path in folder.glob("*.pt.trace.json"))
-    assert all(f'"{label}.backward"' in names for label in CLASSIC)
-    assert "profile-time-" in (folder / "profile.html").read_text()
-    page = folder / "all.html"
-    done = run("rnnt-bench", "report", folder.parent, "--output", page)
-    assert done.returncode == 0 and "profile-time-" in page.read_text(), done.stderr
-
-
-def made_up(log, limits=None, **steps):
-    """The profile that the fixture writes, with a limit, and with more about its steps."""
-    write_profile(log)
-    document = json.loads((log / "profile-2" / "profile.json").read_text())[0]
-    document["limits"] = limits
-    document["steps"].update(steps)
-    return profile(documents.typed(document, Profile))
-
-
-def limited(ns, flags=()):
-    """A limits record whose best product is 2 FLOPs in so many nanoseconds."""
-    return {"record": "limits", "products": [{"n": 1, "ns": [ns]}], "flags": list(flags), "foreign_cpu": 0.9}
-
-
-def test_a_share_above_the_limit_is_never_printed(tmp_path):
-    """The fixture's labels do 2,000 FLOPs in 1 to 5 ms, 0.4 to 2 MFLOP/s."""
-    right = made_up(tmp_path, limited(1.0))
-    assert ">100%" not in tables.text(right) and "limit is wrong" not in tables.text(right)
-    wrong = made_up(tmp_path, limited(3e6, ["busy"]))
-    shown = [row[-1].shown for row in tables.labels(wrong).rows]
-    assert ">100%" in shown and not any(
-        float(share.rstrip("%")) > 100 for share in shown if share not in (">100%", "-")
+def test_what_is_kept_and_shown(twelve):
+    _, found, log = twelve
+    folder = log / "profile-2" / "batch-size-2"
+    traces = "".join(path.read_text() for path in folder.glob("*.pt.trace.json"))
+    assert (
+        all(f'"{label}.backward"' in traces for label in CLASSIC)
+        and "aten::" in (folder / "batch-size-2.txt").read_text()
     )
-    (line,) = [line for line in tables.lines(wrong) if "100%" in line]
-    assert "beside other load" in line and "encoder.backward" in line
+    done = run("rnnt-bench", "report", log, "--output", log / "all.html")
+    assert done.returncode == 0 and "profile-time-" in (log / "all.html").read_text()
+    text = run("summarize.py", log).stdout
+    assert text.startswith("batch-size 2: a step: ") and "VERDICT: decoder, joiner and loss: " in text
+    assert "best matrix product" in text and 0 <= found["foreign_cpu"] <= 1
+    known = rows.documents.typed(found, Measured)
+    every = [(box.level, box.begin, box.begin + box.width) for box in plot.boxes(known, False)]
+    for level, begin, end in every:
+        inside = [low <= begin + 1e-9 and end <= high + 1e-9 for up, low, high in every if up == level - 1]
+        assert not level or any(inside)
 
 
-def test_steps_beside_other_load_are_said_to_be(tmp_path):
-    quiet, busy = made_up(tmp_path), made_up(tmp_path, foreign_cpu=0.45, flags=["busy", "loaded"])
-    assert "other load" not in tables.text(quiet)
-    assert "45.0% of the CPUs" in tables.text(busy) and "other load" in tables.lines(busy)[-1]
+def made_up(log, limit=None, **changes):
+    """The text of the profile that the fixture writes: labels of 2,000 FLOPs in 1 to 5 ms, 0.4 to 2 MFLOP/s."""
+    return rows.answer(read(write_profile(log, limit, **changes))).render("table")
 
 
-def test_the_machine_is_named_with_its_node_only_on_a_cluster(tmp_path):
-    here = made_up(tmp_path)
-    assert "made up, 2 threads" in tables.text(here)
-    here.document.node = "node-1, GPU 0"
-    assert "made up of node-1, GPU 0, 2 threads" in tables.text(here)
-
-
-def test_the_labels_cost_is_not_negative(tmp_path):
-    slower = made_up(tmp_path, bare_ns=[3e7, 3e7])
-    assert slower.hooks_ms < 0 and "-" not in tables.text(slower).partition("labels' own cost:")[2].splitlines()[0]
-
-
-def test_the_last_line_is_the_verdict(tmp_path):
+def test_lines_below_the_table_tell_what_not_to_trust(tmp_path):
     """A step is 20.5 ms; the loss has 2 x 1.05 of it, the encoder 2 x 5.25."""
-    *_, last = tables.lines(made_up(tmp_path))
-    assert last == "VERDICT: loss: 10.2% of a step; encoder: 51.2%"
-
-
-def test_load_beside_the_steps_is_measured(twelve):
-    steps = json.loads((twelve[1] / "profile.json").read_text())[0]["steps"]
-    assert 0 <= steps["foreign_cpu"] <= 1 and isinstance(steps["flags"], list)
-    assert "VERDICT: decoder, joiner and loss: " in twelve[0]
-
-
-def test_boxes_lie_in_the_box_above(twelve):
-    kept = profile(documents.read(twelve[1] / "profile.json", List[Profile])[0])
-    for figure in figures(kept):
-        boxes = [
-            (-y, base, base + width)
-            for trace in figure.data
-            for y, base, width in zip(trace["y"], trace["base"], trace["x"])
-        ]
-        for level, begin, end in boxes:
-            assert not level or any(
-                up == level - 1 and low <= begin + 1e-9 and end <= high + 1e-9 for up, low, high in boxes
-            )
-    assert tables.sweep([("a", kept, ""), ("b", None, "out of memory in x")]).rows[1][-1].shown.startswith("out of")
+    right = made_up(tmp_path, Limit(flops_per_second=2e9))
+    assert ">100%" not in right and "limit is wrong" not in right and "other load" not in right
+    assert "VERDICT: loss: 10.2% of a step; encoder: 51.2%" in right and "failed" not in right
+    wrong = made_up(tmp_path, Limit(flops_per_second=667, flags=["busy"]))
+    (line,) = [line for line in wrong.splitlines() if "above 100%" in line]
+    assert (
+        ">100%" in wrong
+        and rows.share_of_limit(2.0) == ">100%"
+        and "beside other load" in line
+        and "encoder.backward" in line
+    )
+    busy = made_up(tmp_path, foreign_cpu=0.45, flags=["busy", "loaded"])
+    assert "45.0% of the CPUs" in busy and "; measured beside other load" in busy
+    slower = made_up(tmp_path, bare_ns=[3e7, 3e7]).partition("labels' own cost:")[2]
+    assert "-" not in slower.splitlines()[0]
+    assert "batch-size 4: oom: out of memory in encoder" in right and "not counted in FLOPs: aten::sort" in right
 
 
 @pytest.mark.parametrize(
     "flags", [("--loss", "torchaudio", "--amp", "bfloat16", "--dropout"), ("--loss", "fused:torch")]
 )
-def test_an_exact_loss(of_features, tmp_path, flags):
-    done = profiled(tmp_path, of_features, *flags)
-    assert done.returncode == 0, done.stderr
-    labels = {row["label"] for row in rows_in(tmp_path / "profile-1").values()}
+def test_an_exact_loss(shapes, tmp_path, flags):
+    parts, _ = profiled(tmp_path, shapes, *flags)
+    labels = {row["label"] for row in parts.values()}
     assert "rnnt_loss" in labels and ("joiner" in labels) == ("torchaudio" in flags)
 
 
-def test_checkpoints_count_a_forward_again(of_features, tmp_path, rows):
-    layers = "encoder.conformer.conformer_layers.*"
-    done = profiled(tmp_path, of_features, "--batch-size", 2, "--checkpoint", layers, layers=12)
-    assert done.returncode == 0, done.stderr
-    kept = rows_in(tmp_path / "profile-2")
+def test_checkpoints_count_a_forward_again(shapes, tmp_path, twelve):
+    layers, (rows_, _, _) = "encoder.conformer.conformer_layers.*", twelve
+    parts, _ = profiled(tmp_path, shapes, "--batch-size", 2, "--checkpoint", layers, layers=12)
     attention = f"{LAYER}_self_attn"
-    assert kept[f"{attention}.backward"]["macs"] == rows[attention]["macs"] + rows[f"{attention}.backward"]["macs"]
-    assert kept["rnnt_encoder_embed.backward"]["macs"] == rows["rnnt_encoder_embed.backward"]["macs"]
-    assert kept["rnnt_encoder"]["left_mb"] < rows["rnnt_encoder"]["left_mb"]
+    again = rows_[attention]["macs"] + rows_[f"{attention}.backward"]["macs"]
+    assert parts[f"{attention}.backward"]["macs"] == again
+    assert parts["rnnt_encoder"]["left_mb"] < rows_["rnnt_encoder"]["left_mb"]
 
 
-def test_icefall_s_model_by_its_name(of_features, tmp_path):
+def test_icefall_s_model_by_its_name(shapes, tmp_path):
     """Relative positions are a product of 2T - 1 of them for each query beside that of T keys, and its projection."""
-    done = profiled(tmp_path, of_features, "--config", "icefall", "--batch-size", 2)
-    assert done.returncode == 0, done.stderr
-    assert "icefall's Conformer transducer" in done.stdout
-    rows = rows_in(tmp_path / "profile-2")
-    assert {row["label"] for row in rows.values()} - {"other", "step"} == CLASSIC
-    (document,) = json.loads((tmp_path / "profile-2" / "profile.json").read_text())
-    N, T, E = document["batches"][0]["N"], document["batches"][0]["T_max"], SMALL["encoder_dim"]
+    parts, found = profiled(tmp_path, shapes, "--config", "icefall", "--batch-size", 2)
+    assert {row["label"] for row in parts.values()} - {"other", "step"} == CLASSIC and found["not_counted"] == []
+    (batch,), E = found["batches"], SMALL["encoder_dim"]
+    N, T = batch["N"], batch["T_max"]
     of_layer = 4 * N * T * E**2 + (2 * T - 1) * E**2 + N * T * E * (T + 2 * T - 1 + T)
-    assert rows[f"{LAYER}_self_attn"]["macs"] == SMALL["layers"] * of_layer
-    assert document["not_counted"] == [] and document["config"] == "icefall"
-    both = profiled(tmp_path / "both", of_features, "--config", "icefall", "--model", "x.py:X")
-    assert_user_error(both, "--config icefall", "--model")
-
-
-def test_a_model_by_import_path_and_a_size_that_does_not_fit(of_features, tmp_path):
-    (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
-    model = (f"--model={tmp_path}/models.py:Whole", "--loss=torchaudio", "--size=vocab_size=11", "--limits=false")
-    flags = ("--log-dir", tmp_path, "--shape-file", of_features, *model, "--steps", 1)
-    fits = command(*flags)
-    assert fits.returncode == 0, fits.stderr
-    assert "front.backward" in fits.stdout and "rnnt_loss.backward" in fits.stdout
-    large = (*flags, "--arg", f"wanted={2**50}", "--label", "all=model")
-    line = command(*large)
-    assert line.returncode == 2 and "out of memory in all (model), forward" in line.stderr
-    swept = command(*large, "--sweep=batch-size=1,2")
-    assert swept.returncode == 1 and swept.stdout.count("out of memory in all (model), forward") == 2
+    assert parts[f"{LAYER}_self_attn"]["macs"] == SMALL["layers"] * of_layer
 
 
 @pytest.fixture
-def whole(of_features, tmp_path):
-    """The command on the model of MODELS, at the size of a test."""
+def whole(shapes, tmp_path, capsys):
+    """The command on the model of MODELS; returns the run's answer, and what was printed."""
     (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
-    model = (f"--model={tmp_path}/models.py:Whole", "--loss=torchaudio", "--size=vocab_size=11", "--limits=false")
-    quick = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1)
-    return lambda *flags: command("--log-dir", tmp_path, "--shape-file", of_features, *model, *quick, *flags)
+    model = ("--model", f"{tmp_path}/models.py:Whole", "--loss=torchaudio", "--size=vocab_size=11")
+
+    def measure(*flags, code=0, executor=None):
+        parts, _ = profiled(tmp_path / "log", shapes, *model, *flags, code=code, executor=executor)
+        return parts, capsys.readouterr()
+
+    return measure
 
 
-def test_amp_and_dropout_are_what_the_model_sees(whole):
+def test_a_model_by_import_path_and_a_size_that_does_not_fit(whole):
+    parts, _ = whole()
+    assert {"front.backward", "rnnt_loss.backward"} <= parts.keys()
+    _, printed = whole("--arg", f"wanted={2**50}", "--label", "all=model", "--sweep=batch-size=1,2", code=1)
+    assert printed.out.count("oom: out of memory in all (model), forward") == 2
+
+
+def test_amp_and_dropout_are_what_the_model_sees(whole, tmp_path, shapes, capsys):
     """The model itself raises what it did not expect."""
-    assert whole("--amp", "bfloat16", "--arg", "expected=bfloat16").returncode == 0
-    assert "no bfloat16" in whole("--arg", "expected=bfloat16").stderr
-    assert whole("--no-dropout", "--arg", "still=true").returncode == 0
-    assert "dropout" in whole("--dropout", "--arg", "still=true").stderr
+    whole("--amp", "bfloat16", "--arg", "expected=bfloat16")
+    whole("--no-dropout", "--arg", "still=true")
+    assert "no bfloat16" in whole("--arg", "expected=bfloat16", code=2)[1].err
+    assert "dropout" in whole("--dropout", "--arg", "still=true", code=2)[1].err
 
 
-@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0 or newer compiles")
 def test_what_is_compiled_is_compiled_before_the_steps(whole, tmp_path, monkeypatch):
     """By a backend that makes no machine code, which takes a minute; then one that raises."""
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compiled(function, backend="aot_eager"))
-    done = whole("--compile", "--label", "front=model.front", "--sweep", "batch-size=1,2")
-    assert done.returncode == 0, done.stderr
-    cells = json.loads((tmp_path / "profile-sweep-batch-size" / "profile.json").read_text())
-    for cell in cells:
-        made = cell["compiled"]
-        assert made["graphs"] >= 1 and made["modules"] >= 1 and made["graphs_later"] == 0
-        assert {row["name"] for row in cell["rows"]} >= {"front", "front.backward"}
-    assert done.stdout.count("compiled before the steps") == 2 and done.stderr.count("compiling ") == 2
+    parts, printed = whole("--compile", "--label", "front=model.front")
+    assert "compiled before the steps: 2 modules" in printed.out and "more in the steps" not in printed.out
+    assert {"front", "front.backward"} <= parts.keys()
 
     def broken(graph, inputs):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", lambda function: compiled(function, backend=broken))
-    done = whole("--compile", "--label", "front=model.front")
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "front (model.front), forward" in last and "no compiler here" in last
+    last = whole("--compile", "--label", "front=model.front", code=2)[1].err.splitlines()[-1]
+    assert "front (model.front), forward" in last and "no compiler here" in last
 
 
-def test_a_sweep_has_a_row_for_each_size(whole, tmp_path):
-    done = whole("--sweep", "batch-size=1,3", "--optimizer")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "profile-sweep-batch-size"
-    cells = json.loads((folder / "profile.json").read_text())
-    steps = [{row["name"]: row for row in cell["rows"]}["step"] for cell in cells]
-    frames = [cell["batches"][0] for cell in cells]
-    # all of it is work on frames and tokens, padded: more of both is more of it, and the optimizer's stays
-    assert steps[0]["macs"] < steps[1]["macs"] and [frame["N"] for frame in frames] == [1, 3]
-    updates = [{row["name"]: row for row in cell["rows"]}["optimizer"]["flops"] for cell in cells]
-    assert updates[0] == updates[1] > 0
-    with (folder / "profile.csv").open() as stream:
-        assert {row["size"] for row in csv.DictReader(stream)} == {"batch-size 1", "batch-size 3"}
-    lines = [line.split() for line in done.stdout.splitlines()[-2:]]
-    assert [(line[1], line[2], line[-1]) for line in lines] == [
-        (str(size), str(frame["frames"]), "ok") for size, frame in zip((1, 3), frames)
+def test_a_sweep_has_a_row_for_each_size_and_resumes(whole, tmp_path):
+    counting = InProcess()
+    _, printed = whole("--sweep", "batch-size=1,3", "--optimizer", executor=counting)
+    assert counting.names == ["batch-size 1", "batch-size 3"]
+    lines = [
+        line.split() for line in printed.out.splitlines() if line.startswith("batch-size ") and line.endswith(" ok")
     ]
-    assert (folder / "profile.txt").read_text().count("Self CPU time total") == 2
+    assert [line[1] for line in lines] == ["1", "3"] and int(lines[0][2]) < int(lines[1][2])
+    (found,) = answers([tmp_path / "log"], "profile", rows.answer)
+    step, update = ([row for row in found.rows if row["name"] == name] for name in ("step", "optimizer"))
+    # all of it is work on frames and tokens, padded: more of both is more of it, and the optimizer's stays
+    assert step[0]["macs"] < step[1]["macs"] and update[0]["flops"] == update[1]["flops"] > 0
+    file = tmp_path / "log" / "profile-sweep-batch-size" / "tool.jsonl"
+    lines = file.read_text().splitlines()
+    cut = next(number for number, line in enumerate(lines) if '"status"' in line)
+    file.write_text("\n".join(lines[: cut + 2]) + "\n")
+    again = InProcess()
+    whole("--sweep", "batch-size=1,3", "--optimizer", "--resume", executor=again)
+    assert again.names == ["batch-size 3"] and len(list((tmp_path / "log").glob("profile-*"))) == 1
 
 
-def test_a_killed_sweep_resumes(of_features, tmp_path):
-    """kill -9 in the second size: the first is not profiled again."""
-    source = MODELS.replace(
-        "torch.empty(", f"len(features) > 1 and kill_the_command('{tmp_path}/told') or torch.empty("
-    )
-    (tmp_path / "own.py").write_text(source + KILLS)
-    model = (f"--model={tmp_path}/own.py:Whole", "--loss=torchaudio", "--size=vocab_size=11", "--limits=false")
-    quick = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1, "--sweep", "batch-size=1,2")
-    flags = (*model, *quick, "--shape-file", of_features, "--log-dir", tmp_path / "log")
-    assert_user_error(run("profile_model.py", *flags, "--resume"), "--resume")
-    assert run("profile_model.py", *flags).returncode == -9
-    kept = tmp_path / "log" / "profile-sweep-batch-size" / "profile.json"
-    (before,) = json.loads(kept.read_text())
-    done = run("profile_model.py", *flags, "--resume")
-    assert done.returncode == 0, done.stderr
-    first, second = json.loads(kept.read_text())
-    assert first == before and second["size"] == "batch-size 2" and second["rows"]
-    assert done.stdout.count("labels' own cost") == 2 and len(list((tmp_path / "log").iterdir())) == 1
-    assert_user_error(run("profile_model.py", *flags, "--resume", "--seed", 1), "--resume")
+def test_a_mistake_in_a_later_size_keeps_what_was_measured(whole):
+    _, printed = whole("--sort-utterance", "true", "--sweep", "max-frames=2000,1", code=2)
+    assert "--max-frames 1" in printed.err.splitlines()[-1] and "max-frames 2000: a step" in printed.out
 
 
-def test_a_mistake_in_a_later_size_keeps_what_was_measured(whole, tmp_path):
-    done = whole("--sort-utterance", "true", "--sweep", "max-frames=2000,1")
-    assert done.returncode == 2 and "--max-frames 1" in done.stderr.splitlines()[-1]
-    (cell,) = json.loads((tmp_path / "profile-sweep-max-frames" / "profile.json").read_text())
-    assert "max-frames 2000" in done.stdout and cell["rows"]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"limits": True, "layers": 12, "sizes": ["batch-size 1"], "steps": 5}),
+        (["--preset", "quick"], {"limits": False, "layers": 2, "sizes": ["batch-size 1"], "steps": 2}),
+        (["--preset", "quick", "--steps", 4, "--size", "layers=3"], {"limits": False, "layers": 3, "steps": 4}),
+        (["--preset", "quick", "--sort-utterance", "true"], {"sizes": ["max-frames 1000"]}),
+        (["--preset", "quick", "--model", "x:Y", "--limits", "true"], {"limits": True, "layers": 12}),
+    ],
+)
+def test_a_quick_profile_is_of_a_small_model(words, expected, monkeypatch):
+    planned = {}
+    monkeypatch.setattr(cli.commands, "measured", lambda tool, name, config, *_: planned.update(config=config) or 0)
+    assert command(cli, "--device", "cpu", *words) == 0
+    config = planned["config"]
+    known = {"limits": config.limits, "layers": config.choice.sizes.layers, "sizes": [*config.sizes]}
+    assert {**known, "steps": config.choice.steps}.items() >= expected.items()
 
 
 @pytest.mark.parametrize(
@@ -599,30 +464,17 @@ def test_a_mistake_in_a_later_size_keeps_what_was_measured(whole, tmp_path):
         (("--model", "no.such:thing"), ["no.such"]),
         (("--label", "x=encoder.layer.*"), ["--label x=encoder.layer.*", "encoder.conformer"]),
         (("--checkpoint", "nothing"), ["--checkpoint nothing"]),
-        (("--size", "layer=3"), ["layer", "'layers'"]),
-        (("--sweep", "seed=1,2"), ["batch-size"]),
+        (("--label", "a=encoder", "--depth", 2), ["--label or --depth"]),
+        (("--max-frames", 10), ["--max-frames 10", "--sort-utterance true"]),
+        (("--config", "icefall", "--model", "x.py:X"), ["--config icefall", "--model"]),
         (("--arg", "x=1"), ["--arg", "--model"]),
-        (("--max-frames", 1), ["--max-frames 1", "--sort-utterance true"]),
-        (("--batch-size", 2, "--sort-utterance", "true"), ["--batch-size 2", "--sort-utterance false"]),
-        (("--sort-utterance", "true", "--max-frames", 1), ["--max-frames 1", "at least"]),
+        (("--loss", "nothing"), ["nothing"]),
+        (("--size", "layers=many"), ["--size", "layers"]),
+        (("--resume",), ["--resume"]),
     ],
 )
-def test_bad_input_is_one_line(of_features, tmp_path, flags, words):
-    done = profiled(tmp_path, of_features, *flags)
-    first, _, last = done.stderr.rpartition("profile_model.py: error:")
-    assert first == "" or first.startswith("profiling ") and first.count("\n") == 1
-    done.stderr = "profile_model.py: error:" + last
-    assert_user_error(done, *words)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_key_of_a_config_names_the_nearest(of_features, tmp_path):
-    config = tmp_path / "sizes.yaml"
-    config.write_text("encoder_dims: 4\n", encoding="utf-8")
-    done = run("profile_model.py", "--config", config, "--shape-file", of_features, "--log-dir", tmp_path / "log")
-    assert_user_error(done, config, "encoder_dims", "'encoder_dim'")
-
-
-def test_the_documentation_shows_what_the_command_draws():
-    text = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
-    assert "rnnt_encoder_layer.backward" in text
+def test_a_mistake_is_a_line(flags, words, shapes, tmp_path, capsys):
+    small = ("--size", "layers=1") if "--size" not in flags else ()
+    assert command(cli, *QUICK, "--log-dir", tmp_path, "--shape-file", shapes, *flags, *small) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert all(word in last for word in words), last

@@ -208,7 +208,7 @@ def test_a_script_goes_on_in_the_main_environment_where_this_python_lacks_msgspe
         pytest.skip("the main environment is not there, or out of date")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = tmp_path / "bare" / "bin" / "python"
-    for script in ("benchmark_all.py", "profile_model.py", "summarize.py"):
+    for script in ("benchmark_all.py", "summarize.py"):
         done = subprocess.run([bare, ROOT / script, "--help"], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0 and script in done.stdout, done.stderr
     words = [bare, ROOT / "losses/benchmark_reference.py", "--in-place"]  # in this Python, or not at all

@@ -11,19 +11,20 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type
 
 from common.analysis.folders import files_named
 from common.core.errors import UserError
-from common.core.text import count
+from common.core.text import count, plain
 from common.present.export import csv_text, json_text
 from common.present.section import Failure, Section
 from common.present.slices import Slice
 from common.present.style import Figure
 from common.present.table import Table, Values
-from common.present.text import block, listed
+from common.present.text import aligned, block, listed
 from common.records import documents, schema, store
 from common.records.schema import Environment, Measured, Record, ToolHeader
 
 Kind = TypeVar("Kind")
 #: The status of a job that a run was stopped before.
 NOT_RUN = "not run"
+LONGEST = 60  # characters of a cell in the terminal
 
 
 @dataclass
@@ -53,10 +54,10 @@ class Kept:
 
     @property
     def machine(self) -> List[str]:
-        """Return ["NAME on AMD EPYC, 2 threads, torch 2.11.0"] by the last job; [] where none ran."""
+        """Return ["AMD EPYC, 2 threads, torch 2.11.0"] by the last job; [] where none ran."""
         known = [job.environment for job in self.jobs.values() if job.environment]
         torches = " and ".join(sorted({each.torch for each in known if each.torch}))
-        words = [f"{self.header.name} on {each.device_name}, {count(each.threads or 0, 'thread')}" for each in known]
+        words = [f"{each.device_name}, {count(each.threads or 0, 'thread')}" for each in known]
         return [f"{words[-1]}, torch {torches}"] if words else []
 
 
@@ -86,8 +87,11 @@ class Answer:
         if format in ("csv", "json"):
             return (csv_text if format == "csv" else json_text)(self.rows)
         below = listed([*self.lines, *self.failures], format)
-        parts = [listed(self.total, format), *(block(table, format) for table in self.tables), below]
-        return "\n\n".join(filter(None, parts)) + "\n"
+        tables = [
+            block(table, format) if format == "markdown" else f"{plain(table.title)}\n{aligned(table, LONGEST)}"
+            for table in self.tables
+        ]
+        return "\n\n".join(filter(None, [listed(self.total, format), *tables, below])) + "\n"
 
 
 def read(path: Path) -> Kept:

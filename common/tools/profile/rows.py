@@ -1,4 +1,4 @@
-"""Reads where a step went from the document of a profile: each label with and without what lies in it, in each phase.
+"""Tells from the records of a profile where a step went: each label with and without what lies in it, in each phase.
 
 Times are means over the labelled steps, so that they add up: the children of a label to no more than the label, all
 labels and `other` to the step.
@@ -6,56 +6,34 @@ labels and `other` to the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from common.analysis import metrics, roofline
-from common.analysis.metrics import metric
-from common.core.errors import UserError
+from common.analysis.metrics import cells, metric, values
 from common.core.statistics import mean, median
-from common.core.text import percent
+from common.core.text import number, percent
 from common.core.units import quantity
-from common.present.table import Values
-from common.records import documents, schema
-from common.tools import files
-from common.tools.profile import documents as types
-from common.tools.profile import records
+from common.present.table import Cell, Table, measured, tabulated
+from common.records import documents
+from common.tools.kept import Answer, Kept
+from common.tools.profile import choice as records
+from common.tools.profile.choice import Choice, Limit, Measured
+from common.tools.profile.plot import figure
 
-Chain = Tuple[str, ...]
-FORWARD, BACKWARD = "forward", "backward"
-PHASES = (FORWARD, BACKWARD, "update")
-STEP, OTHER = "step", "other"
+TOOL, TITLE = "profile", "Where the training step goes"
+STEP, OTHER, BACKWARD = "step", "other", "backward"
+#: The job that measures the limit of the device.
+LIMIT = "limit"
 #: What a transducer adds to its encoder: the part in words, and its labels.
 OWN_PARTS = {
     "decoder": ("rnnt_decoder",),
     "joiner": ("joiner",),
     "loss": ("rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned"),
 }
-
-
-@dataclass
-class Node:
-    """A position in the step.
-
-    Attributes:
-        chain: labels, the outermost first.
-        phase: one of PHASES.
-        calls: number of calls in all steps.
-        ms: milliseconds of a step, with all that lies in it: `device_ms` on CUDA, else `host_ms`.
-        own_ms: the same without what lies in it.
-        children: the positions in it.
-    """
-
-    chain: Chain
-    phase: str
-    calls: int
-    ms: float
-    own_ms: float
-    host_ms: float
-    device_ms: Optional[float]
-    children: List[Node] = field(default_factory=list)
+#: Indents what lies in the row above; spaces would be taken away.
+INDENT = "· "
+MOST_NAMED = 4  # labels in a line
 
 
 @dataclass
@@ -64,31 +42,30 @@ class Part:
 
     Attributes:
         depth: how many labels it lies in.
-        calls: number of calls in all steps.
-        ms, host_ms, device_ms, own_ms: of a step, as in Node.
-        share: its part of the step.
-        peak_mb: most memory while inside, above the level at the beginning of the step.
-        rise_mb: the same above the level at its own beginning.
+        calls: of all steps.
+        ms: of a step, with all that lies in it; of the device on CUDA, else of the host.
+        own_ms: without what lies in it.
+        peak_mb, rise_mb: most memory while inside, above the level at the begin of the step, and at its own.
         left_mb: memory that its calls in a step leave allocated.
         macs, flops: operations of a step, with all that lies in it.
-        of_limit: its flops_per_second over the device's measured rate.
+        of_limit: its flops_per_second over those of the device's best product.
     """
 
     label: str
-    phase: str
-    depth: int
-    calls: int
-    ms: float
-    ms_per_call: Optional[float]
-    own_ms: float
-    share: float
-    host_ms: float
-    device_ms: Optional[float]
+    phase: str = ""
+    depth: int = 0
+    calls: int = 0
+    ms: float = 0.0
+    own_ms: float = 0.0
+    host_ms: float = 0.0
+    device_ms: Optional[float] = None
+    share: float = 0.0
+    ms_per_call: Optional[float] = None
     peak_mb: Optional[float] = None
     rise_mb: Optional[float] = None
     left_mb: Optional[float] = None
-    macs: Optional[float] = None
-    flops: Optional[float] = None
+    macs: float = 0.0
+    flops: float = 0.0
     flops_per_second: Optional[float] = None
     of_limit: Optional[float] = None
 
@@ -105,15 +82,15 @@ def share_of_limit(share: Optional[float]) -> str:
 
 _ms = partial(metric, unit="ms", better="lower")
 _mb = partial(metric, unit="MB", better="lower", profiled=True)
-#: The numbers of a row: its keys in CSV and JSON, in this order.
+#: The numbers of a row: its keys in CSV and JSON, and the columns of the table, in this order.
 NUMBERS = (
     metric("calls", "calls"),
     _ms("ms", "ms"),
     _ms("ms_per_call", "ms /call"),
     _ms("own_ms", "own ms"),
-    metric("share", "share", percent),
     _ms("host_ms", "host ms"),
     _ms("device_ms"),
+    metric("share", "share", percent),
     _mb("peak_mb", "peak MB"),
     _mb("rise_mb", "rise MB"),
     _mb("left_mb", "leaves MB"),
@@ -124,172 +101,165 @@ NUMBERS = (
 )
 
 
-@dataclass
-class Profile:
-    """One document.
-
-    Attributes:
-        roots: of the tree of positions, those of the forward first.
-        step_ms, bare_ms: a step with and without labels.
-        hooks_ms: what the labels cost a step, the median over pairs of steps.
-    """
-
-    document: types.Profile
-    parts: List[Part]
-    roots: List[Node]
-    step_ms: float
-    bare_ms: float
-    hooks_ms: float
-
-    @property
-    def busy(self) -> bool:
-        """Tell whether other processes ran beside the timed steps."""
-        return bool(self.document.steps and self.document.steps.flags)
-
-    @property
-    def limit_was_busy(self) -> bool:
-        """Tell whether other processes ran beside the measurement of the limit."""
-        return bool((self.document.limits or {}).get("flags"))
-
-    def outermost(self) -> Dict[str, float]:
-        """Return the share of the step of each label that lies in no other, forward and backward together."""
-        shares: Dict[str, float] = {}
-        for part in self.parts:
-            if part.depth == 0 and part.phase:
-                shares[part.label] = shares.get(part.label, 0.0) + part.share
-        return shares
-
-    def rows(self) -> List[Values]:
-        """Return the parts as CSV and JSON have them."""
-        identity = ("name", "label", "phase", "depth")
-        return [
-            {**{key: getattr(part, key) for key in identity}, **metrics.values(NUMBERS, part)} for part in self.parts
-        ]
+def _span_ms(span: records.Place, cuda: bool) -> float:
+    return mean([ns or 0.0 for ns in (span.device_ns if cuda else span.host_ns)]) / 1e6
 
 
-def profile(document: types.Profile) -> Profile:
-    """Return the profile in the document of a size that was measured."""
-    steps, cuda = document.steps, document.device == "cuda"
-    assert steps is not None
-    taken = [ns for ns in (steps.device_ns if cuda else steps.host_ns) if ns is not None]
-    step_ms, host_ms = mean(taken) / 1e6, mean(steps.host_ns) / 1e6
-    roots = _tree(document.spans, cuda)
-    count = len(taken)
-    parts = _parts(roots, step_ms, count)
-    labelled = {"ms": sum(node.ms for node in roots), "host": sum(node.host_ms for node in roots)}
-    for label, ms, host in ((OTHER, step_ms - labelled["ms"], host_ms - labelled["host"]), (STEP, step_ms, host_ms)):
-        parts.append(
-            Part(label, "", 0, count, ms, ms, ms if label == OTHER else 0.0, ms / step_ms, host, ms if cuda else None)
-        )
-    _add_memory(parts, {memory.name: memory for memory in document.memory})
-    _add_flops(parts, document)
-    pairs = zip(steps.host_ns, steps.bare_ns)
-    hooks_ms = median([(labelled - bare) / 1e6 for labelled, bare in pairs])
-    return Profile(document, parts, roots, step_ms, median(steps.bare_ns) / 1e6, hooks_ms)
-
-
-def _tree(listed: List[types.Place], cuda: bool) -> List[Node]:
-    """Return the roots of the tree of positions."""
-    nodes: Dict[Tuple[Chain, str], Node] = {}
-    for span in listed:
-        host = mean(span.host_ns) / 1e6
-        device = mean([ns for ns in span.device_ns if ns is not None]) / 1e6 if cuda else None
-        ms = host if device is None else device
-        chain = tuple(span.chain)
-        nodes[chain, span.phase] = Node(chain, span.phase, span.calls, ms, ms, host, device)
-    roots = []
-    for (chain, phase), node in nodes.items():
-        above = nodes.get((chain[:-1], phase))
-        if above is None:
-            roots.append(node)
-        else:
-            above.children.append(node)
-            above.own_ms -= node.ms
-    return sorted(roots, key=lambda node: PHASES.index(node.phase))
-
-
-def _parts(roots: List[Node], step_ms: float, steps: int) -> List[Part]:
-    """Return the rows in the order of the tree, each label's backward after its forward."""
-    parts_of: Dict[str, Dict[str, Part]] = {}
-
-    def add(node: Node) -> None:
-        label = node.chain[-1]
-        part = parts_of.setdefault(label, {}).setdefault(
-            node.phase,
-            Part(label, node.phase, len(node.chain) - 1, 0, 0.0, None, 0.0, 0.0, 0.0, None),
-        )
-        part.own_ms += node.own_ms
-        part.calls += node.calls
-        if label not in node.chain[:-1]:  # else it is counted with the outer one
-            part.ms += node.ms
-            part.host_ms += node.host_ms
-            if node.device_ms is not None:
-                part.device_ms = (part.device_ms or 0.0) + node.device_ms
-        for child in node.children:
-            add(child)
-
-    for node in roots:
-        add(node)
-    parts = [part for of_label in parts_of.values() for part in of_label.values()]
+def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
+    """Return the labels in the order in which they begin, each backward after its forward, then `other` and the step.
+    limit: FLOPs per second of the device's best product."""
+    cuda = None not in found.device_ns
+    by_label: Dict[str, Dict[str, Part]] = {}
+    for span in found.spans:
+        label, ms = span.chain[-1], _span_ms(span, cuda)
+        part = by_label.setdefault(label, {}).setdefault(span.phase, Part(label, span.phase, len(span.chain) - 1))
+        inside = [each for each in found.spans if (each.chain[:-1], each.phase) == (span.chain, span.phase)]
+        part.own_ms += ms - sum(_span_ms(each, cuda) for each in inside)
+        part.calls += span.calls
+        if label not in span.chain[:-1]:  # else it is counted with the outer one
+            part.ms += ms
+            part.host_ms += _span_ms(span, False)
+            part.device_ms = part.ms if cuda else None
+    parts = [part for phases in by_label.values() for part in phases.values()]
+    host, steps = mean(found.host_ns) / 1e6, len(found.host_ns)
+    whole = mean([ns or 0.0 for ns in found.device_ns]) / 1e6 if cuda else host
+    other = whole - sum(part.own_ms for part in parts)
+    outermost = sum(part.host_ms for part in parts if not part.depth)
+    parts.append(Part(OTHER, "", 0, steps, other, other, host - outermost, other if cuda else None))
+    parts.append(Part(STEP, "", 0, steps, whole, 0.0, host, whole if cuda else None))
+    memory = {each.name: each for each in found.memory}
     for part in parts:
-        part.share = part.ms / step_ms
-        part.ms_per_call = part.ms * steps / part.calls if part.calls else None
-    return parts
-
-
-def _add_memory(parts: List[Part], known: Mapping[str, types.PlaceMemory]) -> None:
-    """Set the memory of each part from that of the labels, by name."""
-    for part in parts:
-        memory = known.get("" if part.label == STEP and not part.phase else part.name)
-        if memory is not None:
-            part.peak_mb, part.rise_mb = memory.peak_bytes / 2**20, memory.rise_bytes / 2**20
-            part.left_mb = memory.left_bytes / 2**20
-
-
-def _add_flops(parts: List[Part], document: types.Profile) -> None:
-    """Set the operations of each part, and their rate."""
-    limit = limit_of(document)
-    for part in parts:
-        counted = [
-            entry
-            for entry in document.flops
-            if (part.label == STEP and not part.phase)
-            or (part.label == OTHER and not entry.chain)
-            or (part.label in entry.chain and part.phase == entry.phase)
-        ]
-        part.macs, part.flops = sum(entry.macs for entry in counted), sum(entry.flops for entry in counted)
+        part.share, part.ms_per_call = part.ms / whole, part.ms * steps / part.calls if part.calls else None
+        known = memory.get("" if part.label == STEP and not part.phase else part.name)
+        if known:
+            part.peak_mb, part.rise_mb, part.left_mb = (size / 2**20 for size in (known.peak, known.rise, known.left))
+        for each in found.operations:
+            here = part.label in each.chain and part.phase == each.phase
+            if here or (not part.phase and (part.label == STEP or not each.chain)):
+                part.macs, part.flops = part.macs + each.macs, part.flops + each.flops
         if part.ms > 0:
             part.flops_per_second = part.flops / part.ms * 1e3
             part.of_limit = part.flops_per_second / limit if limit else None
+    return parts
 
 
-def limit_of(document: types.Profile) -> Optional[float]:
-    """Return the FLOPs per second of the device's best measured matrix product."""
-    limits = schema.typed(document.limits) if document.limits else None
-    return roofline.peaks([limits]).flops_per_second if isinstance(limits, schema.Limits) else None
+def table_of(title: str, parts: List[Part]) -> Table:
+    """Return a row for each label and phase.  On a CPU the host's milliseconds are all."""
+    cuda = parts[-1].device_ms is not None
+    numbers = [each for each in NUMBERS if cuda or each.key != "host_ms"]
+    rows = [{"label": Cell(INDENT * part.depth + part.name, part.name), **cells(numbers, part)} for part in parts]
+    return tabulated("labels", f"{title}: each label with all that lies in it; own: without", rows)
 
 
-#: A size in words ("batch-size 4"), its profile, or None and the reason.
-Size = Tuple[str, Optional[Profile], str]
+def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Limit]) -> List[str]:
+    """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to trust the numbers."""
+    batches = found.batches
+    few, most = min(each.frames for each in batches), max(each.frames for each in batches)
+    size = f"batches: {len(batches)}, of {few} to {most} frames"
+    if len(batches) == 1:
+        longest, tokens = batches[0].frames_max, batches[0].tokens
+        size = f"batch: {batches[0].N} utterances, {most} frames (longest {longest}), {tokens} tokens"
+    bare, count = median(found.bare_ns) / 1e6, len(found.host_ns)
+    hooks = median([(labelled - alone) / 1e6 for labelled, alone in zip(found.host_ns, found.bare_ns)])
+    cost = f"{number(hooks)} ms ({percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
+    model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
+    result = [
+        f"{choice.loss}, {model}, {found.parameters['model']} parameters",
+        f"{size}; {count} steps with labels and {count} without, in turn; {choice.options}",
+        f"step without labels: {number(bare)} ms; the labels' own cost: {cost}",
+    ]
+    compiled = found.compiled
+    if compiled:
+        later = f"; {compiled.graphs_later} more in the steps, whose times are too long: give more --warmup"
+        words = f"{compiled.modules} modules, {compiled.graphs} graphs, in {number(compiled.ns / 1e9)} s"
+        result.append(f"compiled before the steps: {words}{later if compiled.graphs_later else ''}")
+    if found.not_counted:
+        result.append(f"not counted in FLOPs: {', '.join(found.not_counted)}")
+    if found.flags:
+        result.append(
+            f"the steps ran beside other load, which took {percent(found.foreign_cpu)} of the CPUs: their times are "
+            "too long; profile again when the machine is quiet"
+        )
+    over = [part.name for part in parts if part.of_limit is not None and part.of_limit > 1]
+    why = "it was measured beside other load" if limit and limit.flags else "it was measured too low"
+    if over:
+        names = ", ".join(over[:MOST_NAMED]) + (" ..." if len(over) > MOST_NAMED else "")
+        result.append(f"above 100% of the limit, so the limit is wrong ({why}): {names}")
+    elif limit and limit.flags:
+        result.append("the limit was measured beside other load: shares of it may be too high")
+    return [*result, verdict(parts, bool(found.flags))]
 
 
-class Kept(NamedTuple):
-    """Holds the profiles of a file; reason says why it could not be read, else ""."""
-
-    path: Path
-    sizes: List[Size]
-    reason: str = ""
-
-
-def find(paths: Sequence[Any]) -> List[Kept]:
-    """Return the profiles in, at or under `paths`, by their files."""
-    return [read(path) for path in sorted(files.files(paths, records.FILE_NAME))]
+def outermost(parts: List[Part]) -> Dict[str, float]:
+    """Return the milliseconds of each label that lies in no other, forward and backward together."""
+    result: Dict[str, float] = {}
+    for part in parts:
+        if part.depth == 0 and part.phase:
+            result[part.label] = result.get(part.label, 0.0) + part.ms
+    return result
 
 
-def read(path: Path) -> Kept:
-    """Return what is in a file; never raises for what is in it."""
-    try:
-        sizes = documents.read(path, List[types.Profile])
-    except (FileNotFoundError, UserError) as error:
-        return Kept(path, [], str(error))
-    return Kept(path, [(size.size, profile(size) if size.is_measured else None, size.reason) for size in sizes])
+def verdict(parts: List[Part], busy: bool) -> str:
+    """Return what share of a step the transducer's own parts take, and the largest label beside them."""
+    shares = {label: ms / parts[-1].ms for label, ms in outermost(parts).items()}
+    own = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
+    *names, last = [name for name, known in own.items() if known] or [""]
+    words = " and ".join(filter(None, [", ".join(names), last]))
+    told = [f"{words}: {percent(sum(map(sum, own.values())))} of a step"] if words else []
+    if shares:
+        largest = max(shares, key=lambda label: shares[label])
+        told.append(f"{largest}: {percent(shares[largest])}")
+    return "VERDICT: " + "; ".join([*told, *(["measured beside other load"] if busy else [])])
+
+
+def sweep_of(found: Dict[str, Tuple[Optional[Measured], List[Part], str]]) -> Table:
+    """Return the milliseconds of each outermost label at each size; {size: (what was measured, its parts, status)}."""
+    names = dict.fromkeys(name for _, parts, _ in found.values() for name in outermost(parts))
+    rows = []
+    for size, (known, parts, status) in found.items():
+        row = {"size": Cell(size)}
+        frames = mean([batch.frames for batch in known.batches]) if known else None
+        step: Any = parts[-1] if parts else Part(STEP)
+        row["frames"] = measured(round(frames) if frames else None)
+        row["step ms"] = measured(step.ms or None)
+        row["us /frame"] = measured(1e3 * step.ms / frames if frames else None)
+        row["peak MB"] = measured(step.peak_mb)
+        known_ms = {**outermost(parts), **{part.label: part.ms for part in parts if part.label == OTHER}}
+        row.update((name, measured(known_ms.get(name))) for name in [*names, OTHER])
+        rows.append({**row, "status": Cell(status)})
+    return tabulated("sizes", "milliseconds of a step, forward and backward", rows)
+
+
+def answer(kept: Kept) -> Answer:
+    """Return what a run found out.  Raises ValueError for records that are wrong."""
+    config = documents.typed(kept.header.config, records.Profile)
+    limit: Optional[Limit] = next(iter(kept.job(LIMIT).of(Limit)), None)
+    best = limit.flops_per_second if limit else None
+    tables, told, total, rows, figures = [], list(kept.machine), [], [], []
+    found: Dict[str, Tuple[Optional[Measured], List[Part], str]] = {}
+    told += [f"best matrix product {quantity(best, 'FLOPs')} /s" if best else "no measured limit"]
+    for size in config.sizes:
+        job = kept.job(size)
+        known = job.of(Measured)[0] if job.status == "ok" else None
+        parts = parts_of(known, best) if known else []
+        found[size] = known, parts, job.reason or job.status
+        if not known:
+            continue
+        step, several = parts[-1], f"{size}: " if len(config.sizes) > 1 else ""
+        peak = f", peak {number(step.peak_mb)} MB" if step.peak_mb else ""
+        operations = f"{quantity(step.macs, 'MACs')}, {quantity(step.flops, 'FLOPs')}"
+        total.append(f"{size}: a step: {number(step.ms)} ms, {operations}{peak}")
+        tables.append(table_of(size, parts))
+        told += [several + line for line in lines(config.choice, known, parts, limit)]
+        figures.append(figure(size, known, step.device_ms is not None))
+        identity = ("name", "label", "phase", "depth")
+        rows += [
+            {"size": size, **{key: getattr(part, key) for key in identity}, **values(NUMBERS, part)} for part in parts
+        ]
+    if len(found) > 1:
+        tables.append(sweep_of(found))
+    statuses = {size: kept.job(size) for size in config.sizes}
+    failures = [f"{size}: {job.status}: {job.reason}" for size, job in statuses.items() if job.reason]
+    return Answer(
+        kept.header.name, total, tables, told, failures, rows, [job.status for job in statuses.values()], figures
+    )

@@ -6,68 +6,21 @@ docs/profile.md has the parameters of both, part by part, and why they differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from common.core.errors import UserError
-from common.core.setting import tupled
-from common.core.text import closest, shown
 from common.data.shapes import subsampled
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import table
 from common.losses.layouts.pruned import SIMPLE_LOSS_SCALE, Pruned
+from common.tools.profile.choice import Sizes
 
 SUBSAMPLING = 4
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes that a configuration may change.  Defaults are icefall's, but dropout, which --no-dropout sets to 0."""
-
-    features: int = 80
-    embed_channels: Tuple[int, ...] = (8, 32, 128)
-    encoder_dim: int = 512
-    heads: int = 8
-    feed_forward: int = 2048
-    layers: int = 12
-    kernel: int = 31
-    decoder_dim: int = 512
-    context: int = 2
-    joiner_dim: int = 512
-    vocab_size: int = 500
-    dropout: float = 0.1
-
-
-def sizes(given: Mapping[str, Any], where: str) -> Sizes:
-    """Return the sizes that are `given`, and defaults for the others.  Raises UserError for wrong keys and values."""
-    known = {field.name: getattr(Sizes, field.name) for field in fields(Sizes)}
-    for key in given:
-        if key not in known:
-            raise UserError(f"{where}: unknown key {shown(key)}{closest(key, known)}; there are {', '.join(known)}")
-    for key, value in given.items():
-        if key == "embed_channels":
-            fits = isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_whole, value))
-            wanted = "three whole numbers"
-        elif key == "dropout":
-            fits, wanted = isinstance(value, (int, float)) and 0 <= value < 1, "a number from 0 to below 1"
-        else:
-            fits, wanted = _is_whole(value), "a whole number of at least 1"
-        if not fits:
-            raise UserError(f"{where}: {key} is {shown(value)}; give {wanted}")
-    made = Sizes(**{key: tupled(value) for key, value in given.items()})
-    for key, value, divisor in (("encoder_dim", made.encoder_dim, made.heads), ("kernel", made.kernel + 1, 2)):
-        if value % divisor:
-            wanted = f"a multiple of heads ({divisor})" if key == "encoder_dim" else "an odd number"
-            raise UserError(f"{where}: {key} is {getattr(made, key)}; give {wanted}")
-    return made
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and value >= 1
 
 
 class Embed(nn.Module):
@@ -75,16 +28,11 @@ class Embed(nn.Module):
 
     def __init__(self, of: Sizes):
         super().__init__()
-        first, second, third = of.embed_channels
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(1, first, 3, padding=1),
-            nn.SiLU(),
-            nn.Conv2d(first, second, 3, stride=2),
-            nn.SiLU(),
-            nn.Conv2d(second, third, 3, stride=2),
-            nn.SiLU(),
-        )
-        self.out = nn.Linear(third * subsampled(of.features, SUBSAMPLING), of.encoder_dim)
+        channels, layers = (1, *of.embed_channels), []
+        for inputs, outputs, stride, padding in zip(channels, channels[1:], (1, 2, 2), (1, 0, 0)):
+            layers += [nn.Conv2d(inputs, outputs, 3, stride, padding), nn.SiLU()]
+        self.convolutions = nn.Sequential(*layers)
+        self.out = nn.Linear(channels[-1] * subsampled(of.features, SUBSAMPLING), of.encoder_dim)
         self.norm = nn.LayerNorm(of.encoder_dim)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -130,16 +78,14 @@ class Decoder(nn.Module):
 
 
 class Part(nn.Module):
-    """A function as a module, so that it has a name, and its backward a label."""
+    """A function as a module, so that it has a name, and its backward a label.  layers: those that it uses."""
+
+    def __init__(self, layers: Optional[nn.Module] = None):
+        super().__init__()
+        self.layers = layers
 
     def forward(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         return function(*tensors)
-
-
-class Joining(Part):
-    def __init__(self, layers: Joiner):
-        super().__init__()
-        self.layers = layers
 
 
 class Criterion(nn.Module):
@@ -151,39 +97,35 @@ class Criterion(nn.Module):
     def __init__(self, adapter: Any, device: torch.device):
         super().__init__()
         self.adapter, self.layout = adapter, table.of(adapter)
-        self.joiner = Joining(self.layout.model(device, torch.float32))
-        self.projections = self.joiner.layers.extra
-        if isinstance(self.layout, Pruned):
-            self.rnnt_loss_simple, self.rnnt_loss_pruned = Part(), Part()
-        else:
-            self.rnnt_loss = Part()
+        layers: Joiner = self.layout.model(device, torch.float32)
+        self.joiner, self.projections = Part(layers), layers.extra
+        for name in ("simple", "pruned") if isinstance(self.layout, Pruned) else ("",):
+            setattr(self, "_".join(filter(None, ["rnnt_loss", name])), Part())
 
-    def forward(self, batch: Batch, prepared: Any, scores: Optional[Sequence[torch.Tensor]] = None) -> torch.Tensor:
+    def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the summed loss.  batch: its outputs are the joiner's inputs; scores: inputs of the pruned loss's
         `projections`."""
-        outputs = batch.encoder_out, batch.decoder_out
         if isinstance(self.layout, Pruned):
-            return self._pruned(batch, prepared, *(scores or outputs))
-        if self.layout.tensors != ("logits",):  # the joiner is within the loss
-            return self._exact(self.rnnt_loss, lambda *of: self._step(batch, prepared, *of), *outputs)
-        given = self.joiner(lambda *of: self._given(batch, prepared, *of), *outputs)
-        return self.of_logits(given, batch, prepared)
+            return self._pruned(batch, prepared, *scores)
+        whole = self.layout.tensors != ("logits",)  # the joiner is within the loss
+        run = self.layout.step if whole else self.layout.given
+
+        def joined(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
+            outputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
+            return run(self.joiner.layers, outputs, prepared)
+
+        if whole:
+            return self._exact(self.rnnt_loss, joined, batch.encoder_out, batch.decoder_out)
+        return self.of_logits(self.joiner(joined, batch.encoder_out, batch.decoder_out), batch, prepared)
 
     def of_logits(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return the summed loss of the logits, as the layout gives them."""
         return self._exact(self.rnnt_loss, lambda logits: self.layout.loss(logits, batch, prepared), given)
 
-    def _exact(self, part: nn.Module, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    def _exact(self, part: Any, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """Run a part in float32, under autocast too."""
         with torch.autocast(tensors[0].device.type, enabled=False):
             return part(function, *(tensor.float() for tensor in tensors))
-
-    def _given(self, batch: Batch, prepared: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
-        joined = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
-        return self.layout.given(self.joiner.layers, joined, prepared)
-
-    def _step(self, batch: Batch, prepared: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
-        joined = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
-        return self.layout.step(self.joiner.layers, joined, prepared)
 
     def _pruned(self, batch: Batch, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> torch.Tensor:
         """Return 0.5 x the simple loss + the pruned one, as icefall trains it."""

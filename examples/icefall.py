@@ -1,4 +1,4 @@
-"""icefall's Conformer transducer as its recipe of 2022 has it (pruned_transducer_stateless2), with the losses here.
+"""icefall's Conformer transducer as its recipe of 2022 has it (pruned_transducer_stateless2): `--config icefall`.
 
 Written anew from the recipe's published definition: macaron feed-forwards, self-attention over relative positions, a
 convolution module, BasicNorm, DoubleSwish, balancers of activations, a learned scale of every weight and bias, a
@@ -17,7 +17,8 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from common.data.shapes import subsampled
 from common.flops import rules
-from common.tools.profile.transducer import SUBSAMPLING, Criterion, Decoder, Sizes, Transducer
+from common.tools.profile.choice import Sizes
+from common.tools.profile.transducer import SUBSAMPLING, Criterion, Decoder, Transducer
 
 #: Standard deviation of weights before they are scaled.
 STD = 0.1
