@@ -14,7 +14,6 @@ from fixtures_sweeps import measured, write_sweep
 from common.analysis import comparison, logs, metrics
 from common.analysis.metrics import Metric
 from common.analysis.pairs import two_sides
-from common.show.page import page
 from common.tables import comparison as comparison_table
 from common.tables import results, sweep
 from common.tools.inference import rows as inference
@@ -42,7 +41,6 @@ def test_a_metric_in_one_line_is_everywhere(made, tmp_path):
     (row,) = csv.DictReader(io.StringIO(results.render(log.rows, "csv")))
     assert row["rtf"] == "0.25"
     assert metrics.scalars(log.rows[0])["metrics/rtf"] == 0.25
-    html = page(log.groups, tmp_path, swept=log.sweeps)
     for closed in ("page", "answer", "readme"):
         assert "RTF" not in [column.title for column in results.table(closed, "", log.rows).columns]
     assert "0.5000" in sweep.render(log.sweeps, "table")
