@@ -62,16 +62,16 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
         return None
     across = scales.span([end for times in summaries for end in (times.p20, times.median, times.p80) if end])
     up = scales.span([y for _, y in at])
-    found = fronts(both, at)
+    of_kinds = fronts(both, at)
     data: List[Trace] = []
-    for front in found:
+    for front in of_kinds:
         line = {"shape": "hv", "dash": front.dash, "width": 2.5 if front.dash == "dot" else 1.5, "color": INK}
         on = [at[index] for index in front.members]
         corners = [(on[0][0], up.high), *on, (across.high, on[-1][1])]
         data.append(points(f"Pareto front, {front.of}", corners, {}, mode="lines", line=line))
-    named = {index for front in found for index in front.members}
+    named = {index for front in of_kinds for index in front.members}
     data += [_point(*each, index in named) for index, each in enumerate(zip(both, summaries, at))]
-    sentences = _in_words(found, both)
+    sentences = _in_words(of_kinds, both)
     return Figure(
         "time-memory",
         "Time against memory",
@@ -79,7 +79,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
         f"Time against memory. {sentences}",
         data,
         layout(460, 200, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),
-        _table(both, at, found),
+        _table(both, at, of_kinds),
     )
 
 
@@ -92,10 +92,10 @@ def _point(row: Row, times: Summary, point: Point, named: bool) -> Trace:
     return points(row.marked, [point], look, hover, cliponaxis=False, error_x=spread, **text)
 
 
-def _in_words(found: Sequence[Front], both: Sequence[Row]) -> str:
+def _in_words(of_kinds: Sequence[Front], both: Sequence[Row]) -> str:
     """Return sentences on the losses on each front and on those that are not ranked."""
     sentences = []
-    for front in found:
+    for front in of_kinds:
         line = "dotted" if front.dash == "dot" else "dashed"
         names = ", ".join(both[index].label for index in front.members)
         sentences.append(f"Beaten in both by no other of the {front.of} ({line} line): {names}.")
@@ -105,12 +105,12 @@ def _in_words(found: Sequence[Front], both: Sequence[Row]) -> str:
     return " ".join(sentences)
 
 
-def _table(both: Sequence[Row], at: Sequence[Point], found: Sequence[Front]) -> Table:
+def _table(both: Sequence[Row], at: Sequence[Point], of_kinds: Sequence[Front]) -> Table:
     cells = []
     for index, (row, (ms, mb)) in enumerate(zip(both, at)):
         numbers = {"median ms": measured(ms, row.results), "peak MB": measured(mb, row.results)}
         cells.append({"implementation": Cell(row.marked), **numbers})
-        for front in found:
+        for front in of_kinds:
             answer = "yes" if index in front.members else "no"
             cells[-1][f"on the front of {front.of}"] = Cell(answer if index in front.among else "-")
     return tabulated("time-memory", "Time and memory", cells)

@@ -74,47 +74,47 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
             raise Broken("it is too large for a trace of another layout than Kineto's")
         yield _all_of(text + decoder.decode(data, final=True))
         return
-    text, place = text[begin.end() :], begin.end()
+    text, position = text[begin.end() :], begin.end()
     while True:
         end = _END.search(text)
         last = end.start() if end else text.rfind(BOUNDARY)
         if last >= 0:
-            yield _decoded(text[: last + 4], place)
-            place, text = place + last + 5, text[last + 5 :]
+            yield _decoded(text[: last + 4], position)
+            position, text = position + last + 5, text[last + 5 :]
         if end:
             break
         data = stream.read(max(CHUNK, len(text)))  # a long event is not searched again for each chunk
         if not data or len(text) > LARGEST:
-            raise Broken(f"it ends too early, after character {place + len(text):,}: the file was cut short")
+            raise Broken(f"it ends too early, after character {position + len(text):,}: the file was cut short")
         text += decoder.decode(data)
     while data := stream.read(CHUNK):
         text = text[-1:] + decoder.decode(data)
     if not text.rstrip().endswith("}"):
-        raise Broken(f"it ends too early, after the events that end at character {place:,}: the file was cut short")
+        raise Broken(f"it ends too early, after the events that end at character {position:,}: the file was cut short")
 
 
-def _decoded(block: str, place: int) -> Sequence[Event]:
-    """Return the events of a text, with commas between them.  place: of the text in the file."""
+def _decoded(block: str, position: int) -> Sequence[Event]:
+    """Return the events of a text, with commas between them.  position: of the text in the file."""
     try:
         return _DECODER.decode(f"[{block}]")
     except (msgspec.DecodeError, RecursionError):
-        return [_one(text, place) for text in _BETWEEN.split(block)]
+        return [event for text in _BETWEEN.split(block) for event in _salvaged(text, position)]
 
 
-def _one(text: str, place: int) -> Event:
+def _salvaged(text: str, position: int) -> Sequence[Event]:
     """Return an event; field by field where it is no valid JSON, without resolving the escapes in its name."""
     with suppress(msgspec.DecodeError, RecursionError):
-        return _DECODER.decode(f"[{text}]")[0]
+        return _DECODER.decode(f"[{text}]")
     head, _, args = text.partition('\n    "args": {')
     match = _HEAD.match(head) if len(head) < LONGEST_HEAD else None
     if match is None:
-        raise Broken(f"an event after character {place:,} is not JSON")
+        raise Broken(f"an event after character {position:,} is not JSON")
     counters = []
     for pattern in _COUNTERS:
         values = pattern.findall(args)
         counters.append(int(values[-1]) if values else None)  # the last is the counter's: 1.13 has the stack before it
-    times = [match[key] and float(match[key]) for key in ("ts", "dur")]
-    return Event(match["ph"], match["cat"], match["name"], *times, Counters(*counters), salvaged=True)
+    dur = float(match["dur"]) if match["dur"] else None
+    return [Event(match["ph"], match["cat"], match["name"], float(match["ts"]), dur, Counters(*counters), True)]
 
 
 def _all_of(text: str) -> Sequence[Event]:

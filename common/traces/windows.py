@@ -6,7 +6,6 @@ Profiled numbers contain the profiler's own cost.  Windows of different workers 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
@@ -75,12 +74,12 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
     """
     result = Profiled()
     before: Optional[Trace] = None
-    for (path, trace), (_, later) in zip_longest(windows, windows[1:], fillvalue=(None, None)):
+    for at, (path, trace) in enumerate(windows, start=1):
         if isinstance(trace, TraceError):
             result.windows.append(WindowNumbers(path.name, flags=[str(trace)]))
             result.error = result.error or str(trace)
             continue
-        assert isinstance(trace, Trace)
+        later = windows[at][1] if at < len(windows) else None
         # Another loop that writes to the same folder counts its steps from the start again.
         goes_on = isinstance(later, Trace) and later.steps[0].number > trace.steps[-1].number
         flags, whole = _flags(trace), trace.steps
