@@ -11,6 +11,7 @@ and at the end, in float16.  This takes a few minutes on two quiet cores and nee
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,14 +24,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import train  # noqa: E402
-import train_table  # noqa: E402
 
 from common.cli.parser import Parser  # noqa: E402
 from common.core import flag_types  # noqa: E402
-from common.core.errors import EXIT_OK, UserError  # noqa: E402
+from common.core.errors import EXIT_OK, NotRunnable, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
 from common.core.settings import STAGES  # noqa: E402
 from common.losses.speech import WEIGHTS  # noqa: E402
+from common.setup import extensions  # noqa: E402
 
 #: Frames of held-out utterances that are kept: all three files are to have at most 3 MB.
 FRAMES = 2400
@@ -38,9 +39,13 @@ FRAMES = 2400
 
 def trained(folder: Path, flags: List[str]) -> None:
     """Train, and save the model at three stages into `folder`.  Raises UserError if that fails."""
-    command = [sys.executable, train_table.SCRIPT, "--loss", "fast_rnnt-pruned", "--save", folder, *flags]
-    environment = train_table.environment(("fast_rnnt-pruned",))
-    if subprocess.run(list(map(str, command)), env=environment, stdout=sys.stderr).returncode:
+    command = [sys.executable, train.__file__, "--loss", "fast_rnnt-pruned", "--save", folder, *flags]
+    try:  # torch is imported above: fast_rnnt needs its libraries
+        fast_rnnt = Path(str(extensions.load("fast_rnnt", "cpu").__file__)).parents[1]
+    except NotRunnable as error:
+        raise UserError(str(error)) from error
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{fast_rnnt}"}
+    if subprocess.run(list(map(str, command)), env=variables, stdout=sys.stderr).returncode:
         raise UserError("examples/train.py failed; its error is above")
 
 

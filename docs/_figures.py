@@ -4,27 +4,24 @@
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints; `use
 of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its heading
 and first table; `allocators of FOLDER FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare prints;
-`runs`: the folders of results/; `machines`: what each machine of results/ found; `torch-versions`: the table of
-benchmarks/torch_versions.py; `fused of FOLDER`: that of benchmarks/fused_table.py; `training of FILE`: that of
-benchmarks/train_table.py; `logits of FOLDER`: a sweep over kinds of logits.  A test compares pages and records.
+`runs`: the folders of results/; `machines`: what each machine of results/ found; `fused of FOLDER`: the table of
+benchmarks/fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
+kinds of logits, with what these are like.  A test compares pages and records.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import fused_table  # noqa: E402
-import torch_versions as under_torch  # noqa: E402
-import train_table  # noqa: E402
 
 from common import command  # noqa: E402
 from common.analysis import logs, ranking, verdict  # noqa: E402
@@ -36,7 +33,8 @@ from common.core.text import escaped, number  # noqa: E402
 from common.present.table import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
 from common.records.schema import Header  # noqa: E402
-from common.tables import answer, sweep  # noqa: E402
+from common.tables import answer  # noqa: E402
+from common.tables import sweep as swept_table  # noqa: E402
 
 command.register()
 
@@ -71,7 +69,7 @@ def screen(folder: str) -> str:
     """Return a block of what summarize.py prints into a pipe."""
     log = logs.read([ROOT / folder])
     parts = [answer.render(rows, width=answer.WIDTH) for rows in (log.rows, log.searches) if rows]
-    parts += [sweep.screen(log.sweeps)] if log.sweeps else []
+    parts += [swept_table.screen(log.sweeps)] if log.sweeps else []
     return "\n".join(["```", *(part.rstrip("\n") for part in parts), "```"])
 
 
@@ -183,11 +181,6 @@ def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
     ]
 
 
-def torch_versions() -> str:
-    """Return the Markdown table of benchmarks/torch_versions.py."""
-    return under_torch.table(json.loads(under_torch.FILE.read_text(encoding="utf-8")))
-
-
 def command(header: Header) -> str:
     """Return the command of a run without its log folder; of a run that was sent, which has none, the script."""
     words: List[str] = []
@@ -204,29 +197,43 @@ def fused(folder: str) -> str:
     return fused_table.render(ROOT / folder)
 
 
-def logits(folder: str) -> str:
-    """Return a Markdown table of a sweep over kinds of logits: each loss's step, and what the logits are like."""
+def _swept(folder: str) -> Tuple[str, Dict[str, Dict[str, Row]]]:
+    """Return the setting that a sweep varies, and its rows by value and name."""
     (swept,) = logs.read([ROOT / folder]).sweeps
-    by_kind: Dict[str, Dict[str, Row]] = {}
+    ((key, _),) = swept.grid.items()
+    by_value: Dict[str, Dict[str, Row]] = {}
     for run in swept.runs:
         if run.row.status == "ok":
-            by_kind.setdefault(str(run.values["logits"]), {})[run.row.name] = run.row
+            by_value.setdefault(str(run.values[key]), {})[run.row.name] = run.row
+    return key, by_value
+
+
+def sweep(folder: str) -> str:
+    """Return a Markdown table of a sweep: each loss's step in ms, by value."""
+    key, by_value = _swept(folder)
+    names = [name for name in CHOICES if any(name in rows for rows in by_value.values())]
+    lines = [[value, *_steps(rows, names)] for value, rows in by_value.items()]
+    return markdown_of([key.replace("_", " "), *map(Column, names)], lines)
+
+
+def _steps(rows: Dict[str, Row], names: Sequence[str]) -> List[str]:
+    return [number(rows[name].median_ms("step"), 3) if name in rows else "-" for name in names]
+
+
+def logits(folder: str) -> str:
+    """Return a Markdown table of a sweep over kinds of logits: each loss's step, and what the logits are like."""
+    _, by_kind = _swept(folder)
     names = [name for name in CHOICES if any(name in rows for rows in by_kind.values())]
-    heads = ["cells needed", *(f"{name} ms" for name in names), "pruned gap"]
     lines = []
     for kind, rows in by_kind.items():
         judged = [row.at_size for row in rows.values() if row.kind == "exact" and row.at_size]
         shares = [size.needed_cells / size.useful_cells for size in judged if size.needed_cells is not None]
         gaps = [abs(row.approximation_gap) for row in rows.values() if row.approximation_gap is not None]
         needed, gap = (f"{100 * values[0]:.2f}%" if values else "-" for values in (shares, gaps))
-        steps = [number(rows[name].median_ms("step"), 3) if name in rows else "-" for name in names]
-        lines.append([kind, needed, *steps, gap])
-    return markdown_of(["logits", *map(Column, heads)], lines)
-
-
-def training(path: str) -> str:
-    """Return a Markdown table of trainings with several losses."""
-    return train_table.render(ROOT / path)
+        lines.append([kind, needed, *_steps(rows, names), gap])
+    return markdown_of(
+        ["logits", *map(Column, ["cells needed", *(f"{name} ms" for name in names), "pruned gap"])], lines
+    )
 
 
 WRITERS: Dict[str, Callable[..., str]] = {
@@ -241,10 +248,9 @@ WRITERS: Dict[str, Callable[..., str]] = {
         comparison,
         runs,
         machines,
-        torch_versions,
         fused,
-        training,
         logits,
+        sweep,
     )
 }
 
