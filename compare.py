@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 from typing import List, Sequence
 
@@ -27,10 +26,8 @@ from common.jobs import revisions
 from common.setup import interpreters
 from common.tables.comparison import FORMATS, on_one_side, render, screen
 
-#: With --rev, where the flags do not say.  Rounds: the fewest and the most.
-REVISION_ROUNDS, REVISION_PASSES = (10, 50), ("timing", "memory")
-#: The slowdown that they are to show.
-DETECT = 0.1
+#: With --rev, where the flags do not say.
+REVISION_ROUNDS, REVISION_PASSES = 10, ("timing", "memory")
 
 DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
@@ -106,13 +103,6 @@ def parser() -> argparse.ArgumentParser:
         help="Call times the same where the whole interval is within P%%. Default: the tolerance",
     )
     result.add_argument(
-        "--detect",
-        type=flag_types.percentage,
-        metavar="P%",
-        help="With --rev: measure until a slowdown of P%% would show in each step time with a probability of 80%%, "
-        "in 10 to 50 rounds. -- --rounds N measures N rounds instead. Default: 10%%",
-    )
-    result.add_argument(
         "--fail-on-slower",
         type=flag_types.percentage,
         metavar="P%",
@@ -142,9 +132,8 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
         raise UserError("give BASELINE and NEW, or --in LOG and two names, or --rev twice (--help tells more)")
     if flags and not options.revisions:
         raise UserError(f"{flags[0]}: flags after -- are for the benchmarks of --rev")
-    for flag, given in (("--log-dir", options.log_dir), ("--detect", options.detect)):
-        if given is not None and not options.revisions:
-            raise UserError(f"{flag}: only --rev measures")
+    if options.log_dir is not None and not options.revisions:
+        raise UserError("--log-dir: only --rev measures")
     if options.only and (options.revisions or options.log):
         instead = "give it after --, to what is measured" if options.revisions else "--in names two already"
         raise UserError(f"--only is for BASELINE and NEW; {instead}")
@@ -154,19 +143,7 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
         return Sides(pairs.within(options.log, *options.sides))
     if not options.revisions:
         return pairs.two_sides(*map(Path, options.sides), only=options.only)
-    measured = benchmark_flags(flags)
-    if options.detect is not None and measured.rounds == measured.most_rounds:
-        raise UserError("--detect: says how many rounds are measured, and so does --rounds; give one of them")
-    if options.detect is not None and options.detect <= options.tolerance:
-        raise UserError(f"--detect: has to be above the tolerance, {percent(options.tolerance)} (--tolerance)")
-    rounds = partial(rounds_to_measure, options)
-    return pairs.two_sides(*revisions.measure(*options.revisions, measured, rounds, options.log_dir))
-
-
-def rounds_to_measure(options: argparse.Namespace, baseline: Path, new: Path) -> int:
-    """By what the rounds show that are measured."""
-    change = options.detect or max(DETECT, 2 * options.tolerance)
-    return comparison.rounds_to_detect(compared(pairs.two_sides(baseline, new), options), change) or 0
+    return pairs.two_sides(*revisions.measure(options.revisions, benchmark_flags(flags), options.log_dir))
 
 
 def compared(sides: Sides, options: argparse.Namespace) -> List[comparison.Change]:
@@ -194,8 +171,7 @@ def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
         given=tuple(given),
         others=tuple(others),
         names=tuple(chosen(all_flags, parsed)),
-        rounds=parsed.rounds or REVISION_ROUNDS[0],
-        most_rounds=parsed.rounds or REVISION_ROUNDS[1],
+        rounds=parsed.rounds or REVISION_ROUNDS,
         passes=tuple(passes),
         in_place=parsed.in_place,
     )

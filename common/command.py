@@ -6,7 +6,6 @@ nothing heavy is imported above.
 
 from __future__ import annotations
 
-import argparse
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from common.present import slices
@@ -46,8 +45,6 @@ COMMANDS: Dict[str, Command] = {
     "pipelines": Command("Measure what an utterance costs in a speech system.", "common.tools.pipelines.command"),
 }
 PROGRAM = "rnnt-bench"
-#: Not in the help's list: it writes what a shell completes.
-COMPLETION = "completion"
 
 
 def _slices() -> Tuple[Slice, ...]:
@@ -95,8 +92,6 @@ def main(argv: Sequence[str]) -> int:
     if name in ("-V", "--version"):
         print(_version())
         return EXIT_OK
-    if name == COMPLETION:
-        return _complete(others)
     if name not in COMMANDS:
         from common.core.text import closest
 
@@ -127,36 +122,6 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _complete(arguments: Sequence[str]) -> int:
-    """Print the completion file of a shell; return an exit code."""
-    from common.cli import completion
-    from common.core.errors import EXIT_OK
-
-    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {COMPLETION}", description="Print a shell's completion file.")
-    parser.add_argument("shell", choices=completion.SHELLS, help="Shell to complete for.")
-    shell = parser.parse_args(arguments).shell
-    summaries = {name: command.summary for name, command in COMMANDS.items()}
-    print(completion.script(shell, PROGRAM, summaries, completion.by_command(parsers())), end="")
-    return EXIT_OK
-
-
-def parsers() -> Dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, as its script makes it."""
-    from common.cli.parser import Made, Parser
-
-    result = {}
-    Parser.hands_over = True
-    try:
-        for name in COMMANDS:
-            try:
-                main([name])
-            except Made as made:
-                result[name] = made.parser
-    finally:
-        Parser.hands_over = False
-    return result
-
-
 def _is_axis(word: str) -> bool:
     """Return whether this is KEY=VALUES of --sweep, and no flag."""
     return "=" in word and not word.startswith("-")
@@ -174,7 +139,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            f"  {PROGRAM} --version     {PROGRAM} {COMPLETION} bash|zsh|fish",
+            f"  {PROGRAM} --version",
         ]
     )
 

@@ -15,7 +15,7 @@ from commands import ROOT, assert_user_error, run
 
 from common import command
 from common.cli import flags
-from common.cli.parser import Parser, given_settings, with_limits
+from common.cli.parser import Made, Parser, given_settings, with_limits
 from common.core import flag_types, guard, settings
 from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
@@ -204,18 +204,21 @@ def test_help_is_short_and_names_flags_that_are_there(script):
         parser.parse_args(words)
 
 
-def test_help_is_written_in_sentences(monkeypatch):
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_help_is_written_in_sentences(name, monkeypatch):
     """A capital first; a full stop, or the default, at the end."""
-    monkeypatch.setattr(sys, "argv", sys.argv)  # parsers() puts others in their place
+    monkeypatch.setattr(sys, "argv", sys.argv)  # the command puts others in their place
     monkeypatch.setattr(guard, "program_called", guard.program_called)
     monkeypatch.setattr(guard, "names_of_scripts", {**guard.names_of_scripts})
-    for command_name, parser in command.parsers().items():
-        for action in parser._actions:
-            text = (action.help or "") % {**vars(action), "prog": parser.prog}
-            where = f"{command_name} {action.option_strings or action.dest}: {text}"
-            assert re.match("[A-Z]", text) and re.search(r"[.]$|Default: \S", text), where
-            short = getattr(action, "short", "")
-            assert not short or re.fullmatch("[A-Z].*[.]", short), where
+    monkeypatch.setattr(Parser, "hands_over", True)
+    with pytest.raises(Made) as made:
+        command.main([name])
+    for action in made.value.parser._actions:
+        text = (action.help or "") % {**vars(action), "prog": made.value.parser.prog}
+        where = f"{name} {action.option_strings or action.dest}: {text}"
+        assert re.match("[A-Z]", text) and re.search(r"[.]$|Default: \S", text), where
+        short = getattr(action, "short", "")
+        assert not short or re.fullmatch("[A-Z].*[.]", short), where
 
 
 @pytest.mark.parametrize("preset, measured", [(None, True), ("quick", False), ("quick,chars", False), ("cpu", True)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,39 +99,3 @@ def test_the_command_is_the_script(tmp_path):
     done = run("rnnt-bench", "run", *flags)
     assert done.returncode == 0, done.stderr
     assert list(Path(tmp_path).glob("reference-*/results.jsonl"))
-
-
-@pytest.fixture(scope="module")
-def completions():
-    return {shell: run("rnnt-bench", "completion", shell) for shell in ("bash", "zsh", "fish")}
-
-
-def test_every_shell_completes_commands_flags_and_values(completions):
-    for shell, done in completions.items():
-        assert done.returncode == 0, done.stderr
-        for word in (*COMMANDS, "vocab-size", "bfloat16", "torchaudio", "cases"):
-            assert word in done.stdout, (shell, word)
-
-
-@pytest.mark.parametrize(
-    "line, wanted",
-    [
-        (["rnnt-bench", "summ"], "summarize"),
-        (["rnnt-bench", "run", "--vocab"], "--vocab-size"),
-        (["rnnt-bench", "run", "--dtype", "bf"], "bfloat16"),
-        (["rnnt-bench", "check", "--only", "fast_rnnt-pr"], "fast_rnnt-pruned"),
-    ],
-)
-def test_bash_completes(completions, line, wanted):
-    code = f"{completions['bash'].stdout}\nCOMP_WORDS=({' '.join(line)}); COMP_CWORD={len(line) - 1}; _rnnt_bench\n"
-    done = subprocess.run(["bash", "-c", code + 'echo "${COMPREPLY[@]}"'], capture_output=True, text=True)
-    assert wanted in done.stdout.split(), done.stderr
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_can_read_theirs(completions, shell, tmp_path):
-    if not shutil.which(shell):
-        pytest.skip(f"no {shell} here")
-    (tmp_path / "file").write_text(completions[shell].stdout)
-    done = subprocess.run([shell, "-n", tmp_path / "file"], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr

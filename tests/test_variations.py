@@ -84,24 +84,6 @@ def test_fewer_batches_than_asked_for_are_said(tiny_shapes):
         assert measured_batches.warnings(*measured_batches.load(wanted), wanted) == warnings
 
 
-def test_a_pool_is_the_same_utterances_in_batches_of_any_size(tiny_shapes):
-    flags = {"shape_file": str(tiny_shapes), "preset": "quick", "num_batches": 2, "batches": "first"}
-    chosen = settings.resolve(flags, "cpu")
-
-    def pooled(batch_size, pool):
-        batches, selected = measured_batches.load(replace(chosen, batch_size=batch_size), pool)
-        return [batches[index].tolist() for index in selected]
-
-    (whole,) = pooled(6, 3)
-    assert [len(batch) for batch in pooled(4, 3)] == [4, 2] and sum(pooled(4, 3), []) == whole
-    assert [len(batch) for batch in pooled(1, 3)] == [1] * 6 and sum(pooled(1, 3), []) == whole
-    assert whole == sum(pooled(3, 3), []) == [batch for batch in load_batches(tiny_shapes, batch_size=6)[0]]
-    sorted_run = replace(chosen, sort_utterance=True, batches="spread", seed=3, max_frames=60)
-    batches, selected = measured_batches.load(sorted_run, 90)
-    frames = [int(batches[index][:, 0].sum()) for index in selected]
-    assert len(selected) == len(batches) > 1 and all(total <= 60 for total in frames)
-
-
 def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
     shapes.path_of(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
     as_it_is = [[[12, 2], [15, 3]], [[18, 4], [21, 5]]]

@@ -8,7 +8,6 @@ spread), or all rounds have the same (first, longest).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
@@ -24,26 +23,17 @@ from common.data.shapes import LARGEST, feature_frames, subsampled
 SUBSAMPLING = 4
 
 
-def load(
-    settings: Settings, pool: Optional[int] = None, round_number: Optional[int] = None
-) -> Tuple[Batches, List[int]]:
+def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batches, List[int]]:
     """Return (all batches of the shape file, indices of the measured ones).
 
     Args:
         settings: of the run.
-        pool: a batch size, or a number of frames when sorted.  Only the utterances of the measured batches of that
-            size are used, in all their batches, so that batches of different sizes are timed over the same utterances.
         round_number: whose batches; None: those of all rounds.
 
     Raises UserError.
     """
-    utterances = load_utterances(settings)
-    if pool is None:
-        batches = in_batches(utterances, settings)
-        return batches, select(batches, settings, round_number)
-    pooled = in_batches(utterances, replace(settings, batch_size=pool, max_frames=pool))
-    batches = in_batches(np.concatenate([pooled[index] for index in select(pooled, settings)]), settings)
-    return batches, list(range(len(batches)))
+    batches = in_batches(load_utterances(settings), settings)
+    return batches, select(batches, settings, round_number)
 
 
 def load_utterances(settings: Settings) -> np.ndarray:

@@ -30,7 +30,6 @@ class Context:
     round: Optional[int] = 1
     folder: Optional[Path] = None  # where traces go
     limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
-    pool: Optional[int] = None  # see common.data.measured_batches.load
     shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see fingerprint.remembered
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
@@ -98,8 +97,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
             f"{adapter.name} takes {', '.join(layout.tensors)}, and no logits: it has no scope {settings.scopes[0]!r}; "
             f"use --scope {' or '.join(layout.scopes)}",
         )
-    pool = job.get("pool")
-    batches, selected = measured_batches.load(settings, pool, job.get("round"))
+    batches, selected = measured_batches.load(settings, job.get("round"))
     return Context(
         settings=replace(settings, scopes=scopes),
         adapter=adapter,
@@ -111,7 +109,6 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
         round=job.get("round"),
         folder=Path(job["folder"]) if job.get("folder") else None,
         limit_bytes=job.get("limit_bytes"),
-        pool=pool,
         shared=Path(job["shared"]) if job.get("shared") else None,
     )
 
@@ -153,7 +150,7 @@ def environment(context: Context, pass_name: str) -> Environment:
         l2=settings.l2 if context.device.type == "cuda" else None,
         shape_file=settings.shape_file,
         shape_file_sha256=shapes.sha256(Path(settings.shape_file)),
-        shape_file_totals=None if context.pool else every.totals(),
+        shape_file_totals=every.totals(),
         shape_distribution=batching.distribution(every, chosen) if whole else None,
         batches=[every.describe(index, settings.prune_range) for index in chosen],
     )
