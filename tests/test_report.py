@@ -121,6 +121,7 @@ def test_who_needs_logits_has_a_card_with_code(tmp_path):
     use, given = cards_of.cards(rows_of(tmp_path), [tmp_path])
     assert given.question == "If you need logits" and given.answer == "optimized_transducer"
     assert "3.00 to 3.00" in str(given.lines)
+    assert "own" in dict(use.lines)["Origin"][0] and "Origin" not in dict(given.lines)
     assert "from fused_transducer import" in use.code and "from optimized_transducer import" in given.code
     shown = page_of(tmp_path)
     assert "from optimized_transducer import transducer_loss" in shown and "&#10;" in shown
@@ -255,6 +256,8 @@ def test_a_configuration_is_answer_ratios_table_plots_and_conditions(tmp_path):
     assert [row[0].shown for row in results.rows] == ["a", "b"] and load[0].name == "versions"
     assert [figure.key for figure in section.figures] == ["time-memory", "samples", "memory-within"]
     assert {failure.name: failure.is_error for failure in section.failures} == {"died": True, "k2": False}
+    assert "in 2 batches" in section.heading and "V 500" not in section.heading
+    assert "V 500" in dict(section.facts)["Settings"]
     shown = page_of(tmp_path)
     assert "1 failed (died)" in shown and "1 not available here (k2)" in shown
     places = [shown.index(words) for words in ("2 losses measured", "<dt>Use</dt>", 'id="ratios-group-0"', "<table")]

@@ -19,6 +19,8 @@ from common.present import slices
 from common.present.section import Card, Line
 from common.present.table import Link
 
+OURS = "fused_transducer"  # the package that comes with the suite
+
 
 def title(rows: Sequence[Row]) -> str:
     """Return the answer as the title of the page; "" where nothing exact was timed."""
@@ -54,6 +56,8 @@ def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Card:
     if pick.withheld:
         return Card(question, "withheld", False, lines=[("Speed", [f"{wording.WITHHELD}."])])
     answer = wording.either([row.marked for row in [pick.row, *pick.rivals]])
+    if pick.row.loss in BY_NAME and BY_NAME[pick.row.loss].package == OURS:
+        lines = [*lines, ("Origin", [f"{pick.row.loss} is this repository's own."])]
     code = snippets.snippet(pick.row.name)
     if not code and pick.row.loss in BY_NAME:
         lines = [*lines, ("Code", [f"{BY_NAME[pick.row.loss].file} shows how it is called."])]

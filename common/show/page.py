@@ -42,8 +42,7 @@ def page(
         swept: sweeps to show.
         paths: the logs that are shown, in which a conformance matrix may be too.
     """
-    is_one = len(groups) == 1 and not groups[0].search and not swept
-    answer = cards.title(groups[0].rows) if is_one else ""
+    answer = cards.title(groups[0].rows) if len(groups) == 1 and not groups[0].search and not swept else ""
     title = answer or TITLE
     return assembled(sections(groups, base, swept, paths), base, title, _lead(groups, swept), library, reading=True)
 
@@ -54,7 +53,10 @@ def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths:
     titles = {**_titles(groups), **{machine.number: machine.title for family in families for machine in family}}
     result = [
         *(machines.section(family, number) for number, family in enumerate(families)),
-        *(_section(group, index, titles[index], [base, *paths]) for index, group in enumerate(groups)),
+        *(
+            _section(group, index, titles[index], [base, *paths], len(groups) == 1)
+            for index, group in enumerate(groups)
+        ),
         *(sweep.section(each, number) for number, each in enumerate(swept)),
     ]
     for number, tool in enumerate(slices.registered()):
@@ -160,8 +162,11 @@ def _titles(groups: Sequence[Group]) -> Dict[int, str]:
     return titles
 
 
-def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
-    """Return the section of a configuration.  folders: where a conformance matrix may be."""
+def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) -> Section:
+    """Return the section of a configuration.
+
+    folders: where a conformance matrix may be; alone: its settings need not tell it from others.
+    """
     rows = group.rows
     measured = [row for row in rows if row.is_measured]
     failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]
@@ -169,11 +174,11 @@ def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
     figures: List[Optional[Figure]] = []
     if not group.search:
         figures = [trade_off.time_and_memory(rows), over_time.drift(rows), over_time.memory_within(rows)]
-    load = facts.load(rows)
+    load, known = facts.load(rows), facts.machine(rows)
     return Section(
         f"group-{index}",
         title,
-        ". ".join([group.heading, *([] if group.search else cards.measured(rows))]),
+        ". ".join([*([] if alone else [group.heading]), *([] if group.search else cards.measured(rows))]),
         remarks.beside_load(rows),
         cards.of_search(rows) if group.search else cards.cards(rows, folders),
         None if group.search else ratios.over_fastest(rows),
@@ -181,7 +186,7 @@ def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
         [Failure(status, label, [Link(status, at), f": {why}"]) for status, label, at, why in failed],
         [figure for figure in figures if figure],
         _notes(rows),
-        [fact for fact in facts.machine(rows) if not group.search or fact[0] != "Batches"],
+        [("Settings", group.heading), *(fact for fact in known if not group.search or fact[0] != "Batches")],
         [facts.versions(rows), *([load] if load else [])],
     )
 
