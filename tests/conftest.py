@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
-import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import List, Optional
+from unittest import mock
 
 import pytest
 from commands import pass_on_no_ignored_signals
 
 from common import command
 from common.core.implementations import Implementation, environments
-from common.system import git
+from common.system import git, machine
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
 # vector instructions that says whether it runs: the processor tells.
@@ -37,8 +35,6 @@ command.register()  # as every script does
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "run the test files in another order, and the tests of each, drawn with this seed"
-    parser.addoption("--shuffle", type=int, metavar="SEED", help=text)
     text = "run the slow tests too, and repeat what is drawn by seed, simulated or garbled as often as a night allows"
     parser.addoption("--thorough", action="store_true", help=text)
 
@@ -51,10 +47,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
     for item in items:
         if item.get_closest_marker("thorough") and not config.option.thorough:
             item.add_marker(pytest.mark.skip(reason="with --thorough"))
-    if config.option.shuffle is not None:
-        drawn = random.Random(config.option.shuffle)
-        places = {path: drawn.random() for path in dict.fromkeys(item.path for item in items)}
-        items.sort(key=lambda item: (places[item.path], drawn.random()))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
@@ -62,12 +54,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
     if config.option.markexpr != "environment_contract" or collection_path.suffix != ".py":
         return None
     return None if "environment_contract" in collection_path.read_text(encoding="utf-8") else True
-
-
-def pytest_collection_finish() -> None:
-    """Collect no garbage among what is there."""
-    gc.collect()
-    gc.freeze()
 
 
 def is_of(item: pytest.Item, environment: str) -> bool:
@@ -92,16 +78,11 @@ def pytest_pyfunc_call():
 
 @pytest.fixture(autouse=True)
 def process_as_it_was():
-    """Undo what a test has changed in its process: variables of the environment, and torch's denormals, which a job
-    flushes to zero."""
-    before = dict(os.environ)
-    yield
-    for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
-        if before.get(name) is None:
-            os.environ.pop(name, None)
-        elif os.environ.get(name) != before[name]:
-            os.environ[name] = before[name]
+    """Undo what a test has changed in its process: variables of the environment, and what a job sets up in torch."""
+    with mock.patch.dict(os.environ):
+        yield
     if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(machine.cpu_count())
         sys.modules["torch"].set_flush_denormal(False)
 
 
@@ -123,28 +104,14 @@ def tiny_shapes(tmp_path):
 
 @pytest.fixture
 def disk(tmp_path):
-    """Return a function that mounts a file system of so many kB, or changes its size, and returns its folder."""
+    """Return a function that mounts a file system of so many kB and returns its folder."""
     from faults.processes import small_disk
 
-    folder = tmp_path / "disk"
     with contextlib.ExitStack() as stack:
 
         def sized(kilobytes):
-            if os.path.ismount(folder):
-                subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(folder)], check=True)
-            elif not stack.enter_context(small_disk(folder, kilobytes << 10)):
+            if not stack.enter_context(small_disk(tmp_path / "disk", kilobytes << 10)):
                 pytest.skip("this system does not let us mount a small file system")
-            return folder
+            return tmp_path / "disk"
 
         yield sized
-
-
-@pytest.fixture
-def as_before():
-    """Undo what a job in this process sets up for torch."""
-    import torch
-
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)

@@ -20,7 +20,6 @@ from common.tools.inference import command as cli
 from common.tools.kept import Job, answers, read, slice_of
 from common.traces import memory as traced
 
-pytestmark = pytest.mark.usefixtures("as_before")
 REAL = SHARED / "librispeech" / "1089-134686-0001.flac"
 
 MODELS = '''

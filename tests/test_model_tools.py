@@ -19,7 +19,7 @@ from common.tools.pipelines import command as pipelines
 from common.tools.profile import command as profile
 
 COMMANDS = {"flops": flops, "pipelines": pipelines, "inference": inference, "profile": profile}
-pytestmark = pytest.mark.usefixtures("as_before")
+
 LINEAR = ("torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=5", "--input-shape", "2x3")
 
 

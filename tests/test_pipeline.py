@@ -19,8 +19,6 @@ from common.tools.pipelines import command as cli
 from common.tools.pipelines import examples, rows
 from common.tools.pipelines.stages import MODEL_TYPES, General, configured
 
-pytestmark = pytest.mark.usefixtures("as_before")
-
 STAGES = '''
 import time
 import torch

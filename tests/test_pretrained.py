@@ -21,7 +21,6 @@ from common.core.errors import NotRunnable, UserError  # noqa: E402
 from common.tools.inference import audio, recognisers  # noqa: E402
 from common.tools.inference.outputs import difference  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("as_before")
 SENTENCE = "a transducer listens to speech and writes it down one symbol after the other"
 
 
