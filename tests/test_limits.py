@@ -72,4 +72,4 @@ def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
     chosen = settings.resolve({"preset": "quick", "max_seconds": 0.001}, "cpu")
     record = peaks.measure(chosen, CPU)
     assert record.products == [] and record.reason.startswith("products: ")
-    assert len(record.streams) == 12 and record.exps and record.threads == torch.get_num_threads()
+    assert len(record.streams) == 12 and record.threads == torch.get_num_threads()
