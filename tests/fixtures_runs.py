@@ -39,20 +39,6 @@ SETTINGS: Dict[str, Any] = {
 }
 
 #: Of the utterances of the shape file and of its batches, each in two bins, and of the two measured batches.
-DISTRIBUTION: Dict[str, Any] = {
-    "T": {"begin": 0, "width": 10, "all": [70, 30], "measured": [1, 3], "lowest": 4, "median": 8, "highest": 19},
-    "U": {"begin": 2, "width": 2, "all": [60, 40], "measured": [2, 2], "lowest": 2, "median": 3, "highest": 5},
-    "padding_percent": {
-        "begin": 40.0,
-        "width": 10.0,
-        "all": [20, 30],
-        "measured": [1, 1],
-        "lowest": 40.0,
-        "median": 51.25,
-        "highest": 55.0,
-    },
-}
-
 Record = Dict[str, Any]
 
 
@@ -145,7 +131,7 @@ def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **field
 
 def correctness(**fields: Any) -> List[Record]:
     return [
-        environment("correctness", shape_distribution=DISTRIBUTION),
+        environment("correctness"),
         {
             "record": "correctness",
             "job": "correctness",

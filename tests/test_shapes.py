@@ -1,14 +1,10 @@
-"""common.data.shapes and common.data.sources.published: what a shape file may hold, in every environment, and the draw
-in the repo."""
+"""What a shape file may hold, the draw in the repo, which rows share a batch, and which batches are picked."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +12,7 @@ import pytest
 from commands import has_words
 
 from common.core.errors import UserError
-from common.data import batching, shapes
+from common.data import batching, shapes, streams
 from common.data.sources import published
 
 torch = pytest.importorskip("torch")
@@ -40,9 +36,7 @@ def fails(path: Path, *words: str) -> None:
     with pytest.raises(UserError) as caught:
         shapes.load(path)
     message = str(caught.value)
-    assert "\n" not in message
-    for word in (str(path), *words):
-        assert word in message
+    assert "\n" not in message and all(word in message for word in (str(path), *words))
 
 
 def stored(path: Path, value: object) -> Path:
@@ -51,16 +45,9 @@ def stored(path: Path, value: object) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_any_integer_tensor_loads_as_int32(tmp_path, dtype):
-    rows = shapes.load(stored(tmp_path / "s.pt", torch.tensor([[5, 1], [3, 0]], dtype=dtype)))
-    assert rows.dtype == np.int32
-    assert rows.tolist() == [[5, 1], [3, 0]]
-
-
-def test_a_transposed_tensor_loads_as_its_rows(tmp_path):
-    rows = shapes.load(stored(tmp_path / "s.pt", torch.tensor([[5, 3], [1, 9]]).t()))
-    assert rows.tolist() == [[5, 1], [3, 9]]
-    assert rows.flags.c_contiguous
+def test_any_integer_tensor_loads_as_int32_rows(tmp_path, dtype):
+    rows = shapes.load(stored(tmp_path / "s.pt", torch.tensor([[5, 3], [1, 9]], dtype=dtype).t()))
+    assert rows.dtype == np.int32 and rows.tolist() == [[5, 1], [3, 9]] and rows.flags.c_contiguous
 
 
 def test_what_is_saved_loads_and_is_described(tmp_path):
@@ -68,67 +55,44 @@ def test_what_is_saved_loads_and_is_described(tmp_path):
     shapes.save(path, np.array([[5, 1], [3, 9]]), {"about": "two"}, (tmp_path / "more", b"beside"))
     assert shapes.load(path).tolist() == [[5, 1], [3, 9]]
     described = json.loads((tmp_path / "s.json").read_text())
-    assert described["about"] == "two"
-    assert described["shape_file"] == {
-        "name": "s.pt",
-        "sha256": shapes.sha256(path),
-        "utterances": 2,
-        "T_min": 3,
-        "U_min": 1,
-        "T_max": 5,
-        "U_max": 9,
-    }
-    assert sorted(os.listdir(tmp_path)) == ["more", "s.json", "s.pt"]
+    known = {"name": "s.pt", "sha256": shapes.sha256(path), "utterances": 2}
+    assert described["shape_file"] == {**known, "T_min": 3, "U_min": 1, "T_max": 5, "U_max": 9}
+    assert described["about"] == "two" and sorted(os.listdir(tmp_path)) == ["more", "s.json", "s.pt"]
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
         ([[5, 1], [0, 2]], ["row 1 (counted from 0)", "T = 0", "at least 1", "generate_shape_info.py"]),
-        ([[-7, 1]], ["row 0", "T = -7"]),
         ([[5, 1], [4, 1], [3, -1]], ["row 2", "U = -1", "at least 0"]),
         ([[5, 1], [2**40, 1]], ["row 1", f"T = {2**40}", "at most 2147483647"]),
         ([[5.0, 1.0]], ["float32", "integer"]),
         ([[True, False]], ["bool", "integer"]),
         ([5, 1], ["(2,)", "(utterances, 2)"]),
-        ([[5, 1, 1]], ["(1, 3)"]),
         ([[[5, 1]]], ["(1, 1, 2)"]),
+        (torch.zeros(0, 2, dtype=torch.int32), ["no utterances"]),
+        (torch.tensor([[5, 1]]).to_sparse(), ["dense"]),
+        (torch.ones(1, 2).bfloat16(), ["bfloat16"]),
     ],
 )
 def test_a_wrong_tensor_is_refused_with_file_row_and_value(tmp_path, rows, words):
-    fails(stored(tmp_path / "s.pt", torch.tensor(rows)), *words)
+    fails(stored(tmp_path / "s.pt", torch.as_tensor(rows)), *words)
 
 
-def test_other_wrong_tensors_are_refused(tmp_path):
-    fails(stored(tmp_path / "empty.pt", torch.zeros(0, 2, dtype=torch.int32)), "no utterances")
-    fails(stored(tmp_path / "sparse.pt", torch.tensor([[5, 1]]).to_sparse()), "dense")
-    fails(stored(tmp_path / "bf16.pt", torch.ones(1, 2).bfloat16()), "bfloat16")
-    fails(stored(tmp_path / "list.pt", [[5, 1]]), "list")
-
-
-def test_what_is_no_shape_file_is_refused(tmp_path):
+def test_what_is_no_shape_file_is_refused_wherever_it_is_cut_or_flipped(tmp_path):
+    """torch.load takes a flipped number for another one: an utterance would change without a word."""
     fails(tmp_path / "missing.pt", "no such file", "--shape-file", "generate_shape_info.py")
     fails(tmp_path, "not a file")
-    for name, content in {"empty.pt": b"", "text.pt": b"T U\n5 1\n"}.items():
-        (tmp_path / name).write_bytes(content)
-        fails(tmp_path / name, "not a shape file")
-
-
-def test_a_truncated_file_is_refused_wherever_it_is_cut(tmp_path):
-    whole = stored(tmp_path / "whole.pt", torch.ones(300, 2, dtype=torch.int32)).read_bytes()
-    for length in range(1, len(whole), len(whole) // 20):
-        (tmp_path / "cut.pt").write_bytes(whole[:length])
-        fails(tmp_path / "cut.pt", "not a shape file")
-
-
-def test_a_flipped_byte_is_refused_wherever_a_value_is(tmp_path):
-    """torch.load takes another number for one: T or U of an utterance would change without a word."""
+    fails(stored(tmp_path / "list.pt", [[5, 1]]), "list")
     values = torch.tensor([[335, 12]] * 300, dtype=torch.int32)
     whole = stored(tmp_path / "whole.pt", values).read_bytes()
     begin = whole.index(values.numpy().tobytes())
-    for offset in range(begin, begin + 300 * 2 * 4, 97):
-        (tmp_path / "flipped.pt").write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
-        fails(tmp_path / "flipped.pt", "not a shape file", "damaged")
+    broken = [b"", b"T U\n5 1\n", *(whole[:length] for length in range(1, len(whole), len(whole) // 9))]
+    for at in range(begin, begin + 300 * 2 * 4, 397):
+        broken.append(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for content in broken:
+        (tmp_path / "broken.pt").write_bytes(content)
+        fails(tmp_path / "broken.pt", "not a shape file")
 
 
 def test_a_file_that_is_not_the_one_its_provenance_describes_is_refused(tmp_path):
@@ -143,12 +107,12 @@ def test_a_file_that_is_not_the_one_its_provenance_describes_is_refused(tmp_path
 
 def test_code_in_a_file_is_not_run(tmp_path):
     marker = tmp_path / "ran"
-    new, old, plain = tmp_path / "new.pt", tmp_path / "old.pt", tmp_path / "plain.pt"
+    new, old, plain, script = (tmp_path / f"{name}.pt" for name in ("new", "old", "plain", "script"))
     torch.save(Code(marker), new)
     torch.save(Code(marker), old, _use_new_zipfile_serialization=False)
     plain.write_bytes(pickle.dumps(Code(marker)))
-    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
-    for path in (new, old, plain, tmp_path / "script.pt"):
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(script))
+    for path in (new, old, plain, script):
         fails(path, "not a shape file")
     assert not marker.exists()
     pickle.loads(plain.read_bytes())  # the trap does work
@@ -157,12 +121,10 @@ def test_code_in_a_file_is_not_run(tmp_path):
 
 def test_an_output_that_cannot_be_written_changes_nothing(tmp_path):
     rows = np.array([[5, 1]])
-    for path in (tmp_path / "missing" / "s.pt", tmp_path, tmp_path / "s.json"):
+    (tmp_path / "cuts.json").write_text('[{"id": "a"}]')
+    for path in (tmp_path / "missing" / "s.pt", tmp_path, tmp_path / "s.json", tmp_path / "cuts.pt"):
         with pytest.raises(UserError, match="--output"):
             shapes.save(path, rows, {})
-    (tmp_path / "cuts.json").write_text('[{"id": "a"}]')
-    with pytest.raises(UserError, match="cuts.json"):
-        shapes.save(tmp_path / "cuts.pt", rows, {})
     shapes.save(tmp_path / "s.pt", rows, {})
     before = (tmp_path / "s.pt").read_bytes()
     with pytest.raises(UserError, match="cannot write .*more"):
@@ -171,58 +133,29 @@ def test_an_output_that_cannot_be_written_changes_nothing(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["cuts.json", "s.json", "s.pt"]
 
 
-LARGER = """
-import pathlib, sys
-import numpy as np
-from common.core.errors import UserError
-from common.data import shapes
-try:
-    shapes.save(pathlib.Path(sys.argv[1]), np.ones((5000, 2), dtype=int), {})
-except UserError as error:
-    print(error)
-"""
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path):
-    """A limit on the size of a file stands in for it."""
-    shapes.save(tmp_path / "s.pt", np.array([[5, 1]]), {})
-    before = (tmp_path / "s.pt").read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-c", LARGER, str(tmp_path / "s.pt")],
-        cwd=REPOSITORY,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert has_words(done.stdout, "s.pt", "File too large", "--output")
-    assert (tmp_path / "s.pt").read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["s.json", "s.pt"]
-
-
 @pytest.mark.parametrize(
     ("factor", "frames", "encoder_frames"),
-    [(4, 1411, 352), (4, 2725, 680), (4, 128, 31), (4, 7, 1), (2, 1411, 705), (8, 1411, 175), (6, 1411, 234)],
+    [(4, 1411, 352), (4, 128, 31), (4, 7, 1), (2, 1411, 705), (8, 1411, 175), (6, 1411, 234)],
 )
 def test_subsampling(factor, frames, encoder_frames):
-    assert shapes.subsampled(frames, factor) == encoder_frames
     assert shapes.subsampled(np.array([frames]), factor).tolist() == [encoder_frames]
-
-
-def test_too_few_frames_leave_none_and_odd_factors_are_refused():
     assert max(shapes.subsampled(frames) for frames in range(7)) < 1
     with pytest.raises(UserError, match="--subsampling-factor 3.*1, 2, 4, 6, 8"):
         shapes.subsampled(100, 3)
 
 
-def test_the_draw_holds_to_the_published_figures():
+# The draw.
+
+
+def test_the_draw_holds_to_the_published_figures_and_is_the_committed_file():
     known = json.loads(published.FIGURES.read_text())
     rows = published.draw(published.load_figures())
+    assert (shapes.load(REPOSITORY / "shape_info.pt") == rows).all()
     assert rows.dtype == np.int32 and rows.shape == (85617, 2)
     for column, name in enumerate("TU"):
         assert known[f"{name}_min"] <= rows[:, column].min() and rows[:, column].max() <= known[f"{name}_max"]
         assert rows[:, column].mean() == pytest.approx(known[f"{name}_mean"], rel=2e-3)
     assert np.corrcoef(rows.T)[0, 1] == pytest.approx(known["T_U_correlation"], abs=5e-3)
-
     in_file_order = batching.fixed_size(rows, 30)
     useful, padded = in_file_order.all_cells()
     assert 0.504 <= useful.sum() / padded.sum() <= 0.505
@@ -230,6 +163,8 @@ def test_the_draw_holds_to_the_published_figures():
     by_length = batching.max_frames(rows, 10000)
     assert len(by_length) in (2772, 2773)
     assert len(by_length[0]) in (19, 20) and len(by_length[1]) == len(by_length[2]) == 21
+    if SHARED.is_dir():
+        assert published.FIGURES.read_bytes() == (SHARED / "train_clean_100_shapes.json").read_bytes()
 
 
 def test_the_draw_follows_its_description_to_the_letter():
@@ -252,17 +187,130 @@ def test_the_draw_follows_its_description_to_the_letter():
         assert rows[index].tolist() == [round(frames), round(tokens)]
 
 
-def test_seeds_differ_and_repeat():
-    known = published.load_figures()
-    assert (published.draw(known, 1) == published.draw(known, 1)).all()
-    assert (published.draw(known, 1) != published.draw(known, 2)).any()
+# Batches.
 
 
-def test_the_figures_are_the_published_ones():
-    if not SHARED.is_dir():
-        pytest.skip(f"no {SHARED.name} folder beside the checkout")
-    assert published.FIGURES.read_bytes() == (SHARED / "train_clean_100_shapes.json").read_bytes()
+def rows(*pairs):
+    return np.array(pairs, dtype=np.int32).reshape(-1, 2)
 
 
-def test_the_committed_shape_file_is_the_draw():
-    assert (shapes.load(REPOSITORY / "shape_info.pt") == published.draw(published.load_figures())).all()
+def frames(batches):
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+def random_rows(count, seed=0):
+    return (np.array([1, 0]) + 300 * streams.uniform64(seed, 2 * count).reshape(count, 2)).astype(np.int32)
+
+
+def test_fixed_size_keeps_file_order_and_the_short_last_batch():
+    batches = batching.fixed_size(rows((4, 1), (9, 0), (2, 5), (7, 7), (1, 1)), 2)
+    assert [batch.tolist() for batch in batches] == [[[4, 1], [9, 0]], [[2, 5], [7, 7]], [[1, 1]]]
+    assert [batches.rows(i).tolist() for i in range(3)] == [[0, 1], [2, 3], [4]]
+    assert batches[-1].tolist() == [[1, 1]] and batches[0].dtype == np.int32
+    assert frames(batching.fixed_size(rows((4, 1), (9, 0)), 30)) == [[4, 9]]
+    with pytest.raises(IndexError):
+        batches[3]
+
+
+def test_sorting_moves_t_and_u_as_pairs_and_fills_up_to_the_limit():
+    batches = batching.max_frames(rows((5, 1), (5, 3), (5, 1), (6, 0), (5, 3)), 100)
+    assert batches[0].tolist() == [[6, 0], [5, 3], [5, 3], [5, 1], [5, 1]]
+    assert batches.rows(0).tolist() == [3, 1, 4, 0, 2]  # equal rows keep file order
+    assert frames(batching.max_frames(rows((6, 1), (5, 1), (4, 1), (3, 1)), 10)) == [[6], [5, 4], [3]]
+    assert frames(batching.max_frames(rows((5, 1), (5, 1), (5, 1)), 10)) == [[5, 5], [5]]
+    batches = batching.max_frames(rows((3, 1), (30, 1), (7, 1), (11, 1), (10, 1)), 10)
+    assert frames(batches) == [[30], [11], [10], [7, 3]] and batches.too_long == [1, 3]
+    assert has_words(batches.warning(), "2 utterances", "--max-frames", "30 frames (row 1")
+    assert batching.max_frames(rows((10, 1)), 10).warning() is None
+
+
+def test_greedy_filling_matches_a_plain_loop():
+    expected, batch = [], []
+    for utterance in sorted(random_rows(2000).tolist(), key=lambda pair: (-pair[0], -pair[1])):
+        if batch and sum(pair[0] for pair in batch) + utterance[0] > 1000:
+            expected.append(batch)
+            batch = []
+        batch.append(utterance)
+    expected.append(batch)
+    batches = batching.max_frames(random_rows(2000), 1000)
+    assert [batch.tolist() for batch in batches] == expected
+    assert sorted(np.concatenate([batches.rows(i) for i in range(len(batches))])) == list(range(2000))
+
+
+def test_cells_are_t_times_u_plus_one():
+    batches = batching.fixed_size(rows((4, 1), (9, 0), (2, 5)), 2)
+    assert batches.cells(0) == (4 * 2 + 9 * 1, 2 * 9 * 2) and batches.cells(1) == (12, 12)
+    sizes = {"index": 0, "N": 2, "T_max": 9, "U_max": 1, "useful_cells": 17, "padded_cells": 36, "frames": 13}
+    assert batches.describe(-2) == {**sizes, "tokens": 1, "one_symbol_cells": (8 - 1) + 9}
+    assert batches.describe(0, prune_range=1)["pruned_cells"] == 4 + 9
+    assert batches.describe(1, prune_range=9)["pruned_cells"] == 12
+    assert batches.describe(1)["one_symbol_cells"] == 0  # no path: five symbols in two frames
+    batches = batching.fixed_size(rows(*[(60000, 60000)] * 3), 3)  # beyond 32 bits
+    assert batches.cells(0) == (3 * 60000 * 60001,) * 2 and batches.all_cells()[1].tolist() == [3 * 60000 * 60001]
+
+
+@pytest.mark.parametrize("T, U", [(1, 0), (1, 1), (5, 2), (6, 6), (9, 1)])
+def test_one_symbol_cells_are_those_that_a_path_meets(T, U):
+    """Every frame takes one step, with a symbol or without, from (0, 0) to (T, U)."""
+    met = {(t, u) for t in range(T) for u in range(U + 1) if u <= t and U - u <= T - t}
+    assert batching.fixed_size(rows((T, U)), 1).describe(0)["one_symbol_cells"] == len(met)
+
+
+@pytest.mark.parametrize("make", [lambda s: batching.fixed_size(s, 7), lambda s: batching.max_frames(s, 900)])
+def test_all_cells_are_those_of_each_batch(make):
+    batches = make(random_rows(500))
+    useful, padded = batches.all_cells()
+    assert list(zip(useful.tolist(), padded.tolist())) == [batches.cells(i) for i in range(len(batches))]
+    assert batches.longest().tolist() == [batch[:, 0].max() for batch in batches]
+
+
+def test_bad_sizes_name_their_flag_and_no_utterances_give_no_batches():
+    one = batching.fixed_size(rows((1, 1)), 1)
+    for action, words in (
+        (lambda: batching.fixed_size(rows((1, 1)), 0), "--batch-size 0"),
+        (lambda: batching.max_frames(rows((1, 1)), 0), "--max-frames 0"),
+        (lambda: batching.select(one, "shortest", 1, 0), "--batches shortest.*first, longest, random, spread"),
+        (lambda: batching.select(one, "first", 0, 0), "at least 1"),
+    ):
+        with pytest.raises(UserError, match=words):
+            action()
+    for batches in (batching.fixed_size(rows(), 3), batching.max_frames(rows(), 3)):
+        assert list(batches) == [] and batches.all_cells()[0].tolist() == []
+        assert [batching.select(batches, mode, 5, 0) for mode in batching.MODES] == [[]] * 4
+
+
+def test_which_batches_are_picked():
+    batches = batching.fixed_size(rows((4, 1), (9, 0), (2, 5), (9, 9), (12, 0)), 1)  # padded cells 8, 9, 12, 90, 12
+    assert batching.select(batches, "first", 3, seed=1) == [0, 1, 2]
+    assert batching.select(batches, "longest", 3, seed=1) == [3, 2, 4]
+    for mode in batching.MODES:  # a count over what there is takes all
+        assert sorted(batching.select(batching.fixed_size(random_rows(20), 3), mode, 100, seed=3)) == list(range(7))
+    batches = batching.fixed_size(random_rows(300), 3)
+    picked = batching.select(batches, "random", 20, seed=3)
+    assert len(set(picked)) == 20 and batching.select(batches, "random", 7, seed=3) == picked[:7]
+    assert batching.select(batches, "random", 20, seed=4) != picked
+
+
+def test_spread_takes_one_of_each_equal_part_of_the_lengths():
+    lengths = [7, 2, 9, 1, 8, 3, 6, 4, 5, 10]
+    batches = batching.fixed_size(rows(*[(length, 1) for length in lengths]), 1)
+    for seed in range(20):
+        picked = [lengths[index] for index in batching.select(batches, "spread", 5, seed)]
+        assert [(length + 1) // 2 for length in picked] == [5, 4, 3, 2, 1]  # longest first
+    assert len({tuple(batching.select(batches, "spread", 5, seed)) for seed in range(20)}) > 5
+
+
+def test_seeded_picks_are_the_same_everywhere():
+    """Written down once: any numpy, any machine must pick these."""
+    batches = batching.max_frames(random_rows(5000, seed=5), 3000)
+    drawn = [float(value).hex() for value in streams.uniform64(34, 2)]
+    assert len(batches) == 258 and drawn == ["0x1.07feb6101d480p-8", "0x1.be8df8f63c817p-1"]
+    assert batching.select(batches, "random", 6, seed=11) == [215, 47, 73, 60, 69, 3]
+    assert batching.select(batches, "spread", 6, seed=11) == [6, 65, 111, 130, 178, 254]
+
+
+def test_a_million_utterances():
+    million = random_rows(1_000_000)
+    batches = batching.max_frames(million, 10000)
+    assert batches.all_cells()[0].sum() == (million[:, 0].astype(np.int64) * (million[:, 1] + 1)).sum()
+    assert len(batching.select(batches, "spread", 80, seed=0)) == 80

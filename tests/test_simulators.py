@@ -59,7 +59,7 @@ def test_a_simulator_is_never_timed(implementation, monkeypatch):
         monkeypatch.setenv(name, value)
     context = Context(adapter.settings, adapter, *5 * [None])
     monkeypatch.setattr(subject, "prepare", lambda job, given: context)
-    monkeypatch.setattr(subject, "environment", lambda given, name: None)
+    monkeypatch.setattr(subject, "environment", lambda given: None)
     for name in ("timing", "memory", "trace"):
         with pytest.raises(NotRunnable, match="use --passes correctness"):
             list(subject.run({"pass": name, "settings": adapter.settings.to_json()}))

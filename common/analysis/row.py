@@ -23,7 +23,6 @@ from common.records.schema import (
     AtSize,
     Batch,
     Correctness,
-    Distribution,
     Environment,
     GapRange,
     Header,
@@ -178,11 +177,6 @@ class Row(Exported):
     def trace(self) -> Optional[Path]:
         """Return the first trace file."""
         return self.folder / Path(self.windows[0].file).name if self.windows else None
-
-    @cached_property
-    def distribution(self) -> Optional[Distribution]:
-        """Return how long the utterances of the shape file are; None where it was not recorded."""
-        return next(filter(None, map(schema.distribution, self.environments)), None)
 
     @cached_property
     def curve(self) -> Optional[Curve]:

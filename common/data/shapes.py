@@ -15,7 +15,7 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -58,51 +58,16 @@ def save(path: Path, rows: np.ndarray, described: Provenance, *beside: Tuple[Pat
     files.  Where one cannot be written, all stay as they were: UserError."""
     import torch
 
-    path = Path(path)
+    path, rows, content = Path(path), np.ascontiguousarray(rows, dtype=np.int32), io.BytesIO()
     check_output(path)
-    rows = np.ascontiguousarray(rows, dtype=np.int32)
-    digest = hashlib.sha256()
-
-    def tensor(stream: BinaryIO) -> None:
-        # not to the path, whose name torch.save would put into the archive
-        hashed: Any = _Hashed(stream, digest)
-        torch.save(torch.from_numpy(rows), hashed)
-        if hashed.error:
-            raise hashed.error
-
-    def description(stream: BinaryIO) -> None:
-        shape_file = {"name": path.name, "sha256": digest.hexdigest(), "utterances": len(rows)}
-        shape_file.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
-        shape_file.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
-        text = json.dumps({"shape_file": shape_file, **described}, indent=2, ensure_ascii=False) + "\n"
-        stream.write(text.encode("utf-8", "backslashreplace"))
-
+    torch.save(torch.from_numpy(rows), content)  # not to the path, whose name would be put into the archive
+    tensor = content.getvalue()
+    shape_file = {"name": path.name, "sha256": hashlib.sha256(tensor).hexdigest(), "utterances": len(rows)}
+    for what, values in (("min", rows.min(0)), ("max", rows.max(0))):
+        shape_file.update((f"{name}_{what}", int(value)) for name, value in zip("TU", values))
+    text = json.dumps({"shape_file": shape_file, **described}, indent=2, ensure_ascii=False) + "\n"
     advice = "free some space or " + another("--output")
-    write_whole(advice, (path, tensor), (path_of(path), description), *beside)
-
-
-class _Hashed:
-    """A stream that updates a digest with all that is written, so that no file is held in memory as a whole.
-
-    torch.save replaces an error that ``write`` raises, so the first error is kept in `error`, and later writes do
-    nothing.
-    """
-
-    def __init__(self, stream: BinaryIO, digest: Any):
-        self._stream, self._digest = stream, digest
-        self.error: Optional[OSError] = None
-
-    def write(self, data: Any) -> int:
-        try:
-            if self.error is None:
-                self._digest.update(data)
-                self._stream.write(data)
-        except OSError as error:
-            self.error = error
-        return len(data)
-
-    def flush(self) -> None:
-        pass
+    write_whole(advice, (path, tensor), (path_of(path), text.encode("utf-8", "backslashreplace")), *beside)
 
 
 def check_output(path: Path) -> None:

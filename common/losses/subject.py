@@ -121,7 +121,7 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     context = prepare(job, Settings.from_json(job["settings"]))
     adapter, name = context.adapter, job["pass"]
     try:
-        yield environment(context, name)
+        yield environment(context)
         if adapter.simulated and name != "correctness":
             raise NotRunnable(
                 "unsupported",
@@ -134,15 +134,13 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
         raise NotRunnable("missing", needed) from error
 
 
-def environment(context: Context, pass_name: str) -> Environment:
-    """Return the ``environment`` record of a job of this pass."""
-    from common.data import batching, measured_batches, shapes
+def environment(context: Context) -> Environment:
+    """Return the ``environment`` record of a job."""
+    from common.data import measured_batches, shapes
 
     settings, every, chosen = context.settings, context.all_batches, context.batches
     here = device.environment(settings, context.device)
     here.warnings[:0] = measured_batches.warnings(every, chosen, settings)
-    # The same for every job of the run, so one of them tells; a search changes the batches.
-    whole = pass_name == "correctness" and not settings.find_largest
     return structs.replace(
         here,
         implementation_version=context.adapter.version(),
@@ -151,6 +149,5 @@ def environment(context: Context, pass_name: str) -> Environment:
         shape_file=settings.shape_file,
         shape_file_sha256=shapes.sha256(Path(settings.shape_file)),
         shape_file_totals=every.totals(),
-        shape_distribution=batching.distribution(every, chosen) if whole else None,
         batches=[every.describe(index, settings.prune_range) for index in chosen],
     )

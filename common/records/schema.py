@@ -200,46 +200,6 @@ class Totals(Struct, frozen=True):
     mean_log_useful_share: Optional[float] = None
 
 
-class Histogram(Struct, frozen=True):
-    """Bin i is from begin + i * width on; of frames, tokens or percent.
-
-    Attributes:
-        begin: beginning of the first bin
-        width: width of each bin
-        all: number in each bin
-        measured: number in each bin, of those in the measured batches
-        lowest: of all
-        median: of all
-        highest: of all
-    """
-
-    begin: Length
-    width: Annotated[float, Meta(gt=0, lt=1e15)]
-    all: List[Count]
-    measured: List[Count]
-    lowest: Length
-    median: Length
-    highest: Length
-
-    def __post_init__(self) -> None:
-        if len(self.all) != len(self.measured) or not sum(self.all) or not sum(self.measured):
-            raise ValueError("bins do not fit each other")
-
-
-class Distribution(Struct, frozen=True):
-    """The lengths of the utterances.
-
-    Attributes:
-        T: frames
-        U: tokens
-        padding_percent: padding of all batches
-    """
-
-    T: Histogram
-    U: Histogram
-    padding_percent: Histogram
-
-
 class AtSize(Struct, kw_only=True):
     """Errors on a measured batch, of both scopes.
 
@@ -458,8 +418,6 @@ class Environment(JobLine, kw_only=True, tag="environment"):
         shape_file_sha256: hex digest of its bytes
         batches: the measured batches
         shape_file_totals: totals over all its utterances
-        shape_distribution: a Distribution; in the correctness job only, and not with a sweep or
-            --find-largest
         warnings: lines for the user
     """
 
@@ -486,7 +444,6 @@ class Environment(JobLine, kw_only=True, tag="environment"):
     shape_file_sha256: Optional[str] = None
     batches: Optional[List[Batch]] = None
     shape_file_totals: Optional[Totals] = None
-    shape_distribution: Any = None
     warnings: List[str] = []
 
 
@@ -866,11 +823,3 @@ def version(line: bytes) -> int:
         return msgspec.json.decode(line, type=_Head).schema
     except (ValueError, RecursionError):
         return 0
-
-
-def distribution(environment: Environment) -> Optional[Distribution]:
-    """Return the distribution of a run's shapes, None if it was not recorded or cannot be drawn."""
-    try:
-        return msgspec.convert(environment.shape_distribution, Distribution)
-    except ValueError:
-        return None

@@ -29,10 +29,7 @@ class SweepRun(Run):
         return len(self.records) > self.before
 
     def _line(self, record: Record) -> Record:
-        """Return the line of a record, without the distribution of the shape file, which every cell would repeat and no
-        table of a sweep shows."""
-        kept = {key: value for key, value in record.items() if key != "shape_distribution"}
-        return {**kept, "cell": self.cell, "implementation": self.name}
+        return {**record, "cell": self.cell, "implementation": self.name}
 
 
 class SweepFile:
