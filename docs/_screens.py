@@ -22,9 +22,8 @@ from common import command  # noqa: E402
 from common.analysis import logs, verdict  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
 from common.core.text import number  # noqa: E402
-from common.present import scales  # noqa: E402
 from common.present.section import Section  # noqa: E402
-from common.present.style import NEUTRAL, Figure, axis_of, layout, marker, points  # noqa: E402
+from common.present.style import NEUTRAL, Figure, axis_of, layout, marker, points, span  # noqa: E402
 from common.show import page, trade_off, writing  # noqa: E402
 
 FOLDER = "results/2026-11-24-amd-epyc-2-cores"
@@ -54,7 +53,7 @@ def picture(rows: List[Row]) -> Figure:
         else:
             text = {"mode": "markers+text", "text": [row.marked], "textposition": "top center"}
             data.append(points(row.name, [(ms, mb)], marker(row.look, LARGE), **text))
-    across, up = (scales.span([point[axis] for point in at]) for axis in (0, 1))
+    across, up = (span([point[axis] for point in at]) for axis in (0, 1))
     frame = layout(HEIGHT, None, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up))
     title = "Time and memory of a training step (lower left is better; grey: other losses)"
     return Figure("picture", title, "", title, data, frame)

@@ -36,7 +36,7 @@ from common.analysis import logs
 from common.analysis.groups import Group, pareto
 from common.conformance import section as conformance
 from common.conformance.records import DIFFERS, Outcome
-from common.present import scales, slices, style, table
+from common.present import slices, style, table
 from common.present.section import Section
 from common.present.slices import Slice
 from common.present.style import Figure
@@ -143,10 +143,10 @@ def test_the_title_is_the_answer_of_one_configuration_and_else_the_question(tmp_
 
 
 def test_spans_from_zero_or_logarithmic_with_plain_ticks():
-    near, far = scales.span([10, 100]), scales.span([10, 1000])
+    near, far = style.span([10, 100]), style.span([10, 1000])
     assert (near.low, near.logarithmic, far.logarithmic) == (0, False, True)
     assert far.ticks == pytest.approx([10, 20, 50, 100, 200, 500, 1000])
-    assert scales.Span(38, 72, True).ticks == [40, 50, 60, 70]
+    assert style.Span(38, 72, True).ticks == [40, 50, 60, 70]
 
 
 def test_ratios_have_a_dot_and_a_whisker_on_a_logarithmic_axis_with_a_line_at_one(tmp_path):

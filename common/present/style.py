@@ -9,12 +9,11 @@ their colours from page.css, so that they follow light, dark and print.
 from __future__ import annotations
 
 import html
-import math
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.core.statistics import Summary
-from common.present import scales
 from common.present.table import Table
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
@@ -154,16 +153,50 @@ def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
     }
 
 
+#: An axis is logarithmic when its largest value is more than so many times the smallest.
+WIDE = 20.0
+
+
+class Span(NamedTuple):
+    """Hold the ends of an axis of points."""
+
+    low: float
+    high: float
+    logarithmic: bool
+
+    @property
+    def ticks(self) -> List[float]:
+        """Return 1, 2 and 5 times each power of ten; 1 to 9 times it where that gives fewer than three."""
+        powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
+        for steps in ((1, 2, 5), range(1, 10)):
+            every = [of * 10.0**power for power in powers for of in steps]
+            ticks = [tick for tick in every if self.low <= tick <= self.high]
+            if len(ticks) > 2:
+                break
+        return ticks
+
+
+def logarithmic(values: Sequence[float]) -> Span:
+    """Return a logarithmic axis that shows these positive values with some room beside them."""
+    return Span(min(values) / 1.4, 1.6 * max(values), True)
+
+
+def span(values: Sequence[float]) -> Span:
+    """Return an axis for these positive values, with some room beside them: from zero, or logarithmic where they differ
+    too much."""
+    return logarithmic(values) if max(values) > WIDE * min(values) else Span(0.0, 1.15 * max(values), False)
+
+
 def axis(title: str, **options: Any) -> Plotly:
     """Return an axis of plotly."""
     return {"title": {"text": title}, **options}
 
 
-def axis_of(title: str, span: scales.Span) -> Plotly:
+def axis_of(title: str, span: Span) -> Plotly:
     """Return an axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
     if not span.logarithmic:
         return axis(title, range=[span.low, span.high])
-    ends = [math.log10(span.low), math.log10(span.high)]
+    ends = [log10(span.low), log10(span.high)]
     words = [f"{tick:.12g}" for tick in span.ticks]
     return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=words)
 

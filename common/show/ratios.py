@@ -10,8 +10,7 @@ from common.analysis.metrics import METRICS
 from common.analysis.row import Row
 from common.core import statistics
 from common.core.text import number
-from common.present import scales
-from common.present.style import INK, Figure, Look, Trace, axis_of, lanes, layout, marker, points, shown
+from common.present.style import INK, Figure, Look, Trace, axis_of, lanes, layout, logarithmic, marker, points, shown
 from common.present.table import Cell, measured, tabulated
 
 LANE = 44  # pixels
@@ -87,7 +86,7 @@ def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
 
 def figure(key: str, title: str, caption: str, dots: Sequence[Dot], across: str) -> Figure:
     """Draw the dots, the first on top.  across: the title of the axis."""
-    span = scales.logarithmic([*(end for dot in dots for end in (dot.low, dot.ratio, dot.high) if end), 1.0])
+    span = logarithmic([*(end for dot in dots for end in (dot.low, dot.ratio, dot.high) if end), 1.0])
     names = [f"{shown(dot.name)}  <b>{number(dot.ratio, 3)}x</b>{dot.interval}  {dot.verdict}".rstrip() for dot in dots]
     ends = {"x0": 1, "x1": 1, "y0": 0.5 - len(dots), "y1": 0.5}
     line = {"type": "line", "layer": "below", **ends, "opacity": 0.9, "line": {"width": 1.5, "color": INK}}

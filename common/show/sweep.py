@@ -14,7 +14,6 @@ from common.core import grid
 from common.core.setting import worded
 from common.core.statistics import Summary
 from common.core.text import gathered, number
-from common.present import scales
 from common.present.section import Failure, Line, Section
 from common.present.style import (
     Figure,
@@ -26,6 +25,7 @@ from common.present.style import (
     bars,
     layout,
     line,
+    logarithmic,
     marker,
     points,
     whiskers,
@@ -131,7 +131,7 @@ def _curve_frame(values: Sequence[float], flag: str, unit: str, every: Sequence[
     if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
         return {"xaxis": axis(flag, **ticks), "yaxis": axis(unit)}
     ends = [end for point in every for end in (point.measured.p20, point.measured.median, point.measured.p80) if end]
-    return {"xaxis": axis(flag, type="log", **ticks), "yaxis": axis_of(unit, scales.logarithmic(ends))}
+    return {"xaxis": axis(flag, type="log", **ticks), "yaxis": axis_of(unit, logarithmic(ends))}
 
 
 def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Plotly:

@@ -12,8 +12,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from common.analysis.groups import pareto
 from common.analysis.row import Row
 from common.core.statistics import Summary
-from common.present import scales
-from common.present.style import INK, Figure, Trace, axis_of, layout, marker, points, shown, whiskers
+from common.present.style import INK, Figure, Trace, axis_of, layout, marker, points, shown, span, whiskers
 from common.present.table import Cell, Table, measured, tabulated
 
 Point = Tuple[float, float]
@@ -60,8 +59,8 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     both, summaries, at = known(rows)
     if len(both) < 2:
         return None
-    across = scales.span([end for times in summaries for end in (times.p20, times.median, times.p80) if end])
-    up = scales.span([y for _, y in at])
+    across = span([end for times in summaries for end in (times.p20, times.median, times.p80) if end])
+    up = span([y for _, y in at])
     of_kinds = fronts(both, at)
     data: List[Trace] = []
     for front in of_kinds:
