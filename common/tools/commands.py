@@ -12,15 +12,10 @@ from common.cli import ending
 from common.cli.ending import Shown
 from common.cli.tool import measured as carried_out
 from common.core import flag_types, paths
-from common.core.errors import UserError
-from common.core.files import write_whole
 from common.core.settings import Settings
-from common.core.text import plain
 from common.jobs.executor import Executor
 from common.jobs.spec import Task
-from common.present.section import Section
 from common.records.schema import as_written
-from common.show import page
 from common.tables.results import FORMATS
 from common.tools.kept import Answer, Kept, read
 
@@ -99,17 +94,3 @@ def measured(
 
     header = {**head, "config": as_written(config), "settings": settings.to_json()}
     return carried_out(header, tasks, Path(sys.executable), settings, arguments, show, executor)
-
-
-def write(path: Path, files: Mapping[str, str], title: str, sections: Sequence[Section]) -> None:
-    """Write the files and a page of the sections beside the records at `path`.
-
-    What cannot be written is a warning: the records are there.
-    """
-    folder = path.parent
-    try:
-        write_whole(SPACE, *((folder / name, text) for name, text in files.items()))
-        content = page.assembled(sections, folder, title, f"{folder.name}.")
-        write_whole(SPACE, (path.with_suffix(".html"), content))
-    except UserError as error:  # or no jinja2: the numbers are there
-        print(f"warning: {plain(error)}", file=sys.stderr)

@@ -34,11 +34,11 @@ LONGEST_MESSAGE = 500  # characters of what msgspec says
 
 
 def read(path: Path) -> Dict[str, Any]:
-    """Return the parts in a YAML file by name; null is a part without keys.  Raises UserError."""
+    """Return the keys and values in a YAML file.  Raises UserError."""
     values = parsed(read_text(path, plain_yaml.LARGEST_FILE), str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path}: give keys and values, such as `key: 1`, not {shown(values)}")
-    return {key: {} if value is None else value for key, value in values.items()}
+    return values
 
 
 def parsed(text: str, where: str) -> Any:

@@ -14,7 +14,7 @@ from common.core.errors import UserError
 from common.core.text import first_line
 from common.flops.counter import FlopCounter
 from common.records.schema import JobLine, Record
-from common.tools import loading
+from common.tools import configuration, loading
 from common.tools.flops import inputs
 from common.tools.loading import Loaded
 
@@ -38,11 +38,11 @@ def run(job: Mapping[str, Any]) -> Iterator[Counted]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is not counted is named below the table
         given = [inputs.parse(text) for text in flags["input_shape"]]
-        made_with = loading.read_arguments(Path(flags["args"])) if flags["args"] else {}
-        made_with.update((key, loading.parse_value(value, f"--arg {key}")) for key, value in flags["arg"])
+        made_with = configuration.read(Path(flags["args"])) if flags["args"] else {}
+        made_with.update((key, configuration.parsed(value, f"--arg {key}")) for key, value in flags["arg"])
         device = _device(flags["device"])
         if flags["register"]:
-            loading.run_file(Path(flags["register"]))
+            loading.module(str(Path(flags["register"]).with_suffix(".py")))
         loaded = loading.load(flags["model"], made_with, device)
         loaded.model.train(flags["train"])
         for bucket, lengths in _lengths(flags).items():

@@ -7,6 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Optional, Sequence
 
+from common.analysis.folders import files_named
 from common.records import documents
 
 # isort: split
@@ -25,7 +26,6 @@ from common.present.table import Cell, Column, Link, Table, Values, tabulated
 from common.present.text import aligned, listed, markdown
 from common.records.schema import Count as Whole
 from common.records.schema import Positive, Record
-from common.tools.files import files, holding
 
 FILE_NAME = "flops.json"
 TITLE = "Operations of a model"
@@ -340,7 +340,7 @@ def read(path: Path) -> Count:
 def find(paths: Sequence[Any]) -> List[Count]:
     """Return the counts in, at or under `paths`, by their files; of several of the same the newest."""
     newest: Dict[str, Count] = {}
-    counts = map(read, files(paths, FILE_NAME))
+    counts = map(read, dict.fromkeys(file for path in paths for file in files_named(FILE_NAME, Path(path))))
     for count in sorted(counts, key=lambda count: count.content.started if count.content else ""):
         newest[repr(sorted(count.content.identity.items())) if count.content else str(count.path)] = count
     return sorted(newest.values(), key=lambda count: str(count.path))
@@ -375,7 +375,7 @@ def _text(count: Count, format: str) -> str:
 
 FLOPS = Slice(
     lambda base, paths: sections(paths),
-    holds=holding(FILE_NAME),
+    holds=lambda path: bool(files_named(FILE_NAME, path)),
     rows=_rows,
     text=lambda paths, format: [_text(count, format) for count in find(paths)],
 )

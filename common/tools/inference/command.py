@@ -152,7 +152,7 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     """Return the configuration in a YAML file, with the values of --key=value over it.  Raises UserError.
 
     quick: keep the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
-    values = configuration.read(path)
+    values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
     override(values, overrides)
     config = configuration.converted(values, Profile, str(path))
     model, dimensions = config.pretrained_model, config.profiling_dimensions

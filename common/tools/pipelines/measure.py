@@ -5,6 +5,7 @@ A stage's inputs are made before it is timed, from what the stage before it left
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from common.measure.clock import Clock
 from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.tools import loading
-from common.tools.inference.measure import Sample, peaks, time_call
+from common.tools.inference.measure import peaks, time_call
 from common.tools.pipelines import examples
 from common.tools.pipelines.stages import Costs, Pipeline, Stage
 
@@ -124,12 +125,11 @@ class Call:
 
 def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     """Return what calls of a stage cost."""
-    clock, waiting = Clock(device), sampling.WithLoad[Sample](host_threads(device))
-    fresh = partial(Call, call.model, call.inputs)
+    clock, fresh = Clock(device), partial(Call, call.model, call.inputs)
     for _ in range(stage.warmup):
         time_call(fresh, clock)
-    samples = [sample for _ in range(stage.repeats) for sample in waiting.add(time_call(fresh, clock))]
-    samples += waiting.flush()
+    caps = {"spread": -1.0, "max_samples": stage.repeats, "max_seconds": math.inf}
+    samples = list(sampling.sweep(lambda *_: time_call(fresh, clock), [0], threads=host_threads(device), **caps))
     highest = peaks(fresh, device)
     allocated, resident = highest["device_allocated_bytes"], highest["process_bytes"]
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)

@@ -121,7 +121,7 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
             raise UserError(f"{path}: unknown key {shown(key)}{gap or closest(key, ['general', *names])}")
     if not names:
         raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
-    given = values.get("general", {})
+    given = values.get("general") or {}
     if not isinstance(given, dict):
         raise UserError(f"{path}: general: give keys and values, not {shown(given)}")
     general = configuration.converted({**flags, **given, **quick}, General, f"{path}: general")
