@@ -117,6 +117,13 @@ def test_a_broken_package_is_told_by_the_job(folder):
     assert child(folder, "__import__('torch')").stderr[-1] == "OSError: no such library"
 
 
+def test_a_python_that_prints_as_it_starts(folder, monkeypatch):
+    """Some sites greet, or warn, in their sitecustomize."""
+    (folder / "sitecustomize.py").write_text("print('welcome')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(folder)]))
+    assert child(folder).returncode == 0
+
+
 def test_a_python_that_is_not_there(folder):
     with pytest.raises(OSError):
         with Child.run(folder / "python", "answering", {}, folder, {}):

@@ -28,7 +28,6 @@ GRAIN = setting(
     label="grain",
     heading="{} grains",
     heading_of_default=False,
-    of_device=True,
 )
 
 

@@ -128,8 +128,6 @@ def _settings(axes: Sequence[grid.Axis], given: Dict[str, Any], device: str) -> 
     if axes:
         given["passes"] = given["passes"] or grid.PASSES
     settings_of = [settings.resolve({**given, **cell}, device) for cell in grid.cells(axes)]
-    if axes:
-        grid.check_passes(settings_of[0].passes)
     keys = {axis.key for axis in axes}
     for key, of_sorted in (("batch_size", False), ("max_frames", True)):
         if key in keys and all(resolved.sort_utterance is not of_sorted for resolved in settings_of):

@@ -20,7 +20,7 @@ class UserError(ArgumentTypeError):
     EXIT_USAGE; where the type of a flag raises it, argparse puts the flag's name before it."""
 
 
-#: The statuses of an implementation that cannot run here; that is no failure of the run.
+#: Statuses of an implementation that cannot run here, which is no failure of the run.
 NOT_RUNNABLE = ("missing", "unsupported")
 
 

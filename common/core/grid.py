@@ -70,20 +70,3 @@ def check(axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
             raise UserError(f"--sweep {flag(key)} is given twice: name all values in one, as in {flag(key)}=A,B")
         if given.get(key) is not None:
             raise UserError(f"--sweep {flag(key)}: --{flag(key)} is given too; remove one of them")
-
-
-def check_passes(passes: Sequence[str]) -> None:
-    """Raise UserError for a pass that a sweep cannot run."""
-    if "trace" in passes:
-        raise UserError(
-            f"--passes trace: a sweep has {', '.join(PASSES)} and keeps no traces; run the cell alone to have its trace"
-        )
-
-
-def shared(all_settings: Sequence[settings.Settings], axes: Sequence[Axis]) -> Values:
-    """Return the settings that all cells have in common, without those that are swept."""
-    first, *others = [resolved.to_json() for resolved in all_settings]
-    swept = {axis.key for axis in axes}
-    return {
-        key: value for key, value in first.items() if key not in swept and all(other[key] == value for other in others)
-    }

@@ -22,16 +22,16 @@ LATTICES = {
     "star": "frames may be skipped",
     "delay-penalty": "late targets cost more",
 }
-#: Frames of the columns that the joiner has behind its V symbols, of the lattices that have some, as papers use them:
-#: durations of a token, and longer blanks.
+#: Lattice -> frames of the columns that its joiner has behind the V symbols, as papers use them: durations of a token,
+#: and longer blanks.
 DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
-#: What a loss computes, in the order of the tables; losses of different kinds are never ranked against each other.
+#: Kinds of losses, in the order of the tables; losses of different kinds are never ranked against each other.
 #: exact: the transducer loss of Graves 2012; one of LATTICES: exact, on that lattice; pruned: approximates by design.
 KINDS = ("exact", *LATTICES, "pruned")
-#: What a loss can take (see common.losses.layouts), and the kind of a loss that takes it.  The kind of an exact one on
-#: another lattice is the name of the lattice.
+#: Layout that a loss takes (see common.losses.layouts) -> the kind of that loss.  The kind of an exact one on another
+#: lattice is the name of the lattice.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
 
@@ -188,7 +188,7 @@ IMPLEMENTATIONS = (
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned", variants={"hat": "pruned"}),
 )
 
-#: The table, and what common.core.scripts loads from other files.
+#: The implementations by name: those of the table, and those that common.core.scripts loads from other files.
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
 
-#: A heading's part, filled from what is known of the rows, or made from it ("" where there is nothing to say).
+#: Part of a heading: a text to format with the value, or a function that makes it from the settings of the rows.
 Heading = Union[str, Callable[[Mapping[str, Any]], str]]
 
 
@@ -39,7 +39,6 @@ class Setting:
         only: (key, values) of the setting, or "device" or "kind", without which this one has no effect.
         refused: whether giving it without `only` is an error.
         sweepable: whether --sweep takes it: it says what is measured, and not how.
-        of_device: whether the limits of the device depend on it.
         key: its name in Settings, set by `declared`.
         flag: its flag; by default its key with dashes.
     """
@@ -63,7 +62,6 @@ class Setting:
     only: Optional[Tuple[str, Tuple[Any, ...]]] = None
     refused: bool = False
     sweepable: bool = True
-    of_device: bool = False
     key: str = ""
     flag: str = ""
 

@@ -15,16 +15,16 @@ from common.core.setting import Setting, declared, setting, tupled, worded
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
-#: Stages of a small model in training whose logits can be measured (common.losses.speech).
+#: Stages of training of the small model whose logits can be measured (common.losses.speech).
 STAGES = ("early", "middle", "trained")
 LOGITS = ("random", *STAGES)
-#: What --find-largest searches the largest of, and whether that is of sorted utterances.
+#: Size that --find-largest searches -> whether the utterances are sorted then.
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
 #: The name of --find-largest among the presets of a setting.
 SEARCH = "--find-largest"
 #: Each round is a process of a second or more, for each implementation.
 MOST_ROUNDS = 10_000
-#: What every loss gets, before anything ends; and what a loss gets that is far behind.
+#: Rounds of every loss, before anything ends; and rounds of a loss that is far behind.
 FEWEST_ROUNDS, SLOW_ROUNDS = 3, 5
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
@@ -89,7 +89,7 @@ class Settings:
 
     `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in there, so that runs of
     two checkouts can be compared; `spread` is the half-width of the interval as a fraction of the median; `schedule`
-    counts steps; durations are in seconds, `margin` in nats; `memory_limit` is as it was given ("4GiB", "80%")."""
+    counts steps; durations are in seconds; `memory_limit` is as it was given ("4GiB", "80%")."""
 
     preset: str = setting(
         "",
@@ -316,7 +316,6 @@ class Settings:
         choices=("float32", "float64", "float16", "bfloat16"),
         label="dtype",
         heading="{}",
-        of_device=True,
     )
     amp: Optional[str] = setting(
         None,
@@ -491,7 +490,6 @@ class Settings:
         default_text="the CPUs this process may use",
         label="threads",
         heading=_threads_heading,
-        of_device=True,
     )
     denormals: str = setting(
         "flush",
@@ -500,7 +498,6 @@ class Settings:
         choices=("flush", "keep"),
         label="denormals",
         heading="denormals: {}",
-        of_device=True,
         **_ON_CPU,
     )
     allocator: str = setting(
@@ -520,7 +517,6 @@ class Settings:
         "says. The correctness pass never does",
         label="tf32",
         heading="TF32: {}",
-        of_device=True,
         **_ON_CUDA,
         **_BOOL,
     )

@@ -111,7 +111,7 @@ def interval_of_rounds(rounds: Mapping[Any, Mapping[Any, Sequence[float]]]) -> O
     return interval([mean([median(samples) for samples in batches.values()]) for batches in rounds.values()])
 
 
-#: Of all intervals of a table, or of a comparison, together.
+#: Probability that all intervals of a table, or of a comparison, hold together.
 CONFIDENCE = 0.95
 
 
@@ -120,7 +120,7 @@ def confidence_of_each(count: int) -> float:
     return 1 - (1 - CONFIDENCE) / max(count, 1)
 
 
-#: The change of a time that does not matter, unless the user says otherwise: 2%.
+#: Change of a time that does not matter, unless the user says otherwise: 2%.
 TOLERANCE = 0.02
 
 

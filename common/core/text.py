@@ -16,10 +16,10 @@ Value = TypeVar("Value")
 
 LONGEST_CELL = 26  # characters, in the terminal
 LONGEST_MESSAGE = 1000  # characters, of a package's message
-#: What a terminal takes for a command, such as a colour or the title of its window.
+#: A command to a terminal, such as a colour or the title of its window.
 _COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))")
 
-#: Stands in JSON, which has no infinity, for what is not finite.
+#: Number that stands in JSON for infinity and NaN.
 UNBOUNDED = 1e300
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80

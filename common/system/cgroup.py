@@ -17,7 +17,7 @@ def values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
     groups: List[str] = []
     with suppress(OSError):
         groups = LISTED.read_text().splitlines()
-    found = []
+    groups_values = []
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -29,8 +29,8 @@ def values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
             for file in files:
                 with suppress(OSError):
                     words[file] = (folder / file).read_text().split()
-            found += [words] if words else []
-    return found
+            groups_values += [words] if words else []
+    return groups_values
 
 
 def memory_room() -> List[int]:

@@ -109,7 +109,7 @@ def signal_name(number: int) -> str:
 
 
 class Wanted(NamedTuple):
-    """How a server is started, and the generation of jobs that it serves; see Child.run."""
+    """The start of a server, and the generation of jobs that it serves; see Child.run."""
 
     command: Sequence[str]
     root: Path
@@ -164,6 +164,8 @@ class Server:
             line = self.process.stdout.readline()
             if not line:
                 return {"returncode": self.process.wait()}
+            if not line.startswith(b"{"):  # a site's Python prints as it starts
+                continue
             answer: Dict[str, int] = json.loads(line)
             self.ready = True
             if "ready" not in answer:
