@@ -43,7 +43,7 @@ help:
 	@echo 'make pipelines    what an utterance costs in stages; ARGS="--preset quick"'
 	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
-	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
+	@echo 'make conformance  which implementation is right in which corner, e.g. ARGS="--only k2"'
 	@echo 'make gpu-check    what works here, what fails and why, within two minutes: rnnt-bench doctor'
 	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see vectors/README.md'
 	@echo 'make report       the page of what is in log/; ARGS="..." is passed to it'
@@ -121,7 +121,7 @@ summary: setup
 	@$(MAIN) summarize.py $(ARGS)
 
 conformance: setup
-	@$(MAIN) conformance.py $(ARGS)
+	@$(MAIN) rnnt-bench check $(ARGS)
 
 vectors: setup
 	@$(MAIN) vectors/make.py

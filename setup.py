@@ -20,7 +20,7 @@ FILES = [
     "examples/**/*.py",
     "requirements/*.txt",
     "requirements/*.in",
-    "docs/conformance.json",
+    "docs/corners.json",
     "results/*.json",
 ]
 FILES += [f"common/**/{name}" for name in ("*.jinja", "*.css", "*.js", "*.json", "*.hxx", "*.npz", "LICENSE")]

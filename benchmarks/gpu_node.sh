@@ -99,9 +99,9 @@ for extension in warp_rnnt optimized_transducer fast_rnnt; do
     step "$extension" 240 "$python" -m common.setup.extensions build "$extension" --device "$device"
 done
 # 3. Corner cases; those that only CUDA has first.
-step corners-cuda 120 "$python" conformance.py "${rows[@]}" --device "$device" --cases many-targets,second-device \
+step corners-cuda 120 "$python" rnnt-bench check "${rows[@]}" --device "$device" --cases many-targets,second-device \
     --output "$folder/corners-cuda"
-step corners 180 "$python" conformance.py "${rows[@]}" --device "$device" "${cases[@]}" --output "$folder/corners"
+step corners 180 "$python" rnnt-bench check "${rows[@]}" --device "$device" "${cases[@]}" --output "$folder/corners"
 # 4. Time and memory.
 step batch-30 300 "${bench[@]}" "${rows[@]}" "${batch[@]}" --passes correctness,timing,memory --log-dir "$folder/batch-30"
 step max-frames 240 "${bench[@]}" "${rows[@]}" "${frames[@]}" --passes correctness,timing,memory --log-dir "$folder/max-frames"

@@ -33,7 +33,7 @@ COMMANDS: Dict[str, Command] = {
     ),
     "sweep": Command("Measure at each of several values: rnnt-bench sweep vocab-size=500,4096.", "benchmark_all.py"),
     "doctor": Command("Print what works here, what fails and why, to paste into a report.", "common.tools.doctor"),
-    "check": Command("Check the losses in corner cases: which is right in which.", "conformance.py"),
+    "check": Command("Check the losses in corner cases: which is right in which.", "common.conformance.command"),
     "compare": Command("Compare two measurements.", "compare.py"),
     "summarize": Command("Print the table of log folders.", "summarize.py"),
     "report": Command("Write one HTML page from log folders.", "common.cli.report"),
@@ -49,15 +49,15 @@ PROGRAM = "rnnt-bench"
 
 def _slices() -> Tuple[Slice, ...]:
     """Return every tool, in the order of the page."""
-    from common.conformance.slice import CONFORMANCE
-    from common.tools.flops.show import FLOPS
+    from common.conformance.show import CONFORMANCE
+    from common.tools.flops import show as flops
     from common.tools.inference import rows as inference
     from common.tools.kept import slice_of
     from common.tools.pipelines import rows as pipelines
     from common.tools.profile import rows as profile
 
-    kept = [slice_of(each.TOOL, each.TITLE, each.answer) for each in (profile, inference, pipelines)]
-    return *kept, FLOPS, CONFORMANCE
+    kept = [slice_of(each.TOOL, each.TITLE, each.answer) for each in (profile, flops, inference, pipelines)]
+    return *kept, CONFORMANCE
 
 
 def register() -> None:

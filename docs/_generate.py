@@ -21,7 +21,6 @@ FIRST = (
     "summarize.py",
     "report.py",
     "compare.py",
-    "conformance.py",
     "generate_shape_info.py",
 )
 

@@ -7,7 +7,6 @@ from typing import Any, Dict, List, NamedTuple, Tuple, Type
 
 from msgspec import inspect
 
-from common.conformance import documents as conformance
 from common.records import schema
 
 
@@ -32,7 +31,7 @@ class Description(NamedTuple):
 def describe() -> List[Description]:
     """Return every kind of record by its name in ``record``, then the parts of records and of whole documents."""
     descriptions = []
-    parts = (*schema.PARTS, *conformance.PARTS)
+    parts = schema.PARTS
     for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in parts)]:
         info: Any = inspect.type_info(kind)
         text = " ".join((kind.__doc__ or "").partition("\n\n    Attributes:")[0].split())

@@ -37,7 +37,7 @@ class Results(List[Row]):
 
 class Check(NamedTuple):
     """right: whether every case was answered right, or does not apply; findings: "case: what was wrong"; cells: the
-    outcome of each case, as conformance.json has it."""
+    outcome of each case that was asked."""
 
     right: bool
     findings: List[str]
@@ -99,14 +99,10 @@ def check(loss: Loss, **flags: Any) -> Check:
     """
     words = _words({**flags, "loss": _target(loss), "format": "json"})
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
-        text = _run("check", *words, "--quiet", "--output", scratch, allowed=(0, 1))
-    row = json.loads(text)["implementations"][0]
-    cells = row.get("cells") or {}
-    findings = [f"{row['status']}: {row['reason']}"] if row["status"] != "judged" else []
-    for name, cell in cells.items():
-        if cell["result"] not in ("pass", "n/a"):
-            findings.append(f"{name}: {cell['result']}: {cell['message']}")
-    return Check(not findings, findings, cells)
+        rows = json.loads(_run("check", *words, "--quiet", "--log-dir", scratch, allowed=(0, 1)))
+    odd = [row for row in rows if row["result"] not in ("pass", "n/a")]
+    findings = [": ".join(filter(None, [row["case"], row["result"], row["message"]])) for row in odd]
+    return Check(not findings, findings, {row["case"]: row for row in rows if row["case"]})
 
 
 def assert_is_transducer_loss(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> None:

@@ -34,7 +34,6 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Commands that measure, and so start processes of their own; all others run in the process of the tests.
 MEASURES = (
     "benchmark_",
-    "conformance.py",
     "rnnt-bench run",
     "rnnt-bench largest",
     "rnnt-bench sweep",

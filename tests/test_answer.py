@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -29,7 +28,6 @@ from fixtures_runs import (
 
 from common.analysis import logs, metrics, verdict
 from common.analysis.groups import collect, groups
-from common.conformance import findings as conformance
 from common.show import cards
 from common.tables import answer
 
@@ -232,24 +230,6 @@ def test_a_terminal_shows_colors_and_its_width_unless_told_not_to(log):
     assert "\x1b[" in wide and "\x1b" not in plain
     assert re.sub(r"\x1b\[[\d;]*m", "", wide) == plain and max(map(len, plain.splitlines())) > 100
     assert max(map(len, on_a_terminal(log, 80, NO_COLOR="1").splitlines())) <= 80
-
-
-def test_caveats_are_those_of_the_matrix(tmp_path):
-    assert "a second backward gives another gradient, without an error" in conformance.caveats(
-        "optimized_transducer", [tmp_path]
-    )
-    assert conformance.caveats("no such loss", []) is None
-    for text, expected in (("{", None), ('{"implementations": [3]}', None), (matrix("flash"), ["it is wrong"])):
-        (tmp_path / "conformance.json").write_text(text)
-        assert conformance.caveats("flash", [tmp_path]) == expected
-
-
-def matrix(name):
-    cases = [{"name": word, "title": word, "asks": word, "wrong": f"it is {word}"} for word in ("wrong", "right")]
-    cells = {"wrong": {"result": "differs"}, "right": {"result": "pass"}}
-    entry = {"name": name, "kind": "exact", "status": "judged", "reason": "", "cells": cells}
-    head = {"made": "", "git_revision": None, "git_dirty": None, "machine": {}, "device": "cpu", "command": []}
-    return json.dumps({**head, "cases": cases, "implementations": [entry]})
 
 
 def test_searches_and_sweeps_end_in_a_verdict_too():

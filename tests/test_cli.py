@@ -171,7 +171,7 @@ def test_variants_are_chosen_by_name_and_by_flag():
         ("compare.py", "--in", "", "a", "b"),
         ("summarize.py", ""),
         ("rnnt-bench", "report", ""),
-        ("conformance.py", "--output", ""),
+        ("rnnt-bench", "check", "--output", ""),
     ],
     ids=" ".join,
 )

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pytest
 from browsers import unpacked
 from commands import ROOT, assert_user_error, has_words, run
-from fixtures_conformance import made
+from fixtures_conformance import write_check
 from fixtures_runs import (
     correctness,
     environment,
@@ -34,8 +34,7 @@ from fixtures_traces import kineto, memory, steps, write
 
 from common.analysis import logs
 from common.analysis.groups import Group, pareto
-from common.conformance import section as conformance
-from common.conformance.records import DIFFERS, Outcome
+from common.conformance.outcomes import DIFFERS, Outcome
 from common.present import slices, style, table
 from common.present.section import Section
 from common.present.slices import Slice
@@ -45,12 +44,6 @@ from common.show import cards as cards_of
 from common.show import facts, html, over_time, page, ratios, trade_off, writing
 
 LIBRARY = "/* plotly */"
-
-
-@pytest.fixture(autouse=True)
-def no_log(tmp_path, monkeypatch):
-    """This checkout's log/ is not looked at for a conformance matrix."""
-    monkeypatch.setattr(conformance, "LOG", tmp_path / "none" / "conformance.json")
 
 
 def groups_of(folder):
@@ -80,13 +73,13 @@ def cards(folder):
 def test_the_card_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp_path):
     timed(tmp_path, "a", [10, 11, 12], peak=30)
     timed(tmp_path, "b", [20, 22, 24], peak=10)
-    (tmp_path / "conformance.json").write_text(made(ragged=Outcome(DIFFERS, "")).to_json())
+    write_check(tmp_path, ragged=Outcome(DIFFERS, ""))
     answer, sure, reason = cards(tmp_path)["Use"]
     assert (answer, sure, len(cards(tmp_path))) == ("a", True, 1)
     assert re.findall(r"\d+\.\d+", reason["Speed"]) == ["11.00", "2.00", "2.00", "2.00"] and " b " in reason["Speed"]
     assert re.findall(r"\d+\.\d+", reason["Memory"]) == ["30.00", "3.00", "10.00"] and " b " in reason["Memory"]
     assert reason["Beware"].startswith("a: ")
-    (tmp_path / "conformance.json").write_text(made(ragged=Outcome("pass")).to_json())
+    write_check(tmp_path, ragged=Outcome("pass"))
     assert "nothing wrong" in cards(tmp_path)["Use"][2]["Corners"]
 
 
@@ -299,8 +292,7 @@ def test_a_section_that_fails_is_a_line_on_the_page_and_not_its_end(tmp_path, mo
     assert words in shown and ">Another</h2>" in shown and "<dt>Use</dt>" in shown
 
 
-def test_numbers_link_to_samples_and_traces(tmp_path, monkeypatch):
-    monkeypatch.setattr(conformance, "COMMITTED", tmp_path / "none")
+def test_numbers_link_to_samples_and_traces(tmp_path):
     folder = traced_run(tmp_path / "log" / "a b#1", kineto(steps([100, 200])), kineto(steps([100, 200])))
     (tmp_path / "pages").mkdir()
     links = set(Seen(page.page(groups_of(tmp_path), tmp_path / "pages", LIBRARY)).links)
@@ -367,9 +359,7 @@ def test_the_command_writes_the_page_of_what_is_in_log_and_says_where(tmp_path):
     write_run(tmp_path / "log" / "a")
     done = run("rnnt-bench", "report", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "log/report.html\n", "")
-    document = made(ragged=Outcome(DIFFERS, "below log/"))
-    document.made = "2099-01-01T00:00:00+00:00"
-    (tmp_path / "log" / "a" / "conformance.json").write_text(document.to_json())
+    write_check(tmp_path / "log", ragged=Outcome(DIFFERS, "below log/"))
     assert run("rnnt-bench", "report", "--output", "elsewhere/page.html", cwd=tmp_path).returncode == 0
     assert "below log/" in (tmp_path / "elsewhere" / "page.html").read_text(encoding="utf-8")
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["page.html"]

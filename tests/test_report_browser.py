@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from browsers import AXE, CHROMIUM, DRIVER, Browser
-from fixtures_conformance import made
+from fixtures_conformance import write_check
 from fixtures_runs import timed, traced_run
 from fixtures_sweeps import write_sweep
 from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs
-from common.conformance.records import DIFFERS, PASS, Outcome
+from common.conformance.outcomes import DIFFERS, PASS, Outcome
 from common.show import writing
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
@@ -31,7 +31,7 @@ def report(tmp_path_factory):
         traced_run(log / str(len(name)), window, name=name)
     timed(log, "fused", [0.1, 0.2, 0.3])
     write_sweep(log / "sweep", {"vocab_size": [500, 4000]}, ["torchaudio", "k2"])
-    (log / "conformance.json").write_text(made(ragged=Outcome(DIFFERS, EVIL), **{"V-2": Outcome(PASS)}).to_json())
+    write_check(log, ragged=Outcome(DIFFERS, EVIL), **{"V-2": Outcome(PASS)})
     return writing.write(logs.read_any([log]), log / "report.html", [log])
 
 

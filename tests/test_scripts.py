@@ -71,10 +71,10 @@ def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
 def test_corner_cases_of_a_copy(copy, tmp_path):
     """The template's example is right in the corners that its readers will meet first."""
     cases = "ragged,nan-padding,padding-gradient,slack,no-target,one-frame"
-    done = run("conformance.py", "--in-place", "--only", copy(), "--cases", cases, "--output", tmp_path)
+    flags = ("--cases", cases, "--format", "json", "--log-dir", tmp_path / "log")
+    done = run("rnnt-bench", "check", "--in-place", "--only", copy(), *flags)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
-    assert row["name"] == "flash" and {cell["result"] for cell in row["cells"].values()} == {"pass"}
+    assert {(row["loss"], row["result"]) for row in json.loads(done.stdout)} == {("flash", "pass")}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_files_that_are_no_rows(copy, tmp_path):
     assert_user_error(run("benchmark_all.py", "--only", "benchmark_flush.py"), "benchmark_flush.py", "no such file")
     assert_user_error(run("benchmark_all.py", "--only", "compare.py"), "compare.py", "no ADAPTER")
     first.write_text("def nothing_of_that_kind(:")
-    assert_user_error(run("conformance.py", "--only", first), first, "line 1", "not Python")
+    assert_user_error(run("rnnt-bench", "check", "--only", first), first, "line 1", "not Python")
 
 
 def test_a_file_of_the_table_is_its_line(tmp_path):

@@ -247,7 +247,7 @@ def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
         reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
         notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
     if line and line.largest_score is not None and line.largest_score < UNBOUNDED:
-        notes.append(f"its method is only right for logits up to {line.largest_score:g} (conformance.py shows why)")
+        notes.append(f"its method is only right for logits up to {line.largest_score:g} (`rnnt-bench check` shows why)")
     if line and header.kind == "pruned":
         note = "approximate by design: its errors were measured with the range widened to all of U"
         notes.append(note + _gaps_in_words(line))

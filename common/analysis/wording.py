@@ -203,13 +203,13 @@ def corners(pick: Pick) -> Tuple[str, str]:
     """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
     name = pick.row.name
     if pick.caveats is None:
-        return "corners", f"{name} was not judged yet: ./conformance.py --only {name}"
+        return "corners", f"{name} was not judged yet: ./rnnt-bench check --only {name}"
     if not pick.caveats:
-        return "corners", f"conformance.py found nothing wrong with {name}"
+        return "corners", f"rnnt-bench check found nothing wrong with {name}"
     others = len(pick.caveats) - MOST_CAVEATS
     shown = list(pick.caveats[:MOST_CAVEATS])
     if others > 0:
-        shown.append(f"{others} more: ./conformance.py --only {name}")
+        shown.append(f"{others} more: ./rnnt-bench check --only {name}")
     return "beware", f"{name}: {'; '.join(shown)}"
 
 

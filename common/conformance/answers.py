@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Optional, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 import torch
 
+from common.conformance.outcomes import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from common.conformance.questions import Question
-from common.conformance.records import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from common.losses.layouts.base import Shapes
 from common.losses.oracle import TOLERANCE, relative_error
+
+#: From (N,) losses to a right answer.
+Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 def tolerances(
@@ -38,6 +41,14 @@ def size(value: float) -> str:
     return "nan" if value != value else f"{value:.1e}"
 
 
+def right_of(question: Question, reduce: Reduce = torch.sum) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return (expected value, expected gradient of the leaf), float64, for the losses (N,) reduced by `reduce`."""
+    losses, truth = question.expected()
+    value = reduce(losses)
+    (gradient,) = torch.autograd.grad(value.sum(), truth)
+    return value.detach(), gradient
+
+
 def compare(
     question: Question,
     loss: torch.Tensor,
@@ -54,31 +65,28 @@ def compare(
         right: the expected loss, float64, a scalar or (N,).
         expected: the expected gradient, float64, of the shape of the leaf.
     """
-    loss = loss.detach().cpu().double()
-    right = right.detach()
+    loss, right = loss.detach().cpu().double(), right.detach()
     if loss.numel() != right.numel():
         return Outcome(DIFFERS, f"a loss of shape {tuple(loss.shape)} instead of {tuple(right.shape)}")
     loss = loss.reshape(right.shape)
     if not torch.isfinite(right).all():
         return _without_path(loss, right, gradient)
-    shapes, negligible = question.batch.shapes, question.adapter.negligible
-    loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, shapes, negligible)
-    wrong, loss_error = [], relative_error(loss, right)
+    negligible = question.adapter.negligible
+    loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, question.batch.shapes, negligible)
+    wrong, loss_error, grad_error = [], relative_error(loss, right), None
     if not loss_error <= loss_tolerance:
         wrong.append(f"loss {listed(loss)} instead of {listed(right)} (off by {size(loss_error)})")
-    if gradient is None:
-        return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error)
-    gradient = gradient.detach().cpu().double()
-    valid = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
-    grad_error = relative_error(gradient[valid], expected[valid])
-    if not grad_error <= grad_tolerance:
-        worst = (gradient[valid] - expected[valid]).abs().max().item()
-        wrong.append("gradient nan" if worst != worst else f"gradient off by {size(grad_error)}")
-    outside = gradient[~valid]
-    if outside.numel() and not (outside == 0).all():
-        worst = outside.abs().max().item()
-        wrong.append(f"gradient in the padding {size(worst)} instead of 0")
-        grad_error = max(grad_error, math.inf if worst != worst else relative_error(gradient, expected))
+    if gradient is not None:
+        gradient = gradient.detach().cpu().double()
+        valid = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
+        grad_error = relative_error(gradient[valid], expected[valid])
+        if not grad_error <= grad_tolerance:
+            is_nan = gradient[valid].isnan().any()
+            wrong.append(NAN_GRADIENT if is_nan else f"gradient off by {size(grad_error)}")
+        if (gradient[~valid] != 0).any():
+            worst = gradient[~valid].abs().max().item()
+            wrong.append(f"gradient in the padding {size(worst)} instead of 0")
+            grad_error = max(grad_error, math.inf if worst != worst else relative_error(gradient, expected))
     return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
 
 
@@ -87,14 +95,17 @@ def _without_path(loss: torch.Tensor, right: torch.Tensor, gradient: Optional[to
 
     The gradient may be anything; the message describes it.
     """
-    impossible = ~torch.isfinite(right)
-    if not torch.isinf(loss[impossible]).all():
+    if not torch.isinf(loss[~torch.isfinite(right)]).all():
         return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
-    kinds = {NAN_GRADIENT: torch.isnan, "gradient infinite": torch.isinf, "gradient not 0": lambda values: values != 0}
     message = "no path through its lattice: an infinite loss"
-    if gradient is not None:
-        message += f", {next((name for name, holds in kinds.items() if holds(gradient).any()), 'gradient all 0')}"
-    return Outcome(PASS, message)
+    if gradient is None:
+        return Outcome(PASS, message)
+    kinds: Dict[str, torch.Tensor] = {
+        NAN_GRADIENT: gradient.isnan(),
+        "gradient infinite": gradient.isinf(),
+        "gradient not 0": gradient != 0,
+    }
+    return Outcome(PASS, f"{message}, {next((name for name, of in kinds.items() if of.any()), 'gradient all 0')}")
 
 
 def listed(values: torch.Tensor) -> str:

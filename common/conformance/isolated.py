@@ -7,36 +7,37 @@ that may corrupt memory have a process of their own, so that they cannot change 
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
 from common.conformance.cases import BY_NAME, Case
-from common.conformance.records import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Line, Outcome, Work
+from common.conformance.outcomes import CRASHES, ERROR, JUDGED, NOT_APPLICABLE, TIMEOUT, Outcome, Row
 from common.core import scripts
 from common.core.errors import UserError
 from common.core.implementations import Implementation, find
 from common.core.paths import ROOT
 from common.core.text import clipped
+from common.records import documents
+from common.records.schema import Record, as_written
 from common.system.processes import Child, signal_name
 
-if TYPE_CHECKING:
-    from common.records.schema import Record
+# isort: split
+from msgspec.structs import replace
 
 #: Seconds before the first case: importing takes seconds, compiling a minute, and another process may compile first.
 LOADING_SECONDS = 1800.0
 
 
 def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[str], None]) -> Iterator[Record]:
-    """Yield the ``judged`` record of a job of common.jobs.spec; its settings are device, names of cases, and large.
+    """Yield the record of a task, whose value is a Row; `given`: the implementation, names of cases, and large.
 
     timeout, note: see `examine`.
     """
-    given = job["settings"]
+    given = job["given"]
     cases = [BY_NAME[name] for name in given["cases"]]
-    how = {"timeout": timeout, "large": given["large"], "note": note}
-    judged = examine(find(job["implementation"]), python, given["device"], cases, **how)
-    yield {"record": "judged", "judged": asdict(judged)}
+    device = job["settings"]["device"]
+    row = examine(find(given["implementation"]), python, device, cases, timeout, given["large"], note)
+    yield {"record": "measured", "job": job["job"], "value": as_written(row)}
 
 
 def examine(
@@ -44,11 +45,10 @@ def examine(
     python: Path,
     device: str,
     cases: Sequence[Case],
-    *,
     timeout: float,
     large: bool = False,
     note: Callable[[str], None] = lambda text: None,
-) -> Judged:
+) -> Row:
     """Judge an implementation by the cases and return its row.
 
     Args:
@@ -60,24 +60,31 @@ def examine(
         large: also ask for more than 2^31 elements.
         note: called with the name of each case that begins; it may raise to end the examination.
     """
-    judged = Judged(implementation.name, implementation.kind)
+    row = Row(name=implementation.name, kind=implementation.kind)
     variables = simulator(implementation, device)
-    waiting = _processes(cases, device)
-    while waiting and judged.status == "judged":
+    # On a CPU one process has all: its isolated cases run first, in forks, before it has computed anything.  CUDA
+    # cannot be used after a fork, so each isolated case has a process.
+    alone, together = ([case.name for case in cases if case.alone is choice] for choice in (True, False))
+    waiting = [[*alone, *together]] if device == "cpu" else [together, *([name] for name in alone)]
+    while waiting and row.status == JUDGED:
         names = waiting.pop(0)
-        work = Work(implementation.script, implementation.variant, device, large, names)
-        produced, ending = _judge(python, work, variables, timeout, note)
-        _take(judged, names, produced, ending)
-        left = [name for name in names if name not in judged.cells]
-        if left:
-            waiting.insert(0, left)
-    if variables and judged.status == "judged":
-        judged.simulator = " ".join(f"{name}={value}" for name, value in variables.items())
-        for name, outcome in judged.cells.items():
+        job = {"script": implementation.script, "variant": implementation.variant, "device": device}
+        with Child.run(
+            python, "common.conformance.judge", {**job, "large": large, "cases": names}, ROOT, variables
+        ) as child:
+            in_time = _watch(child, timeout, note)
+        late = TIMEOUT, f"no answer within {timeout:g} s (--timeout)"
+        ending = how_it_ended(child.returncode, child.killed_for_memory, child.stderr) if in_time else late
+        _take(row, names, child.records, ending)
+        left = [name for name in names if name not in row.cells]
+        waiting = [left, *waiting] if left else waiting
+    if variables and row.status == JUDGED:
+        row.simulator = " ".join(f"{name}={value}" for name, value in variables.items())
+        for name, outcome in row.cells.items():
             if outcome.result == TIMEOUT:
                 message = f"{outcome.message} in the simulator"
-                judged.cells[name] = replace(outcome, result=NOT_APPLICABLE, message=message)
-    return judged
+                row.cells[name] = replace(outcome, result=NOT_APPLICABLE, message=message)
+    return row
 
 
 def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
@@ -93,55 +100,28 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
     return attributes.simulator if device == "cpu" and "cpu" not in attributes.devices else {}
 
 
-def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:
-    """Return the names of the cases of each process.
-
-    On a CPU one process has all: its isolated cases run first, in forks, before it has computed anything.  CUDA cannot
-    be used after a fork, so each isolated case has a process.
-    """
-    alone, together = ([case.name for case in cases if case.alone is choice] for choice in (True, False))
-    processes = [[*alone, *together]] if device == "cpu" else [together, *([name] for name in alone)]
-    return [names for names in processes if names]
-
-
-def _take(judged: Judged, names: Sequence[str], produced: Sequence[Line], ending: Tuple[str, str]) -> None:
-    """Add the lines of a process to `judged`: at least one outcome, or why the implementation cannot be judged.
+def _take(row: Row, names: Sequence[str], lines: Sequence[Mapping[str, Any]], ending: Tuple[str, str]) -> None:
+    """Add the lines of a process to the row: at least one outcome, or why the implementation cannot be judged.
 
     `names` are the cases that it was given, `ending` the (result, message) of one that it left without an outcome.
     """
-    code = ""
-    for line in produced:
-        if line.event == "not-run":
-            judged.status, judged.reason = line.status, clipped(line.reason)
+    started = ""
+    for line in lines:
+        if "not_run" in line:
+            row.status, row.reason = line["not_run"], clipped(line["reason"])
             return
-        if line.loaded is not None:
-            judged.loaded = line.loaded
-        if line.outcome is not None:
-            judged.cells[line.case] = line.outcome
-        if line.event == "died":
-            result, words = _how_it_ended(-line.signal, line.oom, ())
-            judged.cells[line.case] = Outcome(result, words, reproduction=code if result == CRASHES else "")
-        code = line.reproduction
-    started = [line.case for line in produced if line.event == "start"]
-    if started and started[-1] not in judged.cells:
-        result, words = ending
-        judged.cells[started[-1]] = Outcome(result, words, reproduction=code if result == CRASHES else "")
-    elif produced and produced[-1].event == "lost":
-        pass  # a new process has a new CUDA context
-    elif any(name not in judged.cells for name in names):  # it died between cases, or before the first
-        judged.status, judged.reason = "error", f"its process ended before {names[0]}: {ending[1]}"
-
-
-def _judge(
-    python: Path, work: Work, variables: Mapping[str, str], timeout: float, note: Callable[[str], None]
-) -> Tuple[List[Line], Tuple[str, str]]:
-    """Run one process; return its lines, and (result, message) for the case that it left without an outcome."""
-    with Child.run(python, "common.conformance.worker", vars(work), ROOT, variables) as child:
-        in_time = _watch(child, timeout, note)
-    lines = list(map(Line.from_json, child.records))
-    if not in_time:
-        return lines, (TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
-    return lines, _how_it_ended(child.returncode, child.killed_for_memory, child.stderr)
+        started = line.get("start", started)
+        for name, value in line.get("versions", {}).items():
+            setattr(row, name, value)
+        if "outcome" in line:
+            row.cells[line["case"]] = documents.typed(line["outcome"], Outcome)
+        elif "signal" in line:
+            row.cells[line["case"]] = Outcome(*how_it_ended(-line["signal"], line["oom"], ()))
+    if started and started not in row.cells:
+        row.cells[started] = Outcome(*ending)
+    elif not (lines and "lost" in lines[-1]) and any(name not in row.cells for name in names):
+        # it died between cases, or before the first; after "lost" a new process has a new CUDA context
+        row.status, row.reason = "error", f"its process ended before {names[0]}: {ending[1]}"
 
 
 def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
@@ -149,7 +129,7 @@ def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
     cases, since, limit, case = 0, 0.0, LOADING_SECONDS, ""
     while child.alive(0.05):
         note(case)  # may raise
-        started = [line["case"] for line in child.written() if line["event"] == "start"]
+        started = [line["start"] for line in child.written() if "start" in line]
         if len(started) > cases:
             cases, since, limit, case = len(started), child.seconds(), timeout, started[-1]
         if child.seconds() - since > limit:
@@ -157,7 +137,7 @@ def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
     return True
 
 
-def _how_it_ended(returncode: int, out_of_memory: bool, tail: Sequence[str]) -> Tuple[str, str]:
+def how_it_ended(returncode: int, out_of_memory: bool, tail: Sequence[str]) -> Tuple[Any, str]:
     """Return (result, message) of a process that ended within a case; `tail` is the end of its stderr."""
     last = f": {clipped(tail[-1])}" if tail else ""
     if returncode >= 0:

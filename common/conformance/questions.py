@@ -1,7 +1,7 @@
 """Ask an adapter about a small batch: make the inputs, call the loss, and compute the right answer.
 
-The numbers are 3 sin(0.7 k), k = 0, 1, 2, ...: the same on every machine, and short enough for code that a user can
-paste.  The right answer is that of the float64 oracle for exactly the numbers that the loss was given.
+The numbers are 3 sin(0.7 k), k = 0, 1, 2, ...: the same on every machine.  The right answer is that of the float64
+oracle for exactly the numbers that the loss was given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
@@ -19,10 +19,9 @@ from common.core.text import clipped, without_folders
 from common.losses import inputs
 from common.losses.adapter import Adapter
 from common.losses.layouts import table
-from common.losses.layouts.base import Layout, Region, Shapes
+from common.losses.layouts.base import Layout, Shapes
 from common.system.memory import is_out_of_memory
 
-SCALE, STEP = 3.0, 0.7
 #: An assertion whose message has fewer words is shown with its line of source.
 FEW_WORDS = 3
 
@@ -31,7 +30,7 @@ class Refused(Exception):
     """The loss raised an error and gave no answer; `stage` is "" or "in backward"."""
 
     def __init__(self, error: BaseException, stage: str = ""):
-        self.stage, self.reason = stage, message(error)
+        self.reason = message(error)
         super().__init__(f"{stage}: {self.reason}" if stage else self.reason)
 
 
@@ -49,16 +48,14 @@ def context_lost(device: torch.device) -> bool:
     Errors such as an illegal access or a device-side assert stay until the process ends; a launch error is cleared once
     it was read, so a second try works.
     """
-    if device.type != "cuda":
-        return False
-    for _ in range(2):
+    for _ in range(2 if device.type == "cuda" else 0):
         try:
             torch.zeros(1, device=device).add_(1).item()
             return False
         except Exception as error:
             if is_out_of_memory(error):
                 return False
-    return True
+    return device.type == "cuda"
 
 
 def message(error: BaseException) -> str:
@@ -83,22 +80,15 @@ class Question:
     leaf: torch.Tensor  # the tensor that the loss differentiates
     truth: torch.Tensor  # the leaf as float64 on the CPU, with zeros in the padding
     padding: Optional[torch.Tensor]  # bool, whether each row of the leaf is padding; None for a layout without padding
-    made: List[str]  # lines of Python that make the tensor `logits` of a reproduction
-    reduce: Callable[[torch.Tensor], torch.Tensor] = torch.sum  # from (N,) losses to the right answer
-    factor: float = 1.0  # of the loss before its backward
 
     @property
     def adapter(self) -> Adapter:
-        """Return the adapter that is asked."""
         return self.layout.adapter
 
-    def forward(self) -> torch.Tensor:
-        """Return the adapter's loss of the leaf; raise as `attempt` does."""
-        return self.loss_of(self.leaf)
-
-    def loss_of(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Return the adapter's loss of another leaf; raise as `attempt` does."""
-        return attempt(lambda: self.layout.loss(leaf, self.batch, self.prepared), leaf.device)
+    def loss(self, leaf: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Return the adapter's loss of the leaf, or of another; raise as `attempt` does."""
+        given = self.leaf if leaf is None else leaf
+        return attempt(lambda: self.layout.loss(given, self.batch, self.prepared), given.device)
 
     def backward(self, total: torch.Tensor, **options: Any) -> torch.Tensor:
         """Return the gradient of the leaf from this backward only; raise as `attempt` does.
@@ -110,6 +100,11 @@ class Question:
         if self.leaf.grad is None:
             raise Refused(RuntimeError("backward left the logits without a gradient"), "in backward")
         return self.leaf.grad
+
+    def answer(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return (loss, gradient of its sum)."""
+        loss = self.loss()
+        return loss, self.backward(loss.sum())
 
     def expected(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the right losses (N,), float64, and the leaf that they can be differentiated for."""
@@ -135,18 +130,12 @@ def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") ->
         raise Refused(error, stage) from error
 
 
-def formula(count: int, scale: float = SCALE) -> torch.Tensor:
-    """Return the first `count` numbers of the formula, (count,) float64."""
-    return scale * torch.sin(STEP * torch.arange(count, dtype=torch.float64))
-
-
 @dataclass
 class Examination:
-    """An adapter that is asked on a device; `noted` is called with each question before the loss is."""
+    """An adapter that is asked on a device."""
 
     adapter: Adapter
     device: torch.device
-    noted: Callable[[Question], None] = lambda question: None
 
     def ask(
         self,
@@ -157,14 +146,14 @@ class Examination:
         reduction: Optional[str] = None,
         repaired: bool = True,
         dtype: torch.dtype = torch.float32,
-        scale: float = SCALE,
+        scale: float = 3.0,
         slack: Tuple[int, int] = (0, 0),
         fill: Optional[float] = None,
         minus_inf: Optional[int] = None,
         alter: Optional[Callable[[inputs.Batch], inputs.Batch]] = None,
         convert: Optional[torch.dtype] = None,
     ) -> Question:
-        """Return a question about a batch, after calling `noted` with it.
+        """Return a question about a batch.
 
         Raises NotAsked for an option or padding that the adapter does not have.
 
@@ -182,7 +171,9 @@ class Examination:
             alter: changes the batch before the adapter prepares it.
             convert: integer dtype of all that the adapter prepared; None: the dtypes of the adapter.
         """
-        adapter = self.adapter.widened(max(U for _, U in shapes) + slack[1])
+        N, T, U = inputs.padded_sizes(shapes)
+        T, U = T + slack[0], U + slack[1]
+        adapter = self.adapter.widened(U)
         adapter = adapter if repaired else adapter.unrepaired()
         if reduction not in (None, *adapter.reductions):
             raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(adapter.reductions)}")
@@ -190,71 +181,34 @@ class Examination:
         adapter.blank, adapter.reduction = blank, reduction or "sum"
         if blank and adapter.options() == before:
             raise NotAsked("it has no option for the blank: it is symbol 0")
-
-        batch = _batch(shapes, V, blank, slack, self.device)
+        batch = _batch(shapes, V, blank, slack[1], self.device)
         batch = alter(batch) if alter else batch
         layout = table.of(adapter)
-        N, T, U = inputs.padded_sizes(shapes)
-        T, U = T + slack[0], U + slack[1]
         regions = layout.padding(shapes, T, U)
         if regions is None and (fill is not None or slack != (0, 0)):
             raise NotAsked("its layout has no padding")
-        size = layout.size(N, T, U, adapter.outputs(V))
-        numbers = formula(math.prod(size), scale).view(size)
-        made = [f"logits = {scale:g} * torch.sin({STEP} * torch.arange({math.prod(size)}.0)).view{size}"]
+        shape = layout.size(N, T, U, adapter.outputs(V))
+        numbers = scale * torch.sin(0.7 * torch.arange(math.prod(shape), dtype=torch.float64)).view(shape)
         if minus_inf is not None:
-            made += _set(numbers, [layout.of_symbol(minus_inf)], -math.inf)
+            numbers[layout.of_symbol(minus_inf)] = -math.inf
         numbers = numbers.to(dtype)
-        made += [f"logits = logits.to({dtype})"] if dtype != torch.float32 else []
-        truth_numbers = numbers.double().clone()
-        if fill is not None and regions is not None:
-            _set(truth_numbers, regions, 0.0)
-            made += _set(numbers, regions, fill)
-
+        true_numbers, padding = numbers.double().clone(), torch.zeros(*shape[:-1], dtype=torch.bool)
+        for region in regions or ():
+            padding[region] = True
+            if fill is not None:
+                numbers[region], true_numbers[region] = fill, 0.0
         prepared = adapter.prepare(batch)
-        if convert is not None:
-            for name, value in vars(prepared).items():
-                if isinstance(value, torch.Tensor) and not value.is_floating_point():
-                    setattr(prepared, name, value.to(convert))
-        truth = layout.take(truth_numbers, batch, prepared).detach().clone()
+        for name, value in vars(prepared).items() if convert else ():
+            if isinstance(value, torch.Tensor) and not value.is_floating_point():
+                setattr(prepared, name, value.to(convert))
+        truth = layout.take(true_numbers, batch, prepared).detach().clone()
         leaf = layout.take(numbers.to(self.device), batch, prepared).detach().clone().requires_grad_()
-        question = Question(layout, batch, prepared, leaf, truth, _mask(size, regions), made)
-        self.noted(question)
-        return question
+        return Question(layout, batch, prepared, leaf, truth, None if regions is None else padding)
 
 
-def _batch(shapes: Shapes, V: int, blank: int, slack: Tuple[int, int], device: torch.device) -> inputs.Batch:
+def _batch(shapes: Shapes, V: int, blank: int, slack: int, device: torch.device) -> inputs.Batch:
     """Return a batch of random targets that are never the blank; without any target, they have no column."""
     N, T, U = inputs.padded_sizes(shapes)
     batch = inputs.make_batch(shapes, vocab_size=V, encoder_dim=1, device=device, dtype=torch.float32, key=(5, N, T, U))
     targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
-    return replace(batch, targets=torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1))
-
-
-def _set(numbers: torch.Tensor, regions: Sequence[Region], value: float) -> List[str]:
-    """Set the regions to the value; return a list of the line of Python that does so."""
-    for region in regions:
-        numbers[region] = value
-    written = '-float("inf")' if value == -math.inf else f'float("{value}")'
-    return ["; ".join(f"logits[{index_code(region)}] = {written}" for region in regions)]
-
-
-def index_code(region: Region) -> str:
-    """Return an index as Python source."""
-
-    def part(index: Any) -> str:
-        if isinstance(index, slice):
-            return ":".join("" if end is None else str(end) for end in (index.start, index.stop))
-        return "..." if index is ... else str(index)
-
-    return ", ".join(map(part, region))
-
-
-def _mask(size: Sequence[int], regions: Optional[Sequence[Region]]) -> Optional[torch.Tensor]:
-    """Return whether each row is padding: bool of all dimensions but the last; None if the layout has no padding."""
-    if regions is None:
-        return None
-    padding = torch.zeros(*size[:-1], dtype=torch.bool)
-    for region in regions:
-        padding[region] = True
-    return padding
+    return replace(batch, targets=torch.nn.functional.pad(targets, (0, slack), value=0 if blank else 1))

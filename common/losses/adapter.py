@@ -101,7 +101,7 @@ class Adapter:
     repairs = False
     simulator: Mapping[str, str] = {}
     python_loops: Tuple[str, ...] = ()
-    # For the benchmarks; conformance.py tries others.
+    # For the benchmarks; the conformance cases try others.
     blank = 0
     reduction = "sum"
 

@@ -121,7 +121,7 @@ class Layout:
         """
         raise NotImplementedError
 
-    # -- what conformance.py asks ------------------------------------------------------------------------------------
+    # -- what the conformance cases ask ------------------------------------------------------------------------------
 
     def size(self, N: int, T: int, U: int, V: int) -> Tuple[int, ...]:
         """Return the size of the tensor `logits` of made-up numbers that a question is about: rows of V outputs."""
@@ -142,11 +142,3 @@ class Layout:
     def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return `given`, the input of `loss`, made from that tensor; may add to `prepared`."""
         return logits
-
-    def packed_code(self, batch: Batch) -> List[str]:
-        """Return lines of Python that do what `take` does."""
-        return []
-
-    def parts_code(self, given: torch.Tensor, batch: Batch) -> List[str]:
-        """Return lines of Python that make `tensors` from the leaf `logits`."""
-        return []

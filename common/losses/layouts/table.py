@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Type
+from typing import Dict, List, Type
 
 import torch
 
@@ -47,17 +47,13 @@ class Packed(Layout):
             return logits.flatten(0, 2)  # a view, where there is no padding
         return torch.cat([logits[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(batch.shapes)])
 
-    def packed_code(self, batch):
-        parts = [f"logits[{n}, :{T}, :{U + 1}].flatten(0, 1)" for n, (T, U) in enumerate(batch.shapes)]
-        return [f"logits = torch.cat([{', '.join(parts)}])"]
-
 
 class Joint(Layout):
     """The layout of losses that contain the joiner: encoder and decoder outputs, and the output layer.
 
     logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients of all four.  It
     has no scope "loss", since it takes no logits; its scope "step" is compared with that of the joiner and another
-    loss.  conformance.py asks with D = V, so that all four tensors are rows of one, each a view: N T of encoder_out,
+    loss.  Conformance cases ask with D = V, so that all four tensors are rows of one, each a view: N T of encoder_out,
     N (U+1) of decoder_out, V of weight, and one of bias.
     """
 
@@ -99,14 +95,6 @@ class Joint(Layout):
             for begin, end in ((n * T + frames, (n + 1) * T), (first + targets + 1, first + U + 1)):
                 regions += [(slice(begin, end),)] if begin < end else []
         return regions
-
-    def parts_code(self, given: Any, batch: Batch) -> List[str]:
-        begin, code = 0, []
-        for part in self.parts(given, batch).values():
-            end = begin + part.numel() // given.size(1)
-            code.append(f"logits[{begin}:{end}].view{(*part.shape,)}")
-            begin = end
-        return [f"{', '.join(self.tensors)} = {', '.join(code)}"]
 
 
 #: By the names that adapters use; common.core.implementations.LAYOUTS has the kind of loss of each.

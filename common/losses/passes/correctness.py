@@ -4,7 +4,7 @@ Both scopes: the gradient of what the loss is given, and the step's gradients of
 weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
 to the exact loss at the run's own range, over the measured utterances, under several kinds of logits.  Then a loss
 that passes is judged on a measured batch at its own size (at_size.py), and once more on a small one.  Leaves out
-the corner cases, which conformance.py asks: this pass decides whether a loss is timed.
+the corner cases, which `rnnt-bench check` asks: this pass decides whether a loss is timed.
 """
 
 from __future__ import annotations

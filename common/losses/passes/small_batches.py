@@ -2,7 +2,7 @@
 
 The ragged batch, and each of its utterances alone; frames and targets in multiples of 16, where kernels have blocks;
 logits of a trained model, and beyond what exp() takes; an upstream gradient that is not 1, and one for each
-utterance.  Leaves out the corner cases, which conformance.py asks.
+utterance.  Leaves out the corner cases, which `rnnt-bench check` asks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def cases(adapter: Adapter) -> Iterator[Case]:
     shapes = ragged(adapter)
     yield Case("", shapes, 0)
     for n, (T, U) in enumerate(shapes):
-        if U > 0:  # some losses refuse a batch with no target at all: conformance.py asks for that
+        if U > 0:  # some losses refuse a batch with no target at all: the conformance cases ask for that
             yield Case("", [(T, U)], n + 1)
     if adapter.simulated:
         return

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Optional
 
 from common.cli import flags
 from common.cli.parser import Parser
 from common.core import flag_types, settings
-from common.core.errors import EXIT_OK, UserError
-from common.core.files import another, write_whole
-from common.core.text import plain
+from common.core.errors import UserError
 from common.jobs.executor import Executor
-from common.jobs.local import Local
 from common.jobs.spec import Task
-from common.records import documents, run
-from common.records.schema import Record, as_written
 from common.setup import interpreters
-from common.tools import commands as model_run
+from common.tools import commands
 from common.tools.flops import show
-from common.tools.flops.show import Bucket, Counted, Document
+from common.tools.kept import Answer, Kept
 
 DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
 
@@ -43,7 +37,7 @@ without a rule."""
 #: Samples of --pseudo-input without a number, ten seconds, and with --preset quick, a second.
 PSEUDO_SAMPLES, QUICK_SAMPLES = 160000, 16000
 #: Flags that say how a count is shown or carried out, and not what is counted.
-PRESENTATION = ("by", "depth", "details", "format", "log_dir", "preset", "quiet", "strict", "timeout")
+PRESENTATION = ("by", "depth", "details", "format", "log_dir", "preset", "quiet", "resume", "strict", "timeout")
 #: Names below the model of the modules that a table shows, and of more than there are.
 DEPTH, ALL = 2, 10**6
 
@@ -118,85 +112,33 @@ def parser() -> Parser:
         "--register", type=flag_types.path, metavar="FILE", help="Python file that calls common.flops.rules.register."
     )
     quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
-    run = result.add_argument_group("the run")
-    model_run.add_flags(run, folder="flops-<model>", quick=quick, timeout=None, measuring=False)
+    group = result.add_argument_group("the run")
+    commands.add_flags(group, folder="flops-<model>", quick=quick, timeout=None)
     return result
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
-    model_run.set_quick(arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})})
+    commands.set_quick(arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})})
     arguments.device = arguments.device or "cpu"
     if not (has_input or arguments.preset):
         raise UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
         raise UserError("give --audio or --pseudo-input, not both")
+    numbers = arguments.format in ("csv", "json")
+    if arguments.depth is None and not numbers:
+        arguments.depth = DEPTH
     given = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    counts = _counts(given, arguments, executor or Local())
-    read = [documents.typed(count["document"], Document) for count in counts]
-    spoken = [
-        Bucket(
-            name=count["bucket"],
-            samples=count["samples"],
-            macs=count["macs"],
-            flops=sum(each.flops for each in document.counts),
-            sample_rate=arguments.sample_rate,
-        )
-        for count, document in zip(counts, read)
-        if count["bucket"]
-    ]
-    depth, plain_numbers = arguments.depth, arguments.format in ("csv", "json")
-    counted = Counted(
-        started=run.now(),
-        model=arguments.model,
-        identity={key: value for key, value in given.items() if key not in PRESENTATION},
-        by=arguments.by,
-        depth=DEPTH if depth is None and not plain_numbers else depth,
-        document=show.merged(read),
-        buckets=[*spoken, *([_all(spoken)] if len(spoken) > 1 else [])],
-    )
-    print(show.rendered(counted, arguments.format), end="")
-    if plain_numbers:
-        for line in show.not_counted(counted.document):
-            print(f"warning: not counted: {line}", file=sys.stderr)
-    _keep(counted, arguments)
-    return EXIT_OK
+    flags = {key: value for key, value in given.items() if key not in PRESENTATION}
+    rate = arguments.sample_rate
+    config = show.Config(flags=flags, by=arguments.by, depth=arguments.depth, sample_rate=rate)
+    task = Task(show.JOB, "flops", {"flags": given, "current": str(Path.cwd())}, python=interpreters.with_torch())
 
+    def answer(kept: Kept) -> Answer:
+        found = show.answer(kept)
+        for line in found.lines if numbers else ():
+            print(f"warning: {line}", file=sys.stderr)
+        return found
 
-def _counts(given: Dict[str, Any], arguments: argparse.Namespace, executor: Executor) -> List[Record]:
-    """Return the ``count`` records of a process that may end as the model likes.  Raises UserError."""
-    python, here = interpreters.with_torch(), Path.cwd()
-    task = Task("count", "flops", {"flags": given, "current": str(here)})
-    resolved = settings.resolve({}, "cpu")
-    *counts, end = executor.execute(task, python, here, resolved, arguments.timeout, lambda _: None)
-    if end["status"] != "ok":
-        raise UserError(f"{arguments.model}: {end['reason']}")
-    return counts
-
-
-def _all(spoken: Sequence[Bucket]) -> Bucket:
-    return Bucket(
-        name="all",
-        samples=[samples for bucket in spoken for samples in bucket.samples],
-        macs=[macs for bucket in spoken for macs in bucket.macs],
-        flops=sum(bucket.flops for bucket in spoken),
-        sample_rate=spoken[0].sample_rate,
-    )
-
-
-def _keep(counted: Counted, arguments: argparse.Namespace) -> None:
-    """Write the count to a folder of --log-dir.  What cannot be written is a warning: the table is on the screen."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(counted.model).name).strip("-.") or "model"
-    record = {"command": sys.argv, **run.origin(), **as_written(counted)}
-    try:
-        claim = run.claim_folder(arguments.log_dir, f"flops-{name}")
-        try:
-            path = claim.path.parent / show.FILE_NAME
-            write_whole(another("--log-dir", "folder"), (path, json.dumps(record) + "\n"))
-        finally:
-            claim.release()
-    except UserError as error:
-        print(f"warning: the count is not kept: {plain(error)}", file=sys.stderr)
-        return
-    if not arguments.quiet:
-        print(f"count: {path}", file=sys.stderr)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name).strip("-.") or "model"
+    return commands.measured(show.TOOL, name, config, [task], settings.resolve({}, "cpu"), arguments, answer, executor)

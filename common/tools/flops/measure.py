@@ -13,23 +13,14 @@ import torch
 from common.core.errors import UserError
 from common.core.text import first_line
 from common.flops.counter import FlopCounter
-from common.records.schema import JobLine, Record
+from common.records.schema import Measured
 from common.tools import configuration, loading
 from common.tools.flops import inputs
 from common.tools.loading import Loaded
 
 
-class Counted(JobLine, kw_only=True, tag="count"):
-    """The operations of a model in one run, or in those of a bucket of audio."""
-
-    bucket: str  # "" where the input is no audio
-    samples: List[int]  # of each utterance
-    macs: List[int]  # of each utterance
-    document: Record  # of the counter
-
-
-def run(job: Mapping[str, Any]) -> Iterator[Counted]:
-    """Yield the ``count`` records of a model: one, or one for each bucket of audio.
+def run(job: Mapping[str, Any]) -> Iterator[Measured]:
+    """Yield the records of a count: one, or one for each bucket of audio.
 
     job: ``given`` has its `flags`, and `current`, the folder that their paths are relative to.  Raises UserError.
     """
@@ -53,8 +44,9 @@ def run(job: Mapping[str, Any]) -> Iterator[Counted]:
                 _count(counter, loaded.model, _inputs(loaded, given, device, samples, flags), flags)
                 each, rest = divmod(counter.total().macs - before, batch)
                 macs += [each + (number < rest) for number in range(batch)]
-            of_each = [samples for samples in lengths for _ in range(batch)] if bucket else []
-            yield Counted(bucket=bucket, samples=of_each, macs=macs, document={**counter.document(), "device": device})
+            of_each = [samples for samples in lengths for _ in range(batch)]
+            spoken = {"samples": of_each, "macs": macs} if bucket else {}
+            yield Measured(value={"name": bucket, "document": counter.document(), **spoken})
 
 
 def _lengths(flags: Mapping[str, Any]) -> Dict[str, List[int]]:

@@ -1,40 +1,42 @@
-"""Show a count of operations: by module, by class of module or by operator, as text, rows and a section of the page."""
+"""Tells from the records of a count how many operations a model takes, by module, by class of module or by operator."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from pathlib import Path
-from typing import Annotated, Any, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
-from common.analysis.folders import files_named
 from common.records import documents
 
 # isort: split
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from common.analysis import metrics
 from common.analysis.metrics import Metric, metric
-from common.core.errors import UserError
 from common.core.text import percent
 from common.core.units import quantity
-from common.present.export import csv_text, json_text
-from common.present.section import Failure, Section
-from common.present.slices import Slice
-from common.present.table import Cell, Column, Link, Table, Values, tabulated
-from common.present.text import aligned, listed, markdown
+from common.present.table import Cell, Column, Table, Values, tabulated
 from common.records.schema import Count as Whole
 from common.records.schema import Positive, Record
+from common.tools.kept import Answer, Kept
 
-FILE_NAME = "flops.json"
-TITLE = "Operations of a model"
+TOOL, TITLE = "flops", "Operations of a model"
+#: The name of a count's one job.
+JOB = "count"
 #: What the rows can be.
 BREAKDOWNS = ("module", "class", "operator")
-#: Characters of a cell in the terminal: a module's path is cut rather late.
-LONGEST = 60
 #: Classes of layers that one operator runs on a CPU, and one operator a step on the meta device.
 RECURRENT = {"LSTM", "GRU", "RNN"}
+
+
+class Config(Struct, kw_only=True):
+    """What a count was asked: the flags that say what is counted, those of a table, and the input's rate."""
+
+    flags: Record
+    by: str
+    depth: Optional[Whole]
+    sample_rate: Positive
 
 
 class Module(Struct, kw_only=True):
@@ -69,24 +71,22 @@ class Missing(Struct, kw_only=True):
 class Document(Struct, kw_only=True):
     """Modules, operators and what was not counted, as the counter saw them."""
 
-    device: str = ""
     modules: List[Module]
     counts: List[Operator]
     not_counted: List[Missing]
 
 
 class Bucket(Struct, kw_only=True):
-    """Utterances of similar length: samples and MACs of each, FLOPs of all."""
+    """What a job counts: utterances of similar length, with samples and MACs of each; or one run without a name."""
 
     name: str
-    samples: Annotated[List[Positive], Meta(min_length=1)]
-    macs: List[Whole]
-    flops: Whole
-    sample_rate: Positive
+    samples: List[Positive] = []
+    macs: List[Whole] = []
+    document: Document
 
-    def row(self) -> Values:
+    def row(self, sample_rate: int) -> Values:
         """Return the bucket as CSV and JSON have it; rates in MACs per second of audio."""
-        seconds = [samples / self.sample_rate for samples in self.samples]
+        seconds = [samples / sample_rate for samples in self.samples]
         rates = [macs / length for macs, length in zip(self.macs, seconds)]
         return {
             "bucket": self.name,
@@ -94,23 +94,11 @@ class Bucket(Struct, kw_only=True):
             "shortest_s": min(seconds),
             "longest_s": max(seconds),
             "macs": sum(self.macs),
-            "flops": self.flops,
+            "flops": sum(counted.flops for counted in self.document.counts),
             "macs_per_s": sum(self.macs) / sum(seconds),
             "macs_per_s_min": min(rates),
             "macs_per_s_max": max(rates),
         }
-
-
-class Counted(Struct, kw_only=True):
-    """A count as flops.json holds it.  identity: the flags that two counts of the same share."""
-
-    started: str
-    model: str
-    identity: Record
-    by: str
-    depth: Optional[Whole]
-    document: Document
-    buckets: List[Bucket] = []
 
 
 @dataclass
@@ -192,18 +180,20 @@ def _names(path: str) -> List[str]:
     return path.split(".") if path else []
 
 
-def merged(documents: Sequence[Document]) -> Document:
-    """Merge the documents of several runs of one model: parameters once, all else added up."""
-    modules = {module.path: module for document in reversed(documents) for module in document.modules}
+def merged(buckets: Sequence[Bucket]) -> Bucket:
+    """Merge the runs of one model: parameters once, all else added up."""
+    counted = [bucket.document for bucket in buckets]
+    modules = {module.path: module for document in reversed(counted) for module in document.modules}
     for path, module in modules.items():
-        calls = [each.calls for document in documents for each in document.modules if each.path == path]
+        calls = [each.calls for document in counted for each in document.modules if each.path == path]
         modules[path] = msgspec.structs.replace(module, calls=sum(calls))
-    return Document(
-        device=documents[0].device,
+    document = Document(
         modules=list(modules.values()),
-        counts=[counted for document in documents for counted in document.counts],
-        not_counted=[missing for document in documents for missing in document.not_counted],
+        counts=[each for document in counted for each in document.counts],
+        not_counted=[missing for document in counted for missing in document.not_counted],
     )
+    samples, macs = (sum((getattr(each, name) for each in buckets), []) for name in ("samples", "macs"))
+    return Bucket(name="all", samples=samples, macs=macs, document=document)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -264,11 +254,6 @@ def parts_table(parts: Sequence[Part], by: str) -> Table:
     return Table(by, title, [*(Column(name, False) for name in names), *(Column(each.title) for each in shown)], rows)
 
 
-def buckets_table(buckets: Sequence[Bucket]) -> Table:
-    rows = [{"bucket": Cell(bucket.name), **metrics.cells(BUCKETS, bucket.row())} for bucket in buckets]
-    return tabulated("buckets", "utterances by length", rows)
-
-
 def _totals(total: Part) -> List[str]:
     """Return the lines above the tables."""
     parameters = total.trainable + total.frozen
@@ -278,104 +263,41 @@ def _totals(total: Part) -> List[str]:
     ]
 
 
-def not_counted(document: Document) -> List[str]:
-    """Return what was not counted, each once: "aten::x in encoder (no rule)"."""
-    lines = (f"{each.operator} in {each.path or 'the model'} ({each.reason})" for each in document.not_counted)
-    return list(dict.fromkeys(lines))
-
-
-def _remarks(document: Document) -> List[str]:
+def _remarks(document: Document, device: str) -> List[str]:
     """Return the lines below the tables."""
-    lines = [f"not counted: {line}" for line in not_counted(document)]
+    missing = (f"{each.operator} in {each.path or 'the model'} ({each.reason})" for each in document.not_counted)
+    lines = [f"not counted: {line}" for line in dict.fromkeys(missing)]
     backward = {count.path for count in document.counts if count.phase == "backward"}
     recurrent = sorted({each.kind for each in document.modules if each.path in backward} & RECURRENT)
-    if document.device == "meta" and recurrent:
+    if device == "meta" and recurrent:
         more = "backward FLOPs are of single steps on the meta device, more than on a CPU; MACs are the same"
         lines.insert(0, f"{', '.join(recurrent)}: {more}")
     return lines
 
 
-def rendered(counted: Counted, format: str) -> str:
-    """Return a count as text.  format: "table", "markdown", "json", or "csv" (of the buckets, without any of the
-    parts)."""
-    parts, buckets = parts_of(counted.document, counted.by, counted.depth), [each.row() for each in counted.buckets]
-    rows = [part.row(parts[-1]) for part in parts[:-1]]
-    if format == "csv":
-        return csv_text(buckets or rows)
-    if format == "json":
-        missing = not_counted(counted.document)
-        document = {"total": vars(parts[-1]), "rows": rows, "not_counted": missing}
-        return json_text([{**document, **({"buckets": buckets} if buckets else {})}])
-    blocks = [listed(_totals(parts[-1]), format)]
-    for table in _tables(counted, parts):
-        blocks.append(markdown(table) if format == "markdown" else f"{table.title}\n{aligned(table, LONGEST)}")
-    below = _remarks(counted.document)
-    return "\n\n".join([*blocks, *([listed(below, format)] if below else [])]) + "\n"
+def answer(kept: Kept) -> Answer:
+    """Return what a count found out: the total, utterances by length where the input is audio, and the parts.
 
-
-def _tables(counted: Counted, parts: Sequence[Part]) -> List[Table]:
-    return [*([buckets_table(counted.buckets)] if counted.buckets else []), parts_table(parts, counted.by)]
-
-
-# -- the log ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Count:
-    """A count that was read back; reason says why it could not be, else "", and then there is no content."""
-
-    path: Path
-    content: Optional[Counted] = None
-    reason: str = ""
-
-
-def read(path: Path) -> Count:
-    """Return what is in a file; never raises for what is in it."""
-    try:
-        return Count(path, documents.read(path, Counted))
-    except (FileNotFoundError, UserError) as error:
-        return Count(path, reason=f"{path.name} cannot be read ({error}): count again, or delete it")
-
-
-def find(paths: Sequence[Any]) -> List[Count]:
-    """Return the counts in, at or under `paths`, by their files; of several of the same the newest."""
-    newest: Dict[str, Count] = {}
-    counts = map(read, dict.fromkeys(file for path in paths for file in files_named(FILE_NAME, Path(path))))
-    for count in sorted(counts, key=lambda count: count.content.started if count.content else ""):
-        newest[repr(sorted(count.content.identity.items())) if count.content else str(count.path)] = count
-    return sorted(newest.values(), key=lambda count: str(count.path))
-
-
-def sections(paths: Sequence[Any]) -> List[Section]:
-    """Return a section of the page for every count in the logs."""
-    return [_section(count, f"flops-{number}") for number, count in enumerate(find(paths))]
-
-
-def _section(count: Count, name: str) -> Section:
-    counted = count.content
-    if counted is None:
-        return Section(name, TITLE, failures=[Failure("error", "", [Link(count.reason, count.path)])])
-    parts = parts_of(counted.document, counted.by, counted.depth)
-    notes = [("", [line]) for line in [*_totals(parts[-1]), *_remarks(counted.document)]]
-    tables = _tables(counted, parts)
-    return Section(name, TITLE, heading=counted.model, notes=notes, tables=tables)
-
-
-def _rows(paths: Sequence[Any]) -> List[Values]:
-    rows = []
-    for counted in (count.content for count in find(paths) if count.content):
-        parts = parts_of(counted.document, counted.by, counted.depth)
-        rows += [{"model": counted.model, **part.row(parts[-1])} for part in parts[:-1]]
-    return rows
-
-
-def _text(count: Count, format: str) -> str:
-    return f"{count.content.model}\n{rendered(count.content, format)}" if count.content else f"{count.reason}\n"
-
-
-FLOPS = Slice(
-    lambda base, paths: sections(paths),
-    holds=lambda path: bool(files_named(FILE_NAME, path)),
-    rows=_rows,
-    text=lambda paths, format: [_text(count, format) for count in find(paths)],
-)
+    Rows for CSV and JSON are those of the utterances, without any of the parts and the total.
+    """
+    config, job = documents.typed(kept.header.config, Config), kept.job(JOB)
+    buckets = job.of(Bucket)
+    if not buckets:
+        return Answer(kept.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])
+    whole = merged(buckets)
+    parts = parts_of(whole.document, config.by, config.depth)
+    spoken = [
+        bucket.row(config.sample_rate)
+        for bucket in [*buckets, *([whole] if len(buckets) > 1 else [])]
+        if bucket.samples
+    ]
+    lengths = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in spoken]
+    tables = [tabulated("buckets", "utterances by length", lengths)] if spoken else []
+    return Answer(
+        kept.header.name,
+        total=_totals(parts[-1]),
+        tables=[*tables, parts_table(parts, config.by)],
+        lines=_remarks(whole.document, config.flags["device"]),
+        rows=spoken or [part.row(parts[-1]) for part in parts],
+        statuses=[job.status],
+    )

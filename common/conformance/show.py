@@ -1,0 +1,302 @@
+"""Show a conformance matrix, from the records of a run: tables and findings, written once for the screen, Markdown and
+the page; and tell the verdict what to beware of in a loss.
+
+Findings tell a user what to beware of: first wrong answers without an error, then crashes, then errors for inputs that
+one could expect to work.  Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence
+
+from common.conformance.cases import BY_NAME, CASES, Case
+from common.conformance.outcomes import (
+    CRASHES,
+    DIFFERS,
+    ERROR,
+    JUDGED,
+    NAN_GRADIENT,
+    NOT_APPLICABLE,
+    PASS,
+    REFUSES,
+    RESULTS,
+    TIMEOUT,
+    Outcome,
+    Row,
+)
+from common.core import text
+from common.core.implementations import KINDS, LATTICES, with_variants
+from common.core.paths import ROOT
+from common.core.text import count, escaped, gathered
+from common.present.table import Cell, Column, Table, Values
+from common.present.text import block, listed
+from common.records import documents
+from common.tools import kept
+from common.tools.kept import Answer, Kept
+
+# isort: split
+from msgspec import Struct
+
+TOOL, TITLE = "check", "Conformance: which loss is right in which corner"
+#: What `check --output` writes: the page of docs/, and what the verdict reads of it.
+PAGE, CORNERS = "conformance.md", "corners.json"
+#: Mark of each result (a class of page.css; bold in Markdown if something is wrong), its symbol and its meaning.
+MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))
+SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
+LEGEND = {
+    PASS: "as asked",
+    DIFFERS: "a wrong answer without an error",
+    REFUSES: "an error instead of an answer",
+    CRASHES: "its process died, or its CUDA context, which only a new process gets back",
+    TIMEOUT: "no answer in time",
+    NOT_APPLICABLE: "the case does not concern it, or was not asked",
+    ERROR: "this suite failed",
+}
+#: Results that a user must beware of, the worst first.
+FINDINGS = {
+    DIFFERS: "Wrong without an error",
+    CRASHES: "Ends the process",
+    TIMEOUT: "Hangs",
+    REFUSES: "Refuses what one could expect to work",
+}
+OTHER_KINDS = {"exact": "the transducer of Graves 2012", "pruned": "pruned, with all of U in its ranges"}
+SIMULATED = " (simulated)"
+#: Characters of an answer that a finding quotes.
+LONGEST = 72
+#: Short heads of columns by name of the implementation; one that is not here has its own name.
+SHORT = dict(
+    pair.split("=")
+    for pair in (
+        "torchaudio=ta optimized_transducer=ot fast_rnnt=fr fast_rnnt-pruned=fr-p k2-pruned=k2-p warprnnt_numba=wn "
+        "nemo=ne nemo-triton=nt warp-rnnt=wr warp-transducer=wt speechbrain=sb reference=ref apex=ap fused=fu "
+        "transformers=tf nemo-tdt=nd nemo-multi-blank=nm"
+    ).split()
+)
+
+
+class Config(Struct, kw_only=True):
+    """What a run was asked: names of cases, the device, losses that were also asked for more than 2^31 elements, and
+    why others cannot be judged here."""
+
+    cases: List[str]
+    device: str
+    large: List[str] = []
+    missing: Dict[str, str] = {}
+
+
+@dataclass
+class Matrix:
+    """Rows, the cases that they were asked, a line on device, day and revision, and when the run started."""
+
+    heading: str
+    rows: Sequence[Row]
+    cases: Sequence[Case] = CASES
+    started: str = ""
+
+    def of_kinds(self) -> Iterator[Matrix]:
+        """Yield the matrix of each kind of loss, with the cases in which one of them is not as asked."""
+        order = {kind: number for number, kind in enumerate(KINDS)}
+        kinds = gathered((row.kind, row) for row in self.rows if row.cells)
+        for kind in sorted(kinds, key=lambda kind: order.get(kind, len(order))):
+            odd = [case for case in self.cases if any(_odd_cases(row, [case]) for row in kinds[kind])]
+            lattice = LATTICES.get(kind)
+            yield Matrix(f"{kind}: {lattice}" if lattice else OTHER_KINDS.get(kind, kind), kinds[kind], odd)
+
+
+def outcome_of(row: Row, case: Case) -> Outcome:
+    return row.cells.get(case.name, Outcome(NOT_APPLICABLE, "not asked"))
+
+
+def _is_odd(outcome: Outcome) -> bool:
+    return outcome.result not in (PASS, NOT_APPLICABLE) or leaves_nan(outcome)
+
+
+def leaves_nan(outcome: Outcome) -> bool:
+    """Return whether the outcome passes although the gradient is NaN, which no optimizer may see."""
+    return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
+
+
+def called(row: Row) -> str:
+    return row.name + (SIMULATED if row.simulator else "")
+
+
+def short(name: str) -> str:
+    """Return the head of the column of an implementation; a variant adds its first letter ("ot:m")."""
+    base, _, variant = name.partition(":")
+    initials = "".join(word[0] for word in variant.split("-") if word)
+    return SHORT.get(base, base) + (f":{initials}" if variant else "")
+
+
+def tables(matrix: Matrix) -> List[Table]:
+    """Return a table for each kind of loss in which one is not as asked: a row for each case in which one is not, and a
+    column for each loss that is not as asked in every case; the title names the others."""
+    result = []
+    for part in matrix.of_kinds():
+        columns = [row for row in part.rows if _odd_cases(row, part.cases)]
+        if not columns:
+            continue
+        rows = []
+        for case in part.cases:
+            outcomes = [outcome_of(row, case) for row in columns]
+            symbols = [SYMBOLS[outcome.result] + ("*" if leaves_nan(outcome) else "") for outcome in outcomes]
+            marks = [MARKS[outcome.result] for outcome in outcomes]
+            rows.append([Cell(case.title), *(Cell(symbol, mark=mark) for symbol, mark in zip(symbols, marks))])
+        clean = ", ".join(row.name for row in part.rows if row not in columns)
+        title = part.heading + (f"; as asked in every case: {clean}" if clean else "")
+        heads = [Column("case", False), *(Column(short(row.name), False, centered=True) for row in columns)]
+        result.append(Table(f"conformance-{columns[0].kind}", title, heads, rows))
+    return result
+
+
+def _odd_cases(row: Row, cases: Sequence[Case]) -> List[Case]:
+    return [case for case in cases if _is_odd(outcome_of(row, case))]
+
+
+def meaning(case: Case, result: str) -> str:
+    """Return what a result of a case means to a user; "" where nothing is to beware of."""
+    fatal = f"ends or hangs the process: {case.title}"
+    return {DIFFERS: case.wrong, CRASHES: fatal, TIMEOUT: fatal, REFUSES: case.refusal}.get(result, "")
+
+
+def findings(matrix: Matrix) -> Dict[str, List[str]]:
+    """Return lines by the kind of finding, those of wrong answers first: the case, what it means, for whom, and what
+    the first of them answered."""
+    lines: Dict[str, List[str]] = {}
+    for result, heading in FINDINGS.items():
+        for case in matrix.cases:
+            hits = [(outcome_of(row, case), row.name) for row in matrix.rows]
+            who = [(name, outcome.message) for outcome, name in hits if outcome.result == result]
+            if who and meaning(case, result):
+                example = f" ({text.short(who[0][1], LONGEST)})" if who[0][1] and result != REFUSES else ""
+                line = f"{case.title}: {meaning(case, result)}: {_packages(name for name, _ in who)}{example}"
+                lines.setdefault(heading, []).append(line)
+    return lines
+
+
+def _packages(names: Iterable[str]) -> str:
+    """Return names without their variants, each once: the tables have all."""
+    return ", ".join(dict.fromkeys(name.partition(":")[0] for name in names))
+
+
+def remarks(matrix: Matrix) -> List[str]:
+    """Return the lines below the tables: symbols, heads of columns, versions, and whose mean is which."""
+    judged = [row for row in matrix.rows if row.cells]
+    used = {outcome.result for row in judged for outcome in row.cells.values()}
+    legend = [f"{SYMBOLS[result]} {words}" for result, words in LEGEND.items() if result in used]
+    heads = [
+        f"{short(row.name)} {called(row)}" for row in judged if short(row.name) != called(row) and ":" not in row.name
+    ]
+    lines = ["; ".join([*legend, "* the loss is infinite as asked, the gradient nan"])]
+    lines += [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
+    versions = gathered((row.torch, f"{row.name} {row.version}") for row in judged if ":" not in row.name)
+    lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]
+    means = [(outcome_of(row, BY_NAME["reduction-mean"]), row.name) for row in judged]
+    whose = gathered((outcome.message, name) for outcome, name in means if outcome.result == PASS)
+    return lines + [f'reduction "mean" is the {words}: {_packages(names)}' for words, names in whose.items()]
+
+
+def answer_of(matrix: Matrix) -> Answer:
+    """Return a matrix as the screen, Markdown and the page show it."""
+    judged = [row for row in matrix.rows if row.cells]
+    clean = [called(row) for row in judged if not _odd_cases(row, matrix.cases)]
+    failures = [f"not judged: {row.name}: {row.status}: {row.reason}" for row in matrix.rows if not row.cells]
+    failed = [row for row in judged if any(outcome.result == ERROR for outcome in row.cells.values())]
+    return Answer(
+        TITLE,
+        total=[
+            f"{matrix.heading}; {count(len(matrix.cases), 'case')}",
+            f"as asked in all: {', '.join(clean) or 'none'}",
+        ],
+        tables=tables(matrix),
+        lines=[
+            *(f"{heading}: {line}" for heading, lines in findings(matrix).items() for line in lines),
+            *remarks(matrix),
+        ],
+        failures=failures,
+        rows=[
+            *(
+                {"loss": row.name, "case": case.name, **_values(outcome_of(row, case))}
+                for row in judged
+                for case in matrix.cases
+            ),
+            *(
+                {"loss": row.name, "case": "", "result": row.status, "message": row.reason}
+                for row in matrix.rows
+                if not row.cells
+            ),
+        ],
+        statuses=["error" if row in failed else "ok" if row.status == JUDGED else row.status for row in matrix.rows],
+    )
+
+
+def _values(outcome: Outcome) -> Values:
+    return {name: getattr(outcome, name) for name in Outcome.__struct_fields__}
+
+
+def page(matrix: Matrix) -> str:
+    """Return docs/conformance.md: the matrix, the findings, and links."""
+    lines = [
+        "# Conformance of the transducer losses",
+        f"{escaped(matrix.heading)}. `./rnnt-bench check --output docs` makes this page in about 10 minutes, `--list` "
+        "says what each case asks, `--only NAME` judges one loss, your own too; [corners.md](corners.md) says more. "
+        "Loss and gradient are compared with the float64 oracle, on the lattice that the loss documents. Programs of "
+        "12 lines show defects to maintainers: see [family.md](family.md).",
+        "## Matrix",
+        *(block(table, "markdown") for table in tables(matrix)),
+        listed(remarks(matrix), "markdown"),
+        "## Findings",
+    ]
+    for heading, of_kind in findings(matrix).items():
+        lines += [f"### {heading}", listed(of_kind, "markdown")]
+    reasons = gathered((row.reason.replace(row.name, "it", 1), row.name) for row in matrix.rows if not row.cells)
+    absent = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return "\n\n".join([*lines, *(["## Not judged", listed(absent, "markdown")] if absent else [])]) + "\n"
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+def matrix_of(run: Kept) -> Matrix:
+    """Return the matrix of a run: its rows in the order of the implementations, and those that are missing here."""
+    head, config = run.header, documents.typed(run.header.config, Config)
+    kinds = {implementation.name: implementation.kind for implementation in with_variants()}
+    reasons = {name: ("missing", reason) for name, reason in config.missing.items()}
+    reasons.update((name, (job.status, job.reason)) for name, job in run.jobs.items() if not job.values)
+    rows = [row for job in run.jobs.values() for row in job.of(Row)]
+    rows += [Row(name, kinds.get(name, "exact"), status, reason) for name, (status, reason) in reasons.items()]
+    order = {name: number for number, name in enumerate(kinds)}
+    rows.sort(key=lambda row: order.get(row.name, len(order)))
+    devices = dict.fromkeys(row.device_name for row in rows if row.device_name)
+    revision = (head.git_revision or "unknown")[:12] + (" with uncommitted changes" if head.git_dirty else "")
+    heading = f"{config.device}: {' and '.join(devices) or head.machine.cpu}; {head.started[:10]}; suite {revision}"
+    return Matrix(heading, rows, [BY_NAME[name] for name in config.cases if name in BY_NAME], head.started)
+
+
+def corners(matrix: Matrix) -> Dict[str, Dict[str, str]]:
+    """Return the result of each case that a user must beware of, by the name of a loss that was judged."""
+    return {
+        row.name: {case: outcome.result for case, outcome in row.cells.items() if outcome.result in FINDINGS}
+        for row in matrix.rows
+        if row.cells
+    }
+
+
+def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
+    """Return what to beware of in the implementation `name`, the worst first.
+
+    Reads the newest matrix in `folders` that judged it, else the corners of docs/.  Returns None if none did.
+    """
+    matrices = [each for each in kept.answers(folders, TOOL, matrix_of) if isinstance(each, Matrix)]
+    known = [corners(matrix) for matrix in sorted(matrices, key=lambda matrix: matrix.started, reverse=True)]
+    known.append(json.loads((ROOT / "docs" / CORNERS).read_text(encoding="utf-8")))
+    results = next((each[name] for each in known if name in each), None)
+    if results is None:
+        return None
+    found = [meaning(case, result) for result in FINDINGS for case in CASES if results.get(case.name) == result]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+CONFORMANCE = replace(kept.slice_of(TOOL, TITLE, lambda run: answer_of(matrix_of(run))), caveats=caveats)
