@@ -7,6 +7,7 @@ probabilities in the log domain is 4 (subtract, exp, log1p, add).
 
 from __future__ import annotations
 
+import sys
 from typing import Any, List, Sequence, Tuple
 
 from common.flops.rules import Call, Count, add, products
@@ -92,17 +93,24 @@ def _warp_numba(call: Call) -> int:
     return total + (_merged_gradient(shapes, logits.shape[-1]) if gradient else 0)
 
 
+def _fused(call: Call) -> Any:
+    """Return the call as the package knows it, whose options are a list of numbers."""
+    names = ("encoder_out", "decoder_out", "weight", "bias", "targets", "T_lengths", "U_lengths", "seed")
+    return sys.modules["fused_transducer.call"].Call.of([call[name] for name in names], call["options"])
+
+
 def _fused_losses(call: Call) -> Count:
     """Joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++ code computes fewer.  Per
     cell 2 H (sum and activation) and 2 V (denominator); of a lattice with other arcs 5 and 2 for each arc of a cell."""
-    V, H = call["weight"].shape
-    shapes = _shapes(call["T_lengths"], call["U_lengths"])
+    fused = _fused(call)
+    V, H = fused.V, fused.H
+    shapes = _shapes(fused.T_lengths, fused.U_lengths)
     cells = sum(T * (U + 1) for T, U in shapes)
-    if call["topology"] in ("regular", "hat"):
+    if fused.topology in ("regular", "hat"):
         walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
     else:
-        durations = len(call["durations"] or ())  # durations of 0 count as others
-        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations, "star": 3}.get(call["topology"], 2)
+        durations = len(fused.durations)  # durations of 0 count as others
+        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations, "star": 3}.get(fused.topology, 2)
         walked = cells * arcs * (7 if call["gradient"] else 5)
     return products(H * V * cells, cells * (2 * H + 2 * V) + _log_probs(shapes) + walked)
 
@@ -111,10 +119,11 @@ def _fused_gradients(call: Call) -> Count:
     """Cells whose posterior is negligible are left out, and the logits of the others are computed again where forward
     did not keep them.  Per cell 2 H (sum and activation), 4 V (softmax and gradient), V for the bias, 4 H to the
     outputs."""
-    V, H = call["weight"].shape
-    further = len(call["durations"]) if call["topology"] == "multi-blank" else 0  # other durations are no symbols
+    fused = _fused(call)
+    V, H = fused.V, fused.H
+    further = len(fused.durations) if fused.topology == "multi-blank" else 0  # other durations are no symbols
     posterior = call["arcs"][: 2 + further].sum(0)
-    cells = int((~(posterior < call["negligible"]) & (posterior != 0)).sum())
+    cells = int((~(posterior < fused.negligible) & (posterior != 0)).sum())
     encoder_out, decoder_out, weight, bias = call["wanted"]
     outputs = encoder_out or decoder_out
     times = (len(call["kept"]) == 0) + weight + outputs
