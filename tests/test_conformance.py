@@ -462,7 +462,7 @@ def test_each_lattice_has_a_table_whose_short_heads_differ():
     assert [[cell.shown for cell in row] for row in exact.rows] == [["ragged batch", "\u2717"]]
     assert (exact.title, tdt.title) == ("the transducer of Graves 2012", "tdt: tokens and durations")
     assert [column.title for column in tdt.columns] == ["case", "tf"]
-    assert any("k2:m k2:modified" in line and "tf transformers (simulated)" in line for line in show.remarks(matrix))
+    assert any("tf transformers (simulated)" in line for line in show.remarks(matrix))
     for kind in KINDS:
         heads = [show.short(implementation.name) for implementation in with_variants() if implementation.kind == kind]
         assert len(set(heads)) == len(heads)
