@@ -27,7 +27,7 @@ from common.present.style import (
 )
 from common.present.table import Cell, measured, tabulated
 
-LANE = 130  # pixels
+LANE, LOW_LANE = 130, 92  # pixels, of samples and of memory
 MOST_SAMPLES = 1500  # drawn for one implementation; flagged ones are always drawn
 FARTHEST = 0.34  # of a lane, up or down; the rest is for its name
 MOST = 0.3  # of the median of its batch: what is farther from it is an arrow
@@ -158,7 +158,7 @@ def memory_within(rows: Sequence[Row]) -> Optional[Figure]:
     for lane, (row, curve) in enumerate(curves):
         at = [(ms / curve.ms[-1], -lane + 2 * FARTHEST * mb / highest - FARTHEST) for ms, mb in zip(curve.ms, curve.mb)]
         told = list(zip(curve.ms, curve.mb))
-        steps = {**line(row.look), "shape": "hv"}
+        steps = {**line(row.look), "dash": "solid", "shape": "hv"}
         hover = "%{customdata[0]:.4g} ms: %{customdata[1]:.4g} MB"
         data.append(points(row.marked, at, {}, hover, mode="lines", line=steps, customdata=told))
         peak = curve.mb.index(curve.peak_mb)
@@ -170,7 +170,7 @@ def memory_within(rows: Sequence[Row]) -> Optional[Figure]:
         cell.update({"peak MB": measured(curve.peak_mb, trace), "step ms": measured(curve.ms[-1], trace)})
         stages = ", ".join(f"{stage} {number(mb, 3)}" for stage, mb in curve.stage_mb.items())
         cells.append({**cell, "highest MB in each stage": Cell(stages or "-")})
-    frame = lanes(names, LANE, int(LANE * FARTHEST) + 6)
+    frame = lanes(names, LOW_LANE, int(LOW_LANE * FARTHEST) + 6)
     return Figure(
         "memory-within",
         "Memory within a step",
@@ -179,6 +179,6 @@ def memory_within(rows: Sequence[Row]) -> Optional[Figure]:
         "Highest memory within a step: "
         + "; ".join(f"{row.label} {number(curve.peak_mb)} megabytes" for row, curve in curves),
         data,
-        layout(LANE * len(curves) + 90, **frame, xaxis=axis("of the step", tickformat=".0%")),
+        layout(LOW_LANE * len(curves) + 90, **frame, xaxis=axis("of the step", tickformat=".0%")),
         tabulated("memory-within", "Memory within a step", cells),
     )
