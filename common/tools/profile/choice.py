@@ -92,14 +92,22 @@ class Batch(Struct, kw_only=True):
 
 
 class Place(Struct, kw_only=True):
-    """A label within a step.  chain: labels, the outermost first; calls: of all steps; ns of each step, those of the
-    device null on a CPU."""
+    """A label within a step, with all that lies in it.
+
+    Attributes:
+        chain: labels, the outermost first
+        calls: of all steps
+        host_ns, device_ns: time in each step; on the device null on a CPU
+        macs, flops: operations of a step, the mean of all batches
+    """
 
     chain: List[str]
     phase: str
     calls: int
     host_ns: List[float]
     device_ns: List[Optional[float]]
+    macs: float = 0.0
+    flops: float = 0.0
 
 
 class Memory(Struct, kw_only=True):
@@ -110,15 +118,6 @@ class Memory(Struct, kw_only=True):
     peak: int
     rise: int
     left: int
-
-
-class Operations(Struct, kw_only=True):
-    """Operations of a step in one label, without what lies in it; the mean of all batches."""
-
-    chain: List[str]
-    phase: str
-    macs: float
-    flops: float
 
 
 class Compiled(Struct, kw_only=True):
@@ -138,6 +137,7 @@ class Measured(Struct, kw_only=True):
         batches: taken in turn
         bare_ns, host_ns, device_ns: times of steps without labels, and with them on the host and on the device
         foreign_cpu, flags: the load beside the steps
+        macs, flops: operations of the whole step
         not_counted: operators without a rule
     """
 
@@ -150,7 +150,8 @@ class Measured(Struct, kw_only=True):
     flags: List[str] = []
     spans: Annotated[List[Place], Meta(min_length=1)]
     memory: List[Memory] = []
-    operations: List[Operations] = []
+    macs: float = 0.0
+    flops: float = 0.0
     not_counted: List[str] = []
     compiled: Optional[Compiled] = None
 

@@ -11,49 +11,44 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from common.core.errors import UserError
 from common.flops import rules
-from common.measure.clock import Clock
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 MOST_NAMED = 40  # modules, where a pattern matches none
 #: Of a span: its label and those it lies in, outermost first; its phase.
 Place = Tuple[Tuple[str, ...], str]
-#: Of what runs in no span.
-OUTSIDE: Place = ((), "")
-#: Makes what a span is entered by.
+#: Makes what a span is entered by, of its place and whether a checkpoint computes it again.
 Span = Callable[[Place, bool], ContextManager]
 
 
-class Call(NamedTuple):
-    """Hold one call of a labelled module."""
+class Call:
+    """One call of a labelled module.  family: the calls that it lies in, outermost first, and itself."""
 
-    path: str
-    chain: Tuple[str, ...]
-    above: Tuple[Any, ...]  # calls it lies in
-    phase: str
+    def __init__(self, path: str, label: str, above: Sequence[Call]):
+        self.path, self.family = path, (*above, self)
+        self.chain: Tuple[str, ...] = (*(above[-1].chain if above else ()), label)
 
 
 class Labels:
     """Enter `span(place, again)` for each call and backward, inside the context.
 
-    labels: by the path of a module; again: whether a checkpoint computes the call again.
+    labels: by the path of a module; where: the place of what was raised inside.
     """
 
     def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], span: Span):
         self._modules = {module: path for path, module in model.named_modules() if path in labels}
-        self._labels, self._span = labels, span
+        self._labels, self._span, self._hooks = labels, span, ExitStack()
         #: Calls with what they were entered by, in the forward and in the backward.
         self._stacks: Dict[str, List[Tuple[Call, ContextManager]]] = {FORWARD: [], BACKWARD: []}
-        self._failed_in: Optional[Call] = None
+        self.where = "the step, outside of every label"
 
     def __enter__(self) -> Labels:
-        self._hooks = ExitStack()
         for module in self._modules:
             before = module.register_forward_pre_hook(self._before, with_kwargs=True)
             after = module.register_forward_hook(self._after, with_kwargs=True)
@@ -63,72 +58,53 @@ class Labels:
 
     def __exit__(self, *error: Any) -> None:
         for phase, stack in self._stacks.items():
-            if error[0] and stack and (phase == BACKWARD or self._failed_in is None):
-                self._failed_in = stack[-1][0]._replace(phase=phase)
+            if error[0] and stack:
+                call = stack[-1][0]
+                self.where = f"{call.chain[-1]} ({call.path}), {phase}"
             self._pop(stack, 0)
         self._hooks.close()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Label a part of the step that is no module, after forward and backward."""
+        self.where = f"{name}, {UPDATE}"
         with self._span(((name,), UPDATE), False):
-            try:
-                yield
-            except BaseException:
-                self._failed_in = Call(name, (name,), (), UPDATE)
-                raise
+            yield
 
     def end_backward(self) -> None:
+        """End the calls whose inputs need no gradient."""
         self._pop(self._stacks[BACKWARD], 0)
 
-    @property
-    def where(self) -> str:
-        """Return where an exception was raised: "self_attn (encoder.layers.3.self_attn), backward"."""
-        call = self._failed_in
-        return "the step, outside of every label" if call is None else f"{call.chain[-1]} ({call.path}), {call.phase}"
-
-    # -- forward -------------------------------------------------------------------------------------------------------
-
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        again = torch._C._current_graph_task_id() != -1
-        phase = BACKWARD if again else FORWARD
-        stack, path = self._stacks[phase], self._modules[module]
-        above = (*stack[-1][0].above, stack[-1][0]) if stack else ()
-        call = Call(path, (*(above[-1].chain if above else ()), self._labels[path]), above, phase)
-        if not again:
+        phase, path = _phase(), self._modules[module]
+        stack = self._stacks[phase]
+        call = Call(path, self._labels[path], stack[-1][0].family if stack else ())
+        if phase == FORWARD:
             args, kwargs = _marked((args, kwargs), lambda: self._end(call))
-        self._push(phase, call, again)
+        self._push(phase, call, phase == BACKWARD)
         return args, kwargs
 
     def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        again = torch._C._current_graph_task_id() != -1
-        stack = self._stacks[BACKWARD if again else FORWARD]
-        path = self._modules[module]
+        phase, path = _phase(), self._modules[module]
+        stack = self._stacks[phase]
         while stack[-1][0].path != path:  # those above were left by an exception
             self._pop(stack, len(stack) - 1)
         call = stack[-1][0]
         self._pop(stack, len(stack) - 1)
-        return output if again else _marked(output, lambda: self._begin(call))
-
-    # -- backward ------------------------------------------------------------------------------------------------------
+        return output if phase == BACKWARD else _marked(output, lambda: self._begin(call))
 
     def _begin(self, call: Call) -> None:
+        """Begin the backward of a call, and of those that it lies in."""
         stack = self._stacks[BACKWARD]
-        family = (*call.above, call)
-        shared = 0
-        while shared < len(stack) and shared < len(family) and stack[shared][0] is family[shared]:
-            shared += 1
-        self._pop(stack, shared)
-        for begun in family[shared:]:
+        running = [begun for begun, _ in stack]
+        shared = next((at for at, (a, b) in enumerate(zip(running, call.family)) if a is not b), len(running))
+        self._pop(stack, min(shared, len(call.family)))
+        for begun in call.family[len(stack) :]:
             self._push(BACKWARD, begun)
 
     def _end(self, call: Call) -> None:
         stack = self._stacks[BACKWARD]
-        depth = next((index for index, (running, _) in enumerate(stack) if running is call), None)
-        if depth is not None:
-            self._pop(stack, depth)
-
-    # -- spans ---------------------------------------------------------------------------------------------------------
+        self._pop(stack, next((at for at, (running, _) in enumerate(stack) if running is call), len(stack)))
 
     def _push(self, phase: str, call: Call, again: bool = False) -> None:
         entered = self._span((call.chain, phase), again)
@@ -138,6 +114,11 @@ class Labels:
     def _pop(self, stack: List[Tuple[Call, ContextManager]], keep: int) -> None:
         while len(stack) > keep:
             stack.pop()[1].__exit__(None, None, None)
+
+
+def _phase() -> str:
+    """Return the phase that runs: what a checkpoint computes again is in the backward."""
+    return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD
 
 
 class _Mark(torch.autograd.Function):
@@ -169,61 +150,21 @@ def _marked(values: Any, tell: Callable[[], None]) -> Any:
 
 
 class Spans:
-    """Time the spans of a step, by position: calls, nanoseconds of the host, and on CUDA nanoseconds of the device."""
+    """Read a counter at both ends of each span of a step.  mark: reads it.
 
-    def __init__(self, clock: Clock):
-        self.clock, self.host = clock, Clock(torch.device("cpu"))
-        self._begun: Dict[Place, List[Tuple[int, Any, Any, Any, Any]]] = {}
-
-    @contextmanager
-    def __call__(self, position: Place, again: bool) -> Iterator[None]:
-        begun = self._begun.setdefault(position, [])  # in the order in which they begin
-        host, device = self.host.mark(), self.clock.mark() if self.clock.cuda else None
-        yield
-        begun.append((not again, host, self.host.mark(), device, self.clock.mark() if self.clock.cuda else None))
-
-    def taken(self) -> Dict[Place, Tuple[int, int, Optional[int]]]:
-        """Return (calls, host ns, device ns) of each position, after the clock was synchronised."""
-        return {
-            position: (
-                sum(call[0] for call in calls),
-                sum(call[2] - call[1] for call in calls),
-                sum(self.clock.between(call[3], call[4]) for call in calls) if self.clock.cuda else None,
-            )
-            for position, calls in self._begun.items()
-        }
-
-
-class Operations:
-    """Count the operations of each span, without those of spans nested in it.
-
-    total: returns (MACs, FLOPs) of everything so far, as FlopCounter.total does.
+    Attributes:
+        calls: (whether it is the first time that this is computed, begin, end) of each call, by place.
     """
 
-    def __init__(self, total: Callable[[], Tuple[int, int]]):
-        self._total, self._before = total, total()
-        self._running: List[Place] = []
-        self._counts: Dict[Place, Tuple[int, int]] = {}
+    def __init__(self, mark: Callable[[], Any]):
+        self.mark = mark
+        self.calls: Dict[Place, List[Tuple[bool, Any, Any]]] = {}
 
     @contextmanager
     def __call__(self, position: Place, again: bool) -> Iterator[None]:
-        self._assign()
-        self._running.append(position)
+        calls, begin = self.calls.setdefault(position, []), self.mark()  # places are in the order in which they begin
         yield
-        self._assign()
-        self._running.pop()
-
-    def counts(self) -> Dict[Place, Tuple[int, int]]:
-        """Return (MACs, FLOPs) by position; operations outside all spans are at OUTSIDE."""
-        self._assign()
-        return self._counts
-
-    def _assign(self) -> None:
-        """Add the operations since the last call to the innermost span that runs."""
-        position = self._running[-1] if self._running else OUTSIDE
-        macs, flops = self._counts.get(position, (0, 0))
-        before, self._before = self._before, self._total()
-        self._counts[position] = macs + self._before[0] - before[0], flops + self._before[1] - before[1]
+        calls.append((not again, begin, self.mark()))
 
 
 def named(position: Place) -> str:
@@ -232,43 +173,35 @@ def named(position: Place) -> str:
     return f"{chain[-1]}.{BACKWARD}" if phase == BACKWARD else chain[-1]
 
 
-# -- which modules ---------------------------------------------------------------------------------------------------
-
-
 def by_patterns(
-    model: torch.nn.Module, patterns: Mapping[str, Tuple[str, ...]], flag: str = "--label {}="
+    model: torch.nn.Module, patterns: Mapping[str, Sequence[str]], flag: str = "--label {}="
 ) -> Dict[str, str]:
     """Return {path: label} of patterns by label: names of modules with dots, * and ? within a name.  Raises UserError
     for a pattern that matches nothing."""
     paths = [path for path, _ in model.named_modules() if path]
     label_of: Dict[str, str] = {}
-    for label, listed in patterns.items():
-        for pattern in listed:
-            matched = [path for path in paths if _matches(path, pattern)]
-            if not matched:
-                known = list(dict.fromkeys(_starred(path) for path in paths if path.count(".") <= pattern.count(".")))
-                raise UserError(
-                    f"{flag.format(label)}{pattern}: matches no module; there are {', '.join(known[:MOST_NAMED])}"
-                )
-            for path in matched:
-                label_of.setdefault(path, label)
+    for label, pattern in ((label, pattern) for label, listed in patterns.items() for pattern in listed):
+        depth = pattern.count(".")
+        matched = [
+            path
+            for path in paths
+            if path.count(".") == depth and all(map(fnmatchcase, path.split("."), pattern.split(".")))
+        ]
+        if not matched:
+            known = list(dict.fromkeys(_starred(path) for path in paths if path.count(".") <= depth))
+            raise UserError(
+                f"{flag.format(label)}{pattern}: matches no module; there are {', '.join(known[:MOST_NAMED])}"
+            )
+        label_of.update((path, label) for path in matched if path not in label_of)
     return label_of
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> Dict[str, str]:
     """Return {path: label} of all modules at most `depth` names below the model; those of a list share a label,
     "layers.*"."""
-    called = [(path, module) for path, module in model.named_modules() if path and path.count(".") < depth]
-    return {
-        path: _starred(path)
-        for path, module in called
-        if not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
-    }
-
-
-def _matches(path: str, pattern: str) -> bool:
-    names, wanted = path.split("."), pattern.split(".")
-    return len(names) == len(wanted) and all(map(fnmatchcase, names, wanted))
+    lists = torch.nn.ModuleList, torch.nn.ModuleDict
+    called = [path for path, module in model.named_modules() if not isinstance(module, lists)]
+    return {path: _starred(path) for path in called if path and path.count(".") < depth}
 
 
 def _starred(path: str) -> str:

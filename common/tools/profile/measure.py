@@ -43,7 +43,7 @@ from common.tools.profile import choice as records
 from common.tools.profile import labels as labelling
 from common.tools.profile import transducer
 from common.tools.profile.choice import Choice, Compiled, Limit
-from common.tools.profile.labels import Labels, Operations, Place, Spans
+from common.tools.profile.labels import Labels, Place, Spans
 from common.tools.profile.transducer import SUBSAMPLING, Criterion, Imported, Transducer
 from common.traces import files
 from common.traces import memory as traced
@@ -238,18 +238,27 @@ class Profiling:
         """Return all that is measured; traces go to `folder`."""
         for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
             self.timed(partial(self.labelled, inputs.given()))
-        operations, not_counted = self.operations()
+        counter, counts = FlopCounter(self.model), Spans(lambda: counter.total())
+        for inputs in self.inputs:
+            with counter:
+                self.timed(partial(self.labelled, inputs.given(), counts))
+        total = counter.total()
         compiled = self.compile() if self.choice.compile else None
         for number in range(self.choice.warmup):
             self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given()))
         times = self.times()
         if compiled:
             compiled.graphs_later = graphs() - compiled.graphs
+        for place in times["spans"]:
+            for _, begin, end in counts.calls.get((tuple(place.chain), place.phase), ()):
+                place.macs += (end.macs - begin.macs) / len(self.inputs)
+                place.flops += (end.flops - begin.flops) / len(self.inputs)
         return records.Measured(
             parameters=transducer.parameters(self.model),
             batches=[inputs.described for inputs in self.inputs],
-            operations=operations,
-            not_counted=not_counted,
+            macs=total.macs / len(self.inputs),
+            flops=total.flops / len(self.inputs),
+            not_counted=counter.not_counted(),
             compiled=compiled,
             memory=self.memory(folder),
             **times,
@@ -257,30 +266,29 @@ class Profiling:
 
     def times(self) -> Dict[str, Any]:
         """Return the times of bare and labelled steps in turn, those of each label in each step, and the load."""
+        host, clock, load = Clock(torch.device("cpu")), self.clock, ForeignLoad()
+        places: Dict[Place, records.Place] = {}
         bare: List[Any] = []
         labelled: List[Any] = []
-        of_place: Dict[Place, List[Any]] = {}
-        load = ForeignLoad()
         for number in range(self.choice.steps):
-            inputs, taken = self.inputs[number % len(self.inputs)], Spans(self.clock)
+            inputs = self.inputs[number % len(self.inputs)]
+            taken = Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
             runs = [(bare, None), (labelled, taken)]
             for kept, span in runs if number % 2 else reversed(runs):
                 kept.append(self.timed(partial(self.labelled, inputs.given(), span)))
-            for position, values in taken.taken().items():
-                of_place.setdefault(position, []).append(values)
+            for (chain, phase), calls in taken.calls.items():
+                new = records.Place(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
+                place = places.setdefault((chain, phase), new)
+                place.calls += sum(first for first, _, _ in calls)
+                place.host_ns.append(sum(end[0] - begin[0] for _, begin, end in calls))
+                device = sum(clock.between(begin[1], end[1]) for _, begin, end in calls) if clock.cuda else None
+                place.device_ns.append(device)
         foreign = load.share() if load.ready() else None
-        places = []
-        for (chain, phase), values in of_place.items():
-            calls, host, device = zip(*values)
-            places.append(
-                records.Place(
-                    chain=list(chain), phase=phase, calls=sum(calls), host_ns=list(host), device_ns=list(device)
-                )
-            )
-        host, device = zip(*labelled)
+        host_ns, device_ns = zip(*labelled)
         return {
-            **{"bare_ns": [ns for ns, _ in bare], "host_ns": list(host), "device_ns": list(device), "spans": places},
-            **{"foreign_cpu": foreign, "flags": busy_flags(foreign, torch.get_num_threads())},
+            **{"bare_ns": [ns for ns, _ in bare], "host_ns": list(host_ns), "device_ns": list(device_ns)},
+            **{"spans": [*places.values()], "foreign_cpu": foreign},
+            "flags": busy_flags(foreign, torch.get_num_threads()),
         }
 
     def memory(self, folder: Path) -> List[records.Memory]:
@@ -306,22 +314,6 @@ class Profiling:
             )
             for name, several in spans_of.items()
         ]
-
-    def operations(self) -> Tuple[List[records.Operations], List[str]]:
-        """Return the operations of a step by place, without what lies in it, and the operators without a rule.
-
-        Operations belong to the label that runs, as its time does: a module may be called from outside its parent.
-        """
-        counter, count = FlopCounter(self.model), len(self.inputs)
-        operations = Operations(counter.total)
-        for inputs in self.inputs:
-            with counter:
-                self.timed(partial(self.labelled, inputs.given(), operations))
-        counted = [
-            records.Operations(chain=list(chain), phase=phase, macs=macs / count, flops=flops / count)
-            for (chain, phase), (macs, flops) in operations.counts().items()
-        ]
-        return counted, counter.not_counted()
 
     def compile(self) -> Compiled:
         """Compile the forward of each labelled module that holds no other; of joiner and losses the modules alone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple
+from typing import Dict, Iterator, List, NamedTuple, Union
 
 from common.core.statistics import mean
 from common.core.text import number
@@ -29,26 +29,28 @@ class Box(NamedTuple):
     width: float
 
 
+def mean_ms(of: Union[Measured, Place], cuda: bool) -> float:
+    """Return the milliseconds of a mean step, or of a label in it; on CUDA of the device."""
+    return mean([ns or 0.0 for ns in (of.device_ns if cuda else of.host_ns)]) / 1e6
+
+
 def boxes(found: Measured, cuda: bool) -> Iterator[Box]:
     """Yield the boxes of each phase, of its labels side by side below it, and of what lies in these."""
     at, chains = 0.0, [(span.chain, span.phase) for span in found.spans]
-
-    def size(span: Place) -> float:
-        return mean([ns or 0.0 for ns in (span.device_ns if cuda else span.host_ns)]) / 1e6
 
     def placed(spans: List[Place], begin: float, level: int) -> Iterator[Box]:
         for span in spans:
             label, outer = span.chain[-1], span.chain[-2] if span.chain[1:] else ""
             short = label.removeprefix(f"{outer}_").removeprefix("rnnt_")
-            yield Box(label, f"{label}, {span.phase}", short, level, begin, size(span))
+            yield Box(label, f"{label}, {span.phase}", short, level, begin, mean_ms(span, cuda))
             inside = [each for each in found.spans if (each.chain[:-1], each.phase) == (span.chain, span.phase)]
             yield from placed(inside, begin, level + 1)
-            begin += size(span)
+            begin += mean_ms(span, cuda)
 
     for phase in dict.fromkeys(span.phase for span in found.spans):
         of_phase = [span for span in found.spans if span.phase == phase]
         roots = [span for span in of_phase if (span.chain[:-1], phase) not in chains]
-        width = sum(map(size, roots))
+        width = sum(mean_ms(span, cuda) for span in roots)
         yield Box("", phase, phase, 0, at, width)
         yield from placed(roots, at, 1)
         at += width
@@ -60,10 +62,7 @@ def figure(title: str, found: Measured, cuda: bool) -> Figure:
     for box in boxes(found, cuda):
         of_label.setdefault(box.label, []).append(box)
     every = [box for some in of_label.values() for box in some]
-    levels, end = (
-        max(box.level for box in every) + 1,
-        mean([ns or 0 for ns in (found.device_ns if cuda else found.host_ns)]) / 1e6,
-    )
+    levels, end = max(box.level for box in every) + 1, mean_ms(found, cuda)
     data = []
     for index, (label, some) in enumerate(of_label.items()):
         color = PALETTE[(index - 1) % len(PALETTE)] if label else GREY

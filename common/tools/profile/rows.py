@@ -6,20 +6,20 @@ labels and `other` to the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Dict, List, Optional, Tuple
 
 from common.analysis.metrics import cells, metric, values
 from common.core.statistics import mean, median
 from common.core.text import number, percent
-from common.core.units import quantity
+from common.core.units import MB, quantity
 from common.present.table import Cell, Table, measured, tabulated
 from common.records import documents
 from common.tools.kept import Answer, Kept
 from common.tools.profile import choice as records
 from common.tools.profile.choice import Choice, Limit, Measured
-from common.tools.profile.plot import figure
+from common.tools.profile.plot import figure, mean_ms
 
 TOOL, TITLE = "profile", "Where the training step goes"
 STEP, OTHER, BACKWARD = "step", "other", "backward"
@@ -101,42 +101,38 @@ NUMBERS = (
 )
 
 
-def _span_ms(span: records.Place, cuda: bool) -> float:
-    return mean([ns or 0.0 for ns in (span.device_ns if cuda else span.host_ns)]) / 1e6
-
-
 def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
     """Return the labels in the order in which they begin, each backward after its forward, then `other` and the step.
     limit: FLOPs per second of the device's best product."""
     cuda = None not in found.device_ns
-    by_label: Dict[str, Dict[str, Part]] = {}
-    for span in found.spans:
-        label, ms = span.chain[-1], _span_ms(span, cuda)
-        part = by_label.setdefault(label, {}).setdefault(span.phase, Part(label, span.phase, len(span.chain) - 1))
-        inside = [each for each in found.spans if (each.chain[:-1], each.phase) == (span.chain, span.phase)]
-        part.own_ms += ms - sum(_span_ms(each, cuda) for each in inside)
+    labels: Dict[str, Dict[str, Part]] = {}
+    step = Part(STEP, calls=len(found.host_ns), ms=mean_ms(found, cuda), host_ms=mean_ms(found, False))
+    step.macs, step.flops = found.macs, found.flops
+    other = replace(step, label=OTHER, own_ms=step.ms)
+    places = {(tuple(span.chain), span.phase): mean_ms(span, cuda) for span in found.spans}
+    inside: Dict[Any, float] = {}
+    for (chain, phase), ms in places.items():
+        inside[chain[:-1], phase] = inside.get((chain[:-1], phase), 0.0) + ms
+    for span, (place, ms) in zip(found.spans, places.items()):
+        (*above, label), phase = place
+        part = labels.setdefault(label, {}).setdefault(phase, Part(label, phase, len(above)))
+        part.own_ms += ms - inside.get(place, 0.0)
         part.calls += span.calls
-        if label not in span.chain[:-1]:  # else it is counted with the outer one
-            part.ms += ms
-            part.host_ms += _span_ms(span, False)
-            part.device_ms = part.ms if cuda else None
-    parts = [part for phases in by_label.values() for part in phases.values()]
-    host, steps = mean(found.host_ns) / 1e6, len(found.host_ns)
-    whole = mean([ns or 0.0 for ns in found.device_ns]) / 1e6 if cuda else host
-    other = whole - sum(part.own_ms for part in parts)
-    outermost = sum(part.host_ms for part in parts if not part.depth)
-    parts.append(Part(OTHER, "", 0, steps, other, other, host - outermost, other if cuda else None))
-    parts.append(Part(STEP, "", 0, steps, whole, 0.0, host, whole if cuda else None))
+        amounts = {"ms": ms, "host_ms": mean_ms(span, False), "macs": span.macs, "flops": span.flops}
+        for key, amount in amounts.items():
+            if label not in above:  # else it is counted with the outer one
+                setattr(part, key, getattr(part, key) + amount)
+            if (tuple(above), phase) not in places:  # in no other
+                setattr(other, key, getattr(other, key) - amount)
+    other.own_ms = other.ms
+    parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
     memory = {each.name: each for each in found.memory}
     for part in parts:
-        part.share, part.ms_per_call = part.ms / whole, part.ms * steps / part.calls if part.calls else None
-        known = memory.get("" if part.label == STEP and not part.phase else part.name)
+        part.share, part.ms_per_call = part.ms / step.ms, part.ms * step.calls / part.calls if part.calls else None
+        part.device_ms = part.ms if cuda else None
+        known = memory.get("" if part is step else part.name)
         if known:
-            part.peak_mb, part.rise_mb, part.left_mb = (size / 2**20 for size in (known.peak, known.rise, known.left))
-        for each in found.operations:
-            here = part.label in each.chain and part.phase == each.phase
-            if here or (not part.phase and (part.label == STEP or not each.chain)):
-                part.macs, part.flops = part.macs + each.macs, part.flops + each.flops
+            part.peak_mb, part.rise_mb, part.left_mb = (size / MB for size in (known.peak, known.rise, known.left))
         if part.ms > 0:
             part.flops_per_second = part.flops / part.ms * 1e3
             part.of_limit = part.flops_per_second / limit if limit else None
