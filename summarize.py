@@ -20,7 +20,7 @@ from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
 from common.present import slices
 from common.present.export import csv_text, json_text
-from common.tables import answer, results, search, sweep
+from common.tables import answer, results
 from common.tables.results import FORMATS
 
 DESCRIPTION = """\
@@ -35,8 +35,8 @@ every column:
   loss, grad error   largest relative error against the float64 oracle
   useful %           cells of the lattice that are not padding
 
-Sweeps and searches of --find-largest have tables of their own. In csv and json their rows have the keys sweep (id,
-cell and values) or largest.
+Sweeps and searches of --find-largest have tables of their own. In csv and json their rows have the keys sweep (the
+values of the swept settings) or largest.
 """
 EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
 
@@ -53,8 +53,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="LOG",
         type=flag_types.path,
-        help="Log folders, which are searched; a results.jsonl, a sweep.jsonl or a single trace works too. Default: "
-        "log",
+        help="Log folders, which are searched; a results.jsonl or a single trace works too. Default: log",
     )
     result.add_argument(
         "--format",
@@ -105,21 +104,16 @@ def _of_tools(paths: List[Path], format: str) -> str:
 
 
 def _text(log: Log, options: argparse.Namespace) -> str:
-    format = options.format
+    format, sweeps = options.format, log.sweeps  # made here, which ranks the rows of each cell
     if format in ("csv", "json"):
-        rows = [*log.rows, *log.searches, *(row for swept in log.sweeps for row in swept.rows)]
+        rows = [*log.rows, *log.searches, *(row for sweep in sweeps for row in sweep.rows)]
         if format == "csv" and not options.all_columns:
             return csv_text(results.tidy(rows))
         return results.render(rows, format)
     if format == "table" and not options.details:
         how = {"width": answer.WIDTH} if options.output else screen.how()
-        parts = [answer.render(rows, folders=options.log, **how) for rows in (log.rows, log.searches) if rows]
-        parts += [sweep.screen(log.sweeps, **how)] if log.sweeps else []
-        return "\n".join(parts)
-    parts = [results.render(log.rows, format)] if log.rows else []
-    parts += [search.render(log.searches, format)] if log.searches else []
-    parts += [sweep.render(log.sweeps, format)] if log.sweeps else []
-    return "\n".join(parts)
+        return answer.of_log(log, folders=options.log, **how)
+    return results.of_log(log, format)
 
 
 if __name__ == "__main__":

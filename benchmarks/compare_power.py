@@ -20,9 +20,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import compare
 from benchmarks.interval_coverage import WORLDS, Run, World, padding, sides, simulate
-from common.analysis import change_verdicts, ratios
+from common.analysis import ratios
+from common.analysis.row import Row
+from common.analysis.standing import Margins, Standing
+from common.cli.compare import DETECT, REVISION_ROUNDS
 from common.core import settings, statistics
 from common.core.text import count
 from common.present.table import Column
@@ -46,7 +48,7 @@ class Design(NamedTuple):
 def designs() -> Sequence[Design]:
     cpu = settings.resolve({"preset": "cpu"}, "cpu")
     two = f"two runs, {cpu.rounds} rounds of {cpu.num_batches} batches (the CPU preset)"
-    fewest, most = compare.REVISION_ROUNDS
+    fewest, most = REVISION_ROUNDS
     revisions = f"`--rev`, {fewest} to {most} rounds of {cpu.num_batches} batches (its default)"
     return [
         Design(f"{title}, {count(losses, 'implementation')}", rounds, cpu.num_batches, losses, paired, most)
@@ -72,14 +74,12 @@ def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, wo
             assert ratio is not None
             shown = ratios.detectable(ratio, statistics.TOLERANCE, confidence)
             assert shown is not None
-            wanted = ratios.rounds_to_detect(compare.DETECT, rounds, shown, statistics.TOLERANCE)
+            wanted = ratios.rounds_to_detect(DETECT, rounds, shown, statistics.TOLERANCE)
             if min(wanted, design.most) <= rounds:
                 break
             rounds = min(wanted, design.most)
-        doubt = change_verdicts.time_doubt(ratio, paired, (0.0, 0.0))
-        margins = change_verdicts.Margins(statistics.TOLERANCE, statistics.TOLERANCE, confidence)
-        verdict, _ = change_verdicts.time(ratio, paired, margins, doubt)
-        called_slower += verdict == "slower"
+        standing = Standing(Row(), Row(), "step", Margins(confidence=confidence), ratio, paired)
+        called_slower += standing.verdict == "slower"
     return called_slower / runs
 
 

@@ -192,7 +192,7 @@ def memory_of(entry: Measured, kind: str = "exact") -> Optional[Ratio]:
 
 
 def limit_of(row: Row) -> Optional[float]:
-    return row.limit_percent.get("step", {}).get("packed")
+    return row.limit_percent.get("step")
 
 
 def pair(ratio: Optional[Ratio]) -> Tuple[Cell, Cell]:
@@ -217,7 +217,9 @@ def line(entry: Measured) -> Dict[str, Cell]:
         "times smaller": Cell(number(memory and 1 / memory.value, 3), 0),
         "smallest pruned MB": Cell(number(pruned and pruned.peer, 3), 0),
         "% of limit": Cell(number(limit_of(entry.fused), 2), 0),
-        "gradient error": Cell(error(entry.fused.at_size.grad_error if entry.fused.at_size else None), 0),
+        "gradient error": Cell(
+            error(entry.fused.checked.at_size.grad_error if entry.fused.checked.at_size else None), 0
+        ),
     }
 
 

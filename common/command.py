@@ -34,7 +34,7 @@ COMMANDS: Dict[str, Command] = {
     "sweep": Command("Measure at each of several values: rnnt-bench sweep vocab-size=500,4096.", "benchmark_all.py"),
     "doctor": Command("Print what works here, what fails and why, to paste into a report.", "common.tools.doctor"),
     "check": Command("Check the losses in corner cases: which is right in which.", "common.conformance.command"),
-    "compare": Command("Compare two measurements.", "compare.py"),
+    "compare": Command("Compare two measurements.", "common.cli.compare"),
     "summarize": Command("Print the table of log folders.", "summarize.py"),
     "report": Command("Write one HTML page from log folders.", "common.cli.report"),
     "submit": Command("Make a folder of results/ from a log folder, or check one.", "common.tools.submit"),

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import fused_table  # noqa: E402
 
 from common import command  # noqa: E402
-from common.analysis import logs, ranking, verdict  # noqa: E402
+from common.analysis import logs, verdict  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
@@ -34,7 +34,6 @@ from common.present.table import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.tables import answer  # noqa: E402
-from common.tables import sweep as swept_table  # noqa: E402
 
 command.register()
 
@@ -68,15 +67,13 @@ def table(folder: str) -> str:
 def screen(folder: str) -> str:
     """Return a block of what summarize.py prints into a pipe."""
     log = logs.read([ROOT / folder])
-    parts = [answer.render(rows, width=answer.WIDTH) for rows in (log.rows, log.searches) if rows]
-    parts += [swept_table.screen(log.sweeps)] if log.sweeps else []
-    return "\n".join(["```", *(part.rstrip("\n") for part in parts), "```"])
+    return f"```\n{answer.of_log(log)}```"
 
 
 def session(folder: str) -> str:
     """Return the same block below the command that was measured."""
     log = logs.read([ROOT / folder])
-    first = next(row for row in [*log.searches, *log.rows, *(row for swept in log.sweeps for row in swept.rows)])
+    first = next(row for row in [*log.searches, *log.rows, *log.swept])
     return screen(folder).replace("```\n", f"```\n{typed(command(first.header))}\n", 1)
 
 
@@ -109,7 +106,7 @@ def allocators(folders: str) -> str:
     heads += [f"{over.title}, {name}" for name in names]
     lines = []
     for name, row in first.items():
-        ratio = ranking.over(row, second[name], "step") if name in second and name in CHOICES else None
+        ratio = verdict.over_other(second[name], row, "step") if name in second and name in CHOICES else None
         if ratio:
             interval = f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low and ratio.high else ""
             sides = row, second[name]
@@ -137,8 +134,7 @@ def runs() -> str:
     for folder in sorted((ROOT / "results").iterdir(), reverse=True):
         if folder.is_dir():
             log = logs.read([folder], all_runs=True)
-            swept = [row for sweep_rows in log.sweeps for row in sweep_rows.rows]
-            headers = [row.header for row in [*log.rows, *log.searches, *swept]]
+            headers = [row.header for row in [*log.rows, *log.searches, *log.swept]]
             machine = headers[0].machine
             hardware = f"{machine.cpu}, {machine.cores} cores, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
             made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
@@ -155,7 +151,7 @@ def machines() -> str:
     for folder in sorted((ROOT / "results").iterdir()):
         if folder.is_dir() and not folder.name.endswith(NO_WORKLOAD):
             for group in logs.read([folder]).groups:
-                rows += [_machine(folder.name, [row for row in group.rows if row.status == "ok" and row.step_ms])]
+                rows += [_machine(folder.name, [row for row in group.rows if row.status == "ok" and row.step.ms])]
     heads = ["workload", "machine", "fastest exact", "step ms", "next exact", "approximation", "torch"]
     return markdown_of(heads, sorted(filter(None, rows)))
 
@@ -202,9 +198,9 @@ def _swept(folder: str) -> Tuple[str, Dict[str, Dict[str, Row]]]:
     (swept,) = logs.read([ROOT / folder]).sweeps
     ((key, _),) = swept.grid.items()
     by_value: Dict[str, Dict[str, Row]] = {}
-    for run in swept.runs:
-        if run.row.status == "ok":
-            by_value.setdefault(str(run.values[key]), {})[run.row.name] = run.row
+    for row in swept.rows:
+        if row.status == "ok":
+            by_value.setdefault(str(row.header.values[key]), {})[row.name] = row
     return key, by_value
 
 
@@ -226,9 +222,10 @@ def logits(folder: str) -> str:
     names = [name for name in CHOICES if any(name in rows for rows in by_kind.values())]
     lines = []
     for kind, rows in by_kind.items():
-        judged = [row.at_size for row in rows.values() if row.kind == "exact" and row.at_size]
+        judged = [row.checked.at_size for row in rows.values() if row.kind == "exact" and row.checked.at_size]
         shares = [size.needed_cells / size.useful_cells for size in judged if size.needed_cells is not None]
-        gaps = [abs(row.approximation_gap) for row in rows.values() if row.approximation_gap is not None]
+        known = [row.checked.approximation_gap for row in rows.values()]
+        gaps = [abs(gap) for gap in known if gap is not None]
         needed, gap = (f"{100 * values[0]:.2f}%" if values else "-" for values in (shares, gaps))
         lines.append([kind, needed, *_steps(rows, names), gap])
     return markdown_of(

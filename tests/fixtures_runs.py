@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
@@ -38,7 +39,6 @@ SETTINGS: Dict[str, Any] = {
     "prune_range": 5,
 }
 
-#: Of the utterances of the shape file and of its batches, each in two bins, and of the two measured batches.
 Record = Dict[str, Any]
 
 
@@ -224,6 +224,24 @@ def timed(folder, name, step_ms, exact=True, peak=8, **head):
     records = records_of(folder / name)
     records[0].update(head)
     write_records(folder / name, records)
+
+
+def three(step_ms: float, peak_mb: float = 8) -> List[List[Record]]:
+    """Jobs with three samples 10% apart and one peak."""
+    samples = [0.9 * step_ms, step_ms, 1.1 * step_ms]
+    return [correctness(), timing("timing-1", samples, samples), memory(peak_mb)]
+
+
+def write_sweep(folder, grid, names=("torchaudio",), jobs_of=lambda name, values: three(10), **head):
+    """Write the runs of a sweep over `grid`, whose jobs `jobs_of` makes of a name and a cell's values."""
+    for cell, combined in enumerate(product(*grid.values())):
+        values = dict(zip(grid, combined))
+        for number, name in enumerate(names):
+            first = header(name, "pruned" not in name, passes=["correctness", "timing", "memory"], rounds=1, **values)
+            lines = [line for job in jobs_of(name, values) for line in job]
+            first.update(run_id=folder.name, values=values, **head)
+            write_records(folder / f"{cell}-{number}", [first, *lines])
+    return folder
 
 
 def traced_run(folder, *texts, name="torchaudio", **head):

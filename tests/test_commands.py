@@ -240,7 +240,7 @@ def test_a_full_disk_behind_stdout(flags, log, tmp_path):
         assert done.returncode == 1 and "warning: no table: No space left" in done.stderr
         assert "Traceback" not in done.stderr and (log / "report.html").exists()
         assert_user_error(run("benchmark_all.py", "--list", stdout=full), "No space left")
-        assert_user_error(run("compare.py", log, log, stdout=full), "No space left")
+        assert_user_error(run("rnnt-bench", "compare", log, log, stdout=full), "No space left")
     assert rows_of(log)["torchaudio"]["loss_error"] < 1e-4
 
 

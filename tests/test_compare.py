@@ -1,4 +1,4 @@
-"""compare.py as a command: what it prints, refuses and exits with, on runs of made-up numbers."""
+"""`rnnt-bench compare`: what it prints, refuses and exits with, on runs of made-up numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measured(folder, factor=1.0, rounds=ROUNDS, flags=(), jobs=(), name="torchau
 
 
 def compare(*arguments, code=0):
-    done = run("compare.py", "--details", *arguments)
+    done = run("rnnt-bench", "compare", "--details", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -92,9 +92,9 @@ def test_what_is_not_there_any_more_fails_unless_it_was_left_out_on_purpose(tmp_
     assert "k2" not in compare(*strict, *advised).stdout
     assert [row["name"] for row in rows(*strict, "--only", "torchaudio")] == ["torchaudio"]
     assert "k2: measured at the baseline" in compare(*strict, "--only", "torchaudio,k2", code=1).stderr
-    assert_user_error(run("compare.py", *sides, "--only", "k3"), "--only k3", "torchaudio")
+    assert_user_error(run("rnnt-bench", "compare", *sides, "--only", "k3"), "--only k3", "torchaudio")
     assert_user_error(
-        run("compare.py", *sides, "--only", "k2"), "no implementation is in both", "a has k2", "b has none"
+        run("rnnt-bench", "compare", *sides, "--only", "k2"), "no implementation is in both", "a has k2", "b has none"
     )
 
 
@@ -151,7 +151,7 @@ def test_two_implementations_of_one_run_are_paired_by_round(tmp_path):
     assert row["name"] == "k2 against torchaudio" and step["paired"] and step["verdict"] == "slower"
     assert (step["ratio"], step["low"], step["high"]) == pytest.approx((1.1, 1.1, 1.1))
     assert "rounds paired" in compare("--in", tmp_path, "torchaudio", "k2").stdout
-    assert_user_error(run("compare.py", "--in", tmp_path, "torchaudio", "warp"), "warp", "k2, torchaudio")
+    assert_user_error(run("rnnt-bench", "compare", "--in", tmp_path, "torchaudio", "warp"), "warp", "k2, torchaudio")
 
 
 def test_the_run_that_has_both_is_preferred_to_the_newest_of_each(tmp_path):
@@ -175,7 +175,7 @@ def test_the_run_that_has_both_is_preferred_to_the_newest_of_each(tmp_path):
     ],
 )
 def test_other_settings_are_refused(settings, words, tmp_path):
-    done = run("compare.py", measured(tmp_path / "a"), measured(tmp_path / "b", **settings))
+    done = run("rnnt-bench", "compare", measured(tmp_path / "a"), measured(tmp_path / "b", **settings))
     assert_user_error(done, "not comparable", words, tmp_path / "a", tmp_path / "b")
     assert done.stdout == ""
 
@@ -197,7 +197,7 @@ def test_other_environments_are_refused(change, words, tmp_path):
     before, after = measured(tmp_path / "a"), measured(tmp_path / "b")
     changed = [{**line, **change} if line["record"] == "environment" else line for line in records_of(after)]
     write_records(after, changed)
-    assert_user_error(run("compare.py", before, after), "not comparable", words)
+    assert_user_error(run("rnnt-bench", "compare", before, after), "not comparable", words)
 
 
 def test_another_gpu_and_another_cpu_are_refused(tmp_path):
@@ -205,12 +205,12 @@ def test_another_gpu_and_another_cpu_are_refused(tmp_path):
     for folder, cpu in zip(sides, ("EPYC", "Xeon")):
         head, *lines = records_of(folder)
         write_records(folder, [{**head, "machine": {"cpu": cpu, "cores": 2}}, *lines])
-    assert_user_error(run("compare.py", *sides), "machine EPYC, 2 cores / Xeon, 2 cores")
+    assert_user_error(run("rnnt-bench", "compare", *sides), "machine EPYC, 2 cores / Xeon, 2 cores")
     for folder, name in zip(sides, ("A100", "H200")):
         head, *lines = records_of(folder)
         cuda = [{**line, "device": "cuda", "device_name": name} if "threads" in line else line for line in lines]
         write_records(folder, [{**head, "machine": {}}, *cuda])
-    assert_user_error(run("compare.py", *sides), "device name A100 / H200")
+    assert_user_error(run("rnnt-bench", "compare", *sides), "device name A100 / H200")
 
 
 def test_memory_is_the_highest_peak_of_the_batches_that_both_sides_have(tmp_path):
@@ -296,13 +296,13 @@ def test_markdown_for_a_pull_request(tmp_path):
     ],
 )
 def test_bad_usage(arguments, words):
-    assert_user_error(run("compare.py", *arguments), *words)
+    assert_user_error(run("rnnt-bench", "compare", *arguments), *words)
 
 
 def test_files_that_are_no_results(tmp_path):
     good = measured(tmp_path / "good")
     (tmp_path / "empty").mkdir()
-    assert_user_error(run("compare.py", good, tmp_path / "empty"), "no results.jsonl in it")
+    assert_user_error(run("rnnt-bench", "compare", good, tmp_path / "empty"), "no results.jsonl in it")
     bad = tmp_path / "results.jsonl"
     for text in (
         "not json\n",
@@ -311,9 +311,9 @@ def test_files_that_are_no_results(tmp_path):
         json.dumps({**header("k2"), "settings": 3}) + "\n",
     ):
         bad.write_text(text)
-        assert_user_error(run("compare.py", good, bad), bad)
+        assert_user_error(run("rnnt-bench", "compare", good, bad), bad)
     write_records(tmp_path / "types", [{**header("torchaudio"), "schema": "a"}, status("timing-1")])
-    assert_user_error(run("compare.py", good, tmp_path / "types"), tmp_path / "types", "line 1")
+    assert_user_error(run("rnnt-bench", "compare", good, tmp_path / "types"), tmp_path / "types", "line 1")
     write_records(tmp_path / "zero", [{**line, "total_wall_ns": 0} for line in records_of(good)])
     (row,) = rows(good, tmp_path / "zero")
     assert row["time"]["step"]["ratio"] is None
@@ -329,7 +329,7 @@ def test_a_screen_tells_the_verdict(tmp_path):
     for at in range(10):
         for side, factor in (("a", 1.0), ("b", 1.5 if at == 3 else 1.0)):
             measured(tmp_path / side / f"l{at}", factor, name=f"loss{at}", run_id=side)
-    text = run("compare.py", tmp_path / "a", tmp_path / "b").stdout
+    text = run("rnnt-bench", "compare", tmp_path / "a", tmp_path / "b").stdout
     lines = text.splitlines()
     assert len(lines) <= 44 and max(map(len, lines)) <= 100 and "\x1b" not in text
     verdict = " ".join(text.partition("VERDICT")[2].split())
@@ -339,27 +339,20 @@ def test_a_screen_tells_the_verdict(tmp_path):
     assert "slower: " in verdict and "loss3 step, loss3 loss" in verdict
 
 
-def test_two_losses_of_two_torches_have_a_verdict_of_their_own_and_no_part_in_the_power(tmp_path):
-    def under(torch, folder, *arguments, **options):
-        measured(folder, *arguments, run_id="x", **options)
-        head, *lines = records_of(folder)
-        write_records(folder, [head, *({**line, "torch": torch} if "torch" in line else line for line in lines)])
-
-    under("2.11.0", tmp_path / "torchaudio")
-    under("1.13.1", tmp_path / "k2", 0.1, [*ROUNDS[:4], 3.0], name="k2")
-    done = run("compare.py", "--in", tmp_path, "torchaudio", "k2")
-    ending = " ".join(done.stdout.partition("VERDICT")[2].split())
-    assert "other torch: k2 against torchaudio" in ending and "torch 2.11.0 and 1.13.1" in ending
-    assert "./compare.py --in log fast_rnnt@k2 k2" in ending and "detectable" not in ending
-    (row,) = rows("--in", tmp_path, "torchaudio", "k2")
-    assert {time["verdict"] for time in row["time"].values()} == {"other torch"}
-    assert all(time["detectable"] is None and time["ratio"] for time in row["time"].values())
+def test_two_losses_of_two_torches_are_not_comparable(tmp_path):
+    for folder, torch, name in (("torchaudio", "2.11.0", "torchaudio"), ("k2", "1.13.1", "k2")):
+        measured(tmp_path / folder, run_id="x", name=name)
+        head, *lines = records_of(tmp_path / folder)
+        lines = [{**line, "torch": torch} if "torch" in line else line for line in lines]
+        write_records(tmp_path / folder, [head, *lines])
+    done = run("rnnt-bench", "compare", "--in", tmp_path, "torchaudio", "k2")
+    assert_user_error(done, "torch 2.11.0 / 1.13.1", "compare k2 with fast_rnnt@k2", "--only k2,fast_rnnt@k2")
 
 
 def test_the_verdict_of_two_noisy_runs_begins_with_what_they_cannot_tell(tmp_path):
     for side, rounds in (("a", [1.0, 1.3, 0.8, 1.2]), ("b", [1.1, 0.8, 1.2, 1.0])):
         measured(tmp_path / side, 1.0, rounds, run_id=side)
-    text = " ".join(run("compare.py", tmp_path / "a", tmp_path / "b").stdout.partition("VERDICT")[2].split())
+    text = " ".join(run("rnnt-bench", "compare", tmp_path / "a", tmp_path / "b").stdout.partition("VERDICT")[2].split())
     assert (
         re.match(r"times: too noisy; detectable at 80% power: \d+%", text) and "0 faster, 0 slower, 2 unclear" in text
     )
@@ -371,4 +364,4 @@ def test_the_same_within_a_margin_that_was_asked_for(tmp_path):
     for arguments, verdict in (((), "unclear"), (("--same", "10%"), "same")):
         (row,) = rows(*sides, *arguments)
         assert {time["verdict"] for time in row["time"].values()} == {verdict}
-    assert_user_error(run("compare.py", *sides, "--same", "1%"), "--same", "tolerance")
+    assert_user_error(run("rnnt-bench", "compare", *sides, "--same", "1%"), "--same", "tolerance")

@@ -17,7 +17,7 @@ def compared(tmp_path, *rows):
     for name, *sides in rows:
         for side, ms in zip(("baseline", "new"), sides):
             timed(tmp_path / side, name, ms, run_id=side)
-    done = run("compare.py", tmp_path / "baseline", tmp_path / "new", "--output", tmp_path / "page.html")
+    done = run("rnnt-bench", "compare", tmp_path / "baseline", tmp_path / "new", "--output", tmp_path / "page.html")
     assert done.returncode == 0 and "VERDICT" in done.stdout and str(tmp_path / "page.html") in done.stderr
     return (tmp_path / "page.html").read_text(encoding="utf-8")
 

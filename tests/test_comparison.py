@@ -16,16 +16,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import compare
-from common.analysis import change_verdicts, comparison, measured, pairs
-from common.analysis.pairs import Pair
-from common.analysis.ratios import Ratio
+from common.analysis import comparison, measured
+from common.analysis.comparison import Pair
+from common.analysis.row import Row
+from common.cli.compare import REVISION_ROUNDS
 from common.core import settings, statistics
 from common.records import schema
 
 DATA = Path(__file__).parent / "data" / "compare"
 NAMES = ("torchaudio", "optimized_transducer")
-MARGINS = change_verdicts.Margins(0.02, 0.02, 0.95)
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def seeds(thorough):
 
 @cache
 def real(load, name):
-    (run,) = pairs.read_runs(DATA / load / f"{name}.jsonl")
+    (run,) = comparison.read_runs(DATA / load / f"{name}.jsonl")
     return run
 
 
@@ -53,7 +52,7 @@ def drawn(run, rounds, run_id, factor=1.0, calm=False):
         return replace(line, **changed)
 
     lines = [copy(line, number) for number, lines in enumerate(rounds, start=1) for line in lines]
-    return measured.row([replace(run.header, run_id=run_id), *lines], run.folder, run.file, traces=False)
+    return measured.row([replace(run.header, run_id=run_id), *lines], run.folder, traces=False)
 
 
 def separate_runs(run, seed, rounds, **options):
@@ -147,7 +146,7 @@ def quieter(run, spread):
         return replace(line, total_wall_ns=center * (line.total_wall_ns / center) ** power)
 
     lines = [shrunk(line) for lines in run.jobs.values() for line in lines]
-    return measured.row([run.header, *lines], run.folder, run.file, traces=False)
+    return measured.row([run.header, *lines], run.folder, traces=False)
 
 
 def by_batch(samples, *batches):
@@ -175,7 +174,7 @@ def test_a_planted_slowdown_of_3_percent_is_found_when_the_spread_allows_it(name
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planted_slowdown_of_10_percent_is_found_at_the_default_settings(name, draw, rounds, seeds):
     """Rounds that deviate by 2%, of two runs of the CPU preset and of --rev."""
-    assert rounds == (settings.resolve({}, "cpu").rounds if draw is separate_runs else compare.REVISION_ROUNDS[0])
+    assert rounds == (settings.resolve({}, "cpu").rounds if draw is separate_runs else REVISION_ROUNDS[0])
     run = quieter(real("one-thread", name), 0.02)
     counts = verdicts([draw(run, seed, rounds, factor=1.1) for seed in seeds])
     assert counts["slower"] >= 0.8 * sum(counts.values()) and counts["faster"] == 0
@@ -201,75 +200,29 @@ def test_a_planted_slowdown_is_found_at_its_size():
 def test_intervals_are_wider_the_more_of_them_there_are():
     pairs = [separate_runs(real("one-thread", name), 1, 8) for name in NAMES]
     alone, both = comparison.compare(pairs[:1], ["step"]), comparison.compare(pairs)
-    assert (alone[0].confidence, both[0].confidence) == pytest.approx((0.95, 0.9875))
+    assert (alone[0].margins.confidence, both[0].margins.confidence) == pytest.approx((0.95, 0.9875))
     assert both[0].time["step"].high > alone[0].time["step"].high
 
 
-def ratio(value=1.5, low=1.4, high=1.6, baseline=(1.0, 1.0, 1.0, 1.0), new=(1.5, 1.5, 1.5, 1.5), error=0.01):
-    return Ratio(value, low, high, 2, baseline, new, error, len(new) - 1)
+@pytest.mark.parametrize(
+    "ratio, counter, verdict",
+    [
+        (1.0, "torch", "same"),
+        (1.05, "torch", "more"),
+        (0.9, "torch", "less"),
+        (1.05, None, "same"),
+        (1.2, None, "more"),
+    ],
+)
+def test_memory(ratio, exact, verdict):
+    """The process's peak is not exact."""
 
+    def side(peak):
+        counters = {"device_allocated": {}, "torch_allocated": {"0": peak} if exact else {}, "process": {"0": peak}}
+        return Row("a", peaks_mb={"step": counters})
 
-def test_two_rounds_are_never_enough():
-    few = ratio(baseline=(1.0, 1.0))
-    doubt = change_verdicts.time_doubt(few, True, (0, 0))
-    assert doubt.startswith("2 rounds on a side") and "--rounds 10" in doubt
-    assert change_verdicts.time(few, True, MARGINS, doubt) == ("unclear", f"50.0% more time, but {doubt}")
-    single = ratio(low=None, high=None, baseline=(1.0,), error=None)
-    assert change_verdicts.time_doubt(single, False, (0, 0)).startswith("1 round on a side")
-
-
-def test_a_run_that_drifts_as_much_as_the_two_differ_is_in_doubt():
-    drifting = ratio(baseline=(1.0, 1.0, 1.6, 1.6))
-    assert "drifts by 60.0%" in change_verdicts.time_doubt(drifting, False, (0, 0))
-    assert change_verdicts.time_doubt(drifting, True, (0, 0)) == ""  # the other side's rounds drifted beside them
-    assert change_verdicts.time_doubt(ratio(baseline=(1.0, 1.0, 1.4, 1.4)), False, (0, 0)) == ""
-
-
-def test_load_is_a_doubt_between_separate_runs_only():
-    assert "20% of the baseline's samples" in change_verdicts.time_doubt(ratio(), False, (0.2, 0))
-    assert change_verdicts.time_doubt(ratio(), False, (0.1, 0.1)) == ""
-    assert change_verdicts.time_doubt(ratio(), True, (0.9, 0)) == ""
-
-
-def test_the_advice_names_a_number_of_rounds():
-    # 5% off, 3% from the tolerance; the spread of a round is 2%: t(5) * 0.02 / sqrt(6) = 2.1% tells, t(4) does: 2.5%.
-    wide = ratio(1.05, 0.99, 1.11, (1.0,) * 3, (1.05,) * 3, 0.02 / math.sqrt(3))
-    verdict, reason = change_verdicts.time(wide, True, MARGINS, "")
-    assert verdict == "unclear" and reason.endswith("about 5 rounds would tell")
-    close = ratio(1.0201, 0.99, 1.05, (1.0,) * 3, (1.0201,) * 3, 0.02 / math.sqrt(3))
-    assert "too close to the tolerance" in change_verdicts.time(close, True, MARGINS, "")[1]
-
-
-def test_the_advice_for_a_wide_spread_blames_the_spread_and_the_load_before_it():
-    wide = ratio(0.843, 0.001, 1081, (1.0,) * 3, (0.843,) * 3, 2.5)
-    verdict, reason = change_verdicts.time(wide, True, MARGINS, "")
-    assert verdict == "unclear" and "the interval, 0.001 to 1081 times the baseline, reaches over" in reason
-    assert reason.endswith("not even 100 rounds would tell: the spread between rounds is too large")
-    reason = change_verdicts.time(wide, True, MARGINS, "", (0.9, 0.4))[1]
-    assert reason.count("ran beside other load") == 1 and "90% of the baseline's samples and 40%" in reason
-    assert reason.index("other load: end what else runs and repeat") < reason.index("not even 100 rounds")
-    # a clear verdict of paired rounds names it too
-    assert change_verdicts.time(ratio(), True, MARGINS, "", (0.9, 0.4))[1].endswith("ran beside other load")
-
-
-def test_the_same_is_said_within_a_margin_of_its_own():
-    close = ratio(1.01, 0.95, 1.07, error=0.01)
-    assert change_verdicts.time(close, True, MARGINS, "")[0] == "unclear"
-    wide = MARGINS._replace(same=0.1)
-    assert change_verdicts.time(close, True, wide, "")[0] == "same"
-    assert change_verdicts.time(ratio(1.05, 0.95, 1.12, error=0.01), True, wide, "")[0] == "unclear"
-    assert change_verdicts.time(ratio(1.05, 1.03, 1.07, error=0.01), True, wide, "")[0] == "slower"  # that is sure
-    busy = (0.5, 0.0)
-    doubt = change_verdicts.time_doubt(close, False, busy)
-    assert change_verdicts.time(close, False, wide, doubt, busy)[0] == "unclear"
-
-
-def test_memory():
-    assert change_verdicts.memory(1.0, "torch_allocated", 0.02)[0] == "same"
-    assert change_verdicts.memory(1.05, "torch_allocated", 0.02)[0] == "more"
-    assert change_verdicts.memory(0.9, "device_allocated", 0.02)[0] == "less"
-    assert change_verdicts.memory(1.05, "process", 0.02)[0] == "same"  # VmHWM is not exact
-    assert change_verdicts.memory(1.2, "process", 0.02)[0] == "more"
+    (change,) = comparison.compare([Pair(side(100.0), side(100 * ratio))], ["step"])
+    assert change.memory["step"].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -287,10 +240,9 @@ def test_memory():
     ],
 )
 def test_errors(baseline, new, expected):
-    def record(errors):
-        if errors is None:
-            return None
-        of = {"loss_error": errors[0], "grad_error": errors[1], "tolerance": 1e-4, "ok": max(errors) < 1e-4}
-        return schema.Correctness(job="correctness", **of)
+    def side(errors):
+        of = errors and {"loss_error": errors[0], "grad_error": errors[1], "tolerance": 1e-4, "ok": max(errors) < 1e-4}
+        return Row("a", checked=schema.Correctness(**(of or {})))
 
-    assert change_verdicts.errors(record(baseline), record(new))[0] == expected
+    (change,) = comparison.compare([Pair(side(baseline), side(new))])
+    assert change.errors.verdict == expected

@@ -140,8 +140,9 @@ def test_torchaudio_s_aligner_is_named():
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda one: one.name)
 def test_the_roofline_s_formula_is_what_the_step_multiplies(implementation):
     """Each in its own layout. The pruned loss multiplies once more, a matrix by a vector, to smooth."""
-    pytest.importorskip("msgspec", reason="the roofline reads records")
-    from common.analysis import roofline
+    from msgspec import structs
+
+    from common.analysis import times
     from common.records.schema import Batch
 
     adapter = adapter_of(implementation, "cpu")
@@ -156,15 +157,12 @@ def test_the_roofline_s_formula_is_what_the_step_multiplies(implementation):
     with FlopCounter() as counter:
         prepare(adapter, model, batch, "step").run()
     macs = sum(entry["macs"] for entry in counter.document()["counts"] if entry["operator"] != "aten::mv")
-    (frames, targets), N = map(sum, zip(*SHAPES)), len(SHAPES)
-    T, U = map(max, zip(*SHAPES))
-    cells = [(t, u + 1) for t, u in SHAPES]
-    described = Batch(
-        **{"index": 0, "N": N, "T_max": T, "U_max": U, "frames": frames, "tokens": targets, "one_symbol_cells": 1},
-        useful_cells=sum(t * columns for t, columns in cells),
-        padded_cells=N * T * (U + 1),
-        pruned_cells=sum(t * min(settings.prune_range, columns) for t, columns in cells),
-    )
-    size = roofline.sizes(described, "packed" if adapter.layout == "packed" else "padded", settings.prune_range, 1.0)
-    simple = 4 * size.cells * settings.vocab_size if adapter.kind == "pruned" else 0  # its gradient is not in the bound
-    assert 2 * macs == roofline.work("step", adapter.kind, size, vars(settings)).flops + simple
+    N, T, U = len(SHAPES), *map(max, zip(*SHAPES))
+    shapes = SHAPES if adapter.layout == "packed" else [(T, U)] * N  # padding is multiplied too
+    cells = sum(t * (u + 1) for t, u in shapes)
+    described = Batch(0, N, T, U, useful_cells=cells, padded_cells=cells)
+    described = structs.replace(described, frames=sum(t for t, _ in shapes), tokens=sum(u for _, u in shapes))
+    pruned = sum(t * min(settings.prune_range, u + 1) for t, u in shapes)
+    described = structs.replace(described, one_symbol_cells=cells, pruned_cells=pruned)
+    simple = 4 * cells * settings.vocab_size if adapter.kind == "pruned" else 0  # its gradient is not in the bound
+    assert 2 * macs == times.least_work("step", adapter.kind, described, vars(settings), 1.0)[1] + simple

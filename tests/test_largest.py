@@ -14,7 +14,8 @@ from canned import Canned, measured
 from commands import ROOT, rows_of, run, start, wait_for_worker
 from fixtures_runs import MIB, correctness, environment, records_of, sample, status, summarize, write_records, write_run
 
-from common.analysis import logs, pairs
+from common.analysis import logs
+from common.analysis.comparison import read_runs
 from common.analysis.metrics import largest
 from common.core import settings
 from common.core.errors import UserError
@@ -333,18 +334,18 @@ def test_a_finished_search(tmp_path):
     assert (row.status, answer.size, answer.too_large, answer.limited_by) == ("ok", 13, 14, "memory")
     assert not answer.at_least and answer.probes == 6 and answer.peak_mb == 13 and answer.padded_cells == 1300
     assert answer.limit_bytes == 2**30 and answer.limit_kind == "address space"
-    assert answer.utterances_per_second == pytest.approx(975) and row.step_ms.median == 15 and row.rounds == 2
+    assert row.utterances_per_second == pytest.approx(975) and row.step.ms.median == 15 and row.rounds == 2
     text = summarize(tmp_path)
     assert "memory" in text and "1.000 GiB" in text and "975.0" in text
     with pytest.raises(UserError, match="--find-largest"):  # nothing to compare
-        pairs.read_runs(tmp_path)
+        read_runs(tmp_path)
 
 
 def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
     jobs = [probe(4), probe(5), probe(6, "oom"), throughput(5, 1, 10), throughput(5, 2, 99, "oom")]
     row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
     assert row.status == "ok" and row.largest.size == 4 and row.largest.limited_by == "memory"
-    assert row.step_ms.median == 20 and row.largest.utterances_per_second == pytest.approx(200)
+    assert row.step.ms.median == 20 and row.utterances_per_second == pytest.approx(200)
 
 
 TIMED = [throughput(4, 1, 10), throughput(4, 2, 10)]
@@ -406,7 +407,7 @@ def test_a_search_from_start_to_end_with_a_killed_probe(tmp_path, tiny_shapes):
         and largest["limited_by"] == "memory"
     )
     assert 0 < largest["peak_mb"] * MIB <= 85e6 == largest["limit_bytes"]
-    assert largest["utterances_per_second"] > 0 and largest["frames_per_second"] > largest["utterances_per_second"]
+    assert row["utterances_per_second"] > 0 and largest["frames_per_second"] > largest["utterances_per_second"]
     outcomes = [record["status"] for record in after if record["record"] == "status" and record["pass"] == "probe"]
     assert "oom" in outcomes
 

@@ -14,8 +14,10 @@ import pytest
 from commands import has_words, run
 from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
-from common.analysis import ranking, verdict
-from common.analysis.row import BESIDE_LOAD, Row
+from common.analysis import verdict
+from common.analysis.row import Row
+from common.analysis.standing import BESIDE_LOAD, rank_times
+from common.analysis.times import Times
 from common.system import cgroup, load, machine
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -288,9 +290,9 @@ def simulated(chance, loaded_rounds, flagged):
             crowded = number in loaded_rounds
             factor = chance.lognormvariate(0, 0.05) * (slowed * chance.lognormvariate(0, 0.3) if crowded else 1)
             medians[str(number)] = {"0": ms * factor}
-        loaded = {"step": [str(number) for number in sorted(loaded_rounds)]} if flagged and loaded_rounds else {}
-        rows.append(Row(name, kind="exact", run_id="one", round_medians_ms={"step": medians}, loaded_rounds=loaded))
-    ranking.rank_times(rows)
+        loaded = [str(number) for number in sorted(loaded_rounds)] if flagged else []
+        rows.append(Row(name, kind="exact", step=Times(medians=medians, loaded=loaded)))
+    rank_times(rows)
     return rows
 
 

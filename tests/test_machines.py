@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 import re
 
-import pytest
 from faults.damage import mutated
 from fixtures_machines import LARGE, measured, side_by_side
 from fixtures_runs import environment, header, status, write_records, write_run
 
-from common.analysis import groups, logs, machines, ranking
-from common.analysis.row import Row
+from common.analysis import groups, logs, machines
 from common.show.machines import TITLE, numbers
 from common.show.page import page
 
@@ -42,17 +40,6 @@ def test_runs_from_before_cores_were_recorded_and_of_cuda_are_of_any(tmp_path):
     first = {**header("k2", device="cuda:0"), "machine": {"cores": 8}}
     write_records(tmp_path / "gpu", [first, status("correctness", "missing", "no k2")])
     assert logs.rows([tmp_path / "gpu"])[0].configuration["cores"] is None
-
-
-def test_a_ratio_is_over_the_batches_that_both_have():
-    def row(name, rounds):
-        return Row(name, run_id="one", round_medians_ms={"step": rounds})
-
-    whole = row("a", {"1": {"4": 10.0, "9": 1000.0}, "2": {"4": 10.0, "9": 1000.0}})
-    half = row("b", {"1": {"4": 30.0}, "2": {"4": 30.0}})
-    assert ranking.over(whole, half, "step").ratio == pytest.approx(3)
-    assert ranking.over(whole, row("c", {}), "step") is None
-    assert ranking.over(whole, row("d", {"1": {"7": 1.0}}), "step") is None
 
 
 def test_configurations_that_differ_only_in_the_machine_stand_side_by_side(tmp_path):

@@ -8,14 +8,13 @@ import json
 
 import pytest
 from fixtures_model_runs import write_inference
-from fixtures_runs import correctness, summarize, timing, write_run
-from fixtures_sweeps import measured, write_sweep
+from fixtures_runs import correctness, summarize, three, timing, write_run, write_sweep
 
 from common.analysis import comparison, logs, metrics
+from common.analysis.comparison import two_sides
 from common.analysis.metrics import Metric
-from common.analysis.pairs import two_sides
 from common.tables import comparison as comparison_table
-from common.tables import results, sweep
+from common.tables import results
 from common.tools.inference import rows as inference
 from common.tools.kept import read
 from common.tools.pipelines import rows as pipelines
@@ -25,13 +24,13 @@ from common.tools.profile import rows as profile
 @pytest.fixture
 def made(monkeypatch):
     """Seconds of compute for a second of speech, made up: ten times the step's seconds."""
-    metric = Metric("rtf", "RTF", lambda row: row.step_ms and row.step_ms.median / 100, better="lower")
+    metric = Metric("rtf", "RTF", lambda row: row.step.ms and row.step.ms.median / 100, better="lower")
     monkeypatch.setitem(metrics.METRICS, "rtf", metric)
 
 
 def test_a_metric_in_one_line_is_everywhere(made, tmp_path):
     write_run(tmp_path / "a")  # a step takes 25 ms
-    write_sweep(tmp_path / "s", {"vocab_size": [500, 4000]}, ["k2"], lambda name, values: measured(50))
+    write_sweep(tmp_path / "s", {"vocab_size": [500, 4000]}, ["k2"], lambda name, values: three(50))
     log = logs.read([tmp_path])
     table = results.render(log.rows)
     line = next(line for line in table.splitlines() if line.startswith("torchaudio"))
@@ -43,11 +42,11 @@ def test_a_metric_in_one_line_is_everywhere(made, tmp_path):
     assert metrics.scalars(log.rows[0])["metrics/rtf"] == 0.25
     for closed in ("page", "answer", "readme"):
         assert "RTF" not in [column.title for column in results.table(closed, "", log.rows).columns]
-    assert "0.5000" in sweep.render(log.sweeps, "table")
+    assert "0.5000" in results.of_log(log)
 
 
 def test_compare_shows_metrics_with_their_units(monkeypatch, tmp_path):
-    """compare.py takes a list of keys, like every table."""
+    """compare takes a list of keys, like every table."""
     sides = [write_run(tmp_path / name) and tmp_path / name for name in ("a", "b")]
     for key, unit in (("step_median", "MS"), ("peak_mb", "Mb")):
         monkeypatch.setitem(metrics.METRICS, key, metrics.METRICS[key]._replace(unit=unit))

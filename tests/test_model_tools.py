@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from commands import ROOT, assert_user_error, run
+from commands import ROOT, run
 from fixtures_model_runs import command, write_profile
 
 from common.analysis.logs import read_any

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from common.analysis import change_verdicts, ratios
+from common.analysis import ratios
 from common.analysis.ratios import Padding
+from common.analysis.row import Row
+from common.analysis.standing import Standing
 from common.core.statistics import median, student_t
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,8 +114,10 @@ def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch()
     }
     estimate, paired = ratios.ratio(baseline, new, together=False)
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((1.1, 1.1, 1.1))
-    assert not paired and "beside other load" in change_verdicts.time_doubt(estimate, paired, [0.0, 0.5])
-    assert not change_verdicts.time_doubt(estimate, paired, [0.0, 0.0])
+    doubts = [
+        Standing(Row(), Row("b"), "step", ratio=estimate, paired=paired, busy=(0.0, busy)).doubt for busy in (0.5, 0)
+    ]
+    assert not paired and "beside other load" in doubts[0] and not doubts[1]
     assert ratios.ratio(baseline, new, together=True)[1]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from browsers import AXE, CHROMIUM, DRIVER, Browser
 from fixtures_conformance import write_check
-from fixtures_runs import timed, traced_run
-from fixtures_sweeps import write_sweep
+from fixtures_runs import timed, traced_run, write_sweep
 from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs

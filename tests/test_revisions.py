@@ -1,4 +1,4 @@
-"""compare.py --rev, with real revisions of a copy of this repository, measured for real."""
+"""`rnnt-bench compare --rev`, with real revisions of a copy of this repository, measured for real."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def slow_copy(folder):
 
 
 def compare(folder, *arguments, code=0, **options):
-    done = run(folder / "compare.py", *arguments, cwd=folder, **options)
+    done = run(folder / "rnnt-bench", "compare", *arguments, cwd=folder, **options)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -162,7 +162,7 @@ def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, t
     scratch.mkdir()
     flags = ["--rev", "fast", "--rev", "slow", "--log-dir", keep, "--", *FLAGS, "--shape-file", tiny_shapes]
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    process = piped(how(command(repository / "compare.py", *flags)), cwd=repository, env=environment)
+    process = piped(how(command(repository / "rnnt-bench", "compare", *flags)), cwd=repository, env=environment)
     wait_for(lambda: any(path.stat().st_size for path in scratch.glob("common.jobs.worker-*/records.jsonl")), "record")
     assert (repository / ".build" / "revisions").exists()
     process.terminate()
@@ -190,7 +190,7 @@ def test_a_loss_of_ones_own_is_each_revisions_file(repository, tiny_shapes):
 
 
 HOOK = """#!/bin/sh
-exec {python} compare.py --rev fast --rev slow --log-dir {keep} -- {flags} >{said} 2>&1
+exec {python} rnnt-bench compare --rev fast --rev slow --log-dir {keep} -- {flags} >{said} 2>&1
 """
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT, run
-from fixtures_sweeps import write_sweep
+from fixtures_runs import write_sweep
 
 from common.core import settings
 from common.core.errors import UserError

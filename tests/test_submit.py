@@ -69,8 +69,8 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     assert not [secret for secret in SECRET if secret in text] and "OMP_NUM_THREADS" in text
     before, after = ({row.name: row for row in submit.rows_of(path)} for path in (WHOLE, folder))
     for name, row in after.items():
-        assert row.status == before[name].status and row.step_ms == before[name].step_ms
-        assert row.memory == before[name].memory and row.grad_error == before[name].grad_error
+        assert row.status == before[name].status and row.step.ms == before[name].step.ms
+        assert row.memory == before[name].memory and row.checked.grad_error == before[name].checked.grad_error
     again = run("rnnt-bench", "submit", log, "--into", tmp_path / "results")
     assert_user_error(again, "is there already", "--name")
 

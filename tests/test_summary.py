@@ -61,16 +61,6 @@ def test_headline_of_a_light_and_a_heavy_batch(tmp_path):
     assert row["stages"]["step"]["joiner"] == pytest.approx(5.3)
 
 
-def test_why_sampling_ended(tmp_path):
-    whys = {"timing-1": "time cap", "timing-2": "spread"}
-    stops = {job: {"record": "stop", "job": job, "scope": "step", "round": 1, "why": why} for job, why in whys.items()}
-    rounds = [[*lines[:-1], stops[lines[-1]["job"]], lines[-1]] for lines in map(timing, whys, [[10]] * 2, [[1]] * 2)]
-    row = one_row(write_run(tmp_path / "a", jobs=rounds, passes=["timing"]))
-    assert row["stopped"] == {"step": {"time cap": 1, "spread": 1}}
-    assert "torchaudio step in 1 of 2 rounds" in summarize(tmp_path / "a")
-    assert "--max-seconds" not in summarize(write_run(tmp_path / "b"))
-
-
 def test_flagged_samples_are_kept_and_counted(tmp_path):
     jobs = [correctness(), timing("timing-1", [10, 20], [1], flags=["busy"]), timing("timing-2", [30], [3])]
     row = one_row(write_run(tmp_path / "a", jobs=jobs, passes=["correctness", "timing"]))

@@ -172,21 +172,6 @@ def test_json_has_the_promised_keys_and_no_infinity(tmp_path):
     } <= set(row)
 
 
-def test_errors_at_the_measured_size_stand_below_the_table(tmp_path):
-    def at_size(U, grad_error):
-        sizes = {"batch": 4, "N": 2, "T_max": 407, "U_max": U}
-        return {**sizes, "loss_error": 8e-8, "grad_error": grad_error, "grad_tolerance": 1e-3, "ok": True}
-
-    for name, U, grad_error in (("k2", 86, 4e-4), ("fast_rnnt", 86, 1e300), ("torchaudio", 90, 2e-4)):
-        jobs = [correctness(at_size=at_size(U, grad_error)), timing("timing-1", [10], [1])]
-        write_run(tmp_path / name, name=name, jobs=jobs)
-    text = summarize(tmp_path)
-    assert "on a measured batch, N x T x U 2 x 407 x 86: " in text and "torchaudio 8.0e-08 / 2.0e-04\n" in text
-    assert "k2 8.0e-08 / 4.0e-04" in text and "fast_rnnt 8.0e-08 / inf" in text
-    row = json.loads(summarize(tmp_path / "k2", "--format", "json"))[0]
-    assert row["at_size"]["grad_tolerance"] == 1e-3 and row["at_size"]["N"] == 2
-
-
 @pytest.mark.parametrize(
     "device, settings_given, expected",
     [

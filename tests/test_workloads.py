@@ -10,8 +10,8 @@ import pytest
 from commands import assert_user_error, run
 from fixtures_runs import write_run
 
-from common.analysis import identity, logs, pairs
-from common.analysis.groups import groups, heading
+from common.analysis import comparison, logs
+from common.analysis.groups import differences, groups, heading
 from common.core import presets, settings
 from common.core.errors import UserError
 from common.data import measured_batches, shapes
@@ -175,9 +175,9 @@ def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     words = settings.described({key: value})[0]
     assert [words in heading(group) for group in of_run] == [len(group) == 1 for group in of_run]
 
-    old, same, other = (pairs.read_runs(tmp_path / name)[0] for name in "abc")
-    assert identity.differences(old, same) == []
-    assert identity.differences(old, other) == identity.differences(same, other) != []
+    old, same, other = (comparison.read_runs(tmp_path / name)[0] for name in "abc")
+    assert differences(old, same) == []
+    assert differences(old, other) == differences(same, other) != []
 
 
 def test_a_workload_end_to_end(tiny_shapes, tmp_path):

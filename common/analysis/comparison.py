@@ -1,25 +1,201 @@
-"""Compare pairs of runs: time, memory and errors, each with a verdict and its reason, as plain data.
+"""Compare pairs of runs: time, memory and errors, each with a verdict and its reason.
 
-Time is judged over rounds: paired where the rounds of both sides ran beside each other, else as two independent
-groups.  All intervals of one comparison hold together with 95% (Bonferroni), so that a comparison of many rows raises
-no more false alarms than one of a single row.  The rounds of two separate runs cannot show whether the machine changed
-between them.  The tolerance, the drift within each run and the load recorded beside each sample guard against that.
+Only runs that measured the same thing on the same kind of machine are a pair; an error names what differs otherwise.
+Time is judged over rounds (see standing.py): paired where the rounds of both sides ran beside each other, else as two
+independent groups.  All intervals of one comparison hold together with 95% (Bonferroni), so that a comparison of many
+rows raises no more false alarms than one of a single row.  The rounds of two separate runs cannot show whether the
+machine changed between them.  The tolerance, the drift within each run and the load beside each sample guard against
+that.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import change_verdicts, ratios
-from common.analysis.change_verdicts import Margins
-from common.analysis.pairs import Pair, Sides
+from common.analysis import measured, ratios
+from common.analysis.groups import differences, newest_first, newest_of_each
 from common.analysis.row import PEAKS, SCOPES, Row
+from common.analysis.standing import Margins, Standing, percent, stand
 from common.core import statistics
+from common.core.errors import UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
+from common.core.paths import not_there
 from common.core.statistics import TOLERANCE
-from common.core.text import gathered, gathered_twice
-from common.records.schema import Record
+from common.core.text import gathered, plain
+from common.records import schema, store
+from common.records.schema import Line, Record
+
+#: The process's peak (VmHWM) differs by some percent between two runs of the same code.
+PROCESS_TOLERANCE = 0.1
+#: Rounding differs with the order of a sum: a change is another order of magnitude, well above float32's rounding.
+ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
+
+
+# Pairs.
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Hold two runs that measured the same."""
+
+    baseline: Row
+    new: Row
+
+    @property
+    def name(self) -> str:
+        return self.new.name if self.one_loss else f"{self.new.name} against {self.baseline.name}"
+
+    @property
+    def one_loss(self) -> bool:
+        """Tell whether both sides are of one implementation."""
+        return self.baseline.name == self.new.name
+
+    @property
+    def together(self) -> bool:
+        """Tell whether both sides were measured in alternation, in the rounds of one run."""
+        return self.baseline.run_id == self.new.run_id
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Hold the runs of two measurements.
+
+    Attributes:
+        pairs: runs that both sides have.
+        gone: runs of the baseline that the new side lacks.
+        added: runs that only the new side has.
+    """
+
+    pairs: List[Pair]
+    gone: Sequence[Row] = ()
+    added: Sequence[Row] = ()
+
+    def label(self, run: Row) -> str:
+        """Return the name of a run's implementation, or that of its folder where a pair has another run of the
+        implementation."""
+        compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
+        return run.folder.name if compared else run.name
+
+
+def read_runs(path: Path) -> List[Row]:
+    """Return the runs at or under `path`: a results.jsonl, a run folder or a log folder.
+
+    Raises UserError where there is none or one cannot be read.
+    """
+    problem = not_there(path)
+    if problem:
+        raise UserError(f"{path}: {problem}; name a log folder, a run folder or a {schema.FILE_NAME}")
+    files = store.files_named(schema.FILE_NAME, path) if os.path.isdir(path) else [path]
+    if not files:
+        raise UserError(f"{path}: no {schema.FILE_NAME} in it; name a folder that a benchmark wrote")
+    runs = [measured.row(records, file.parent, traces=False) for file, records in list(_readable(files))]
+    runs = [run for run in runs if not run.largest]
+    if not runs:
+        raise UserError(f"{path}: holds only what --find-largest wrote; name a folder with runs that were timed")
+    return runs
+
+
+def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
+    """Return the records of each file; warn about a file that cannot be read as long as others can.
+
+    Raises UserError where none can be read.
+    """
+    failed: List[UserError] = []
+    for file in files:
+        try:
+            yield file, store.read_run(file)[1]
+        except UserError as error:
+            failed.append(error)
+    if len(failed) == len(files):
+        raise failed[0]
+    for problem in failed:
+        store.warn(f"{problem}; left out")
+
+
+def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
+    """Return the runs of two paths in pairs.  only: names of the implementations to pair; none for all.
+
+    A single run on each side is a pair whatever the names.  Raises UserError where nothing is on both sides, and where
+    an implementation is on both but was measured with other settings.
+    """
+    before, after = (
+        newest_of_each(read_runs(path), lambda one, other: one.name == other.name and not differences(one, other))
+        for path in (baseline, new)
+    )
+    if len(before) == len(after) == 1 and not only:
+        return Sides([checked(before[0], after[0])])
+    names = list(dict.fromkeys(run.name for run in [*before, *after]))
+    unknown = [name for name in only if name not in names]
+    if unknown:
+        raise UserError(
+            f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(plain, names))}"
+        )
+    before, after = ([run for run in side if not only or run.name in only] for side in (before, after))
+    pairs: List[Pair] = []
+    for name in names:
+        mine = [run for run in before if run.name == name]
+        theirs = [run for run in after if run.name == name]
+        fitting = [Pair(first, other) for first in mine for other in theirs if not differences(first, other)]
+        pairs += fitting or ([checked(newest_first(mine)[0], newest_first(theirs)[0])] if mine and theirs else [])
+    compared = [id(run) for pair in pairs for run in (pair.baseline, pair.new)]
+    gone, added = ([run for run in side if id(run) not in compared] for side in (before, after))
+    if not pairs:
+        sides = ((baseline, gone), (new, added))
+        held = (f"{path} has {', '.join(plain(run.name) for run in runs) or 'none'}" for path, runs in sides)
+        raise UserError(f"no implementation is in both: {'; '.join(held)}")
+    return Sides(pairs, gone, added)
+
+
+def within(log: Path, baseline: str, new: str) -> List[Pair]:
+    """Return the pair of two implementations in a log folder: of the newest run that has both, else the newest run of
+    each.
+
+    Raises UserError where one is missing or they were measured with other settings.
+    """
+    runs = read_runs(log)
+    sides = [[run for run in runs if run.name == name] for name in (baseline, new)]
+    for name, side in zip((baseline, new), sides):
+        if not side:
+            names = ", ".join(dict.fromkeys(plain(run.name) for run in runs))
+            raise UserError(f"{log}: no run of {name} in it; there are {names}")
+    pairs = [Pair(first, other) for first in sides[0] for other in sides[1]]
+    together = [pair for pair in pairs if pair.together and not differences(pair.baseline, pair.new)]
+    if together:
+        newest = max(together, key=lambda pair: pair.baseline.started or "")
+        return [checked(newest.baseline, newest.new)]
+    return [checked(newest_first(sides[0])[0], newest_first(sides[1])[0])]
+
+
+def checked(baseline: Row, other: Row) -> Pair:
+    """Return the pair; raise UserError, which names the differences, if it cannot be compared."""
+    different, advice = differences(baseline, other), "run both with the same flags on the same machine"
+    if baseline.loss != other.loss and baseline.torch and other.torch and baseline.torch != other.torch:
+        different.append(f"torch {baseline.torch} / {other.torch}")
+        advice = f"a ratio would be that of the torches too: {_under_one_torch(baseline, other)}"
+    if different:
+        raise UserError(
+            f"{baseline.folder} and {other.folder} are not comparable: {'; '.join(map(plain, different))}; {advice}"
+        )
+    return Pair(baseline, other)
+
+
+def _under_one_torch(*rows: Row) -> str:
+    """Return which losses to run instead: one that runs under both torches, beside the one outside the main
+    environment."""
+    for row in reversed(rows):
+        known = BY_NAME.get(row.loss)
+        environment = row.name.partition("@")[2] or (known.environment if known else "main")
+        control = next((each.name for each in IMPLEMENTATIONS if each.control and each.kind == row.kind), None)
+        if environment != "main" and control and control != row.loss:
+            pair = f"{row.name},{control}@{environment}"
+            return f"compare {row.name} with {control}@{environment}, from ./benchmark_all.py --only {pair}"
+    return "measure one of them under the other's torch too (NAME@ENVIRONMENT), and compare these two"
+
+
+# Changes.
 
 
 @dataclass
@@ -46,36 +222,49 @@ class TimeChange:
     """Hold what changed in the times of one scope.
 
     Attributes:
-        doubt: why a difference cannot be believed; "" where it can.
-        paired: the rounds of both sides ran beside each other.
-        ratio, low, high: new / baseline, and its interval; None where there is none.
+        standing: the new side's time over the baseline's, with the verdict.
+        reason: of the verdict, or why there is no ratio.
         baseline_ms, new_ms: the mean of the medians of the batches that both have.
-        detectable: the slowdown (0.12 for 12%) that these samples would detect four times in five.
-        batches: how many both sides have.
-        baseline_busy, new_busy: the share of the samples that ran beside other load.
         lost: the new side was to be timed and ended well, but has no times, and the baseline has.
     """
 
-    verdict: str
+    standing: Standing
     reason: str
-    doubt: str = ""
-    paired: bool = False
-    ratio: Optional[float] = None
-    low: Optional[float] = None
-    high: Optional[float] = None
     baseline_ms: Optional[float] = None
     new_ms: Optional[float] = None
-    detectable: Optional[float] = None
-    batches: int = 0
-    baseline_rounds: int = 0
-    new_rounds: int = 0
-    baseline_busy: float = 0.0
-    new_busy: float = 0.0
     lost: bool = False
 
+    @property
+    def verdict(self) -> str:
+        return self.standing.verdict
 
-@dataclass
-class MemoryChange:
+    @property
+    def ratio(self) -> Optional[float]:
+        return self.standing.ratio.ratio if self.standing.ratio else None
+
+    @property
+    def low(self) -> Optional[float]:
+        return self.standing.ratio.low if self.standing.ratio else None
+
+    @property
+    def high(self) -> Optional[float]:
+        return self.standing.ratio.high if self.standing.ratio else None
+
+    def as_json(self) -> Record:
+        """Return the change as JSON has it; ratio, low and high are None where there is none."""
+        standing = self.standing
+        return {
+            **{"verdict": self.verdict, "reason": self.reason, "doubt": standing.doubt, "paired": standing.paired},
+            **{"ratio": self.ratio, "low": self.low, "high": self.high},
+            **{"baseline_ms": self.baseline_ms, "new_ms": self.new_ms, "detectable": standing.detectable},
+            "batches": standing.ratio.batches if standing.ratio else 0,
+            **dict(zip(("baseline_rounds", "new_rounds"), standing.rounds)),
+            **dict(zip(("baseline_busy", "new_busy"), standing.busy)),
+            "lost": self.lost,
+        }
+
+
+class MemoryChange(NamedTuple):
     """Hold the highest peak of each side over the batches that both have, in MB (2**20 bytes).
 
     counter: which count of memory the peaks are of (see row.COUNTERS).
@@ -90,19 +279,14 @@ class MemoryChange:
     batches: int = 0
 
 
-@dataclass
-class ErrorChange:
-    """Hold the relative errors of both sides against the float64 oracle; None where they were not measured."""
+class ErrorChange(NamedTuple):
+    """Hold the relative errors of both sides against the float64 oracle by field of the record; None where they were
+    not measured."""
 
-    ratio: ClassVar[None] = None
     verdict: str
     reason: str
-    baseline_loss_error: Optional[float] = None
-    baseline_grad_error: Optional[float] = None
-    baseline_approximation_gap: Optional[float] = None
-    new_loss_error: Optional[float] = None
-    new_grad_error: Optional[float] = None
-    new_approximation_gap: Optional[float] = None
+    baseline: Dict[str, Optional[float]]
+    new: Dict[str, Optional[float]]
 
 
 @dataclass
@@ -118,9 +302,7 @@ class Change:
     baseline: Side
     new: Side
     paired_rounds: bool
-    confidence: float
-    tolerance: float
-    same: float
+    margins: Margins
     time: Dict[str, TimeChange]
     memory: Dict[str, MemoryChange]
     errors: ErrorChange
@@ -128,7 +310,16 @@ class Change:
 
     def as_json(self) -> Record:
         """Return the change as JSON has it."""
-        return asdict(self)
+        errors = self.errors
+        sides = {f"{side}_{key}": value for side in ("baseline", "new") for key, value in getattr(errors, side).items()}
+        return {
+            **{"name": self.name, "baseline": asdict(self.baseline), "new": asdict(self.new)},
+            **{"paired_rounds": self.paired_rounds, **self.margins._asdict()},
+            "time": {scope: change.as_json() for scope, change in self.time.items()},
+            "memory": {scope: change._asdict() for scope, change in self.memory.items()},
+            "errors": {"verdict": errors.verdict, "reason": errors.reason, **sides},
+            "changed": self.changed,
+        }
 
 
 def compare(
@@ -145,11 +336,138 @@ def compare(
         tolerance: the largest change that does not matter, 0.02 for 2%.
         same: times whose whole interval is within this are the same; None for the tolerance.
     """
-    rounds = {(pair, scope): _both(pair, scope) for pair in pairs for scope in scopes}
-    judged = sum(all(both) for both in rounds.values())
-    confidence = statistics.confidence_of_each(judged)
+    both = [pair.baseline.of(scope).ms and pair.new.of(scope).ms for pair in pairs for scope in scopes]
+    confidence = statistics.confidence_of_each(sum(map(bool, both)))
     margins = Margins(tolerance, max(same or tolerance, tolerance), confidence)
-    return [_change(pair, {scope: rounds[pair, scope] for scope in scopes}, margins) for pair in pairs]
+    return [_change(pair, scopes, margins) for pair in pairs]
+
+
+def _change(pair: Pair, scopes: Sequence[str], margins: Margins) -> Change:
+    baseline, new = _side(pair.baseline), _side(pair.new)
+    return Change(
+        pair.name,
+        baseline,
+        new,
+        pair.together,
+        margins,
+        {scope: _time(pair, scope, margins) for scope in scopes},
+        {scope: _memory(pair, scope, margins.tolerance) for scope in scopes},
+        _errors(pair),
+        _changed(baseline, new, pair.one_loss),
+    )
+
+
+def _side(run: Row) -> Side:
+    status, reason = run.failure or ("ok", "")
+    return Side(
+        file=str(run.results),
+        name=run.name,
+        run_id=run.run_id,
+        started=run.started,
+        git_revision=run.header.git_revision,
+        git_dirty=run.header.git_dirty,
+        kind=str(run.kind),
+        torch=run.environment.torch,
+        implementation_version=run.environment.implementation_version,
+        python=run.environment.python,
+        status=status,
+        reason=reason,
+        measured=bool(run.timed or run.peaks_mb or run.checked.loss_error is not None),
+    )
+
+
+def _time(pair: Pair, scope: str, margins: Margins) -> TimeChange:
+    standing = stand(pair.new, pair.baseline, scope, margins)
+    if standing.ratio:
+        before, after = pair.baseline.of(scope).medians, pair.new.of(scope).medians
+        common = {batch for of in before.values() for batch in of} & {batch for of in after.values() for batch in of}
+        baseline_ms, new_ms = (_mean_ms(run, scope, common) for run in (pair.baseline, pair.new))
+        return TimeChange(standing, standing.reason, baseline_ms, new_ms)
+    lost = bool(standing.rounds[0]) and not standing.rounds[1] and pair.new.failure is None
+    asked = pair.new.header.settings
+    lost = lost and "timing" in asked.get("passes", ()) and scope in asked.get("scopes", ())
+    return TimeChange(standing, _nothing_timed(pair, scope, standing), lost=lost)
+
+
+def _mean_ms(run: Row, scope: str, batches: Collection[str]) -> float:
+    """Return the mean of the medians of these batches."""
+    times = gathered((sample.batch, sample.ms) for sample in run.of_scope(scope) if sample.batch in batches)
+    return statistics.mean([statistics.median(values) for values in times.values()])
+
+
+def _nothing_timed(pair: Pair, scope: str, standing: Standing) -> str:
+    for run, side, rounds in zip((pair.baseline, pair.new), ("the baseline", "the new side"), standing.rounds):
+        if not rounds:
+            why = ": ".join(run.failure) if run.failure else ""
+            return f"{side} has no {scope} times" + (f": {why}" if why else "; its run did not measure them")
+    return "no batch was timed on both sides in every round"
+
+
+def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
+    """Compare the highest peaks over the batches, since these decide what fits: allocators count exactly, the process's
+    resident peak does not."""
+    sides = [run.peaks_mb.get(scope, {}) for run in (pair.baseline, pair.new)]
+    for counter in PEAKS:
+        before, after = (side.get(counter, {}) for side in sides)
+        batches = set(before) & set(after)
+        peaks = [max((side[batch] for batch in batches), default=0.0) for side in (before, after)]
+        if min(peaks) > 0:
+            ratio, source = peaks[1] / peaks[0], "the allocator's own count"
+            if counter == "process":
+                tolerance, source = max(tolerance, PROCESS_TOLERANCE), "the resident peak of one process each"
+            verdict = statistics.verdict(ratio, ratio, tolerance)
+            word = {"faster": "less", "slower": "more"}.get(verdict, "same")
+            reason = f"{abs(ratio - 1):.1%} {word} memory ({source})"
+            if word == "same":
+                reason = f"the ratio, {ratio:.3f}, is within {percent(tolerance)} ({source})"
+            return MemoryChange(word, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
+    absent = [side for side, peaks_of in zip(("the baseline", "the new side"), sides) if not any(peaks_of.values())]
+    reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
+    before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
+    return MemoryChange("unclear", reason, None, before_mb, after_mb)
+
+
+def _errors(pair: Pair) -> ErrorChange:
+    keys = ("loss_error", "grad_error", "approximation_gap")
+    baseline, new = ({key: getattr(run.checked, key) for key in keys} for run in (pair.baseline, pair.new))
+    return ErrorChange(*_judged(pair), baseline, new)
+
+
+def _judged(pair: Pair) -> Tuple[str, str]:
+    """Judge the errors of both sides against the float64 oracle; return verdict and reason."""
+    baseline, new = pair.baseline.checked, pair.new.checked
+    for record, side in ((baseline, "the baseline"), (new, "the new side")):
+        if record.ok is None:
+            return "unclear", f"{side} was not checked against the oracle (the correctness pass)"
+    if not new.ok:
+        return "wrong", f"the new side is further from the oracle than {new.tolerance}"
+    if not baseline.ok:
+        return "better", f"the baseline is further from the oracle than {baseline.tolerance}, the new is not"
+    words = []
+    for key, name in (("loss_error", "loss"), ("grad_error", "gradient")):
+        before, after = getattr(baseline, key) or 0.0, getattr(new, key) or 0.0
+        if max(before, after) > ERROR_FLOOR and max(before, after) > ERROR_FACTOR * min(before, after):
+            words.append(("worse" if after > before else "better", f"{name} error {before:.1e}, now {after:.1e}"))
+    if not words:
+        return "same", "both are right, with errors of the same order"
+    kinds = {word for word, _ in words}
+    return (kinds.pop() if len(kinds) == 1 else "unclear"), "; ".join(text for _, text in words) + " (both are right)"
+
+
+def _changed(baseline: Side, new: Side, one_loss: bool) -> List[str]:
+    """Return the recorded differences in the code and its environment, as "torch 2.10.0 -> 2.11.0"."""
+    labels = {"git_revision": "revision", "torch": "torch", "implementation_version": "version", "python": "Python"}
+    if not one_loss:
+        labels = {"torch": "torch"}
+    both = [(label, getattr(baseline, key), getattr(new, key)) for key, label in labels.items()]
+    changed = [f"{label} {str(before)[:20]} -> {str(other)[:20]}" for label, before, other in both if before != other]
+    dirty = [word for word, side in (("baseline", baseline), ("new side", new)) if side.git_dirty]
+    if one_loss and dirty:
+        changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
+    return changed
+
+
+# What follows from changes.
 
 
 def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
@@ -158,8 +476,8 @@ def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
     Looks at the times of the loss where no step was timed.  None where the rounds are too few to estimate that.
     """
     for scope in SCOPES:
-        times = [(row.time[scope], row.tolerance) for row in rows if scope in row.time]
-        known = [(time.new_rounds, time.detectable, limit) for time, limit in times if time.detectable is not None]
+        times = [(row.time[scope].standing, row.margins.tolerance) for row in rows if scope in row.time]
+        known = [(each.rounds[1], found, limit) for each, limit in times if (found := each.detectable) is not None]
         if known:
             return max(ratios.rounds_to_detect(change, *each) for each in known)
     return None
@@ -178,7 +496,7 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
         for scope, time in row.time.items():
             if time.lost:
                 reasons.append(f"{row.name} {scope}: was timed at the baseline, has no times now")
-            if time.low is not None and not time.doubt and time.low > 1 + allowed:
+            if time.low is not None and not time.standing.doubt and time.low > 1 + allowed:
                 reasons.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return reasons
 
@@ -201,208 +519,3 @@ def gone(sides: Sides) -> List[str]:
         if run.name in compared
     ]
     return reasons
-
-
-Rounds = Dict[Any, Dict[Any, List[float]]]
-
-
-def _both(pair: Pair, scope: str) -> Tuple[Rounds, Rounds]:
-    return _rounds(pair.baseline, scope), _rounds(pair.new, scope)
-
-
-def _rounds(run: Row, scope: str) -> Rounds:
-    """Return milliseconds by round and batch."""
-    return gathered_twice((sample.round, sample.batch, sample.ms) for sample in run.of_scope(scope))
-
-
-def _change(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], margins: Margins) -> Change:
-    baseline, new = _side(pair.baseline), _side(pair.new)
-    return Change(
-        pair.name,
-        baseline,
-        new,
-        pair.together,
-        margins.confidence,
-        margins.tolerance,
-        margins.same,
-        {scope: _time(pair, scope, *both, margins) for scope, both in rounds.items()},
-        {scope: _memory(pair, scope, margins.tolerance) for scope in rounds},
-        _errors(pair),
-        _changed(baseline, new, pair.one_loss),
-    )
-
-
-def _side(run: Row) -> Side:
-    status, reason = run.failure or ("ok", "")
-    return Side(
-        file=str(run.results),
-        name=run.name,
-        run_id=run.run_id,
-        started=run.started,
-        git_revision=run.header.git_revision,
-        git_dirty=run.header.git_dirty,
-        kind=str(run.kind),
-        torch=run.torch_version,
-        implementation_version=run.implementation_version,
-        python=run.environment.python,
-        status=status,
-        reason=reason,
-        measured=bool(run.timed or run.peaks_mb or run.correctness),
-    )
-
-
-def _without_load(pair: Pair, scope: str, before: Rounds, after: Rounds) -> Tuple[Rounds, Rounds, bool]:
-    """Return (baseline, new, whether rounds beside other load remain), without such rounds where enough others are
-    left."""
-    # a round of a cluster is named with its device: "3 on node-1"
-    loaded = [
-        {name.partition(" ")[0] for name in run.loaded_rounds.get(scope, ())} for run in (pair.baseline, pair.new)
-    ]
-    if pair.together:
-        sides, beside_load = ratios.without_load([before, after], loaded[0] | loaded[1])
-        return dict(sides[0]), dict(sides[1]), beside_load
-    ((old,), old_beside_load), ((new,), new_beside_load) = (
-        ratios.without_load([side], names) for side, names in zip((before, after), loaded)
-    )
-    return dict(old), dict(new), old_beside_load or new_beside_load
-
-
-def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margins) -> TimeChange:
-    before, after, beside_load = _without_load(pair, scope, before, after)
-    ratio, paired = ratios.ratio(before, after, pair.together, margins.confidence, pair.new.padding)
-    busy = [_busy(run, scope) for run in (pair.baseline, pair.new)]
-    change = TimeChange(
-        "unclear",
-        "",
-        paired=paired,
-        baseline_rounds=len(before),
-        new_rounds=len(after),
-        baseline_busy=busy[0],
-        new_busy=busy[1],
-    )
-    if ratio is None:
-        change.reason = _nothing_timed(pair, scope, before, after)
-        change.lost = bool(before) and not after and pair.new.failure is None and _was_asked(pair.new, scope)
-        return change
-    doubt = _of_two_torches(pair) or change_verdicts.time_doubt(ratio, paired, busy)
-    verdict, reason = change_verdicts.time(ratio, paired, margins, doubt, busy)
-    detectable = change_verdicts.detectable(ratio, paired, margins.tolerance, margins.confidence, busy)
-    if _of_two_torches(pair):  # nor are they known to be the same
-        verdict, reason, detectable = change_verdicts.OTHER_TORCH, doubt, None
-    elif beside_load:
-        doubt = f"{change_verdicts.load(busy)}: {change_verdicts.CALM}"
-        verdict, reason, detectable = change_verdicts.BESIDE_LOAD, doubt, None
-    return replace(
-        change,
-        verdict=verdict,
-        reason=reason,
-        doubt=doubt,
-        ratio=ratio.ratio,
-        low=ratio.low,
-        high=ratio.high,
-        detectable=detectable,
-        batches=ratio.batches,
-        baseline_ms=_ms(before, after),
-        new_ms=_ms(after, before),
-        baseline_rounds=len(ratio.baseline),
-        new_rounds=len(ratio.new),
-    )
-
-
-def _of_two_torches(pair: Pair) -> str:
-    """Return why two losses cannot be judged, as each ran under a torch of its own; "" where they can."""
-    baseline, other = pair.baseline, pair.new
-    if baseline.loss == other.loss or baseline.torch == other.torch:
-        return ""
-    return (
-        f"they ran under torch {baseline.torch} and {other.torch}, which is in the ratio too; {_under_one_torch(pair)}"
-    )
-
-
-def _under_one_torch(pair: Pair) -> str:
-    """Return which losses to run instead: one that runs under both torches, beside the one outside the main
-    environment."""
-    for row in (pair.new, pair.baseline):
-        known = BY_NAME.get(row.loss)
-        environment = row.name.partition("@")[2] or (known.environment if known else "main")
-        controls = [
-            implementation.name
-            for implementation in IMPLEMENTATIONS
-            if implementation.control and implementation.kind == row.kind and implementation.name != row.loss
-        ]
-        if environment != "main" and controls:
-            control = f"{controls[0]}@{environment}"
-            return (
-                f"compare {row.name} with {control}, which a run of all has: ./benchmark_all.py --only "
-                f"{row.name},{control}, then ./compare.py --in log {control} {row.name}"
-            )
-    return f"measure one of them under the other's torch too ({pair.baseline.loss}@ENVIRONMENT), and compare these two"
-
-
-def _ms(rounds: Rounds, others: Rounds) -> float:
-    """Return the mean of the medians of the batches that both have."""
-    common = {batch for batches in others.values() for batch in batches}
-    times = gathered((batch, value) for of in rounds.values() for batch in of for value in of[batch] if batch in common)
-    return statistics.mean([statistics.median(values) for values in times.values()])
-
-
-def _nothing_timed(pair: Pair, scope: str, before: Rounds, after: Rounds) -> str:
-    for run, side, rounds in ((pair.baseline, "the baseline", before), (pair.new, "the new side", after)):
-        if not rounds:
-            status, reason = run.failure or ("", "")
-            return f"{side} has no {scope} times" + (
-                f": {status}: {reason}" if status else "; its run did not measure them"
-            )
-    return "no batch was timed on both sides in every round"
-
-
-def _was_asked(run: Row, scope: str) -> bool:
-    asked = run.header.settings
-    return "timing" in asked.get("passes", ()) and scope in asked.get("scopes", ())
-
-
-def _busy(run: Row, scope: str) -> float:
-    """Return the share of the samples that ran beside other load."""
-    samples = run.of_scope(scope)
-    return sum(sample.flagged for sample in samples) / max(len(samples), 1)
-
-
-def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
-    """Compare the highest peaks over the batches, since these decide what fits."""
-    sides = [run.peaks_mb.get(scope, {}) for run in (pair.baseline, pair.new)]
-    for counter in PEAKS:
-        before, after = (side.get(counter, {}) for side in sides)
-        batches = set(before) & set(after)
-        peaks = [max((side[batch] for batch in batches), default=0.0) for side in (before, after)]
-        if min(peaks) > 0:
-            ratio = peaks[1] / peaks[0]
-            verdict, reason = change_verdicts.memory(ratio, counter, tolerance)
-            return MemoryChange(verdict, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
-    absent = [side for side, peaks_of in zip(("the baseline", "the new side"), sides) if not any(peaks_of.values())]
-    reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
-    before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
-    return MemoryChange("unclear", reason, None, before_mb, after_mb)
-
-
-def _errors(pair: Pair) -> ErrorChange:
-    sides = [run.correctness for run in (pair.baseline, pair.new)]
-    verdict, reason = change_verdicts.errors(*sides)
-    values = {
-        f"{side}_{key}": getattr(record, key, None)
-        for side, record in zip(("baseline", "new"), sides)
-        for key in ("loss_error", "grad_error", "approximation_gap")
-    }
-    return ErrorChange(verdict, reason, **values)
-
-
-def _changed(baseline: Side, new: Side, one_loss: bool) -> List[str]:
-    """Return the recorded differences in the code and its environment, as "torch 2.10.0 -> 2.11.0"."""
-    labels = {"git_revision": "revision", "torch": "torch", "implementation_version": "version", "python": "Python"}
-    if not one_loss:
-        labels = {"torch": "torch"}
-    both = [(label, getattr(baseline, key), getattr(new, key)) for key, label in labels.items()]
-    changed = [f"{label} {str(before)[:20]} -> {str(other)[:20]}" for label, before, other in both if before != other]
-    dirty = [word for word, side in (("baseline", baseline), ("new side", new)) if side.git_dirty]
-    if one_loss and dirty:
-        changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
-    return changed

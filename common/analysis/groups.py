@@ -1,21 +1,39 @@
-"""Group rows by configuration, order and label them, and head each group with what its rows have in common."""
+"""Group rows that measured the same, order and label them, and head each group with what its rows have in common.
+
+Rows measured the same if their settings, machine and shape file agree as far as both are known.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
-from common.analysis import ranking
-from common.analysis.identity import grouped, same_configuration
+from common.analysis import standing
 from common.analysis.row import Configuration, Row
 from common.core import settings
-from common.core.implementations import BY_NAME, KINDS, with_variants
+from common.core.implementations import BY_NAME, KINDS, LATTICES, with_variants
+from common.core.settings import SETTINGS
 from common.core.text import plain, without_folders
 from common.present.style import FAMILIES, PALETTE, Look
+from common.records.schema import Batch
 
 LONGEST_LABEL = 40  # characters
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -34,7 +52,9 @@ class Group:
 
 def collect(rows: Sequence[Row]) -> List[Group]:
     """Return the rows as groups, each row with a label of its own; searches last."""
-    collected = [Group(heading(group), _labelled(group), search=bool(group[0].largest)) for group in groups(rows)]
+    collected = [Group(heading(group), group, search=bool(group[0].largest)) for group in groups(rows)]
+    for group in collected:
+        label(group.rows)
     return sorted(collected, key=lambda group: group.search)
 
 
@@ -49,16 +69,16 @@ def apart(entries: Sequence[Row]) -> List[Tuple[str, str, List[Row]]]:
     return [("", "", list(entries))] if entries else []
 
 
-def _labelled(rows: Sequence[Row]) -> List[Row]:
-    """Give each row a label of its own, and return them."""
+def label(rows: Sequence[Row]) -> None:
+    """Give each row of a group a label of its own."""
     names = [plain(row.name) or "(no name)" for row in rows]
     labels: List[str] = []
     for row, name in zip(rows, names):
-        label = short_label(name if names.count(name) == 1 else f"{name} ({plain(Path(row.log_dir).name)})")
-        same = labels.count(label)
-        row.label = f"{label} {same + 1}" if same else label
+        words = name if names.count(name) == 1 else f"{name} ({plain(Path(row.log_dir).name)})"
+        words = words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "\u2026"
+        same = labels.count(words)
+        row.label = f"{words} {same + 1}" if same else words
         labels.append(row.label)
-    return list(rows)
 
 
 def give_looks(rows: Sequence[Row]) -> None:
@@ -90,7 +110,7 @@ def look_of_each(kind_of: Mapping[str, Optional[str]], first: Collection[str] = 
 
 
 #: The form of the first loss of a kind in its family.
-FORMS = {"exact": 0, "pruned": 1, "additive": 2}
+FORMS = {"exact": 0, "pruned": 1}
 
 
 def _color(name: str, taken: Set[int]) -> int:
@@ -99,10 +119,6 @@ def _color(name: str, taken: Set[int]) -> int:
     if implementation and implementation.package in FAMILIES:
         return FAMILIES[implementation.package]
     return next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
-
-
-def short_label(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"
 
 
 def pareto(points: Sequence[Tuple[float, float]]) -> List[int]:
@@ -123,15 +139,17 @@ OWN = [key for key, setting in settings.SETTINGS.items() if not setting.parts_ta
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
     """Return the rows of one configuration together, the fastest step first.
 
-    Each is compared with the fastest of its kind (see ranking.py), except rows of --find-largest, which were timed on
+    Each is compared with the fastest of its kind (see standing.py), except rows of --find-largest, which were timed on
     batches of their own.  Rows stay together if they differ only in an implementation's own options or in the scopes
     that were timed.
     """
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
     result = grouped(ordered, lambda group, row: _fit(group[0], row))
     for group in result:
-        if not group[0].largest:
-            ranking.rank_times(group)
+        if group[0].largest:
+            standing.set_apart(group)
+        else:
+            standing.rank_times(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0].configuration)
 
@@ -145,8 +163,23 @@ def _shared(row: Row) -> Configuration:
     return {key: value for key, value in row.configuration.items() if key not in OWN}
 
 
-def kind_rank(row: Row) -> int:
-    return KINDS.index(row.kind) if row.kind in KINDS else 0
+def kind_rank(row: Row) -> Tuple[int, bool]:
+    """Return the sort key of a row's kind and torch."""
+    return KINDS.index(row.kind) if row.kind in KINDS else 0, bool(row.under)
+
+
+#: Above the rows of each kind.
+TITLES = {
+    "exact": "exact",
+    **{name: f"exact, on another lattice ({words})" for name, words in LATTICES.items()},
+    "pruned": "approximate",
+}
+
+
+def kind_title(row: Row) -> str:
+    """Return the title of a row's kind, with the torch where that is not the one of most rows; "" for no kind."""
+    title = TITLES.get(row.kind or "", "")
+    return f"{title}, under torch {row.under}" if title and row.under else title
 
 
 def rank(row: Row) -> Tuple[Any, ...]:
@@ -155,12 +188,9 @@ def rank(row: Row) -> Tuple[Any, ...]:
     if row.largest:
         speed = row.utterances_per_second
         return kind_rank(row), math.inf if speed is None else -speed, row.name
-    medians = [times.median if times else math.inf for times in (row.step_ms, row.loss_ms)]
-    profiled = row.average_step_time_us
-    profiled = math.inf if profiled is None else profiled
-    ratio = math.inf if row.over_fastest is None else row.over_fastest
+    known = (row.over_fastest, row.median_ms("step"), row.median_ms("loss"), row.profile.average_step_time_us)
     by_step = row.against_fastest is not None and row.against_fastest.scope == "step"
-    return kind_rank(row), not by_step, ratio, *medians, profiled, row.name
+    return kind_rank(row), not by_step, *(math.inf if each is None else each for each in known), row.name
 
 
 def known_configuration(group: Sequence[Row]) -> Configuration:
@@ -178,7 +208,7 @@ def heading(group: Sequence[Row]) -> str:
         return "unreadable"
     if not known:
         return "traces without records of this suite"
-    measured = {row.measured_batches for row in group} - {None}
+    measured = {len(row.batches) for row in group} - {0}
     if len(measured) == 1 and not known.get("find_largest"):
         known["num_batches"] = measured.pop()
     parts = [*settings.heading(known), *_variables(group)]
@@ -187,7 +217,8 @@ def heading(group: Sequence[Row]) -> str:
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
     if len(useful) == 1:
         parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")
-    return plain(", ".join(filter(None, parts))) + _search_heading(group)
+    scope = next((f"; scope {row.largest.scope}" for row in group if row.largest), "")
+    return plain(", ".join(filter(None, parts))) + scope
 
 
 def _variables(group: Sequence[Row]) -> List[str]:
@@ -196,15 +227,75 @@ def _variables(group: Sequence[Row]) -> List[str]:
     return sorted(given - {f"{key}={value}" for key, value in settings.VARIABLES.items()})
 
 
-def _search_heading(group: Sequence[Row]) -> str:
-    """Return what the rows of a search have in common beside the configuration; "" for other rows."""
-    searches = [row.largest for row in group if row.largest]
-    if not searches:
-        return ""
-    timed = [search.timed_over for search in searches if search.timed_over]
-    same = ""
-    if timed and all(counts == timed[0] for counts in timed):
-        same = f"; throughput over the same {timed[0]['utterances']} utterances ({timed[0]['frames']} frames)"
-    elif timed:
-        same = "; throughput NOT over the same utterances: run these together"
-    return f"; scope {searches[0].scope}{same}"
+# What measured the same.
+
+
+def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[str]:
+    """Return the keys that both have and whose values differ.
+
+    A run whose package was missing knows no hash of the shape file, and that alone does not set it apart.
+    """
+    return [
+        key for key, value in first.items() if value is not None and other.get(key) is not None and other[key] != value
+    ]
+
+
+def same_configuration(first: Configuration, other: Configuration) -> bool:
+    """Return whether rows of these configurations stand in one table."""
+    return not differing(first, other)
+
+
+def conditions(row: Row) -> Dict[str, object]:
+    """Return all that must agree between two runs that are compared, by the name that messages use: settings, shape
+    file, batches, device and machine."""
+    known, machine = row.configuration, row.header.machine
+    shapes = known["shape_file_sha256"]
+    return {
+        **{setting.label: known.get(key) for key, setting in SETTINGS.items() if setting.label},
+        "shape file": shapes and f"sha256 {shapes[:12]}",
+        "batches": _batches(row.batches),
+        "device name": row.device_name if row.device != "cpu" else None,
+        "machine": machine.cpu and f"{machine.cpu}, {machine.cores} cores",
+    }
+
+
+def _batches(batches: Sequence[Batch]) -> Optional[str]:
+    """Return a text that two runs share only if their batches are the same; None where these are not known."""
+    if not batches:
+        return None
+    useful, padded = sum(batch.useful_cells for batch in batches), sum(batch.padded_cells for batch in batches)
+    return f"{len(batches)} from {batches[0].index} on of {useful} cells ({padded} padded)"
+
+
+def differences(first: Row, other: Row) -> List[str]:
+    """Return why two runs cannot be compared, as "dtype float32 / float64"; [] where they can."""
+    mine, theirs = conditions(first), conditions(other)
+    return [f"{label} {mine[label]} / {theirs[label]}" for label in differing(mine, theirs)]
+
+
+def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
+    """Return the items in groups: each item joins the first group that it fits, or begins a new one."""
+    groups: List[List[Item]] = []
+    for item in items:
+        group = next((group for group in groups if fits(group, item)), None)
+        if group is None:
+            groups.append([item])
+        else:
+            group.append(item)
+    return groups
+
+
+def newest_first(rows: Sequence[Row]) -> List[Row]:
+    """Return the rows by the start of their runs, the newest first; of runs that began at once the last in the list
+    comes first."""
+    return sorted(reversed(rows), key=lambda row: row.started or "", reverse=True)
+
+
+def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
+    """Return the newest row of each set that is the `same`, in the order given; its `earlier_runs` counts the
+    others."""
+    groups = grouped(newest_first(rows), lambda group, row: same(group[0], row))
+    for newest, *earlier in groups:
+        newest.earlier_runs = len(earlier)
+    kept = {id(group[0]) for group in groups}
+    return [row for row in rows if id(row) in kept]

@@ -1,8 +1,8 @@
 """Read log folders: the newest run of each implementation and configuration, searches and sweeps.
 
-The content of a folder raises nothing: a folder that cannot be read becomes a row with status "error", a sweep holds
-its reason.  Times come from the samples of timing jobs that ended well, without warm-up; flagged samples are kept and
-counted.  ``step_ms`` is wall time on every device (CUDA synchronised at both ends).
+The content of a folder raises nothing: a folder that cannot be read becomes a row with status "error".  Times come from
+the samples of timing jobs that ended well, without warm-up; flagged samples are kept and counted.  ``step_ms`` is wall
+time on every device (CUDA synchronised at both ends).
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Collection, Dict, Iterator, List, Sequence
 
-from common.analysis import measured, search, sweep
-from common.analysis.folders import run_folders
-from common.analysis.groups import Group, collect, give_looks
-from common.analysis.identity import newest_of_each, same_configuration
+from common.analysis import measured, sweep
+from common.analysis.groups import Group, collect, give_looks, newest_of_each, same_configuration
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.paths import not_there
 from common.present import slices
 from common.records import schema, store
-from common.traces.files import trace_files, worker
+from common.records.schema import Environment
+from common.traces.files import is_trace, trace_files, worker
 from common.traces.windows import Window, profiled, read_windows
 
 
@@ -34,46 +33,53 @@ class Log:
     Attributes:
         rows: of runs, and of traces without records.
         searches: of --find-largest.
-        sweeps: of --sweep.
+        swept: of the cells of sweeps.
     """
 
     rows: List[Row]
     searches: List[Row]
-    sweeps: List[Sweep]
+    swept: List[Row]
 
     def __post_init__(self) -> None:
-        give_looks([*self.rows, *self.searches, *(row for swept in self.sweeps for row in swept.rows)])
+        give_looks([*self.rows, *self.searches, *self.swept])
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.searches or self.sweeps)
+        return bool(self.rows or self.searches or self.swept)
 
     @property
     def readable(self) -> bool:
         """Tell whether any file could be read."""
-        rows = [*self.rows, *self.searches]
-        return any(not row.unreadable for row in rows) or any(not swept.reason for swept in self.sweeps)
+        return any(not row.unreadable for row in (*self.rows, *self.searches, *self.swept))
+
+    def newest(self) -> Log:
+        """Return the log with only the newest run of each implementation and configuration; "earlier_runs" of each
+        counts the others."""
+        return Log(*(newest_of_each(rows, _same_run) for rows in (self.rows, self.searches, self.swept)))
+
+    def of(self, folders: Collection[Path]) -> Log:
+        """Return the log of these run folders alone."""
+        every = (self.rows, self.searches, self.swept)
+        return Log(*([row for row in rows if row.folder in folders] for rows in every))
 
     @cached_property
     def groups(self) -> List[Group]:
         """Return the rows by configuration, searches last."""
         return collect([*self.rows, *self.searches])
 
-    def newest(self) -> Log:
-        """Return the log with only the newest run of each implementation and configuration; "earlier_runs" of each
-        counts the others."""
-        rows, searches = (newest_of_each(rows, _same_run) for rows in (self.rows, self.searches))
-        return Log(rows, searches, sweep.newest(self.sweeps))
+    @cached_property
+    def sweeps(self) -> List[Sweep]:
+        return sweep.sweeps(self.swept)
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
     """Return what is in, at or under `paths` (default: ``log``).
 
-    A path may also be a single trace, results.jsonl or sweep.jsonl.  `all_runs`: earlier runs too.  Raises UserError
-    for a path that does not exist (the default may be absent).
+    A path may also be a single trace or results.jsonl.  `all_runs`: earlier runs too.  Raises UserError for a path that
+    does not exist (the default may be absent).
     """
     every = [row for folder, traces in _folders(paths).items() for row in _rows_of(folder, traces)]
-    rows, searches = ([row for row in every if bool(row.largest) is is_search] for is_search in (False, True))
-    log = Log(rows, searches, sweep.find(paths))
+    kinds = [2 if row.header.values else 1 if row.largest else 0 for row in every]
+    log = Log(*([row for row, kind in zip(every, kinds) if kind == wanted] for wanted in range(3)))
     return log if all_runs else log.newest()
 
 
@@ -105,16 +111,33 @@ def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
         elif os.path.isfile(path):
             if path.name == schema.FILE_NAME:
                 folders[path.parent] = []
-            elif path.name != schema.SWEEP_FILE_NAME:
+            else:
                 folders.setdefault(path.parent, []).append(path)
     return folders
+
+
+def run_folders(top: Path) -> Iterator[Path]:
+    """Yield the folders at or under `top` that hold records of a run or traces, then those that this user may not
+    read."""
+    closed: List[Path] = []
+
+    def note(error: OSError) -> None:
+        if isinstance(error, PermissionError):  # and none that is gone meanwhile
+            closed.append(Path(error.filename))
+
+    for folder, below, names in os.walk(top, onerror=note):
+        below.sort()
+        if schema.TOOL_FILE_NAME in names:
+            below.clear()  # its traces are of its own jobs
+        elif schema.FILE_NAME in names or any(map(is_trace, names)):
+            yield Path(folder)
+    yield from closed
 
 
 def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:
     try:
         if (folder / schema.FILE_NAME).exists() and not traces:
-            header, records = store.read_run(folder)
-            return [search.row(records, folder) if search.is_search(header) else measured.row(records, folder)]
+            return [measured.row(store.read_run(folder)[1], folder)]
         return _foreign_rows(traces or trace_files(folder), folder)
     except UserError as error:
         return [_unreadable(folder, str(error))]
@@ -141,19 +164,18 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
             str(folder),
             status="error" if numbers.error else "ok",
             reason=numbers.error or "",
-            device=("cuda" if numbers.on_cuda else "cpu") if readable else None,
-            windows=numbers.windows,
-            average_step_time_us=numbers.average_step_time_us,
-            peak_memory_mb=numbers.peak_memory_mb,
-            profiled_stages_us=numbers.label_us,
+            profile=numbers,
             unreadable=not readable,
-            notes=numbers.notes,
+            notes=list(numbers.notes),
         )
+        if readable:
+            device = "cuda" if numbers.on_cuda else "cpu"
+            row.environment = Environment(device=device)
         result.append(row)
     return result
 
 
 def _same_run(first: Row, other: Row) -> bool:
     """Return whether two rows are runs of one implementation and configuration."""
-    known = first.run_id is not None and other.run_id is not None
+    known = first.run_id is not None and other.run_id is not None and first.header.values == other.header.values
     return known and first.name == other.name and same_configuration(first.configuration, other.configuration)

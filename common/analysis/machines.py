@@ -5,10 +5,9 @@ from __future__ import annotations
 from string import ascii_uppercase
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis import ranking
-from common.analysis.groups import OWN, Group, kind_rank, known_configuration
-from common.analysis.identity import grouped, same_configuration
+from common.analysis.groups import OWN, Group, grouped, kind_rank, known_configuration, same_configuration
 from common.analysis.row import Configuration, Row
+from common.analysis.verdict import by_time, over_other
 from common.core.text import plain
 
 #: Of a configuration, what is of the machine.
@@ -47,7 +46,7 @@ class Machine(NamedTuple):
             return None
         if row is self.fastest:
             return 1.0
-        ratio = ranking.over(self.fastest, row, "step")
+        ratio = over_other(row, self.fastest, "step") if row.torch == self.fastest.torch else None
         return ratio and ratio.ratio
 
 
@@ -64,8 +63,8 @@ def families(groups: Sequence[Group]) -> List[List[Machine]]:
 
 
 def _machine(called: str, index: int, rows: List[Row]) -> Machine:
-    exact = ranking.standings([row for row in rows if row.is_exact], "step")
-    return Machine(called, _name(rows), index, rows, exact[0].row if exact else None)
+    exact = by_time([row for row in rows if row.is_exact], "step")
+    return Machine(called, _name(rows), index, rows, exact.row if exact else None)
 
 
 def letter(at: int) -> str:

@@ -1,4 +1,7 @@
-"""Make a row from the records of one run: status, timing, memory, correctness, batches, configuration, notes."""
+"""Make a row from the records of one run, also of a search for the largest batch: status, configuration, notes.
+
+Everything follows from the jobs of the run; nothing that can be derived is kept on disk.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,15 @@ import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.analysis import roofline, times
-from common.analysis.row import COUNTERS, SCOPES, Configuration, Row, batches_of, newest
+from common.analysis import times
+from common.analysis.row import COUNTERS, Configuration, Largest, Row, batches_of, gaps, newest
 from common.core import settings, statistics
 from common.core.settings import FEWEST_ROUNDS
 from common.core.text import UNBOUNDED, count, gathered
 from common.core.units import MB
 from common.records import schema, store
-from common.records.schema import (
-    FILE_NAME,
-    Correctness,
-    Environment,
-    Header,
-    JobLine,
-    Limits,
-    Line,
-    Memory,
-    Trace,
-)
+from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
+from common.records.search import OUTCOMES, TOO_LARGE, answers, bounds, ends
 from common.traces.files import perhaps_packed, trace_files
 from common.traces.windows import Profiled, profiled, read_windows
 
@@ -33,114 +27,60 @@ Jobs = Mapping[str, Sequence[JobLine]]
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
 NO_TRACES = "stopped before its traces, which --resume writes"
 BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
+#: What limits a search, by the status of the size that does not fit.
+LIMITS = {"oom": "memory", "timeout": "time"}
 
 
-def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bool = True) -> Row:
+def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
     """Return the row of a run.  records: the header first; traces: whether to read the run's traces too."""
     header = records[0]
     assert isinstance(header, Header)
     jobs = store.latest_jobs(records)
-    environment = newest(jobs, Environment) or Environment(job="")
+    every, searched, size = jobs, is_search(header), bounds(answers(jobs))[0]
+    if searched:  # throughput at sizes, or over utterances, that the search gave up
+        pools = [end.pool for end in ends(jobs, "throughput") if end.size == size]
+        jobs = {job: lines for job, lines in jobs.items() if _is_kept(lines, size, pools[-1:])}
     well = [line for lines in jobs.values() if _outcome(lines) == "ok" for line in lines]
-    timed = [line for line in well if isinstance(line, schema.Sample)]
+    timed = [line for line in well if isinstance(line, Sample)]
     samples = [line for line in timed if not line.warmup]
-    step, loss = (times.times(samples, scope) for scope in ("step", "loss"))
-    peaks_mb = _peaks([line for line in well if isinstance(line, Memory)])
-    correctness = newest(jobs, Correctness)
-    checked = correctness or Correctness(job="")
-    trace = newest(jobs, Trace)
-    traced = newest({trace.job: jobs[trace.job]}, Environment) if trace else None
+    correctness, trace = newest(jobs, Correctness), newest(jobs, Trace)
+    checked = correctness or Correctness()
     numbers = _profiled(trace, folder) if traces else Profiled()
-    node_of = {job: line.node for job, lines in jobs.items() for line in lines if isinstance(line, Environment)}
     batches = batches_of([line for lines in jobs.values() for line in lines if isinstance(line, Environment)])
-    padded, useful = sum(batch.padded_cells for batch in batches), sum(batch.useful_cells for batch in batches)
-    utterances_per_second, frames_per_second = times.rates(samples, batches)
-    alike, limits = times.of_one_device(samples, [line for line in records if isinstance(line, Limits)], node_of)
-    bound, remarks = roofline.of_run(limits, header.kind, batches, header.settings, alike, checked.at_size)
+    limits = [line for line in records if isinstance(line, schema.Limits)]
+    percent = times.limit_percent(limits, header.kind, batches, header.settings, samples, checked.at_size)
     lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
     status, reason = _status(jobs, header, correctness, Profiled() if lacks_traces else numbers)
-    flagged = sum(bool(sample.flags) for sample in samples)
-    notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
-    return Row(
+    made = Row(
         name=header.name,
         log_dir=str(folder),
         status=status,
         reason=reason,
-        device=device_of(header, environment),
-        device_name=environment.device_name,
-        torch_version=environment.torch,
-        implementation_version=environment.implementation_version,
         kind=header.kind,
-        options=environment.options,
-        exact=header.kind == "exact",
-        windows=numbers.windows,
-        average_step_time_us=numbers.average_step_time_us,
-        peak_memory_mb=numbers.peak_memory_mb,
-        profiled_stages_us=numbers.label_us,
-        profiler_inflation=_inflation(numbers, trace, traced, samples),
-        step_ms=step.ms,
-        loss_ms=loss.ms,
-        step_ms_interval=step.interval,
-        loss_ms_interval=loss.interval,
-        step_event_ms=step.event,
-        loss_event_ms=loss.event,
-        step_wall_ms=step.wall,
-        loss_wall_ms=loss.wall,
-        step_forward_ms=step.forward,
-        loss_forward_ms=loss.forward,
-        stages={scope: stages for scope in SCOPES if (stages := times.stages(samples, scope))},
-        utterances_per_second=utterances_per_second,
-        frames_per_second=frames_per_second,
-        stopped=times.stopped([line for line in well if isinstance(line, schema.Stop)]),
-        round_medians_ms={scope: times.round_medians(samples, scope, node_of) for scope in SCOPES},
-        samples=len(samples),
-        flagged_samples=flagged,
-        loaded_samples=sum(sample.beside_load for sample in samples),
-        others_cpu=times.others_cpu(samples),
-        loaded_rounds={scope: names for scope in SCOPES if (names := times.loaded_rounds(samples, scope, node_of))},
-        rounds=len({sample.round for sample in samples}),
-        loss_error=checked.loss_error,
-        grad_error=checked.grad_error,
-        at_size=checked.at_size,
-        imprecise=checked.at_size.imprecise if checked.at_size else None,
-        approximation_gap=checked.approximation_gap,
-        approximation_gaps=_gaps(checked),
-        gap_ranges=checked.gap_ranges,
-        memory={scope: _highest(of_scope) for scope, of_scope in peaks_mb.items()},
-        measured_batches=len(batches) if batches else None,
-        padded_cells=padded if batches else None,
-        useful_cells=useful if batches else None,
-        useful_fraction=useful / padded if batches else None,
-        bytes_per_second=bound.bytes_per_second,
-        flops_per_second=bound.flops_per_second,
-        exps_per_second=bound.exps_per_second,
-        limit_ranges=bound.ranges,
-        needed_share=bound.needed_share,
-        floor=bound.floor,
-        limit_percent=bound.percent,
-        configuration=_configuration(header, environment),
-        suffix=header.suffix,
-        run_id=header.run_id,
-        started=header.started,
-        notes=[
-            *notes,
-            *remarks,
-            *_about_errors(header, correctness),
-            *_about_traces(numbers, trace),
-            *([NO_TRACES] if lacks_traces and status == "ok" else []),
-        ],
         header=header,
-        environment=environment,
+        environment=newest(jobs, Environment) or Environment(),
+        checked=checked,
         jobs=jobs,
+        profile=numbers,
+        inflation=_inflation(numbers, trace, jobs, samples),
+        step=times.times(samples, "step"),
+        loss_alone=times.times(samples, "loss"),
         timed=list(times.in_order(timed)),
-        peaks_mb=peaks_mb,
-        file=file,
+        others_cpu=times.others_cpu(samples),
+        peaks_mb=_peaks([line for line in well if isinstance(line, Memory)]),
+        bytes_per_second=times.bandwidth(limits),
+        limit_percent=percent,
+        notes=_notes(samples, limits, percent, header, correctness, numbers, trace),
     )
-
-
-def device_of(header: Header, environment: Environment) -> Optional[str]:
-    """Return "cpu" or "cuda"."""
-    return environment.device or header.settings.get("device", "").split(":")[0] or None
+    if lacks_traces and status == "ok":
+        made.notes.append(NO_TRACES)
+    made.configuration = _configuration(made)
+    if searched:
+        _search(made, every, samples)
+    else:
+        step = [sample for sample in samples if sample.scope == "step"]
+        made.utterances_per_second, made.frames_per_second = times.rates(step, batches)
+    return made
 
 
 def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
@@ -148,9 +88,9 @@ def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
     return end.status if end else None
 
 
-def _configuration(header: Header, environment: Environment) -> Configuration:
+def _configuration(made: Row) -> Configuration:
     """Return what makes rows comparable: settings, device, machine and shape file."""
-    device = device_of(header, environment)
+    header, environment, device = made.header, made.environment, made.device
     known = settings.in_rows(header.settings, device, header.kind)
     known["device"] = device
     known["device_name"] = environment.device_name
@@ -202,16 +142,13 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple
             rounds = min(rounds, FEWEST_ROUNDS)
         planned = {name: rounds if name == "timing" else 1 for name in settings.get("passes", ())}
         absent = [
-            name if count == 1 else f"{count - done.get(name, 0)} of {count} {name} rounds"
-            for name, count in planned.items()
-            if done.get(name, 0) < count
+            name if number == 1 else f"{number - done.get(name, 0)} of {number} {name} rounds"
+            for name, number in planned.items()
+            if done.get(name, 0) < number
         ]
         if not jobs or (absent and not (needless.issuperset(absent) and done.get("timing"))):
             return "interrupted", "stopped before: " + (", ".join(absent) or "its first pass")
     return worst, reason
-
-
-# Batches, memory, errors.
 
 
 def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
@@ -227,22 +164,31 @@ def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
     return highest
 
 
-def _highest(of_scope: Mapping[str, Mapping[str, float]]) -> Dict[str, Optional[float]]:
-    return {f"{counter}_mb": max(peaks.values(), default=None) for counter, peaks in of_scope.items()}
+# Notes.
 
 
-def _gaps(line: Correctness) -> Dict[str, float]:
-    return {kind: gap for kind, gap in (line.approximation_gaps or {}).items() if gap is not None}
-
-
-def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
-    notes = []
+def _notes(
+    samples: Sequence[Sample],
+    limits: Sequence[schema.Limits],
+    percent: Mapping[str, float],
+    header: Header,
+    line: Optional[Correctness],
+    numbers: Profiled,
+    trace: Optional[Trace],
+) -> List[str]:
+    """Return what a reader of the row's numbers needs to know, a sentence each."""
+    flagged, crowded = sum(bool(sample.flags) for sample in samples), all(line.flags for line in limits)
+    notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
+    if any(of_scope > 100 for of_scope in percent.values()):
+        why = "it was measured beside other load" if crowded else "please report it"
+        notes.append(f"above 100% of the limit, so the limit is wrong there ({why})")
+    elif percent and crowded:
+        notes.append("the device's limits were measured beside other load: % of limit may be too high")
     if line and line.at_size and line.at_size.imprecise:
         notes.append(f"imprecise: rounding alone puts it off by {line.at_size.imprecise:.1e} on a measured batch")
     if line and line.differing:
-        notes.append(
-            f"not deterministic: a second step on the same inputs gives other bits in {', '.join(line.differing)}"
-        )
+        differing = ", ".join(line.differing)
+        notes.append(f"not deterministic: a second step on the same inputs gives other bits in {differing}")
     if line and line.reached_by_padding:
         reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
         notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
@@ -251,23 +197,21 @@ def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
     if line and header.kind == "pruned":
         note = "approximate by design: its errors were measured with the range widened to all of U"
         notes.append(note + _gaps_in_words(line))
-    return notes
+    traced = [trace.note, BUSY_TRACE if trace.flags else ""] if trace else []
+    return [*notes, *numbers.notes, *filter(None, traced)]
 
 
 def _gaps_in_words(line: Correctness) -> str:
-    """Say how far off an approximate loss is; results from before peaky logits have one gap, on random logits."""
-    gaps = _gaps(line)
-    if not gaps and line.approximation_gap is None:
-        return ""
-    begin = "; as timed, its loss is {:.1e} off the exact one"
-    if not gaps:
-        return begin.format(line.approximation_gap)
+    """Say how far off an approximate loss is; results from before other logits have one gap, on random ones."""
+    if not gaps(line):
+        gap = line.approximation_gap
+        return "" if gap is None else f"; as timed, its loss is {gap:.1e} off the exact one"
     parts: List[str] = []
-    for kind, gap in gaps.items():
+    for kind, gap in gaps(line).items():
         part = f"{abs(gap):.1e} on {kind} ones" if parts else f"{abs(gap):.1e} off the exact one on {kind} logits"
-        ends = line.gap_ranges.get(kind)
-        if ends:
-            part += f" ({ends.lowest:.1e} to {ends.highest:.1e} over {count(ends.utterances, 'utterance')})"
+        ends_ = line.gap_ranges.get(kind)
+        if ends_:
+            part += f" ({ends_.lowest:.1e} to {ends_.highest:.1e} over {count(ends_.utterances, 'utterance')})"
         parts.append(part)
     return "; as timed, its loss is " + ", ".join(parts)
 
@@ -285,30 +229,120 @@ def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
     return profiled(read_windows(files), to_the_end=line is not None)
 
 
-def _about_traces(numbers: Profiled, line: Optional[Trace]) -> List[str]:
-    notes = list(numbers.notes)
-    if line and line.note:
-        notes.append(line.note)
-    if line and line.flags:
-        notes.append(BUSY_TRACE)
-    return notes
-
-
-def _inflation(
-    numbers: Profiled, line: Optional[Trace], environment: Optional[Environment], samples: Sequence[schema.Sample]
-) -> Optional[float]:
+def _inflation(numbers: Profiled, line: Optional[Trace], jobs: Jobs, samples: Sequence[Sample]) -> Optional[float]:
     """Return the mean profiled step over the mean unprofiled step of the same batches."""
+    environment = newest({line.job: jobs[line.job]}, Environment) if line else None
     if line is None or line.schedule is None or environment is None or not environment.batches or numbers.error:
         return None
     by_batch = gathered((sample.batch, sample.total_wall_ns / 1e3) for sample in samples if sample.scope == "step")
     with_profiler, without = [], []
-    schedule = line.schedule
-    lead = schedule.wait + schedule.warmup
+    lead = line.schedule.wait + line.schedule.warmup
     for window, durations in enumerate(numbers.step_us):
         for index, duration in enumerate(durations):
-            step = window * (lead + schedule.active) + lead + index
+            step = window * (lead + line.schedule.active) + lead + index
             batch = environment.batches[step % len(environment.batches)].index
             if batch in by_batch:
                 with_profiler.append(duration)
                 without.append(statistics.mean(by_batch[batch]))
     return statistics.mean(with_profiler) / statistics.mean(without) if without else None
+
+
+# Searches.
+
+
+def is_search(header: Header) -> bool:
+    return bool(header.settings.get("find_largest"))
+
+
+def _is_kept(lines: Sequence[JobLine], size: Optional[int], pools: Sequence[Optional[int]]) -> bool:
+    """Return whether a job is behind the result: whether it is no throughput of another size or pool."""
+    end = store.status_of(lines)
+    return end is None or end.pass_name != "throughput" or (end.size == size and end.pool in pools)
+
+
+def _search(made: Row, every: Jobs, samples: Sequence[Sample]) -> None:
+    """Add the result of a search to its row: the largest batch that fits, what limits it, and the throughput there,
+    whose interval is over rounds.  every: its jobs, also those that its times are not of."""
+    settings_, (size, too_large) = made.header.settings, bounds(answers(every))
+    by_round = gathered((sample.round, sample) for sample in samples).values()
+    rates = [[rate for rate in of if rate] for of in zip(*(times.rates(each, made.batches) for each in by_round))]
+    utterances, frames = rates or ([], [])
+    made.utterances_per_second, made.frames_per_second = (
+        statistics.median(of) if of else None for of in (utterances, frames)
+    )
+    at = [lines for lines in every.values() if (end := store.status_of(lines)) and end.size == size]
+    heaviest = next((line for lines in at for line in lines if isinstance(line, Probe)), Probe())
+    peaks = [line.peak_bytes for lines in at for line in lines if isinstance(line, Fit) and line.peak_bytes is not None]
+    limit = made.header.memory_limit or schema.MemoryLimit()
+    made.status, made.reason = _status_of_search(made, every, size, too_large)
+    made.largest = Largest(
+        of=settings_["find_largest"],
+        scope=settings_["scopes"][0],
+        size=size,
+        too_large=too_large,
+        at_least=size is not None and made.status in ("interrupted", "error"),
+        limited_by=_limited_by(made, every, size, too_large),
+        limit_bytes=heaviest.limit_bytes or limit.bytes,
+        limit_kind=heaviest.limit_kind,
+        limit_source=limit.source,
+        probes=len(ends(every, "probe")),
+        peak_mb=max(peaks) / MB if peaks else None,
+        utterances_per_second_interval=statistics.interval(utterances),
+        frames_per_second_interval=statistics.interval(frames),
+        **{key: getattr(heaviest, key) for key in ("N", "T_max", "U_max", "padded_cells")},
+    )
+    kept = {key: settings_.get(key) for key in ("find_largest", "memory_limit", "largest_cap")}
+    made.configuration.update(batch_size=None, max_frames=None, **kept)
+    if made.largest.limited_by == "time":
+        made.notes.append(f"limited by --timeout, not by memory: {_reason(every, too_large)}")
+
+
+def _reason(jobs: Jobs, size: Optional[int]) -> str:
+    every = [end for name in ("throughput", "probe") for end in ends(jobs, name) if end.size == size]
+    return next((end.reason or "" for end in every if end.status != "ok"), "")
+
+
+def _status_of_search(made: Row, every: Jobs, size: Optional[int], too_large: Optional[int]) -> Tuple[str, str]:
+    settings, totals = made.header.settings, made.totals
+    probes, rounds = ends(every, "probe"), ends(made.jobs, "throughput")
+    what, smallest = settings["find_largest"], totals.T_max if totals and settings["sort_utterance"] else 1
+    for end in ends(every, "correctness"):
+        if end.status != "ok":
+            return end.status, str(end.reason)
+    for end in (*probes, *rounds):
+        if end.status not in (*OUTCOMES, "interrupted"):
+            return "error", f"{what} {end.size}: {end.reason}"
+    if size is None and too_large is not None and too_large <= smallest:
+        status = next((end.status for end in probes if end.size == too_large and end.status in TOO_LARGE), "oom")
+        return status, f"not even {what} {too_large} fits: {_reason(every, too_large)}"
+    if size is None or sum(end.status == "ok" for end in rounds) < settings["rounds"]:
+        return "interrupted", "stopped before the largest was found and timed; --resume goes on"
+    return "ok", ""
+
+
+def _limited_by(made: Row, every: Jobs, size: Optional[int], too_large: Optional[int]) -> Optional[str]:
+    """Return what limits the size: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap), or
+    None where it is not known."""
+    if any(end.status not in (*OUTCOMES, "interrupted") for end in ends(every, "probe")):
+        return "error"
+    if too_large is not None:
+        at = [end for name in ("probe", "throughput") for end in ends(every, name) if end.size == too_large]
+        return next((LIMITS[end.status] for end in at if end.status in LIMITS), None)
+    totals = made.totals
+    if size is None or not totals:
+        return None
+    settings_ = made.header.settings
+    if size >= (totals.frames if settings_["sort_utterance"] else totals.utterances):
+        return "all"
+    return "cap" if size == settings_.get("largest_cap") else None
+
+
+def fitted_mb(made: Row) -> Dict[int, float]:
+    """Return the highest peak of a step in MB at each size of a search that fitted."""
+    peaks: Dict[int, float] = {}
+    for lines in made.jobs.values():
+        end = store.status_of(lines)
+        for line in lines:
+            if end and end.status == "ok" and end.size and isinstance(line, Fit) and line.peak_bytes:
+                peaks[end.size] = max(peaks.get(end.size, 0.0), line.peak_bytes / MB)
+    return dict(sorted(peaks.items()))

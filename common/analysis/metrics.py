@@ -12,7 +12,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis.row import COUNTERS, SCOPES, Row, Standing, marked, search_of
+from common.analysis.row import COUNTERS, SCOPES, Row, marked, search_of
+from common.analysis.standing import Standing
 from common.core import statistics
 from common.core.text import error, gathered, number
 from common.core.units import GIB, MB
@@ -88,9 +89,13 @@ def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
     return {each.title: each.cell(row) for each in metrics if each.title}
 
 
-def _part(key: str, part: str) -> Callable[[Row], Optional[float]]:
+def _part(scope: str, part: str) -> Callable[[Row], Optional[float]]:
     """Return a function that returns one part of a row's summary of times."""
-    return lambda row: getattr(getattr(row, key), part, None)
+    return lambda row: getattr(row.ms(scope), part, None)
+
+
+def _forward_ms(row: Row) -> Optional[float]:
+    return row.step.forward.median if row.step.forward else None
 
 
 #: Errors of gradients above this are marked: small batches must be within it in float32.
@@ -129,11 +134,11 @@ def _process(row: Row) -> Optional[float]:
 
 
 def _percent(scope: str) -> Callable[[Row], Optional[float]]:
-    """Return a function that returns how many percent of a row's time the limit without padding is, which no layout can
-    undercut; None above 100, where the limit itself is wrong."""
+    """Return a function that returns how many percent of a row's time the device's limit is; None above 100, where the
+    limit itself is wrong."""
 
     def value(row: Row) -> Optional[float]:
-        percent = row.limit_percent.get(scope, {}).get("packed")
+        percent = row.limit_percent.get(scope)
         return None if percent is None or percent > 100 else percent
 
     return value
@@ -141,7 +146,7 @@ def _percent(scope: str) -> Callable[[Row], Optional[float]]:
 
 def _percent_words(row: Row, scope: str) -> str:
     """Return "65", or ">100" where the limit is wrong."""
-    percent = row.limit_percent.get(scope, {}).get("packed")
+    percent = row.limit_percent.get(scope)
     return ">100" if percent is not None and percent > 100 else number(percent, 2)
 
 
@@ -153,9 +158,7 @@ def _half(low: float, high: float, middle: float) -> Optional[float]:
 def of_batches(row: Row, scope: str) -> Optional[float]:
     """Return half of the distance between the 20th and the 80th percentile of the batches' medians, in percent of their
     mean; None for fewer than two batches."""
-    batches = gathered(
-        (batch, ms) for medians in row.round_medians_ms.get(scope, {}).values() for batch, ms in medians.items()
-    )
+    batches = gathered((batch, ms) for medians in row.of(scope).medians.values() for batch, ms in medians.items())
     medians = [statistics.median(times) for times in batches.values()]
     if len(medians) < 2:
         return None
@@ -201,11 +204,6 @@ def _verdict(row: Row) -> str:
     return "one round" if has_one and standing.verdict == "unclear" else standing.verdict
 
 
-def _same_torch(row: Row) -> str:
-    """Return "1.60-2.11", the range over both assumptions, or "1.60" where they agree."""
-    return "-".join(dict.fromkeys(number(ratio, 3) for ratio in row.same_torch)) or "-"
-
-
 def _loss_ratio(row: Row) -> str:
     """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
     words, interval = number(_loss_over_fastest(row), 3), _interval_words(row.loss_against_fastest)
@@ -228,14 +226,15 @@ def _percents(row: Row) -> str:
 
 
 def _gap(row: Row) -> Optional[float]:
-    return None if row.approximation_gap is None else abs(row.approximation_gap)
+    gap = row.checked.approximation_gap
+    return None if gap is None else abs(gap)
 
 
 def _status(row: Row) -> str:
     """Return the status, or what impairs the numbers: "busy" where rounds ran beside other load."""
     if row.status != "ok":
         return row.status
-    if any(row.loaded_rounds.values()):
+    if row.loaded_rounds:
         return "busy"
     return "imprecise" if row.imprecise else row.status
 
@@ -279,8 +278,8 @@ def _useful(row: Row) -> Optional[float]:
 ALL = (
     Metric("implementation", "implementation", words=lambda row: marked(row.name, row.kind), numeric=False),
     Metric("label", "implementation", words=lambda row: row.marked, numeric=False),
-    Metric("version", "version", words=lambda row: _version(row.implementation_version), numeric=False),
-    Metric("torch", "torch", words=lambda row: _version(row.torch_version), numeric=False),
+    Metric("version", "version", words=lambda row: _version(row.environment.implementation_version), numeric=False),
+    Metric("torch", "torch", words=lambda row: _version(row.environment.torch), numeric=False),
     Metric("status", "status", words=_status, numeric=False),
     Metric("reason", "reason", words=lambda row: row.reason or "-", numeric=False),
     *(Metric(f"{scope}_spread", f"{scope} ms +- n", words=partial(_spread, scope=scope)) for scope in SCOPES),
@@ -288,7 +287,7 @@ ALL = (
         Metric(
             f"{scope}_{part}",
             f"{scope} ms" if part == "median" else part if scope == "step" else "",
-            _part(f"{scope}_ms", part),
+            _part(scope, part),
             unit="ms",
             better="lower",
             tag=f"1_time/{scope}_ms_{part}",
@@ -296,11 +295,12 @@ ALL = (
         for scope in SCOPES
         for part in ("median", "p20", "p80")
     ),
-    Metric("step_n", "n", _part("step_ms", "n")),
-    Metric("loss_n", "loss n", _part("loss_ms", "n")),
-    Metric("forward_ms", "forward ms", _part("step_forward_ms", "median"), unit="ms", better="lower"),
+    Metric("step_n", "n", _part("step", "n")),
+    Metric("loss_n", "loss n", _part("loss", "n")),
+    Metric(
+        "forward_ms", "forward ms", lambda row: getattr(row.step.forward, "median", None), unit="ms", better="lower"
+    ),
     Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
-    Metric("same_torch", "same torch", lambda row: (row.same_torch or [None])[0], _same_torch),
     *(  # of the step; of --find-largest, of its scope at the largest size
         Metric(key, title, attrgetter(key), partial(_rate_words, key=key), better="higher", tag=f"1_time/{key}")
         for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
@@ -324,14 +324,22 @@ ALL = (
         for scope in SCOPES
         for counter in COUNTERS
     ),
-    Metric("profiled_us", "profiled step us", lambda row: row.average_step_time_us, unit="us", profiled=True),
-    Metric("profiled_mb", "profiled peak MB", lambda row: row.peak_memory_mb, unit="MB", profiled=True),
-    Metric("inflation", "", lambda row: row.profiler_inflation, tag="4_profiled/inflation"),
-    metric("loss_error", "loss error", error, better="lower", tag="3_correctness/loss_error"),
+    Metric("profiled_us", "profiled step us", lambda row: row.profile.average_step_time_us, unit="us", profiled=True),
+    Metric("profiled_mb", "profiled peak MB", lambda row: row.profile.peak_memory_mb, unit="MB", profiled=True),
+    Metric("inflation", "", lambda row: row.inflation, tag="4_profiled/inflation"),
+    metric(
+        "loss_error",
+        "loss error",
+        error,
+        attrgetter("checked.loss_error"),
+        better="lower",
+        tag="3_correctness/loss_error",
+    ),
     metric(
         "grad_error",
         "grad error",
         error,
+        attrgetter("checked.grad_error"),
         better="lower",
         on_page="gradient error",
         tag="3_correctness/grad_error",
@@ -372,9 +380,9 @@ METRICS: Dict[str, Metric] = {each.key: each for each in ALL}
 
 _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
-_SHORT = ("step_spread", "loss_spread", "over_fastest", "same_torch", *_RATES, "limits", "peak_mb")
+_SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_mb")
 _PAGE = (
-    *("step_median", "over_fastest", "interval", "same_torch", "loss_median", "peak_mb", "measured_error"),
+    *("step_median", "over_fastest", "interval", "loss_median", "peak_mb", "measured_error"),
     *("step_limit", "loss_limit", *_RATES, *_ERRORS),
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
@@ -383,7 +391,7 @@ _PAGE = (
 COLUMNS: Dict[str, Sequence[str]] = {
     "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
     "answer": (
-        *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "same_torch", "loss_median"),
+        *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "loss_median"),
         "loss_ratio",
         *("peak_mb", "torch"),
         *(*_RATES, "limits", "measured_error", "profiled_us", "profiled_mb", "version"),
@@ -407,8 +415,6 @@ COLUMNS: Dict[str, Sequence[str]] = {
 COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
 #: The tables of --details, which end with the metrics that no list names.
 OPEN = ("results", "sweep", "search")
-#: Columns that only some runs have.
-WHERE_KNOWN = ("same_torch",)
 _LISTED = {key for keys in COLUMNS.values() for key in keys}
 
 
@@ -420,8 +426,8 @@ def others() -> List[Metric]:
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     """Return the columns of a table of COLUMNS for these rows.
 
-    Columns of WHERE_KNOWN, and further ones of an OPEN table, are left out where no row has a value.  The page has the
-    status only where it is not "ok" for every row.
+    Further columns of an OPEN table are left out where no row has a value.  The page has the status only where it is
+    not "ok" for every row.
     """
     listed = [METRICS[key] for key in COLUMNS[table]]
 
@@ -430,8 +436,7 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     def is_shown(metric: Metric) -> bool:
         if metric.key == "status" and all_ok:
             return False
-        always = metric in listed and metric.key not in WHERE_KNOWN
-        return always or any(metric.value(row) is not None for row in rows)
+        return metric in listed or any(metric.value(row) is not None for row in rows)
 
     return list(filter(is_shown, [*listed, *(others() if table in OPEN else [])]))
 

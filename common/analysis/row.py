@@ -8,33 +8,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
+import msgspec
+
 from common.analysis import ratios
-from common.analysis.parts import Largest, Sample
-from common.analysis.ratios import Padding, Ratio
-from common.analysis.roofline import Floor
-from common.core import settings, statistics
+from common.analysis.ratios import Padding
+from common.analysis.times import Sample, Times
+from common.core import settings
 from common.core.implementations import LATTICES
 from common.core.statistics import Summary
 from common.core.text import plain
 from common.present.style import Look
 from common.records import schema
-from common.records.schema import (
-    FILE_NAME,
-    AtSize,
-    Batch,
-    Correctness,
-    Environment,
-    GapRange,
-    Header,
-    JobLine,
-    Option,
-    Record,
-)
+from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Record, Totals
 from common.records.store import status_of
 from common.traces import memory as traced
 from common.traces.memory import Curve
 from common.traces.reader import TraceError
-from common.traces.windows import WindowNumbers
+from common.traces.windows import Profiled
 
 #: Fields of `at_size` that are elsewhere in the row, or in its status.
 NOT_IN_JSON = ("ok", "imprecise")
@@ -49,121 +39,95 @@ T = TypeVar("T", bound=JobLine)
 Configuration = Dict[str, Any]
 
 
-@dataclass(eq=False)
-class Exported:
-    """Hold what CSV and JSON show of a run: the fields are their keys, in this order, with their values where nothing
-    is known.
+class Largest(msgspec.Struct, frozen=True):
+    """Hold the result of --find-largest.
 
-    Units are in the names: ms, us and MB (2**20 bytes).
+    Attributes:
+        of: "batch-size" or "max-frames", the unit of `size`.
+        scope: "step" or "loss", which had to fit.
+        size: the largest that fits; None where none does, or it is not known.
+        too_large: the smallest that does not fit.
+        at_least: the search did not end, so a larger size may fit.
+        limited_by: "memory", "time", "error", "all" (there are no more utterances), "cap" (--largest-cap) or None.
+        limit_bytes, limit_kind, limit_source: the memory limit, how it is enforced, and where it is from.
+        probes: how many sizes were tried.
+        peak_mb: of the step at `size`.
+        N, T_max, U_max, padded_cells: the heaviest batch of that size.
+        utterances_per_second_interval, frames_per_second_interval: the 95% interval of the row's rates over rounds.
+    """
+
+    of: str
+    scope: str
+    size: Optional[int] = None
+    too_large: Optional[int] = None
+    at_least: bool = False
+    limited_by: Optional[str] = None
+    limit_bytes: Optional[int] = None
+    limit_kind: Optional[str] = None
+    limit_source: Optional[str] = None
+    probes: int = 0
+    peak_mb: Optional[float] = None
+    N: Optional[int] = None
+    T_max: Optional[int] = None
+    U_max: Optional[int] = None
+    padded_cells: Optional[int] = None
+    utterances_per_second_interval: Optional[Tuple[float, float]] = None
+    frames_per_second_interval: Optional[Tuple[float, float]] = None
+
+
+@dataclass(eq=False)
+class Row:
+    """Hold one run.
+
+    Attributes:
+        kind: "exact", the name of another lattice, or "pruned"; None of traces without records.
+        header, environment, checked: its ``run``, newest ``environment`` and ``correctness`` record, empty where there
+            is none.
+        jobs: the records of each job's last attempt.
+        profile: the numbers of its traces; inflation: the profiler's steps over the same steps without it.
+        step, loss: the times by scope.
+        utterances_per_second, frames_per_second: of the step; of --find-largest, of its scope at the largest size.
+        timed: the samples in the order taken.
+        peaks_mb: scope -> counter -> batch -> peak.
+        limit_percent: scope -> how many percent of the time the device's limit is, which `bytes_per_second` is of.
+        largest: of --find-largest alone.
+        against_fastest, loss_against_fastest: how its time stands against the fastest of its kind, a Standing (see
+            standing.py, which stands on rows); None where they were not ranked.
+        under: the torch that it ran under, where most rows of its table ran under another; else "".
+        unreadable: nothing of it could be read.
+        label: its name, unique in its group, harmless and short; look: its colour and form in plots.
     """
 
     name: str = ""
     log_dir: str = ""
     status: str = "ok"
     reason: str = ""
-    device: Optional[str] = None
-    device_name: Optional[str] = None
-    torch_version: Optional[str] = None
-    implementation_version: Optional[str] = None
     kind: Optional[str] = None
-    options: Mapping[str, Option] = field(default_factory=dict)  # of the package's function: name -> ours, default
-    exact: Optional[bool] = None
-    # profiled
-    windows: List[WindowNumbers] = field(default_factory=list)
-    average_step_time_us: Optional[float] = None
-    peak_memory_mb: Optional[float] = None
-    profiled_stages_us: Dict[str, float] = field(default_factory=dict)
-    profiler_inflation: Optional[float] = None
-    # timing pass
-    step_ms: Optional[Summary] = None
-    loss_ms: Optional[Summary] = None
-    step_ms_interval: Optional[List[float]] = None
-    loss_ms_interval: Optional[List[float]] = None
-    step_event_ms: Optional[Summary] = None
-    loss_event_ms: Optional[Summary] = None
-    step_wall_ms: Optional[Summary] = None  # on CUDA, beside the events
-    loss_wall_ms: Optional[Summary] = None
-    against_fastest: Optional[Standing] = None  # of its kind, set by analysis/ranking
-    loss_against_fastest: Optional[Standing] = None  # likewise, of the loss alone
-    step_forward_ms: Optional[Summary] = None
-    loss_forward_ms: Optional[Summary] = None
-    stages: Dict[str, Dict[str, float]] = field(default_factory=dict)  # scope -> stage -> ms, as above
-    round_medians_ms: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)  # scope -> round -> batch
-    utterances_per_second: Optional[float] = None  # of the step
-    frames_per_second: Optional[float] = None  # T of the encoder outputs, summed
-    stopped: Dict[str, Dict[str, int]] = field(default_factory=dict)  # scope -> why sampling ended -> rounds
-    samples: int = 0
-    flagged_samples: int = 0
-    loaded_samples: int = 0  # beside so much other load that their times cannot be compared
-    others_cpu: Optional[float] = None  # share of the CPUs that others took beside the samples, mean over their time
-    loaded_rounds: Dict[str, List[str]] = field(default_factory=dict)  # scope -> those mostly beside such load
-    rounds: int = 0
-    # correctness and memory passes, batches
-    loss_error: Optional[float] = None
-    grad_error: Optional[float] = None
-    at_size: Optional[AtSize] = None
-    imprecise: Optional[float] = None
-    approximation_gap: Optional[float] = None
-    approximation_gaps: Dict[str, float] = field(default_factory=dict)
-    gap_ranges: Mapping[str, GapRange] = field(default_factory=dict)
-    memory: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> counter -> highest peak
-    measured_batches: Optional[int] = None  # fewer than asked for where there are no more
-    padded_cells: Optional[int] = None
-    useful_cells: Optional[int] = None
-    useful_fraction: Optional[float] = None
-    # what the device does at best, what the loss must do at least, and how much of the median that is
+    header: Header = field(default_factory=lambda: Header(name=""))
+    environment: Environment = field(default_factory=Environment)
+    checked: Correctness = field(default_factory=Correctness)
+    jobs: Mapping[str, Sequence[JobLine]] = field(default_factory=dict)
+    profile: Profiled = field(default_factory=Profiled)
+    inflation: Optional[float] = None
+    step: Times = Times()
+    loss_alone: Times = Times()
+    utterances_per_second: Optional[float] = None
+    frames_per_second: Optional[float] = None
+    timed: List[Sample] = field(default_factory=list)
+    others_cpu: Optional[float] = None
+    peaks_mb: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)
     bytes_per_second: Optional[float] = None
-    flops_per_second: Optional[float] = None
-    exps_per_second: Optional[float] = None
-    limit_ranges: Dict[str, Dict[str, float]] = field(default_factory=dict)  # of these three: measurements, lowest, ...
-    needed_share: Optional[float] = None  # of the cells, those with a gradient that float32 can tell from zero
-    floor: Dict[str, Dict[str, Floor]] = field(default_factory=dict)  # scope -> layout
-    limit_percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> packed, padded
-    # the run
+    limit_percent: Dict[str, float] = field(default_factory=dict)
     configuration: Configuration = field(default_factory=dict)
-    largest: Optional[Largest] = None  # of --find-largest alone: see analysis/search
-    suffix: Optional[str] = None
-    sweep: Dict[str, schema.Value] = field(default_factory=dict)  # id, cell, and the values of the swept settings
-    run_id: Optional[str] = None
-    started: Optional[str] = None
+    largest: Optional[Largest] = None
+    against_fastest: Any = None
+    loss_against_fastest: Any = None
+    under: str = ""
     earlier_runs: int = 0
-    unreadable: bool = False  # nothing of it could be read
+    unreadable: bool = False
     notes: List[str] = field(default_factory=list)
-
-    def as_json(self) -> Record:
-        """Return the fields as JSON has them."""
-        values = {key: getattr(self, key) for key in Exported.__dataclass_fields__}
-        for key in ("against_fastest", "loss_against_fastest"):
-            values[key] = values[key].as_json() if values[key] else {}
-        values["largest"] = self.largest or {}
-        written = {key: schema.as_written(value) for key, value in values.items()}
-        if self.at_size:
-            written["at_size"] = {key: value for key, value in written["at_size"].items() if key not in NOT_IN_JSON}
-        return written
-
-
-@dataclass(eq=False)
-class Row(Exported):
-    """Hold one run.
-
-    Attributes:
-        label: its name, unique in its group, harmless and short.
-        look: its colour and form in plots.
-        header, environment: its ``run`` and newest ``environment`` record; empty for traces alone.
-        jobs: the records of each job's last attempt.
-        timed: the samples in the order taken.
-        peaks_mb: scope -> counter -> batch -> peak.
-        file: the name of its records' file.
-    """
-
     label: str = ""
     look: Look = Look()
-    header: Header = Header(name="")
-    environment: Environment = Environment(job="")
-    jobs: Mapping[str, Sequence[JobLine]] = field(default_factory=dict)
-    timed: List[Sample] = field(default_factory=list)
-    peaks_mb: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)
-    file: str = FILE_NAME
 
     @property
     def folder(self) -> Path:
@@ -171,12 +135,29 @@ class Row(Exported):
 
     @property
     def results(self) -> Path:
-        return self.folder / self.file
+        return self.folder / FILE_NAME
 
     @property
     def trace(self) -> Optional[Path]:
         """Return the first trace file."""
-        return self.folder / Path(self.windows[0].file).name if self.windows else None
+        return self.folder / Path(self.profile.windows[0].file).name if self.profile.windows else None
+
+    @property
+    def device(self) -> Optional[str]:
+        """Return "cpu" or "cuda"."""
+        return self.environment.device or self.header.settings.get("device", "").split(":")[0] or None
+
+    @property
+    def device_name(self) -> Optional[str]:
+        return self.environment.device_name
+
+    @property
+    def run_id(self) -> Optional[str]:
+        return self.header.run_id or None
+
+    @property
+    def started(self) -> Optional[str]:
+        return self.header.started or None
 
     @cached_property
     def curve(self) -> Optional[Curve]:
@@ -189,12 +170,11 @@ class Row(Exported):
     @property
     def is_exact(self) -> bool:
         """Tell whether the loss is exact; true also if its kind is not known, as of traces without records."""
-        return self.exact is not False
+        return self.kind in ("exact", None)
 
     @property
     def of_one_model(self) -> bool:
-        """Return whether it trains the same model as the exact losses; additive losses and other lattices train
-        others."""
+        """Return whether it trains the same model as the exact losses; other lattices train others."""
         return self.is_exact or self.kind == "pruned"
 
     @property
@@ -205,7 +185,7 @@ class Row(Exported):
     @property
     def torch(self) -> str:
         """Return the version without its build: "2.11.0"; "" where it is not known."""
-        return (self.torch_version or "").partition("+")[0]
+        return (self.environment.torch or "").partition("+")[0]
 
     @property
     def loss(self) -> str:
@@ -215,8 +195,7 @@ class Row(Exported):
     @property
     def is_comparable(self) -> bool:
         """Return whether its times can be compared; those of an interrupted run can, over its complete rounds."""
-        checked = self.correctness
-        return self.status == "ok" or (self.status == "interrupted" and bool(checked and checked.ok))
+        return self.status == "ok" or (self.status == "interrupted" and bool(self.checked.ok))
 
     @property
     def over_fastest(self) -> Optional[float]:
@@ -229,16 +208,13 @@ class Row(Exported):
         standing = self.against_fastest
         return bool(standing and standing.is_fastest and not standing.beside_load)
 
-    @property
-    def same_torch(self) -> List[float]:
-        """Return the range of `over_fastest` under the fastest's torch; empty where no control gives it."""
-        standing = self.against_fastest
-        ratios_known = [standing.through_control, standing.surplus_kept] if standing else []
-        return sorted(ratio.ratio for ratio in ratios_known if ratio)
+    def of(self, scope: str) -> Times:
+        """Return the times of a scope."""
+        return self.step if scope == "step" else self.loss_alone
 
     def ms(self, scope: str) -> Optional[Summary]:
         """Return the times of a scope in milliseconds; None where it was not timed."""
-        return self.step_ms if scope == "step" else self.loss_ms
+        return self.of(scope).ms
 
     def median_ms(self, scope: str) -> Optional[float]:
         """Return the median of the times of a scope; None where it was not timed."""
@@ -248,12 +224,21 @@ class Row(Exported):
     @property
     def scope(self) -> str:
         """Return the scope whose time is shown: "step" where it was measured, else "loss"."""
-        return "step" if self.step_ms or not self.loss_ms else "loss"
+        return "step" if self.step.ms or not self.loss_alone.ms else "loss"
 
     @property
     def times(self) -> Optional[Summary]:
         """Return the times of that scope; None where it was not timed."""
         return self.ms(self.scope)
+
+    @property
+    def rounds(self) -> int:
+        return len({*self.step.medians, *self.loss_alone.medians})
+
+    @property
+    def loaded_rounds(self) -> Dict[str, Sequence[str]]:
+        """Return by scope the rounds that ran mostly beside other load, where there are any."""
+        return {scope: self.of(scope).loaded for scope in SCOPES if self.of(scope).loaded}
 
     @property
     def peaks(self) -> Dict[str, float]:
@@ -266,6 +251,14 @@ class Row(Exported):
         """Return the highest peak over the batches in MB."""
         return max(self.peaks.values(), default=None)
 
+    @property
+    def memory(self) -> Dict[str, Dict[str, Optional[float]]]:
+        """Return the highest peak over the batches in MB, by scope and counter."""
+        return {
+            scope: {f"{counter}_mb": max(peaks.values(), default=None) for counter, peaks in of_scope.items()}
+            for scope, of_scope in self.peaks_mb.items()
+        }
+
     @cached_property
     def environments(self) -> List[Environment]:
         """Return the environment of each job; rounds may have batches of their own."""
@@ -276,28 +269,41 @@ class Row(Exported):
         """Return the batches of all jobs, each once."""
         return batches_of(self.environments)
 
+    @property
+    def totals(self) -> Optional[Totals]:
+        """Return the totals of the shape file; None where they are not known."""
+        return next((line.shape_file_totals for line in self.environments if line.shape_file_totals), None)
+
     @cached_property
     def padding(self) -> Optional[Padding]:
         """Return the padding of the measured batches and of all of the file; None where it is not known."""
-        totals = (line.shape_file_totals for line in self.environments if line.shape_file_totals)
-        share = next((each.mean_log_useful_share for each in totals if each.mean_log_useful_share is not None), None)
+        share = self.totals.mean_log_useful_share if self.totals else None
         if share is None:
             return None
         of_batch = {str(batch.index): math.log(batch.padded_cells / batch.useful_cells) for batch in self.batches}
         return Padding(of_batch, -share)
 
     @property
+    def cells(self) -> Tuple[int, int]:
+        """Return (useful cells, padded cells) of all measured batches."""
+        return sum(each.useful_cells for each in self.batches), sum(each.padded_cells for each in self.batches)
+
+    @property
+    def useful_fraction(self) -> Optional[float]:
+        """Return the share of the padded cells that are useful; None where no batches are known."""
+        return self.cells[0] / self.cells[1] if self.batches else None
+
+    @property
     def measured_errors(self) -> Tuple[Optional[float], Optional[float]]:
         """Return the relative errors of loss and gradient at the measured size; on small batches where no other was
         judged."""
-        if self.at_size:
-            return self.at_size.loss_error, self.at_size.grad_error
-        return self.loss_error, self.grad_error
+        judged = self.checked.at_size or self.checked
+        return judged.loss_error, judged.grad_error
 
     @property
-    def correctness(self) -> Optional[Correctness]:
-        """Return the record of the check, also of a failed one; None where there is none."""
-        return newest(self.jobs, Correctness)
+    def imprecise(self) -> Optional[float]:
+        """Return the largest error at size that only rounding explains; None where there is none."""
+        return self.checked.at_size.imprecise if self.checked.at_size else None
 
     @property
     def failure(self) -> Optional[Tuple[str, str]]:
@@ -312,121 +318,74 @@ class Row(Exported):
     @property
     def is_measured(self) -> bool:
         """Return whether the row has a number that tables show; rows without one are named below the table."""
-        times = (self.step_ms, self.loss_ms, self.average_step_time_us)
-        sizes = (self.peak_mb, self.peak_memory_mb, self.largest and self.largest.size)
+        times = (self.times, self.profile.average_step_time_us)
+        sizes = (self.peak_mb, self.profile.peak_memory_mb, self.largest and self.largest.size)
         return self.status == "ok" or any(times) or any(sizes)
 
     def of_scope(self, scope: str) -> List[Sample]:
+        """Return the samples of a scope in the order taken."""
         return [sample for sample in self.timed if sample.scope == scope]
+
+    def busy(self, scope: str) -> float:
+        """Return the share of the samples of a scope that ran beside other load."""
+        samples = self.of_scope(scope)
+        return sum(sample.flagged for sample in samples) / max(len(samples), 1)
 
     def is_beside_load(self, scope: str) -> bool:
         """Return whether its times of a scope are from rounds beside other load, for want of enough others."""
-        return ratios.without_load([self.round_medians_ms.get(scope, {})], self.loaded_rounds.get(scope, ()))[1]
+        return ratios.without_load([self.of(scope).medians], self.of(scope).loaded)[1]
 
     def stage_medians(self, scope: str) -> Dict[str, float]:
         """Return the median milliseconds of each stage of a scope."""
-        stages = self.stages.get(scope) or {}
-        return {plain(stage): value for stage, value in stages.items() if is_positive(value)}
-
-
-#: Verdicts of a row that cannot be judged.
-OTHER_TORCH = "other torch"
-BESIDE_LOAD = "beside load"
-#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
-FAR = 3.0
-#: A ratio that other load beside one of two rows is not taken to explain.
-BEYOND_LOAD = 10.0
-
-
-@dataclass(frozen=True, eq=False)
-class Standing:
-    """Hold how a row stands against the fastest of its kind.
-
-    Attributes:
-        scope: "step" or "loss", whose times are compared.
-        ratio: the row's time over the fastest's, as measured; None for the fastest itself, and where the two have no
-            batch or round in common.
-        paired: the rounds of both ran beside each other.
-        other_torch: the row ran under another torch than the fastest.
-        control: the row whose two runs set the torches apart; None where none was measured.
-        through_control: the ratio under the fastest's torch if that torch slows the row as it slows the control.
-        surplus_kept: the ratio if the row's surplus over the control stays the same in milliseconds.
-        beside_load: too few rounds of both are without other load, so the ratio gives no verdict; for the fastest:
-            other load may have made it the fastest.
-    """
-
-    row: Row
-    fastest: Row
-    scope: str
-    ratio: Optional[Ratio] = None
-    paired: bool = True
-    other_torch: bool = False
-    control: Optional[Row] = None
-    through_control: Optional[Ratio] = None
-    surplus_kept: Optional[Ratio] = None
-    beside_load: bool = False
-
-    @property
-    def is_fastest(self) -> bool:
-        return self.row is self.fastest
-
-    @property
-    def times(self) -> Optional[float]:
-        """Return the ratio, 1 for the fastest; None where it is not known."""
-        return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
-
-    @property
-    def by_round(self) -> List[float]:
-        """Return the ratio of each round, in the order of time; empty where rounds were not paired."""
-        ratio = self.ratio
-        if ratio is None or len(ratio.baseline) != len(ratio.new):
-            return []
-        return [after / before for before, after in zip(ratio.baseline, ratio.new)]
-
-    @property
-    def verdict(self) -> str:
-        """Return "fastest", "faster", "slower", "same" (within 2%), "unclear", BESIDE_LOAD or OTHER_TORCH."""
-        if self.other_torch:
-            return OTHER_TORCH
-        if self.beside_load:
-            return BESIDE_LOAD
-        if self.is_fastest:
-            return "fastest"
-        ratio = self.ratio
-        return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
-
-    @property
-    def may_be_as_fast(self) -> bool:
-        """Return whether noise or other load may explain all of the difference to the fastest."""
-        times = self.times or 1.0
-        if self.verdict == BESIDE_LOAD:
-            return times < BEYOND_LOAD
-        return self.verdict != "slower" and (times < FAR or bool(self.ratio and self.ratio.low is not None))
+        return {plain(stage): value for stage, value in self.of(scope).stages.items() if is_positive(value)}
 
     def as_json(self) -> Record:
-        """Return the standing for JSON, with names in the place of rows."""
-        controlled = {"through_control": self.through_control, "surplus_kept": self.surplus_kept}
-        return {
-            "scope": self.scope,
-            "fastest": self.fastest.name,
-            "is_fastest": self.is_fastest,
-            **_ratio_as_json(self.ratio),
-            "ratio": self.times,
-            "by_round": self.by_round,
-            "verdict": self.verdict,
-            "paired": self.paired,
-            "other_torch": self.other_torch,
-            "beside_load": self.beside_load,
-            "control": self.control and self.control.name,
-            **{key: _ratio_as_json(ratio) if ratio else {} for key, ratio in controlled.items()},
+        """Return what CSV and JSON show of the run.  Units are in the names: ms, us and MB (2**20 bytes)."""
+        checked, times, batches = self.checked, {scope: self.of(scope) for scope in SCOPES}, self.batches
+        standings = {"against_fastest": self.against_fastest, "loss_against_fastest": self.loss_against_fastest}
+        values = {
+            **{key: getattr(self, key) for key in ("name", "log_dir", "status", "reason", "device", "device_name")},
+            "torch_version": self.environment.torch,
+            "implementation_version": self.environment.implementation_version,
+            "kind": self.kind,
+            "options": self.environment.options,
+            "exact": self.kind and self.kind == "exact",
+            **{key: getattr(self.profile, key) for key in ("windows", "average_step_time_us", "peak_memory_mb")},
+            "profiled_stages_us": self.profile.label_us,
+            "profiler_inflation": self.inflation,
+            **{f"{scope}_ms": of.ms for scope, of in times.items()},
+            **{f"{scope}_ms_interval": of.interval for scope, of in times.items()},
+            **{f"{scope}_event_ms": of.event for scope, of in times.items()},
+            **{f"{scope}_wall_ms": of.wall for scope, of in times.items()},
+            **{key: standing.as_json() if standing else {} for key, standing in standings.items()},
+            **{f"{scope}_forward_ms": of.forward for scope, of in times.items()},
+            "stages": {scope: of.stages for scope, of in times.items() if of.stages},
+            "round_medians_ms": {scope: of.medians for scope, of in times.items() if of.medians},
+            **{key: getattr(self, key) for key in ("utterances_per_second", "frames_per_second")},
+            "samples": len(self.timed),
+            "flagged_samples": sum(sample.flagged for sample in self.timed),
+            "loaded_samples": sum(sample.beside_load for sample in self.timed),
+            **{key: getattr(self, key) for key in ("others_cpu", "loaded_rounds", "rounds")},
+            **{key: getattr(checked, key) for key in ("loss_error", "grad_error", "at_size")},
+            **{"imprecise": self.imprecise, "approximation_gap": checked.approximation_gap},
+            **{"approximation_gaps": gaps(checked), "gap_ranges": checked.gap_ranges, "memory": self.memory},
+            "measured_batches": len(batches) or None,
+            "padded_cells": self.cells[1] or None,
+            "useful_cells": self.cells[0] or None,
+            **{key: getattr(self, key) for key in ("useful_fraction", "bytes_per_second", "limit_percent")},
+            **{"configuration": self.configuration, "largest": self.largest or {}, "suffix": self.header.suffix},
+            "sweep": self.header.values,
+            **{key: getattr(self, key) for key in ("run_id", "started", "earlier_runs", "unreadable", "notes")},
         }
+        written: Record = schema.as_written(values)
+        if checked.at_size:
+            written["at_size"] = {key: value for key, value in written["at_size"].items() if key not in NOT_IN_JSON}
+        return written
 
 
-def _ratio_as_json(ratio: Optional[Ratio]) -> Record:
-    """Return a ratio's numbers for JSON; each is None where there is no ratio."""
-    keys = ("ratio", "low", "high", "batches", "least", "most")
-    numbers = {key: getattr(ratio, key, None) for key in keys}
-    return {**numbers, "rounds": len(ratio.new) if ratio else None, "of_file": bool(ratio and ratio.of_file)}
+def gaps(line: Correctness) -> Dict[str, float]:
+    """Return the gap of an approximate loss by kind of logits, where it is known."""
+    return {kind: gap for kind, gap in (line.approximation_gaps or {}).items() if gap is not None}
 
 
 def batches_of(environments: Sequence[Environment]) -> List[Batch]:
@@ -454,5 +413,4 @@ def marked(name: str, kind: Optional[str]) -> str:
     """Return a name with a mark for its kind, unless the loss is exact."""
     if kind in LATTICES:
         return name if name.endswith(f":{kind}") else f"{name} ({kind})"
-    mark = {"pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")
-    return name + mark
+    return name + (" (approx.)" if kind == "pruned" else "")

@@ -1,47 +1,81 @@
-"""Summarize the samples of one run: times, stages, rates, medians of rounds, other load."""
+"""Summarize the samples of one run: times, stages, rates, medians of rounds, other load, and how near a limit they are.
+
+The limit is what the device must do at least for a batch: the bytes that the layout of a loss moves over the bandwidth
+of the largest buffer, and the products of a step over the best rate of products (docs/method.md tells what is counted).
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import parts
 from common.core import statistics
+from common.core.implementations import ONE_SYMBOL, durations_of
 from common.core.statistics import Summary
 from common.core.text import gathered, gathered_twice
 from common.records import schema, store
-from common.records.schema import Batch, Limits, Sample
+from common.records.schema import AtSize, Batch, Limits
 
-NodeOf = Mapping[str, Optional[str]]  # job -> device, of a cluster; else None
+ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+#: Settings that the work depends on.
+NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe"}
+
+
+class Sample(NamedTuple):
+    """Hold a timed sample; warm-up has none.
+
+    Attributes:
+        at_s: seconds of timed work of this implementation up to its end, warm-up included.
+        foreign_cpu: the share of the CPUs that other processes took.
+        flagged: it ran beside other load.
+        beside_load: beside so much load that its time cannot be compared.
+    """
+
+    scope: str
+    round: str
+    batch: str
+    at_s: float
+    ms: float
+    flagged: bool
+    foreign_cpu: Optional[float]
+    beside_load: bool = False
 
 
 class Times(NamedTuple):
-    """Hold the times of one scope in ms.
+    """Hold the times of one scope in ms; empty where it was not timed.
 
     Attributes:
         ms: the times that rows are ranked by.
         interval: the 95% interval of their median over rounds.
         event, wall: the times by the two clocks of CUDA.
+        stages: the mean over batches of the medians of each stage.
+        medians: round -> batch -> median; rounds and batches are text, as keys of JSON are.
+        loaded: the rounds that ran beside other load for more than half of their time.
     """
 
-    ms: Optional[Summary]
-    interval: Optional[List[float]]
-    event: Optional[Summary]
-    wall: Optional[Summary]
-    forward: Optional[Summary]
+    ms: Optional[Summary] = None
+    interval: Optional[List[float]] = None
+    event: Optional[Summary] = None
+    wall: Optional[Summary] = None
+    forward: Optional[Summary] = None
+    stages: Mapping[str, float] = {}
+    medians: Mapping[str, Mapping[str, float]] = {}
+    loaded: Sequence[str] = ()
 
 
-def times(samples: Sequence[Sample], scope: str) -> Times:
-    """Return the times of a scope; None where it was not timed."""
+def times(samples: Sequence[schema.Sample], scope: str) -> Times:
+    """Return the times of a scope.  samples: without warm-up."""
     of_scope = [sample for sample in samples if sample.scope == scope]
-    triples = ((sample.round, sample.batch, sample.ranked_ns / 1e6) for sample in of_scope)
-    interval = statistics.interval_of_rounds(gathered_twice(triples))
+    rounds = gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in of_scope)
+    interval = statistics.interval_of_rounds(rounds)
 
     def described(key: str) -> Optional[Summary]:
         durations = ((sample.batch, getattr(sample, key)) for sample in of_scope)
         return statistics.describe(gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None))
 
-    events = described("total_event_ns")
+    split = gathered_twice(
+        (stage, sample.batch, ns / 1e6) for sample in of_scope for stage, ns in (sample.stages or {}).items()
+    )
+    events, by_round = described("total_event_ns"), gathered((str(sample.round), sample) for sample in of_scope)
     return Times(
         described("ranked_ns"),
         list(interval) if interval else None,
@@ -49,25 +83,16 @@ def times(samples: Sequence[Sample], scope: str) -> Times:
         described("total_wall_ns") if events else None,
         # On CUDA the host runs ahead of forward, so only the events know when it ended.
         described("forward_wall_ns") or described("forward_event_ns"),
+        {stage: summary.median for stage, of in split.items() if (summary := statistics.describe(of))},
+        {name: {batch: statistics.median(ms) for batch, ms in of.items()} for name, of in rounds.items()},
+        [name for name, of_round in by_round.items() if store.is_loaded(of_round)],
     )
 
 
-def stages(samples: Sequence[Sample], scope: str) -> Dict[str, float]:
-    """Return the milliseconds of each stage: the mean over batches of their medians."""
-    durations = gathered_twice(
-        (stage, sample.batch, duration / 1e6)
-        for sample in samples
-        if sample.scope == scope
-        for stage, duration in (sample.stages or {}).items()
-    )
-    summaries = {stage: statistics.describe(batches) for stage, batches in durations.items()}
-    return {stage: summary.median for stage, summary in summaries.items() if summary}
-
-
-def rates(samples: Sequence[Sample], batches: Sequence[Batch]) -> Tuple[Optional[float], Optional[float]]:
+def rates(samples: Sequence[schema.Sample], batches: Sequence[Batch]) -> Tuple[Optional[float], Optional[float]]:
     """Return (utterances per second, frames per second) of the measured batches, over the sum of the medians of their
-    steps; None where that is not known."""
-    seconds_of = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == "step")
+    samples; None where that is not known."""
+    seconds_of = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
     known = [batch for batch in batches if batch.index in seconds_of]
     if not known:
         return None, None
@@ -76,70 +101,88 @@ def rates(samples: Sequence[Sample], batches: Sequence[Batch]) -> Tuple[Optional
     return sum(batch.N for batch in known) / seconds, sum(frames) / seconds if len(frames) == len(known) else None
 
 
-def in_order(timed: Sequence[Sample]) -> Iterator[parts.Sample]:
+def in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
     """Yield the samples in the order taken, without warm-up."""
     elapsed = 0.0
     for line in timed:
         elapsed += line.ranked_ns / 1e9
         if not line.warmup:
-            yield parts.Sample(
-                line.scope,
-                str(line.round),
-                str(line.batch),
-                elapsed,
-                line.ranked_ns / 1e6,
-                bool(line.flags),
-                line.foreign_cpu,
-                line.beside_load,
-            )
+            place = (line.scope, str(line.round), str(line.batch), elapsed)
+            yield Sample(*place, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
 
 
-def stopped(ends: Sequence[schema.Stop]) -> Dict[str, Dict[str, int]]:
-    """Return scope -> why sampling ended -> number of rounds."""
-    reasons = gathered((end.scope, end.why) for end in ends)
-    return {scope: dict(Counter(of_scope)) for scope, of_scope in reasons.items()}
-
-
-def of_one_device(
-    samples: Sequence[Sample], limits: Sequence[Limits], node_of: NodeOf
-) -> Tuple[List[Sample], List[Limits]]:
-    """Return the samples and limits of the device with the most samples, since one device's limits do not apply to
-    another."""
-    count = Counter(node_of.get(sample.job) for sample in samples)
-    if len(count) < 2 and not any(count):
-        return list(samples), list(limits)
-    node = max(count, key=lambda each: count[each])
-    alike = [sample for sample in samples if node_of.get(sample.job) == node]
-    return alike, [line for line in limits if line.node == node]
-
-
-def _round_name(sample: Sample, node_of: NodeOf) -> str:
-    """Return the round as text, since keys of JSON are text; with its device where there are several, so that rounds of
-    two devices are never paired."""
-    return " on ".join(filter(None, [str(sample.round), node_of.get(sample.job)]))
-
-
-def round_medians(samples: Sequence[Sample], scope: str, node_of: NodeOf) -> Dict[str, Dict[str, float]]:
-    """Return round -> batch -> median ms."""
-    of_scope = [sample for sample in samples if sample.scope == scope]
-    triples = ((_round_name(sample, node_of), str(sample.batch), sample.ranked_ns / 1e6) for sample in of_scope)
-    return {
-        name: {batch: statistics.median(values) for batch, values in batches.items()}
-        for name, batches in gathered_twice(triples).items()
-    }
-
-
-# Load.
-
-
-def loaded_rounds(samples: Sequence[Sample], scope: str, node_of: NodeOf) -> List[str]:
-    """Return the names of the rounds of a scope that ran beside other load for more than half of their time."""
-    rounds = gathered((_round_name(sample, node_of), sample) for sample in samples if sample.scope == scope)
-    return [name for name, of_round in rounds.items() if store.is_loaded(of_round)]
-
-
-def others_cpu(samples: Sequence[Sample]) -> Optional[float]:
+def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
     """Return the share of the CPUs that other processes took, averaged over the time of the samples that know it."""
     known = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
     total = sum(time for time, _ in known)
     return sum(time * share for time, share in known) / total if total else None
+
+
+# Limits.
+
+
+def bandwidth(limits: Sequence[Limits]) -> Optional[float]:
+    """Return the bytes per second of the largest buffer, the best of a run, since other load only slows; None where it
+    was not measured."""
+    streams = [stream for line in limits for stream in line.streams]
+    largest = max((stream.buffer_bytes for stream in streams), default=0)
+    rates_ = [1e9 * each.moved_bytes / min(each.ns) for each in streams if each.buffer_bytes == largest]
+    return max(rates_, default=None)
+
+
+def product_rate(limits: Sequence[Limits]) -> Optional[float]:
+    """Return the operations per second of the fastest matrix product; None where none was measured."""
+    return max((2e9 * each.n**3 / min(each.ns) for line in limits for each in line.products), default=None)
+
+
+def least_work(scope: str, kind: str, batch: Batch, settings: Mapping[str, Any], share: float) -> Tuple[float, float]:
+    """Return (bytes to move, operations of matrix products) of a batch without its padding, at least.
+
+    Only needed cells count, those whose posterior the gradient's dtype can tell from zero; an exact loss may leave out
+    the others.  The loss alone reads their logits for the normalisers and again for the gradient, and writes gradients
+    of all cells.  A step stores no logits: inputs, weights and their gradients move, and each needed cell takes three
+    products of 2 H V.  Pruned losses have S symbols a frame, two projections, and normalisers of am + lm.
+
+    Args:
+        share: the needed cells over all, which the oracle counted on one batch.
+    """
+    itemsize, H = ITEMSIZE[settings["dtype"]], settings["encoder_dim"]
+    V = settings["vocab_size"] + len(durations_of(kind, settings.get("durations")))
+    met = {**dict.fromkeys(ONE_SYMBOL, batch.one_symbol_cells), "pruned": batch.pruned_cells}.get(kind)
+    needed = min(share * batch.useful_cells, met or batch.useful_cells)
+    if scope == "loss":
+        written = batch.pruned_cells if kind == "pruned" and batch.pruned_cells else batch.useful_cells
+        return itemsize * V * (2 * needed + written), 0.0
+    rows, layers, flops = (batch.frames or 0) + (batch.tokens or 0) + batch.N, 1, 6 * H * V * needed
+    if kind == "pruned":
+        flops += 2 * batch.useful_cells * V
+        if settings["pruned_recipe"] == "icefall":  # else no projections
+            layers, flops = 3, flops + 6 * H * V * rows
+    return 2 * itemsize * (rows * H + layers * H * V), flops
+
+
+def limit_percent(
+    limits: Sequence[Limits],
+    kind: str,
+    batches: Sequence[Batch],
+    settings: Mapping[str, Any],
+    samples: Sequence[schema.Sample],
+    at_size: Optional[AtSize],
+) -> Dict[str, float]:
+    """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
+    records hold too little.  at_size: of the correctness pass, which counted the needed cells."""
+    moved, products = bandwidth(limits), product_rate(limits)
+    known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and not settings.get("amp")
+    if not (moved and known and at_size and at_size.needed_cells and at_size.useful_cells):
+        return {}
+    share, percent = at_size.needed_cells / at_size.useful_cells, {}
+    for scope, of_scope in gathered((sample.scope, sample) for sample in samples).items():
+        seconds = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in of_scope)
+        least = {
+            each.index: least_work(scope, kind, each, settings, share) for each in batches if each.tokens is not None
+        }
+        if seconds.keys() <= least.keys() and (products or scope == "loss"):
+            bounds = {index: max(of[0] / moved, of[1] / (products or 1.0)) for index, of in least.items()}
+            shares = [bounds[index] / statistics.median(of) for index, of in seconds.items()]
+            percent[scope] = 100 * statistics.geometric_mean(shares)
+    return percent

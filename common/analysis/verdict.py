@@ -1,6 +1,7 @@
 """Pick the best rows of one configuration: the fastest loss, the smallest, the fastest approximation.
 
-Times as in the tables (see ranking.py): a loss is surely the fastest when every other under its torch is "slower".
+Times as in the tables (see standing.py): a loss is surely the fastest when every other under its torch is "slower".
+Rows under another torch than most are ranked apart, and never picked.
 Memory and largest batches are measured in one process and have no interval; there a margin decides.
 """
 
@@ -8,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import ranking, ratios
 from common.analysis.ratios import Ratio
-from common.analysis.row import Row, Standing, search_of
-from common.core import statistics
+from common.analysis.row import Row, search_of
+from common.analysis.standing import Standing, stand, standings
 from common.core.implementations import LATTICES
 from common.present import slices
 
@@ -64,8 +64,7 @@ class Pick:
     @property
     def equal(self) -> bool:
         """Return whether the time of `next` is surely the same."""
-        ratio = self.next_ratio
-        return bool(ratio and statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) == "same")
+        return any(each.row is self.next and each.verdict == "same" for each in self.standings)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     if approximate:
         approximate = replace(approximate, caveats=slices.caveats(approximate.row.loss, folders))
     if approximate and quick:
-        over = ranking.over(quick.row, approximate.row, approximate.scope)
+        over = over_other(approximate.row, quick.row, approximate.scope)
         peaks = approximate.row.peak_mb, quick.row.peak_mb
         approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
     if quick:
@@ -135,29 +134,39 @@ def fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick
 
 def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
-    taking = [row for row in _ok(rows) if row.loss_ms]
+    taking = [row for row in _ok(rows) if row.loss_alone.ms]
     loss = by_time(taking, "loss")
     return LogitsPick(loss, by_time(taking, "step")) if loss else None
 
 
+def over_other(row: Row, other: Row, scope: str) -> Optional[Ratio]:
+    """Return a row's time over that of a row of another kind; None where the two have none in common, or ran beside
+    other load."""
+    standing = stand(row, other, scope)
+    return None if standing.beside_load else standing.ratio
+
+
 def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
     """Return the fastest of these rows in a scope; None where none was timed."""
-    standings = ranking.standings(rows, scope)
-    if not standings:
+    every = standings([row for row in rows if not row.under], scope)
+    if not every:
         return None
-    known = [standing for standing in standings[1:] if standing.ratio and not standing.other_torch]
+    best, known = every[0], [standing for standing in every[1:] if standing.ratio]
     rivals = [standing for standing in known if standing.may_be_as_fast]
-    names = [standing.row for standing in rivals]
+    if not best.beside_load and not rivals:  # none follows by a ratio that other load made
+        known = [standing for standing in known if not standing.beside_load]
     following = next(iter(rivals or known), None)
-    if standings[0].beside_load:
-        nearest = following.row if following else None
-        return Pick(standings[0].row, names, nearest, scope=scope, withheld=True, standings=standings)
-    if following and following.beside_load:  # far behind, by a ratio that other load made
-        following = next((standing for standing in known if not standing.beside_load), None)
-    ratio = following.ratio if following else None
-    nearest = following.row if following else None
-    times = ratio.ratio if ratio else None
-    return Pick(standings[0].row, names, nearest, times, scope, ratio, standings=standings)
+    ratio = following.ratio if following and not best.beside_load else None
+    return Pick(
+        best.row,
+        [standing.row for standing in rivals],
+        following.row if following else None,
+        ratio.ratio if ratio else None,
+        scope,
+        ratio,
+        withheld=best.beside_load,
+        standings=every,
+    )
 
 
 def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
@@ -171,51 +180,18 @@ def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick
     return _by_size([(row, size) for row, size in sizes if size], SIZE_MARGIN, most=True)
 
 
-def trains_fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the row of --find-largest with the most utterances per second, each at its own largest size.
-
-    None where none was timed, or not all over the same utterances.
-    """
-    timed = ranking.of_one_torch([row for row in _ok(rows, kinds) if row.utterances_per_second])
-    over = [search_of(row).timed_over for row in timed]
-    if not timed or any(each != over[0] for each in over):
-        return None
-    best = max(timed, key=lambda row: row.utterances_per_second or 0)
-    slowdowns = [(row, ratio) for row in timed if row is not best and (ratio := _slowdown(best, row))]
-    slowdowns.sort(key=lambda each: each[1].ratio)
-    rivals = [(row, ratio) for row, ratio in slowdowns if statistics.verdict(ratio.low, ratio.high) != "slower"]
-    if any(row.is_beside_load(search_of(row).scope) for row in timed):
-        return Pick(best, [row for row, _ in rivals], withheld=True)
-    first, slowdown = next(iter(rivals or slowdowns), (None, None))
-    return Pick(best, [row for row, _ in rivals], first, slowdown and slowdown.ratio, next_ratio=slowdown)
-
-
 def ranked_kinds(rows: Sequence[Row]) -> Kinds:
     """Return the kinds whose fastest a verdict names: the exact losses, or the losses of the rows' one lattice where
     none is on the transducer's."""
-    kinds = {row.kind for row in rows if row.is_comparable}
+    kinds = {row.kind for row in rows if row.is_comparable and not row.under}
     lattices = kinds.intersection(LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
 
 
 def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
-    """Return the comparable rows of these kinds; None: those of `ranked_kinds`."""
+    """Return the comparable rows of these kinds under the torch of most; None: those of `ranked_kinds`."""
     kinds = ranked_kinds(rows) if kinds is None else kinds
-    return [row for row in rows if row.is_comparable and row.kind in kinds]
-
-
-def _slowdown(best: Row, other: Row) -> Optional[Ratio]:
-    """Return the time of an utterance of `other` over that of `best`.  Rounds are paired only within one run."""
-    compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
-    loaded = {name for row in (best, other) for name in row.loaded_rounds.get(search_of(row).scope, ())}
-    (before, after), _ = ratios.without_load([_rounds(best), _rounds(other)], loaded)
-    return compare(before, after)
-
-
-def _rounds(row: Row) -> Dict[Hashable, Dict[Hashable, List[float]]]:
-    """Return seconds of an utterance by round; the inner key is the same everywhere."""
-    rates = search_of(row).utterances_per_second_rounds
-    return {name: {"utterance": [1 / rate]} for name, rate in rates.items()}
+    return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
 
 
 def _by_size(sizes: List[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:

@@ -10,7 +10,8 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from common.analysis import metrics
 from common.analysis.ratios import Drift, Ratio
-from common.analysis.row import Row, Standing, search_of
+from common.analysis.row import Row, gaps, search_of
+from common.analysis.standing import Standing
 from common.analysis.verdict import MEMORY_MARGIN, LogitsPick, Pick
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import number, plain
@@ -24,7 +25,7 @@ WITHHELD = "withheld: samples ran beside other load; measure again when the mach
 MOST_CAVEATS = 4
 #: Made logits whose name says too little.
 LOGITS = {
-    "peaky": "peaky logits (made, sharper than a trained model's)",
+    "peaky": "peaky logits (made, sharper than a trained model's)",  # of earlier runs
     "early": "logits of a small model's first steps",
     "middle": "logits of a small model on the way through its training",
     "trained": "logits of a small trained model",
@@ -50,7 +51,6 @@ def _largest(row: Row) -> str:
 
 PEAK = Measure(lambda row: f"{number(row.peak_mb)} MB", "the peak")
 SIZE = Measure(_largest, "the size")
-PACE = Measure(lambda row: f"{number(row.utterances_per_second)} utterances/s", "the time of an utterance")
 
 
 def name_of(row: Row) -> str:
@@ -170,12 +170,13 @@ def approximate(pick: Pick) -> Words:
 
 def accuracy(row: Row) -> str:
     """Return "off by 3% on random logits, which does not bound it in training"; "" where it was not measured."""
-    gaps = row.approximation_gaps
-    if gaps:
-        off = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in gaps.items()]
+    known = gaps(row.checked)
+    if known:
+        off = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in known.items()]
         listed = " and ".join([", ".join(off[:-1]), off[-1]] if off[1:] else off)
         return f"off by {listed}, which does not bound it in training"
-    return "" if row.approximation_gap is None else f"off by {_percent(row.approximation_gap)}"
+    gap = row.checked.approximation_gap
+    return "" if gap is None else f"off by {_percent(gap)}"
 
 
 def _percent(gap: float) -> str:
@@ -237,13 +238,7 @@ def not_judged(pick: Pick) -> List[str]:
     apart = [standing.row for standing in pick.standings if not standing.is_fastest and standing.ratio is None]
     if apart:
         sentences.append(f"Not judged, with no batch or round in common: {', '.join(map(name_of, apart))}.")
-    return sentences + other_torch([standing.row for standing in pick.standings if standing.other_torch])
-
-
-def other_torch(rows: Sequence[Row]) -> List[str]:
-    """Return a sentence on rows that ran under another torch; none where there are none."""
-    names = ", ".join(f"{name_of(row)} ({row.torch})" for row in rows)
-    return [f"Under another torch, so not judged: {names}."] if rows else []
+    return sentences
 
 
 # Ratios.
@@ -252,11 +247,9 @@ def other_torch(rows: Sequence[Row]) -> List[str]:
 def over_fastest(standing: Standing) -> str:
     """Return how a row stands against the fastest: the ratio, its batches and rounds, the interval and the verdict."""
     row, ratio = standing.row, standing.ratio
-    begin = f"{row.name} {standing.scope} over {standing.fastest.name}'s"
+    begin = f"{row.name} {standing.scope} over {standing.baseline.name}'s"
     if ratio is None:
         return f"{begin}: no batch or round in common"
-    if standing.control:
-        return f"{begin}, under torch {row.torch}: {_ratio(standing, ratio)}; {_same_torch(standing, standing.control)}"
     apart = "" if standing.paired else "; rounds of different runs: measure both in one to be sure"
     return f"{begin}: {_ratio(standing, ratio)}{apart}"
 
@@ -275,21 +268,6 @@ def _ratio(standing: Standing, ratio: Ratio) -> str:
     if standing.by_round:
         words += f"; round by round {', '.join(number(each, 3) for each in standing.by_round)}"
     return words
-
-
-def _same_torch(standing: Standing, control: Row) -> str:
-    """Return the ratio under the fastest's torch in words, by both assumptions."""
-    row = standing.row
-    assumptions = (
-        (standing.through_control, f"if torch {row.torch} slows it by the same factor as {control.name}"),
-        (standing.surplus_kept, f"if its extra time over {control.name} stays the same in ms"),
-    )
-    parts = []
-    for ratio, words in assumptions:
-        if ratio:
-            span = f" ({number(ratio.low, 3)} to {number(ratio.high, 3)})" if ratio.low is not None else ""
-            parts.append(f"{number(ratio.ratio, 3)}x{span} {words}")
-    return f"under the fastest's torch {', '.join(parts)}"
 
 
 def drifting(standing: Standing, drift: Drift) -> str:

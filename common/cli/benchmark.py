@@ -30,7 +30,6 @@ from common.setup import interpreters
 from common.setup.interpreters import Choice
 from common.system import memory
 from common.tables import answer, results
-from common.tables import search as largest
 
 #: Of a run with --budget, where --passes does not say.
 BUDGET_PASSES = ("correctness", "timing", "memory")
@@ -206,9 +205,7 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
 
 def _show(folders: Sequence[Path], arguments: argparse.Namespace, log: Log) -> Shown:
     """Print the table of these runs and return the status of each row."""
-    rows = [row for folder in folders for row in log.rows if row.folder == folder]
-    searches = [row for folder in folders for row in log.searches if row.folder == folder]
-    details = largest.render(searches, "table") if searches else results.render(rows, "table")
-    statuses = [row.status for row in searches or rows]
-    short = answer.render(searches or rows, folders=[arguments.log_dir], **screen.how())
-    return ending.printed(short + "\n", details + "\n", statuses, arguments)
+    shown = log.of(folders)
+    statuses = [row.status for row in (*shown.rows, *shown.searches, *shown.swept)]
+    short = answer.of_log(shown, folders=[arguments.log_dir], **screen.how())
+    return ending.printed(short + "\n", results.of_log(shown) + "\n", statuses, arguments)

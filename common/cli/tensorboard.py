@@ -18,7 +18,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from common.analysis import logs, metrics
-from common.analysis.folders import run_folders
+from common.analysis.logs import run_folders
 from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
 from common.core import flag_types
@@ -43,7 +43,7 @@ def scalars(row: Row, prefix: str = "") -> Iterator[Tuple[int, str, float]]:
     values: List[Tuple[int, str, Optional[float]]] = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
     for scope in SCOPES:
         values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
-    for step, window in enumerate(row.windows, start=1):
+    for step, window in enumerate(row.profile.windows, start=1):
         values.append((step, "4_profiled/step_us", window.average_step_time_us))
         values.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
     yield from ((step, prefix + tag, number) for step, tag, number in values if number is not None)

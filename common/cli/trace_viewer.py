@@ -12,7 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, List, Optional
 
-from common.analysis.folders import run_folders
+from common.analysis.logs import run_folders
 from common.cli.parser import Parser
 from common.core import flag_types
 from common.core.errors import EXIT_OK, UserError

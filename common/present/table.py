@@ -56,12 +56,14 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Hold a table.  name: of the CSV file, without its ending; title: printed above, or read by a screen reader."""
+    """Hold a table.  name: of the CSV file, without its ending; title: printed above, or read by a screen reader;
+    groups: of each row, the words above the rows that have the same, in text."""
 
     name: str
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
+    groups: Sequence[str] = ()
 
     def values(self) -> List[Values]:
         """Return each row as {title of the column: value}."""

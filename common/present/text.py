@@ -44,9 +44,14 @@ def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[
     height = max(map(len, titles))
     heads = zip(*([""] * (height - len(lines)) + lines for lines in titles))
     rows = [[Cell(words) for words in line] for line in (*heads, ["-" * width for width in widths])] + body
-    return "\n".join(
+    lines = [
         "  ".join(_padded(*each, colors or {}) for each in zip(row, table.columns, widths)).rstrip() for row in rows
-    )
+    ]
+    groups, head = ["", *table.groups], len(rows) - len(body)
+    for number in reversed(range(len(table.groups))):
+        if groups[number + 1] != groups[number]:
+            lines.insert(head + number, f"{groups[number + 1]}:")
+    return "\n".join(lines)
 
 
 def _padded(cell: Cell, column: Column, width: int, colors: Mapping[str, str]) -> str:

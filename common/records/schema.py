@@ -4,9 +4,7 @@ A run of an implementation owns one folder, ``log/<name>-<suffix>/``, with its r
 and their key_averages, and, as long as a process measures into it, a lock file.  The folder can be moved, copied or
 deleted on its own.  A record is one JSON object on one line; its key ``record`` is its kind.
 
-A sweep owns one folder too, ``log/sweep-<keys>/``, with one file, ``sweep.jsonl``: its ``sweep`` record, then the runs
-of all cells of the grid, one behind the other.  Every line after the first has ``cell`` and ``implementation``; the
-lines of one cell and implementation are one run.
+A sweep is ordinary runs whose settings differ: the first line of each has the `values` of its cell.
 
 A tool (profile, inference, pipelines) owns one folder for each run, with ``tool.jsonl``: a header, then the records of
 its jobs, whose content is the tool's own.
@@ -20,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Dict, List, Mapping, Optional, Tuple, Type, Union, get_args, get_type_hints
+from typing import Annotated, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, get_args, get_type_hints
 
 from common.core import flag_types
 from common.core.guard import require
@@ -35,7 +33,6 @@ from msgspec import Meta, Struct, field  # noqa: E402
 SCHEMA = 1
 DEEPEST = 32  # lists and objects in each other, of a record: what reads and writes them recurs
 FILE_NAME = "results.jsonl"
-SWEEP_FILE_NAME = "sweep.jsonl"
 TOOL_FILE_NAME = "tool.jsonl"
 
 #: A record as it is written.
@@ -282,7 +279,7 @@ class Stream(Struct, frozen=True):
     kernel: str
     buffer_bytes: Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})]
     moved_bytes: Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+    ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
 
 
 class Exps(Struct, frozen=True):
@@ -296,7 +293,7 @@ class Exps(Struct, frozen=True):
 
     kernel: str
     count: Positive
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+    ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
 
 
 class Products(Struct, frozen=True):
@@ -308,24 +305,14 @@ class Products(Struct, frozen=True):
     """
 
     n: Positive
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+    ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
 
 
 # The kinds of records.
 
 
 class Line(Struct, kw_only=True, omit_defaults=True, tag_field="record"):
-    """A record.
-
-    Attributes:
-        cell: number of the cell, from 0; the values of the grid's last key vary fastest
-        implementation: the implementation that the record is about
-        reused_from: the cell whose result this is (the device's limits; who is missing or unsupported)
-    """
-
-    cell: Optional[Count] = None
-    implementation: Optional[str] = None
-    reused_from: Optional[Count] = None
+    """A record."""
 
 
 class JobLine(Line, kw_only=True):
@@ -716,22 +703,6 @@ class Status(JobLine, kw_only=True, tag="status"):
     wall_ns: Optional[Duration] = None
     stderr_tail: Optional[List[str]] = None
     left_out: bool = False
-
-
-class SweepHeader(FirstLine, kw_only=True, tag="sweep"):
-    """Always the first line of a sweep.
-
-    Attributes:
-        sweep_id: the run_id of its runs
-        grid: {setting: values}
-        settings: settings that all cells share
-        names: names of the implementations
-    """
-
-    sweep_id: str
-    grid: Dict[str, Annotated[List[Value], Meta(min_length=1)]]
-    settings: Record
-    names: List[str] = []
 
 
 class ToolHeader(FirstLine, kw_only=True, tag="tool"):

@@ -24,7 +24,6 @@ from common.records.schema import (
     Record,
     Sample,
     Status,
-    SweepHeader,
 )
 
 ANEW = "delete the folder and run again"
@@ -94,9 +93,16 @@ def mend(path: Path) -> None:
 
 def _ends_addition(line: bytes) -> bool:
     try:
-        return json.loads(line)["record"] in ("sweep", "tool", "run", "limits", "status")
+        return json.loads(line)["record"] in ("tool", "run", "limits", "status")
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
+
+
+def files_named(name: str, path: Path) -> List[Path]:
+    """Return the files of this name at or under `path`, sorted; `path` itself where it is such a file."""
+    if os.path.isfile(path):
+        return [path] if path.name == name else []
+    return sorted(Path(folder) / name for folder, _, names in os.walk(path) if name in names)
 
 
 def _file(path: Path) -> Path:
@@ -105,7 +111,7 @@ def _file(path: Path) -> Path:
 
 
 def read(path: Path) -> List[Line]:
-    """Records of a results.jsonl or sweep.jsonl, in file order.  What is no record is left out, with one warning for
+    """Records of a results.jsonl, in file order.  What is no record is left out, with one warning for
     the file; a last line cut short (a killed writer) is, without.  Raises UserError for a file that does not begin with
     a record, and for one that a newer version of this suite wrote."""
     path = _file(path)
@@ -159,33 +165,6 @@ def read_run(path: Path) -> Tuple[Header, List[Line]]:
     if not records or not isinstance(records[0], Header):
         raise UserError(f"{_file(path)}: does not begin with a run record; {ANEW}")
     return records[0], records
-
-
-def read_sweep(path: Path) -> Tuple[SweepHeader, Dict[Tuple[int, str], List[Line]]]:
-    """Return the header of a sweep.jsonl, and the records of each run by cell and implementation.
-
-    Records without a run record before them are left out, with a warning.  Raises UserError.
-    """
-    records = read(path)
-    if not records or not isinstance(records[0], SweepHeader):
-        raise UserError(f"{path}: does not begin with a sweep record; {ANEW}")
-    header = records[0]
-    runs: Dict[Tuple[int, str], List[Line]] = {}
-    strays = 0
-    for record in records[1:]:
-        if record.cell is None or record.implementation is None:
-            strays += 1
-            continue
-        key = record.cell, record.implementation
-        if key in runs:
-            runs[key].append(record)
-        elif isinstance(record, Header) and header.grid.keys() <= record.values.keys():
-            runs[key] = [record]
-        else:
-            strays += 1
-    if strays:
-        warn(f"{path}: {strays} of {len(records)} records belong to no run record, left out")
-    return header, runs
 
 
 def first(path: Path) -> Optional[FirstLine]:

@@ -124,9 +124,8 @@ def measured(rows: Sequence[Row]) -> List[str]:
     row = next((row for row in rows if row.batches), None)
     if row is None:
         return []
-    totals = next((line.shape_file_totals for line in row.environments if line.shape_file_totals), None)
     utterances = sum(batch.N for batch in row.batches)
-    of = f"of the {totals.utterances:,} in the shape file" if totals else "measured"
+    of = f"of the {row.totals.utterances:,} in the shape file" if row.totals else "measured"
     batches = "1 batch" if len(row.batches) == 1 else f"{len(row.batches)} batches"
     most = max(row.rounds for row in rows)
     rounds = f" and {count(most, 'round')}" if most else ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import List, Optional, Sequence
 
-from common.analysis.change_verdicts import WITHHELD, percent
 from common.analysis.comparison import Change, TimeChange
 from common.analysis.groups import look_of_each
+from common.analysis.standing import BESIDE_LOAD, percent
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.text import gathered
@@ -23,7 +23,7 @@ TITLE = "What changed"
 CARDS = {
     **{"slower": "Slower", "faster": "Faster", "wrong": "Wrong", "worse": "Less accurate", "better": "More accurate"},
     **{"more": "More memory", "less": "Less memory", "unclear": "Unclear"},
-    **{verdict: verdict.capitalize() for verdict in WITHHELD},
+    BESIDE_LOAD: BESIDE_LOAD.capitalize(),
 }
 MOST_NAMED = 6  # in the answer of a card
 
@@ -86,7 +86,7 @@ def _cards(rows: Sequence[Change]) -> List[Card]:
             names = [name for name, _ in named[:MOST_NAMED]]
             names += [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
             reasons: List[Line] = [(name, [f"{reason}."]) for name, reason in named]
-            is_sure, is_bad = verdict not in ("unclear", *WITHHELD), tables.MARKS.get(verdict) == "bad"
+            is_sure, is_bad = verdict not in ("unclear", BESIDE_LOAD), tables.MARKS.get(verdict) == "bad"
             cards.append(Card(question, "; ".join(names), is_sure, reasons, bad=is_bad))
     return cards
 
@@ -102,7 +102,7 @@ def _figure(rows: Sequence[Change]) -> Optional[Figure]:
             time.low,
             time.high,
             time.verdict,
-            time.verdict in WITHHELD,
+            time.verdict == BESIDE_LOAD,
             Path(row.new.file),
         )
         for row in rows
@@ -113,7 +113,7 @@ def _figure(rows: Sequence[Change]) -> Optional[Figure]:
         return None
     caption = "Dot: the time of the new side over that of the baseline; line: its interval over rounds."
     if any(dot.hollow for dot in dots):
-        caption += " Hollow: of two torches, or beside other load, so the ratio decides nothing."
+        caption += " Hollow: beside other load, so the ratio decides nothing."
     return ratios.figure("changes", "Time, new over baseline", caption, dots, "times the baseline")
 
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from common.analysis.row import Row
 from common.core import statistics
 from common.core.settings import LENGTHS, MEASURED, described
-from common.core.text import plain
+from common.core.text import number, plain
 from common.core.units import GIB
 from common.present.table import Cell, Column, Table, measured, tabulated
 from common.records.schema import Batch, Record
@@ -22,11 +22,9 @@ def load(entries: Sequence[Row]) -> Optional[Table]:
         shares = [100 * sample.foreign_cpu for sample in entry.timed if sample.foreign_cpu is not None]
         if shares:
             values = {"others' CPU, median %": statistics.median(shares), "highest %": max(shares)}
-            ends = [f"{scope}: {why} {rounds}" for scope, whys in entry.stopped.items() for why, rounds in whys.items()]
             counts = {"samples flagged": sum(sample.flagged for sample in entry.timed), "of": len(entry.timed)}
             cells = {title: Cell(f"{value:.1f}", value, entry.results) for title, value in values.items()}
             cells.update({title: measured(count, entry.results) for title, count in counts.items()})
-            cells["rounds by why they ended"] = Cell("; ".join(ends) or "-", mark="long")
             rows.append({"implementation": Cell(entry.label, mark="name"), **cells})
     return tabulated("load", "Load of the machine by others while timing", rows) if rows else None
 
@@ -36,12 +34,17 @@ def versions(entries: Sequence[Row]) -> Table:
     columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
     rows = []
     for entry in [entry for entry in entries if entry.is_measured] or entries:
-        values = (entry.implementation_version, entry.torch_version, entry.environment.python, entry.environment.cuda)
+        values = (
+            entry.environment.implementation_version,
+            entry.environment.torch,
+            entry.environment.python,
+            entry.environment.cuda,
+        )
         cells = [Cell(plain(value or "-")) for value in values]
         started = plain(entry.started or "-").replace("T", " ").replace("+00:00", "")
         name = plain(entry.folder.resolve().name)
         folder = Cell(name, name, entry.results if entry.jobs else entry.folder)
-        options = Cell(plain(remarks.options_text(entry.options)) or "-", mark="long")
+        options = Cell(plain(remarks.options_text(entry.environment.options)) or "-", mark="long")
         rows.append([Cell(entry.label, mark="name"), *cells, options, Cell(started, mark="whole"), folder])
     return Table("versions", "Versions", [Column(title, False) for title in columns], rows)
 
@@ -66,7 +69,7 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
     batches, rounds = entry.batches, entry.rounds
     revision = str(entry.header.git_revision or "")[:12]
     schedule, vocabulary = settings.get("schedule"), settings.get("vocab_size")
-    command = entry.header.command
+    command, rate = entry.header.command, entry.bytes_per_second
     facts: List[Tuple[str, Any]] = [
         ("Machine", f"{machine.cpu}{cores}{memory}" if machine.cpu else None),
         ("System", machine.os),
@@ -75,9 +78,7 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
         ("Threads", entry.environment.threads),
         ("Denormals", entry.environment.denormals),
         ("Allocator", entry.environment.allocator),
-        ("Memory, at best", _rate(entry, "bytes_per_second", "GB/s read and written")),
-        ("Matrix products, at best", _rate(entry, "flops_per_second", f"GFLOP/s in {settings.get('dtype')}")),
-        ("Exponentials, at best", _rate(entry, "exps_per_second", "G/s")),
+        ("Memory, at best", rate and f"{number(rate / 1e9, 3)} GB/s read and written"),
         ("Batches", _batches(settings, batches) if batches else None),
         ("Joiner", f"{settings.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
         ("Dtype", settings.get("dtype")),
@@ -90,10 +91,6 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
         ("Command", " ".join(map(str, command)) if isinstance(command, list) else None),
     ]
     return [(term, plain(value)) for term, value in facts if value is not None and str(value)]
-
-
-def _rate(entry: Row, key: str, unit: str) -> Optional[str]:
-    return remarks.rate_text(entry, key, unit) if getattr(entry, key) else None
 
 
 def _batches(settings: Record, batches: Sequence[Batch]) -> str:

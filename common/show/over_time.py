@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis.parts import Sample
 from common.analysis.row import Row
+from common.analysis.times import Sample
 from common.core import statistics
 from common.core.text import gathered, number
 from common.present.style import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Dict, NamedTuple, Optional, Sequence
 
-from common.analysis import ranking, verdict
+from common.analysis import verdict
 from common.analysis.metrics import METRICS
 from common.analysis.row import Row
-from common.core import statistics
+from common.analysis.standing import stand
 from common.core.text import number
 from common.present.style import INK, Figure, Look, Trace, axis_of, lanes, layout, logarithmic, marker, points, shown
 from common.present.table import Cell, measured, tabulated
@@ -53,7 +53,7 @@ def over_fastest(rows: Sequence[Row]) -> Optional[Figure]:
     standing = next((standing for kind, standing in compared if kind in kinds), compared[0][1] if compared else None)
     if standing is None:
         return None
-    base, scope = standing.fastest, standing.scope
+    base, scope = standing.baseline, standing.scope
     dots = [dot for row in rows if (dot := _dot(row, base, scope))]
     if len(dots) < 2:
         return None
@@ -72,16 +72,15 @@ def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
     standing = row.against_fastest
     if row is base:
         return Dot(row.marked, row.look, 1.0, verdict="fastest", source=row.results)
-    if standing and standing.fastest is base and standing.scope == scope and standing.ratio:
-        ratio, word, hollow = standing.ratio, METRICS["verdict"].shown(row), standing.beside_load
-    elif standing is None or row.of_one_model != base.of_one_model or row.torch != base.torch:
+    if standing is None or row.of_one_model != base.of_one_model or row.torch != base.torch:
         return None
-    else:  # of another kind: an approximation
-        over = ranking.over(base, row, scope)
-        if over is None:
-            return None
-        ratio, word, hollow = over, statistics.verdict(over.low, over.high, statistics.TOLERANCE), False
-    return Dot(row.marked, row.look, ratio.ratio, ratio.low, ratio.high, word, hollow, row.results)
+    if standing.baseline is not base or standing.scope != scope:  # of another kind: an approximation
+        standing = stand(row, base, scope)
+    ratio = standing.ratio
+    if ratio is None:
+        return None
+    word = METRICS["verdict"].shown(row) if standing is row.against_fastest else standing.verdict
+    return Dot(row.marked, row.look, ratio.ratio, ratio.low, ratio.high, word, standing.beside_load, row.results)
 
 
 def figure(key: str, title: str, caption: str, dots: Sequence[Dot], across: str) -> Figure:

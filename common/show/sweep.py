@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis.metrics import METRICS
 from common.analysis.row import Row
-from common.analysis.sweep import Sweep, growth, is_numeric
+from common.analysis.sweep import Sweep, is_numeric
 from common.core import grid
 from common.core.setting import worded
 from common.core.statistics import Summary
 from common.core.text import gathered, number
-from common.present.section import Failure, Line, Section
+from common.present.section import Failure, Section
 from common.present.style import (
     Figure,
     Plotly,
@@ -73,13 +73,14 @@ QUANTITIES = (
 
 def section(sweep: Sweep, number: int) -> Section:
     """Return the section of a sweep.  number: its number among such sections."""
-    name = f"sweep-{number}"
-    if sweep.reason:
-        failure = Failure("error", sweep.name, [Link("error", sweep.path), f": {sweep.reason}"])
-        return Section(name, "A sweep that cannot be read", failures=[failure])
-    keys = " and ".join(grid.flag(key) for key in sweep.grid)
-    notes: List[Line] = [("", [f"{line}."]) for line in growth(sweep)]
-    return Section(name, f"Sweep over {keys}", figures=figures(sweep), notes=notes)
+    failed = [(row, f"{row.label} at {grid.words(row.header.values)}") for row in sweep.rows if row.reason]
+    return Section(
+        f"sweep-{number}",
+        f"Sweep over {' and '.join(map(grid.flag, sweep.grid))}",
+        sweep.heading,
+        figures=figures(sweep),
+        failures=[Failure(row.status, at, [Link(row.status, row.folder), f": {row.reason}"]) for row, at in failed],
+    )
 
 
 def figures(sweep: Sweep) -> List[Figure]:
@@ -87,7 +88,7 @@ def figures(sweep: Sweep) -> List[Figure]:
     drawn = []
     for key in (key for key, values in sweep.grid.items() if len(values) > 1):
         first = {other: values[0] for other, values in sweep.grid.items() if other != key}
-        rows = [row for row in sweep.rows if all(row.header.values[other] == value for other, value in first.items())]
+        rows = sweep.along(key)
         for quantity in QUANTITIES:
             known = [(row, quantity.of(row)) for row in rows if row.status == "ok"]
             every = [Point(row.header.values[key], summary, row) for row, summary in known if summary]

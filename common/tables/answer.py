@@ -6,18 +6,19 @@ Stages, options, limits, errors at size and notes are in results.py's tables (--
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from common.analysis import metrics, verdict, wording
-from common.analysis.groups import groups, heading, kind_rank
+from common.analysis.groups import groups, heading, kind_title
+from common.analysis.logs import Log
 from common.analysis.metrics import MARKED_ERROR, Metric
 from common.analysis.row import Row
+from common.analysis.sweep import Sweep
 from common.analysis.wording import Words
+from common.core import grid
 from common.core.errors import NOT_RUNNABLE
-from common.core.implementations import LATTICES
 from common.core.text import count, error, gathered, plain
 from common.present.table import Cell, Table
 from common.present.table import words as in_words
@@ -30,13 +31,6 @@ WIDTH = 100
 #: Marks of cells, and words, as ANSI codes.
 COLORS = {"good": "32", "bad": "1;31", "title": "1"}
 NO_COLORS: Mapping[str, str] = {}
-#: Above the rows of each kind.
-KINDS = {
-    "exact": "exact",
-    **{name: f"exact, on another lattice ({words})" for name, words in LATTICES.items()},
-    "pruned": "approximate",
-    "additive": "additive joiner (a different model, not comparable)",
-}
 #: The columns in the order in which they get room.
 FIRST = (
     *(
@@ -48,7 +42,6 @@ FIRST = (
         "peak_mb",
         "loss_median",
         "interval",
-        "same_torch",
         "half",
         "loss_ratio",
     ),
@@ -61,83 +54,70 @@ MOST_LINES = 3  # of one remark
 MOST_FAILURES = 5
 
 
-def render(
-    rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
-) -> str:
-    """Return the rows as lines of at most `width` characters, the last with a newline.
+def of_log(log: Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()) -> str:
+    """Return what log folders have as lines of at most `width` characters, the last with a newline: runs, searches,
+    sweeps.
 
     colors: COLORS for a terminal that shows them; folders: where a conformance matrix may be, besides docs/.
     """
+    parts = [render(rows, width, colors, folders) for rows in (log.rows, log.searches) if rows]
+    return "\n".join([*parts, *(render_sweep(sweep, width, colors) for sweep in log.sweeps)])
+
+
+def render(
+    rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
+) -> str:
+    """Return rows as lines, see `of_log`."""
     return spaced(block for group in groups(rows) for block in _of_group(group, width, colors, folders))
-
-
-def verdict_alone(
-    rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
-) -> str:
-    """Return the verdict that `render` ends in, without the table."""
-    return spaced(_of_times(group, width, colors, folders) for group in groups(rows))
-
-
-def so_far(
-    rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
-) -> str:
-    """Return the table and the verdict of an unfinished run, as lines of at most `width` characters.
-
-    A row that has measured something counts as one that ended well.
-    """
-    rows = [replace(row, status="ok", reason="") if row.is_comparable else row for row in rows]
-    return spaced(
-        block
-        for group in groups(rows)
-        for block in (
-            by_kind("answer", [row for row in group if row.is_measured], width, colors),
-            load(group, width, colors),
-            _of_times(group, width, colors, folders),
-        )
-    )
 
 
 def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[List[str]]:
     of = "answer search" if rows[0].largest else "answer"
+    answers = (_of_search if rows[0].largest else _of_times)(rows, width, colors, folders)
+    return _blocks(of, heading(rows), rows, width, colors, answers)
+
+
+def _blocks(
+    of: str, head: str, rows: Sequence[Row], width: int, colors: Mapping[str, str], answers: List[str]
+) -> List[List[str]]:
     return [
-        wrapped(heading(rows), width),
-        by_kind(of, [row for row in rows if row.is_measured], width, colors),
-        [*torches(rows, width), *failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
+        wrapped(head, width),
+        table(of, [row for row in rows if row.is_measured], width, colors),
+        [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
         load(rows, width, colors),
-        (_of_search if rows[0].largest else _of_times)(rows, width, colors, folders),
+        answers,
     ]
+
+
+def render_sweep(sweep: Sweep, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS) -> str:
+    """Return a sweep as lines of at most `width` characters: a table grouped by cell, and the fastest of each."""
+    answers: Dict[str, str] = {}
+    for values, rows in sweep.cells():
+        pick = verdict.fastest(rows)
+        if pick:
+            answers[grid.words(values)] = in_words(wording.answer(pick, wording.time_of(pick.scope)))
+    lines = verdict_lines(answers, width, colors, "The fastest exact loss" if answers else "")
+    return spaced(_blocks("answer sweep", sweep.heading, sweep.rows, width, colors, lines))
 
 
 # The table.
 
 
-def by_kind(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return the lines of the table `of` metrics.COLUMNS; empty without rows."""
-    rows = sorted(rows, key=kind_rank)
-    return titled(fitted(of, rows, width, colors), rows) if rows else []
-
-
-def titled(table: str, rows: Sequence[Row]) -> List[str]:
-    """Return the lines of a table of these rows, with the title of each kind above its rows."""
-    lines, body = table.splitlines()[: -len(rows)], table.splitlines()[-len(rows) :]
-    for kind, of_kind in gathered(zip((KINDS.get(row.kind or "") for row in rows), body)).items():
-        lines += [*([f"{kind}:"] if kind else []), *of_kind]
-    return lines
-
-
-def fitted(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> str:
-    """Return the table with as many columns as there is room for, the most important first, without empty columns."""
-    every = [metric for metric in metrics.columns(of, rows) if _tells(metric, rows)]
+def table(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """Return the lines of the table `of` metrics.COLUMNS, grouped by cell and kind, with as many columns as there is
+    room for, the most important first, without empty columns."""
+    every = [metric for metric in metrics.columns(of, rows) if _tells(metric, rows)] if rows else []
     order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
+    titles = [", ".join(filter(None, [grid.words(row.header.values), kind_title(row)])) for row in rows]
     shown: List[Metric] = []
-    text = ""
+    lines: List[str] = []
     for metric in order:
         tried = [each for each in every if each in shown or each is metric]
-        table = Table(of, "", results.columns(tried, of), [_cells(row, tried) for row in rows])
-        if shown and max(map(len, aligned(table, LONGEST_NAME).splitlines())) > width:
+        made = Table(of, "", results.columns(tried, of), [_cells(row, tried) for row in rows])
+        if shown and max(map(len, aligned(made, LONGEST_NAME).splitlines())) > width:
             continue
-        shown, text = tried, aligned(table, LONGEST_NAME, colors)
-    return text
+        shown, lines = tried, aligned(made._replace(groups=titles), LONGEST_NAME, colors).splitlines()
+    return lines
 
 
 def _tells(metric: Metric, rows: Sequence[Row]) -> bool:
@@ -165,20 +145,6 @@ def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None)
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: width - 4].rstrip()} ..."]
     return lines
-
-
-def torches(rows: Sequence[Row], width: int) -> List[str]:
-    """Return lines on the verdict "other torch", with the ratios under one torch; empty without such rows."""
-    apart = [row for row in rows if row.against_fastest and row.against_fastest.other_torch]
-    if not apart:
-        return []
-    theirs = ", ".join(dict.fromkeys(row.torch for row in apart))
-    homes = ", ".join(dict.fromkeys(row.against_fastest.fastest.torch for row in apart if row.against_fastest))
-    line = f"other torch: ran under {theirs}, the fastest under {homes}, so these ratios compare the torches too"
-    known = [f"{row.name} {metrics.METRICS['same_torch'].shown(row)}" for row in apart if row.same_torch]
-    if known:
-        line += f"; under one torch they would be {', '.join(known)}"
-    return wrapped(line, width, "  ", MOST_LINES)
 
 
 def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
@@ -218,11 +184,11 @@ def _obtained(row: Row) -> str:
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
     """Return lines on the rows that agree with the oracle; the other judged rows are failures."""
-    right = [row for row in rows if row.loss_error is not None and row.grad_error is not None and row.status == "ok"]
+    right = [row for row in rows if None not in row.measured_errors and row.status == "ok"]
     if not right:
         return []
     worst = [error(max(row.measured_errors[index] or 0 for row in right)) for index in (0, 1)]
-    where = "at the measured size" if all(row.at_size for row in right) else "at the size that was judged"
+    where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
     line = f"correct: {count(len(right), 'row')}, loss within {worst[0]} and gradients within {worst[1]} of the float64"
     line += f" oracle's {where}"
     errors = [(row.name, row.measured_errors[1] or 0) for row in right]
@@ -275,11 +241,6 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
 
 
 def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
-    answers: Dict[str, str] = {}
-    for kinds, name in ((verdict.ranked_kinds(rows), "exact"), (("pruned",), "approximate")):
-        size, pace = verdict.largest(rows, kinds), verdict.trains_fastest(rows, kinds)
-        if size:
-            answers[f"largest batch, {name}"] = in_words(wording.answer(size, wording.SIZE))
-        if pace:
-            answers[f"trains fastest, {name}"] = in_words(wording.answer(pace, wording.PACE))
-    return verdict_lines(answers, width, colors)
+    picks = {"exact": verdict.largest(rows), "approximate": verdict.largest(rows, ("pruned",))}
+    answers = {name: in_words(wording.answer(pick, wording.SIZE)) for name, pick in picks.items() if pick}
+    return verdict_lines({f"largest batch, {name}": answer for name, answer in answers.items()}, width, colors)

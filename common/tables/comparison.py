@@ -4,13 +4,12 @@ JSON."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import metrics
-from common.analysis.change_verdicts import WITHHELD, percent
-from common.analysis.comparison import Change
+from common.analysis.comparison import Change, Sides
 from common.analysis.metrics import METRICS, Metric
-from common.analysis.pairs import Sides
+from common.analysis.standing import BESIDE_LOAD, percent
 from common.core.implementations import LATTICES
 from common.core.text import error, escaped, gathered, number
 from common.present.export import json_text
@@ -97,10 +96,9 @@ def answers_of(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dic
     for verdict in MARKS:
         if verdict in names_by_verdict:
             answers[verdict] = ", ".join(names_by_verdict[verdict])
-    for verdict in WITHHELD:
-        reasons = gathered((line.reason, name) for name, line in lines if line.verdict == verdict)
-        if reasons:
-            answers[verdict] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
+    reasons = gathered((line.reason, name) for name, line in lines if line.verdict == BESIDE_LOAD)
+    if reasons:
+        answers[BESIDE_LOAD] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
     return answers
 
 
@@ -134,7 +132,7 @@ def origins(rows: Sequence[Change]) -> List[str]:
         folders = dict.fromkeys(str(Path(file).parent.parent) for file in files)
         where = files[0] if len(files) == 1 else f"{', '.join(folders)} ({len(files)} runs)"
         lines.append(f"{side}: {where}, started {min(run.started or '' for run in runs)}")
-    paired = {time.paired for row in rows for time in row.time.values() if time.ratio is not None}
+    paired = {time.standing.paired for row in rows for time in row.time.values() if time.ratio is not None}
     ways = {
         True: "rounds paired: both sides were measured beside each other",
         False: "two independent groups of rounds (Welch): the sides were measured at different times",
@@ -142,8 +140,8 @@ def origins(rows: Sequence[Change]) -> List[str]:
     how = "; ".join(ways[way] for way in sorted(paired)) or "no times to compare"
     lines.append(
         f"time: new / baseline, geometric mean over batches and rounds; {how}. "
-        f"Intervals over rounds: {percent(rows[0].confidence)} each, which makes 95% for all of them together. "
-        f"Tolerance: {percent(rows[0].tolerance)}; same: within {percent(rows[0].same)}."
+        f"Intervals over rounds: {percent(rows[0].margins.confidence)} each, which makes 95% for all of them together. "
+        f"Tolerance: {percent(rows[0].margins.tolerance)}; same: within {percent(rows[0].margins.same)}."
     )
     return lines
 
@@ -152,26 +150,26 @@ def lines_of(row: Change) -> List[Line]:
     """Return the lines of a row, without what neither side measured, such as scope `loss` of a loss that has none."""
     lines = []
     for scope, time in row.time.items():
-        if not time.baseline_rounds and not time.new_rounds:
+        standing, rounds = time.standing, time.standing.rounds
+        if not any(rounds):
             continue
         interval = "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}"
-        rounds = time.baseline_rounds, time.new_rounds
-        shown = str(rounds[0]) if time.paired else f"{rounds[0]} + {rounds[1]}"
+        shown = str(rounds[0]) if standing.paired else f"{rounds[0]} + {rounds[1]}"
+        batches = standing.ratio.batches if standing.ratio else 0
         sides = _sides(time, METRICS[f"{scope}_median"])
-        lines.append(_line(f"{scope} time", time, [interval, *sides, shown, str(time.batches)]))
+        lines.append(_line(f"{scope} time", time, time.ratio, [interval, *sides, shown, str(batches)]))
     for scope, memory in row.memory.items():
         if memory.baseline_mb is None and memory.new_mb is None:
             continue
         cells = ["-", *_sides(memory, METRICS["peak_mb"]), "-", str(memory.batches)]
-        lines.append(_line(f"{scope} memory", memory, cells))
+        lines.append(_line(f"{scope} memory", memory, memory.ratio, cells))
     keys = [key for key in metrics.COLUMNS["comparison"] if key.endswith("_error")]
-    errors = [[error(getattr(row.errors, f"{side}_{key}")) for key in keys] for side in ("baseline", "new")]
-    return [*lines, _line("errors", row.errors, ["-", *map(", ".join, errors), "-", "-"])]
+    errors = [", ".join(error(side[key]) for key in keys) for side in (row.errors.baseline, row.errors.new)]
+    return [*lines, _line("errors", row.errors, None, ["-", *errors, "-", "-"])]
 
 
-def _line(what: str, change: Any, cells: Sequence[str]) -> Line:
-    ratio = "-" if change.ratio is None else f"{change.ratio:.3f}"
-    return Line(what, change.verdict, change.reason, [ratio, *cells])
+def _line(what: str, change: Any, ratio: Optional[float], cells: Sequence[str]) -> Line:
+    return Line(what, change.verdict, change.reason, ["-" if ratio is None else f"{ratio:.3f}", *cells])
 
 
 def explained(name: str, lines: Sequence[Line]) -> Iterator[str]:
@@ -190,13 +188,13 @@ def _power(rows: Sequence[Change]) -> Iterator[str]:
     """Yield how many times changed, and which slowdown was detectable; the latter first where nothing is sure and a
     change of NOISY would have gone undetected."""
     times = [time for row in rows for time in row.time.values() if time.ratio is not None]
-    times = [time for time in times if time.verdict not in WITHHELD]
+    times = [time for time in times if time.verdict != BESIDE_LOAD]
     if not times:
         return
     verdicts = [time.verdict for time in times]
     words = ("faster", "slower", *(["same"] if "same" in verdicts else []), "unclear")
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words)
-    changes = sorted(time.detectable for time in times if time.detectable is not None)
+    changes = sorted(known for time in times if (known := time.standing.detectable) is not None)
     if not changes:
         yield f"times: {counts}; no change is detectable with so few rounds"
         return
@@ -227,7 +225,6 @@ def all_notes(rows: Sequence[Change]) -> List[str]:
 OTHER_KINDS = {
     **dict.fromkeys(LATTICES, "computes the loss on another lattice"),
     "pruned": "is approximate by design",
-    "additive": "has logits without a joiner",
 }
 
 

@@ -1,14 +1,20 @@
-"""Show rows as text: a table for each configuration, with remarks below.  CSV and JSON: see present/export.py."""
+"""Show rows as text: a table for each configuration, search or sweep, with remarks below.  CSV and JSON: see
+present/export.py."""
 
 from __future__ import annotations
 
 from typing import List, Sequence
 
 from common.analysis import metrics
-from common.analysis.groups import groups, heading
+from common.analysis.groups import groups as grouped
+from common.analysis.groups import heading
+from common.analysis.logs import Log
 from common.analysis.metrics import Metric
 from common.analysis.row import Row
+from common.analysis.sweep import Sweep, is_numeric
 from common.core.errors import NOT_RUNNABLE
+from common.core.grid import flag
+from common.core.setting import worded
 from common.core.text import plain
 from common.present.export import csv_text, json_text
 from common.present.table import Cell, Column, Table, Value
@@ -20,15 +26,25 @@ FORMATS = ("table", "markdown", "csv", "json")
 STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
-def render(rows: Sequence[Row], format: str = "table") -> str:
-    """Return the rows as text that ends with a newline.  Raises ValueError for a format not in FORMATS."""
+def render(rows: Sequence[Row], format: str = "table", of: str = "results") -> str:
+    """Return the rows as text that ends with a newline.  of: of metrics.COLUMNS.  Raises ValueError for a format not in
+    FORMATS."""
     if format not in FORMATS:
         raise ValueError(f"not a format: {format}")
-    grouped = [(heading(group), group) for group in groups(rows)]
+    groups = grouped(rows)  # which ranks them
     if format in ("csv", "json"):
         return (csv_text if format == "csv" else json_text)(list(map(metrics.exported, rows)))
-    blocks = [block(table("results", title, group), format) for title, group in grouped]
+    blocks = [block(table(of, heading(group), group), format) for group in groups]
     return "\n\n".join(blocks + remarks.remarks(rows, format)) + "\n"
+
+
+def of_log(log: Log, format: str = "table") -> str:
+    """Return runs, searches and sweeps as text in the "table" or "markdown" format, ending with a newline."""
+    parts = [render(rows, format, of) for of, rows in (("results", log.rows), ("search", log.searches)) if rows]
+    for sweep in log.sweeps:
+        shown = block(sweep_table("sweep", sweep.heading, sweep), format)
+        parts.append("\n\n".join([shown, *remarks.remarks(sweep.rows, format)]) + "\n")
+    return "\n".join(parts)
 
 
 def tidy(rows: Sequence[Row]) -> List[Record]:
@@ -41,19 +57,27 @@ def tidy(rows: Sequence[Row]) -> List[Record]:
 
 
 def _tidy(row: Row) -> Record:
-    low, high = row.step_ms_interval or (None, None)
+    low, high = row.step.interval or (None, None)
     columns: Record = {"name": row.name, "kind": row.kind, "status": row.status, "device": row.device}
     columns["vocab_size"] = row.configuration.get("vocab_size")
     columns.update(step_ms=row.median_ms("step"), step_ms_low=low, step_ms_high=high, loss_ms=row.median_ms("loss"))
     columns["peak_mb"] = row.peak_mb
-    swept = {key: value for key, value in row.sweep.items() if key not in ("id", "cell", *columns)}
-    return {**columns, **swept, **({"largest": row.largest.size} if row.largest else {})}
+    return {**columns, **row.header.values, **({"largest": row.largest.size} if row.largest else {})}
 
 
 def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Table:
     """Return the table `of` metrics.COLUMNS."""
     shown = metrics.columns(of, rows)
     return Table(name, title, columns(shown, of), [cells(row, shown) for row in rows])
+
+
+def sweep_table(of: str, title: str, sweep: Sweep) -> Table:
+    """Return the table `of` metrics.COLUMNS of all cells of a sweep, with the swept settings in front."""
+    plain_table = table(of, title, sweep.rows, sweep.name)
+    lead = [Column(flag(key), is_numeric(values)) for key, values in sweep.grid.items()]
+    swept = [[Cell(worded(value), value) for value in row.header.values.values()] for row in sweep.rows]
+    body = [[*first, *rest] for first, rest in zip(swept, plain_table.rows)]
+    return plain_table._replace(columns=[*lead, *plain_table.columns], rows=body)
 
 
 def columns(shown: Sequence[Metric], of: str) -> List[Column]:

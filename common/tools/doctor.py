@@ -152,7 +152,7 @@ def _answers(names: Sequence[str], device: str, seconds: float) -> Dict[str, str
         rows = logs.rows([folder], all_runs=True)
     answers = {}
     for row in rows:
-        right = f"ok, {row.implementation_version or '-'}, loss within {row.loss_error or 0:.1e}"
+        right = f"ok, {row.environment.implementation_version or '-'}, loss within {row.checked.loss_error or 0:.1e}"
         wrong = plain(f"{row.status}: {row.reason}")
         if row.status != "interrupted":
             answers[row.name] = right if row.status == "ok" else wrong

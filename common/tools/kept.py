@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar
 
-from common.analysis.folders import files_named
 from common.core.errors import UserError
 from common.core.text import count, plain
 from common.present.export import csv_text, json_text
@@ -20,6 +19,7 @@ from common.present.table import Table, Values
 from common.present.text import aligned, block, listed
 from common.records import documents, schema, store
 from common.records.schema import Environment, Measured, Record, ToolHeader
+from common.records.store import files_named
 
 Kind = TypeVar("Kind")
 #: The status of a job that a run was stopped before.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis import logs
-from common.analysis.row import Row
+from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
 from common.core import implementations
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
@@ -99,7 +99,7 @@ def folder_name(rows: Sequence[Row]) -> str:
 def rows_of(folder: Path) -> List[Row]:
     """Return every row of a folder, of searches too.  Raises UserError."""
     log = logs.read([folder], all_runs=True)
-    return [*log.rows, *log.searches, *(run.row for swept in log.sweeps for run in swept.runs)]
+    return [*log.rows, *log.searches, *log.swept]
 
 
 def problems(folder: Path) -> Iterator[str]:
@@ -111,7 +111,7 @@ def problems(folder: Path) -> Iterator[str]:
         return
     for row in rows:
         yield from (f"{Path(row.folder or folder).name}: {reason}" for reason in _of_row(row))
-    if not any(row.step_ms or row.loss_ms or row.largest for row in rows):
+    if not any(row.times or row.largest for row in rows):
         yield "nothing was measured: no row has a time or a size"
     readable = [row for row in rows if not row.unreadable]
     machines: List[Tuple[str, List[Any]]] = [
@@ -138,11 +138,11 @@ def _of_row(row: Row) -> Iterator[str]:
         yield "it was measured with uncommitted changes: commit or stash them, and measure again"
     if not (header.machine.cpu and header.machine.cores and header.machine.memory_bytes):
         yield "its records do not say on which machine it was measured"
-    if not (row.step_ms or row.loss_ms):
+    if not row.times:
         return
-    if not (row.torch_version and row.device_name):
+    if not (row.environment.torch and row.device_name):
         yield "its records do not say which torch and which device measured it"
-    for scope in row.round_medians_ms:
+    for scope in SCOPES:
         if row.is_beside_load(scope):
             yield f"its {scope} ran beside other load: measure when the machine is quiet"
 

@@ -34,4 +34,4 @@ def run(context) -> Iterator[Memory]:
         for batch in heavy[:1] if context.loops_in_python or scope != scopes[-1] else heavy:
             fresh = partial(context.step, scope, batch)
             peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
-            yield Memory(scope=scope, batch=batch, **peaks)
+            yield Memory(scope=scope, batch=batch, **peaks)  # type: ignore[arg-type]  # its counters

@@ -1,0 +1,336 @@
+"""Compare the times of two rows: a ratio with its interval, a verdict in a word, and the reason in a sentence.
+
+Tables rank each row against the fastest of its kind, compare judges each new run against its baseline; both by `stand`.
+
+Kinds are ranked apart, since an approximation that is faster is not the faster loss.  So are losses under another torch
+than most, since a ratio to them would be that of the torches too.  Only rows with status ok are ranked, and interrupted
+ones over their complete rounds.  The intervals of a kind hold together for all pairs of its rows, since any row could
+have come out as the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from common.analysis import ratios
+from common.analysis.ratios import Ratio
+from common.analysis.row import Row
+from common.core import statistics
+from common.core.text import count, gathered
+from common.records.schema import Record
+
+#: With fewer rounds on a side a change cannot be told from chance.
+MINIMUM_ROUNDS = 3
+#: Share of samples beside other load from which on two separate runs cannot be compared.
+BUSY_LIMIT = 0.1
+#: The verdict where too few rounds are free of other load.
+BESIDE_LOAD = "beside load"
+CALM = "end what else runs and repeat"
+#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
+FAR = 3.0
+#: A ratio that other load beside one of two rows is not taken to explain.
+BEYOND_LOAD = 10.0
+_TRIED_ROUNDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
+
+
+class Margins(NamedTuple):
+    """Hold how large a change must be to count.
+
+    Attributes:
+        tolerance: the largest change that does not matter, 0.02 for 2%.
+        same: an interval wholly within this is "same"; at least the tolerance.
+        confidence: of each interval, 0.95 for 95%.
+    """
+
+    tolerance: float = statistics.TOLERANCE
+    same: float = statistics.TOLERANCE
+    confidence: float = statistics.CONFIDENCE
+
+
+USUAL = Margins()
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Hold how the time of a row stands against that of another.
+
+    Attributes:
+        baseline: the other row; the fastest of its kind in tables.
+        scope: "step" or "loss", whose times are compared.
+        ratio: the row's time over the baseline's; None for the baseline itself, and where the two have no batch or
+            round in common.
+        paired: the rounds of both ran beside each other.
+        beside_load: too few rounds of both are without other load, so the ratio gives no verdict; for the fastest:
+            other load may have made it the fastest.
+        rounds: how many each side has, the baseline first.
+        busy: the share of each side's samples that ran beside other load.
+    """
+
+    row: Row
+    baseline: Row
+    scope: str
+    margins: Margins = USUAL
+    ratio: Optional[Ratio] = None
+    paired: bool = True
+    beside_load: bool = False
+    rounds: Tuple[int, int] = (0, 0)
+    busy: Tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def is_fastest(self) -> bool:
+        return self.row is self.baseline
+
+    @property
+    def times(self) -> Optional[float]:
+        """Return the ratio, 1 for the fastest; None where it is not known."""
+        return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
+
+    @property
+    def by_round(self) -> List[float]:
+        """Return the ratio of each round, in the order of time; empty where rounds were not paired."""
+        ratio = self.ratio
+        if ratio is None or len(ratio.baseline) != len(ratio.new):
+            return []
+        return [after / before for before, after in zip(ratio.baseline, ratio.new)]
+
+    @cached_property
+    def doubt(self) -> str:
+        """Return why a difference cannot be believed, whatever its interval is; "" where it can."""
+        ratio = self.ratio
+        if self.beside_load:
+            return f"{self.load}: {CALM}"
+        if ratio is None:
+            return ""
+        if self._fewest < MINIMUM_ROUNDS:
+            few = f"{count(self._fewest, 'round')} on a side cannot tell a change from chance"
+            return f"{few}: take at least {MINIMUM_ROUNDS}, better --rounds 10"
+        if self.paired:  # what disturbed a round met both sides, and what did not is in the interval
+            return ""
+        if max(self.busy) > BUSY_LIMIT:
+            return f"{self.load}: {CALM}, or measure both in alternation (--rev)"
+        if ratio.least is None:
+            drift = max(_drift(ratio.baseline), _drift(ratio.new))
+        else:  # rounds with batches of their own differ in length, so only their ratio can be seen to drift
+            drift = _drift(self.by_round)
+        if drift < abs(math.log(ratio.ratio)):
+            return ""
+        return (
+            f"from its first to its last half one of the runs drifts by {math.expm1(drift):.1%}, as much as the two "
+            "differ: repeat with more rounds, or measure both in alternation (--rev)"
+        )
+
+    @property
+    def _fewest(self) -> int:
+        return min(len(self.ratio.baseline), len(self.ratio.new)) if self.ratio else 0
+
+    @property
+    def load(self) -> str:
+        """Return in words how many samples of both sides ran beside other load."""
+        return (
+            f"{self.busy[0]:.0%} of the baseline's samples and {self.busy[1]:.0%} of the new ones ran beside other load"
+        )
+
+    @cached_property
+    def verdict(self) -> str:
+        """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD.
+
+        "faster" or "slower": the whole interval is beyond the tolerance, and nothing raises a doubt.  "same": the whole
+        interval is within ``margins.same``.
+        """
+        if self.beside_load:
+            return BESIDE_LOAD
+        if self.is_fastest:
+            return "fastest"
+        word = self._by_interval()
+        doubtful = self.doubt and (word != "same" or max(self.busy) > BUSY_LIMIT)
+        return "unclear" if self._fewest < MINIMUM_ROUNDS or doubtful else word
+
+    def _by_interval(self) -> str:
+        if self.ratio is None:
+            return "unclear"
+        ends, margins = (self.ratio.low, self.ratio.high), self.margins
+        word = statistics.verdict(*ends, margins.tolerance)
+        return statistics.verdict(*ends, margins.same) if word == "unclear" else word
+
+    @property
+    def reason(self) -> str:
+        """Return the reason for the verdict; "" where there is no ratio."""
+        ratio, margins = self.ratio, self.margins
+        if ratio is None:
+            return ""
+        if self.beside_load:
+            return self.doubt
+        difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
+        few, is_sure = self._fewest < MINIMUM_ROUNDS, self._by_interval() != "unclear"
+        if ratio.low is None or ratio.high is None or few or (self.verdict == "unclear" and is_sure):
+            return f"{difference}, but {self.doubt}"
+        span = f"the interval, {_span(ratio.low, ratio.high)},"
+        load = f"{self.load}: {CALM}; with the spread as it is, " if max(self.busy) > BUSY_LIMIT else ""
+        if self.verdict == "unclear":  # more rounds beside the same load are the second thing to try
+            over = f"{span} reaches over the tolerance of {percent(margins.tolerance)}"
+            return f"{difference}, but {over}; {load}{self._advice()}"
+        after = f"; {self.load}" if load else ""
+        if self.verdict == "same":
+            return f"{span} is within the {percent(margins.same)} that count as the same{after}"
+        return f"{difference}; {span} is beyond the tolerance of {percent(margins.tolerance)}{after}"
+
+    def _advice(self) -> str:
+        """Return how many rounds would give a clear verdict if the ratio and its spread stayed as they are."""
+        assert self.ratio is not None
+        rounds, margins = self._fewest, self.margins
+        spread = (self.ratio.error or 0.0) * math.sqrt(rounds)
+        change = abs(math.log(self.ratio.ratio))
+        away = max(change - math.log1p(margins.tolerance), math.log1p(margins.same) - change)
+
+        def reach(tried: int) -> float:
+            """Return half of the interval after that many rounds, in logarithms."""
+            freedom = tried - 1 if self.paired else 2 * tried - 2
+            return statistics.student_t(margins.confidence, freedom) * spread / math.sqrt(tried)
+
+        for tried in _TRIED_ROUNDS:
+            if tried > rounds and reach(tried) < away:
+                return f"about {tried} rounds would tell"
+        most = max(_TRIED_ROUNDS[-1], rounds)
+        wide = reach(most) > math.log1p(margins.same)  # wider than what does not matter, wherever the ratio were
+        why = "the spread between rounds is too large" if wide else "it is too close to the tolerance"
+        return f"not even {most} rounds would tell: {why}"
+
+    @property
+    def may_be_as_fast(self) -> bool:
+        """Return whether noise or other load may explain all of the difference to the fastest."""
+        times = self.times or 1.0
+        if self.beside_load:
+            return times < BEYOND_LOAD
+        beyond = self.ratio is not None and self.ratio.low is not None and self._by_interval() != "slower"
+        return self.verdict != "slower" and (times < FAR or beyond)
+
+    @property
+    def detectable(self) -> Optional[float]:
+        """Return the slowdown (0.12 for 12%) that these samples would detect four times in five; None where none."""
+        too_busy = not self.paired and max(self.busy) > BUSY_LIMIT
+        if self.ratio is None or self.beside_load or self._fewest < MINIMUM_ROUNDS or too_busy:
+            return None
+        return ratios.detectable(self.ratio, self.margins.tolerance, self.margins.confidence)
+
+    def as_json(self) -> Record:
+        """Return the standing for JSON, with names in the place of rows; a number is None where there is no ratio."""
+        ratio = self.ratio
+        return {
+            "scope": self.scope,
+            "fastest": self.baseline.name,
+            "is_fastest": self.is_fastest,
+            "ratio": self.times,
+            **{key: getattr(ratio, key, None) for key in ("low", "high", "batches", "least", "most")},
+            "rounds": len(ratio.new) if ratio else None,
+            "of_file": bool(ratio and ratio.of_file),
+            "by_round": self.by_round,
+            "verdict": self.verdict,
+            "paired": self.paired,
+            "beside_load": self.beside_load,
+        }
+
+
+def _drift(rounds: Sequence[float]) -> float:
+    """Return by how much the mean logarithm of a run's times differs between its first half and its last."""
+    half = len(rounds) // 2
+    logarithms = [math.log(time) for time in rounds]
+    return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
+
+
+def _span(low: float, high: float) -> str:
+    """Return an interval in percent, or in times the baseline where the percentages would have four digits or more."""
+    return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
+
+
+def percent(fraction: float, digits: int = 3) -> str:
+    """Return a share as "12.3%", rounded to `digits` digits; a larger number keeps all digits before the point."""
+    value = 100 * fraction
+    return f"{value:.0f}%" if abs(value) >= 10**digits else f"{value:.{digits}g}%"
+
+
+def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
+    """Return how the time of a row stands against that of another, without the rounds beside other load where enough
+    others are left."""
+    together = row.run_id == baseline.run_id  # both were measured in alternation, in the rounds of one run
+    sides: List[Mapping[str, Mapping[str, float]]] = [each.of(scope).medians for each in (baseline, row)]
+    loaded = [set(each.of(scope).loaded) for each in (baseline, row)]
+    if together:
+        sides, beside_load = ratios.without_load(sides, loaded[0] | loaded[1])
+    else:
+        apart = [ratios.without_load([side], names) for side, names in zip(sides, loaded)]
+        sides, beside_load = [side for (side,), _ in apart], any(left for _, left in apart)
+    before, after = ({name: _listed(batches) for name, batches in side.items()} for side in sides)
+    ratio, paired = ratios.ratio(before, after, together, margins.confidence, row.padding)
+    rounds = (len(ratio.baseline), len(ratio.new)) if ratio else (len(before), len(after))
+    return Standing(
+        row, baseline, scope, margins, ratio, paired, beside_load, rounds, (baseline.busy(scope), row.busy(scope))
+    )
+
+
+def _listed(batches: Mapping[str, float]) -> Dict[str, List[float]]:
+    return {batch: [ms] for batch, ms in batches.items()}
+
+
+# Ranking.
+
+
+def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = None) -> List[Standing]:
+    """Return the standings of the rows that can be compared: the fastest first, then the others by their ratio.
+
+    The first is `beside_load` where other load may have changed which row is the fastest.  confidence: of each
+    interval; None: such that the intervals of all pairs hold together.
+    """
+    timed = [row for row in rows if row.is_comparable and row.of(scope).medians]
+    if not timed:
+        return []
+    margins = Margins(confidence=confidence or statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2))
+    counts = [len({batch for medians in row.of(scope).medians.values() for batch in medians}) for row in timed]
+    whole = [row for row, number in zip(timed, counts) if number == max(counts)]  # a few batches make none the fastest
+    fastest = min(whole, key=lambda row: _size(stand(row, whole[0], scope, margins)))
+    others = sorted((stand(row, fastest, scope, margins) for row in timed if row is not fastest), key=_size)
+    withheld = fastest.is_beside_load(scope) or any(each.beside_load for each in others if each.may_be_as_fast)
+    return [Standing(fastest, fastest, scope, margins, beside_load=withheld), *others]
+
+
+def _size(standing: Standing) -> float:
+    return standing.ratio.ratio if standing.ratio else math.inf
+
+
+def set_apart(rows: Sequence[Row]) -> None:
+    """Set `under` of rows of one configuration: the torch version, where it is not the one that most losses have in
+    their own environment, the newest of equals."""
+    measured = [row for row in rows if row.torch and row.is_measured]
+    torches = [row.torch for row in measured if row.loss == row.name] or [row.torch for row in measured]
+
+    def weight(torch: str) -> Tuple[int, List[int]]:
+        return torches.count(torch), [int(part) for part in torch.split(".") if part.isdigit()]
+
+    home = max(torches, key=weight, default="")
+    for row in rows:
+        row.under = "" if row.torch == home else row.torch
+
+
+def rank_times(group: Sequence[Row]) -> None:
+    """Set `against_fastest` of the rows of one configuration by the step, or by the loss for a row without a step."""
+    set_apart(group)
+    for row in group:
+        row.against_fastest = row.loss_against_fastest = None
+    for of_kind in gathered(((row.kind, row.under), row) for row in group).values():
+        for standing in standings(of_kind, "loss"):
+            standing.row.against_fastest = standing.row.loss_against_fastest = standing
+        for standing in standings(of_kind, "step"):
+            standing.row.against_fastest = standing
+
+
+def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
+    """Return (standing, drift) of the rows whose ratio surely changes along the rounds of the run.
+
+    The intervals hold together for all rows that were compared.
+    """
+    compared = [each for row in rows if (each := row.against_fastest) and each.paired and each.by_round]
+    confidence = statistics.confidence_of_each(len(compared))
+    drifting = [(standing, ratios.drift(standing.by_round, confidence)) for standing in compared]
+    return [(standing, drift) for standing, drift in drifting if drift and drift.is_sure]
