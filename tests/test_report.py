@@ -281,7 +281,7 @@ def failing(base, paths):
     "sections, words",
     [
         (failing, "ZeroDivisionError: of this tool"),
-        (lambda base, paths: [Section("x", "A tool", template="tables")], "TemplateNotFound"),
+        (lambda base, paths: [Section("x", "A tool", tables=[None])], "UndefinedError"),
         (lambda base, paths: [Section("x", "A tool", figures=[Figure("k", "t", "c", "s", [{"x": 1j}], {})])], "error"),
     ],
 )

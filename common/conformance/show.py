@@ -216,6 +216,7 @@ def answer_of(matrix: Matrix) -> Answer:
             *remarks(matrix),
         ],
         failures=failures,
+        folded=True,
         rows=[
             *(
                 {"loss": row.name, "case": case.name, **_values(outcome_of(row, case))}

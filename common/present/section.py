@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from common.core.errors import NOT_RUNNABLE
 from common.present.style import Figure
@@ -60,7 +60,6 @@ class Section:
         tables: each with its title above it.
         facts, conditions: terms and tables below "How measured".
         folded: whether it is opened by its title.
-        template, content: of a section that a template of its own shows, as a path below common/.
     """
 
     id: str
@@ -76,5 +75,3 @@ class Section:
     facts: Sequence[Tuple[str, str]] = ()
     conditions: Sequence[Table] = ()
     folded: bool = False
-    template: str = ""
-    content: Any = None

@@ -116,7 +116,7 @@ def _rendered(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any
 
 
 def _drawn(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any]]:
-    text = html.render(section.template or "show/templates/section.html.jinja", base, section=section)
+    text = html.render("show/templates/section.html.jinja", base, section=section)
     plots = [*([section.lead] if section.lead else []), *section.figures]
     figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in plots}
     return section, text, html.drawn(figures)

@@ -71,6 +71,7 @@ class Answer:
         failures: reasons of what failed.
         rows: for CSV and JSON.
         statuses: of its jobs.
+        folded: whether the page shows it once its title is opened.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Answer:
     rows: Sequence[Values] = ()
     statuses: Sequence[str] = ()
     figures: Sequence[Figure] = ()
+    folded: bool = False
 
     def render(self, format: str) -> str:
         """Return it as "table", "markdown", "csv" or "json"."""
@@ -148,9 +150,10 @@ def _section(name: str, title: str, answer: Answer) -> Section:
     return Section(
         name,
         title,
-        answer.name,
+        "" if answer.name == title else answer.name,
         tables=answer.tables,
         failures=[Failure("error", "", [line]) for line in answer.failures],
         figures=answer.figures,
         notes=[("", [line]) for line in [*answer.total, *answer.lines]],
+        folded=answer.folded,
     )
