@@ -14,7 +14,6 @@ from fixtures_runs import header, memory, read_rows, records_of, timed, write_ru
 from common.core import files
 from common.core.errors import UserError
 from common.records import store
-from common.system.locks import Claim
 from common.traces import reader
 
 
@@ -139,9 +138,3 @@ def test_links_are_not_written_through(tmp_path, tiny_shapes):
     (log / "report.html").symlink_to(victim)
     assert run("rnnt-bench", "report", log, "--output", log / "report.html").returncode == 0
     assert victim.read_bytes() == before and not (log / "report.html").is_symlink()
-
-
-def test_a_lock_is_no_pipe(tmp_path):
-    os.mkfifo(tmp_path / ".lock")
-    with within(10), pytest.raises(OSError, match="pipe"):
-        Claim(tmp_path / ".lock")

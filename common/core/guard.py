@@ -73,15 +73,14 @@ class Stdout:
         self.failure: Optional[OSError] = None
 
     def write(self, text: str) -> int:
-        try:
-            return self.stream.write(text)
-        except OSError as error:
-            self.failure = error
-            raise
+        return int(self._tried(self.stream.write, text))
 
     def flush(self) -> None:
+        self._tried(self.stream.flush)
+
+    def _tried(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            self.stream.flush()
+            return call(*arguments)
         except OSError as error:
             self.failure = error
             raise

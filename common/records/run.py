@@ -189,7 +189,7 @@ def claim_held(folder: Path) -> Claim:
     try:
         return Claim(folder / LOCK_NAME)
     except Held as held:
-        words = f"is being measured by process {held.holder}: wait for it, or give another --log-dir"
+        words = f"is being measured by process {held}: wait for it, or give another --log-dir"
         raise UserError(f"--resume: {folder} {words}") from None
     except OSError as error:
         words = cannot_write(folder / LOCK_NAME, error, "leave the flag out")

@@ -5,22 +5,17 @@ The package filelock cannot be used: set-up takes a lock before any package is i
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import platform
-import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, Iterator, Optional
 
 
 class Held(Exception):
-    """Another process has the lock.  holder: its process id and computer, "unknown" if it could not write them."""
-
-    def __init__(self, holder: str):
-        super().__init__(holder)
-        self.holder = holder
+    """Another process has the lock; the message is its process id and computer, "unknown" if it could not write
+    them."""
 
 
 @contextmanager
@@ -68,30 +63,20 @@ def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written to
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "a pipe or a device, not a file", str(path))
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if waiting is None:
-                    holder = os.read(descriptor, 200).decode("utf-8", "replace").strip()
-                    raise Held(holder or "unknown") from None
+                    raise Held(os.read(descriptor, 200).decode("utf-8", "replace").strip() or "unknown") from None
                 waiting()
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError:
                 return descriptor
-            if _names(path, descriptor):
-                return descriptor
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                    return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its holder removed the file (a release, `make clean`): take the new one
         path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _names(path: Path, descriptor: int) -> bool:
-    """Return whether `path` still names the open file `descriptor`."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
