@@ -130,24 +130,24 @@ def _fused_gradients(call: Call) -> Count:
     return products(times * H * V * cells, cells * (2 * H + 4 * V + bias * V + outputs * 4 * H))
 
 
-add("torchaudio::rnnt_loss_forward", _torchaudio)
-add("optimized_transducer.transducer_loss.TransducerLossFunction", _optimized_transducer)
-add(
-    "fast_rnnt.mutual_information.MutualInformationRecursionFunction "
-    "k2.mutual_information.MutualInformationRecursionFunction",
-    _mutual_information,
-)
-add(
-    "warprnnt_numba.rnnt_loss.rnnt_pytorch._RNNTNumba "
-    "nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch._RNNTNumba",
-    _warp_numba,
-)
-add("fused_transducer::losses", _fused_losses)
-add("fused_transducer::gradients", _fused_gradients)
-# custom autograd functions without kernels of their own, or of operators that have a rule
-add(
-    "fused_transducer.operators.Losses fused_transducer.operators.Gradients "
-    "torchaudio.functional.functional.RnntLoss torchaudio.functional.filtering.DifferentiableFIR "
-    "torchaudio.functional.filtering.DifferentiableIIR torchaudio.models.wav2vec2.components.GradMultiply",
-    None,
-)
+_MUTUAL = "mutual_information.MutualInformationRecursionFunction"
+for _names, _count in (
+    ("torchaudio::rnnt_loss_forward", _torchaudio),
+    ("optimized_transducer.transducer_loss.TransducerLossFunction", _optimized_transducer),
+    (f"fast_rnnt.{_MUTUAL} k2.{_MUTUAL}", _mutual_information),
+    (
+        "warprnnt_numba.rnnt_loss.rnnt_pytorch._RNNTNumba "
+        "nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch._RNNTNumba",
+        _warp_numba,
+    ),
+    ("fused_transducer::losses", _fused_losses),
+    ("fused_transducer::gradients", _fused_gradients),
+    # custom autograd functions without kernels of their own, or of operators that have a rule
+    (
+        "fused_transducer.operators.Losses fused_transducer.operators.Gradients "
+        "torchaudio.functional.functional.RnntLoss torchaudio.functional.filtering.DifferentiableFIR "
+        "torchaudio.functional.filtering.DifferentiableIIR torchaudio.models.wav2vec2.components.GradMultiply",
+        None,
+    ),
+):
+    add(_names, _count)

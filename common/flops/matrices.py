@@ -15,14 +15,18 @@ import torch
 from common.flops.rules import Call, Count, add, add_rows, elements, is_complex, is_sparse, output, products, size
 
 
-def _add(operators: str, macs: Callable[[Call], int], others: Callable[[Call], int] = lambda call: 0) -> None:
-    """Add a rule of multiply-accumulates, four for one of complex numbers, and of other operations beside them."""
+Number = Callable[[Call], int]
 
-    def count(call: Call) -> Count:
-        outputs = call.out if isinstance(call.out, (list, tuple)) else [call.out]
-        return products((4 if any(map(is_complex, outputs)) else 1) * macs(call), others(call))
 
-    add(operators, count)
+def _add_products(*rows: Tuple[str, Number, Number]) -> None:
+    """Add rows of (operators, multiply-accumulates, other operations); a product of complex numbers is four."""
+    for operators, macs, others in rows:
+
+        def count(call: Call, macs: Number = macs, others: Number = others) -> Count:
+            outputs = call.out if isinstance(call.out, (list, tuple)) else [call.out]
+            return products((4 if any(map(is_complex, outputs)) else 1) * macs(call), others(call))
+
+        add(operators, count)
 
 
 # -- matrices --------------------------------------------------------------------------------------------------------
@@ -80,27 +84,6 @@ def _euclidean_others(call: Call) -> int:
     return output(call) + (2 * coordinates - 1) * (first + second) + first * coordinates
 
 
-_add("mm bmm _int_mm", _macs("self", "mat2"))
-_add("mv dot vdot", lambda call: size(call["self"]))
-_add("addmm _sparse_addmm", _macs("mat1", "mat2"), _scaled_bias)
-_add("addmv", _macs("mat", "vec"), _scaled_bias)
-_add("baddbmm addbmm", _macs("batch1", "batch2"), _scaled_bias)
-_add("addr", lambda call: call.out.numel(), _scaled_bias)
-_add("sparse_sampled_addmm", lambda call: size(call.out) * call["mat1"].shape[-1], _scaled_bias)
-_add("_addmm_activation", _macs("mat1", "mat2"), lambda call: 2 * call.out.numel())
-_add("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias)  # elsewhere it is an addmm
-_add("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias)
-_add("_trilinear", _trilinear)
-_add(
-    "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
-    lambda call: call.out.numel() * call["X"].shape[-1],
-    _quantized_others,
-)
-_add("_euclidean_dist", lambda call: output(call) * (call["x1"].shape[-1] + 2), _euclidean_others)
-
-# -- convolutions ----------------------------------------------------------------------------------------------------
-
-
 def _convolved(call: Call, source: Any, out: Any) -> int:
     """Each output sums over the kernel and the group's channels; transposed, each input is spread so."""
     weight = call["weight"]
@@ -112,70 +95,86 @@ def _wanted_bias(call: Call) -> int:
     return elements(upstream) - upstream.shape[1] if call["output_mask"][2] else 0
 
 
-_add(
-    "convolution _convolution convolution_overrideable cudnn_convolution mkldnn_convolution",
-    lambda call: _convolved(call, call["self"] if call["input"] is None else call["input"], call.out),
-    _bias,
-)
-_add(
-    "convolution_backward convolution_backward_overrideable",
-    lambda call: sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"]),
-    _wanted_bias,
+def _none(call: Call) -> int:
+    return 0
+
+
+_add_products(
+    ("mm bmm _int_mm", _macs("self", "mat2"), _none),
+    ("mv dot vdot", lambda call: size(call["self"]), _none),
+    ("addmm _sparse_addmm", _macs("mat1", "mat2"), _scaled_bias),
+    ("addmv", _macs("mat", "vec"), _scaled_bias),
+    ("baddbmm addbmm", _macs("batch1", "batch2"), _scaled_bias),
+    ("addr", lambda call: call.out.numel(), _scaled_bias),
+    ("sparse_sampled_addmm", lambda call: size(call.out) * call["mat1"].shape[-1], _scaled_bias),
+    ("_addmm_activation", _macs("mat1", "mat2"), lambda call: 2 * call.out.numel()),
+    ("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias),  # elsewhere it is an addmm
+    ("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias),
+    ("_trilinear", _trilinear, _none),
+    (
+        "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
+        lambda call: call.out.numel() * call["X"].shape[-1],
+        _quantized_others,
+    ),
+    ("_euclidean_dist", lambda call: output(call) * (call["x1"].shape[-1] + 2), _euclidean_others),
+    (
+        "convolution _convolution convolution_overrideable cudnn_convolution mkldnn_convolution",
+        lambda call: _convolved(call, call["self"] if call["input"] is None else call["input"], call.out),
+        _bias,
+    ),
+    (
+        "convolution_backward convolution_backward_overrideable",
+        lambda call: sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"]),
+        _wanted_bias,
+    ),
+    # a recursive filter: each output is a sum over those before it, and the first coefficient is 1
+    (
+        "torchaudio::_lfilter_core_loop",
+        lambda call: call["input_signal_windows"].numel() * (call["a_coeff_flipped"].shape[-1] - 1),
+        _none,
+    ),
 )
 
 # -- factorisations --------------------------------------------------------------------------------------------------
 
 
-def _factored(of: Callable[[Call, int, int], Tuple[int, int]], name: str = "A") -> Callable[[Call], Count]:
-    """Return a rule from (call, rows, right-hand sides) of one square matrix to (MACs, others), for all matrices."""
+def _factored(name: str, macs: Callable[[int, int], int], others: Callable[[int, int], int]) -> Callable[[Call], Count]:
+    """Return a rule for square matrices, the argument `name`, from (rows, right-hand sides) of one of them."""
 
     def count(call: Call) -> Count:
-        rows = call[name].shape[-1]
-        matrices = size(call[name]) // max(rows * rows, 1)
+        n = call[name].shape[-1]
+        matrices = size(call[name]) // max(n * n, 1)
         result = call.out[0] if isinstance(call.out, (list, tuple)) else call.out
-        macs, others = of(call, rows, size(result) // max(matrices * rows, 1))
-        return products(matrices * macs, matrices * others)
+        sides = size(result) // max(matrices * n, 1)
+        divisions = 0 if call["unitriangular"] else others(n, sides)
+        return products(matrices * macs(n, sides), matrices * divisions)
 
     return count
 
 
-def _eliminated(rows: int, sides: int = 0) -> Tuple[int, int]:
-    """Gaussian elimination, then two substitutions for each side, of which the second divides."""
-    macs = rows * (rows - 1) * (2 * rows - 1) // 6 + sides * rows * (rows - 1)
-    return macs, rows * (rows - 1) // 2 + sides * rows
+# Gaussian elimination: n (n - 1) (2 n - 1) / 6 MACs and n (n - 1) / 2 divisions; a substitution n (n - 1) / 2 MACs and,
+# unless the diagonal is 1, n divisions for each side; an inverse has n sides.
+for _names, _argument, _products, _others in (
+    ("linalg_cholesky_ex cholesky", "self", lambda n, k: (n**3 - n) // 6, lambda n, k: n * (n - 1) // 2 + n),
+    ("linalg_lu linalg_lu_factor_ex", "A", lambda n, k: _eliminated(n), lambda n, k: n * (n - 1) // 2),
+    ("_linalg_det", "A", lambda n, k: _eliminated(n), lambda n, k: n * (n - 1) // 2 + n - 1),
+    ("_linalg_slogdet", "A", lambda n, k: _eliminated(n), lambda n, k: n * (n - 1) // 2 + 2 * n - 1),
+    ("linalg_solve_triangular", "self", lambda n, k: k * n * (n - 1) // 2, lambda n, k: k * n),
+    (
+        "_linalg_solve_ex linalg_inv_ex",
+        "A",
+        lambda n, k: _eliminated(n) + k * n * (n - 1),
+        lambda n, k: n * (n - 1) // 2 + k * n,
+    ),
+    ("linalg_lu_solve", "LU", lambda n, k: k * n * (n - 1), lambda n, k: k * n),
+    ("cholesky_solve", "input2", lambda n, k: k * n * (n - 1), lambda n, k: 2 * k * n),
+):
+    add(_names, _factored(_argument, _products, _others))
 
 
-def _triangular(call: Call, rows: int, sides: int) -> Tuple[int, int]:
-    return sides * rows * (rows - 1) // 2, 0 if call["unitriangular"] else sides * rows
+def _eliminated(n: int) -> int:
+    return n * (n - 1) * (2 * n - 1) // 6
 
-
-def _cholesky(call: Call, rows: int, sides: int) -> Tuple[int, int]:
-    return (rows**3 - rows) // 6, rows * (rows - 1) // 2 + rows
-
-
-def _substituted(divisions: int) -> Callable[[Call, int, int], Tuple[int, int]]:
-    return lambda call, rows, sides: (sides * rows * (rows - 1), divisions * sides * rows)
-
-
-def _lu(of_determinant: int) -> Callable[[Call, int, int], Tuple[int, int]]:
-    """Count an elimination; a determinant takes n - 1 products, and n logarithms."""
-
-    def count(call: Call, rows: int, sides: int) -> Tuple[int, int]:
-        macs, others = _eliminated(rows)
-        return macs, others + max(of_determinant * rows - 1, 0)
-
-    return count
-
-
-add("linalg_cholesky_ex cholesky", _factored(_cholesky, "self"))
-add("linalg_lu linalg_lu_factor_ex", _factored(_lu(0)))
-add("_linalg_det", _factored(_lu(1)))
-add("_linalg_slogdet", _factored(_lu(2)))
-add("linalg_solve_triangular", _factored(_triangular, "self"))
-add("_linalg_solve_ex", _factored(lambda call, rows, sides: _eliminated(rows, sides)))
-add("linalg_inv_ex", _factored(lambda call, rows, sides: _eliminated(rows, rows)))
-add("linalg_lu_solve", _factored(_substituted(1), "LU"))
-add("cholesky_solve", _factored(_substituted(2), "input2"))
 
 # -- attention -------------------------------------------------------------------------------------------------------
 
@@ -268,16 +267,16 @@ def _encoder_layer(call: Call) -> Count:
     return Count(attention.macs + forward.macs, attention.flops + forward.flops)
 
 
-for _kind in ("flash", "efficient", "cudnn"):
-    add(f"_scaled_dot_product_{_kind}_attention", _attention)
-    add(f"_scaled_dot_product_{_kind}_attention_backward", _attention_backward)
-for _kind in ("flash_attention_for_cpu", "fused_attention_overrideable"):
-    add(f"_scaled_dot_product_{_kind}", _attention)
-    add(f"_scaled_dot_product_{_kind}_backward", _attention_backward)
-add("higher_order::flex_attention", _flex)
-add("higher_order::flex_attention_backward", _flex_backward)
-add("_native_multi_head_attention", _multi_head_attention)
-add("_transformer_encoder_layer_fwd", _encoder_layer)
+_FUSED = "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu fused_attention_overrideable"
+for _names, _count in (
+    (" ".join(f"_scaled_dot_product_{kind}" for kind in _FUSED.split()), _attention),
+    (" ".join(f"_scaled_dot_product_{kind}_backward" for kind in _FUSED.split()), _attention_backward),
+    ("higher_order::flex_attention", _flex),
+    ("higher_order::flex_attention_backward", _flex_backward),
+    ("_native_multi_head_attention", _multi_head_attention),
+    ("_transformer_encoder_layer_fwd", _encoder_layer),
+):
+    add(_names, _count)
 
 # -- recurrent layers ------------------------------------------------------------------------------------------------
 
@@ -330,16 +329,17 @@ def _cudnn_layers(backward: bool) -> Callable[[Call], Count]:
 
 def _cell(kind: str, gates: int) -> Callable[[Call], int]:
     """Count a cell alone, whose products are operators of their own."""
-    biased = 2 * gates
-    return lambda call: (
-        (_CELLS[kind][0] + (biased if call["input_bias"] is not None else 0)) * (size(call["input_gates"]) // gates)
-    )
+    plain = _CELLS[kind][0]
+    return lambda call: (plain + 2 * gates * (call["input_bias"] is not None)) * (size(call["input_gates"]) // gates)
 
 
-add("mkldnn_rnn_layer", _mkldnn_layer)
-add("mkldnn_rnn_layer_backward", _mkldnn_layer_backward)
-add("_cudnn_rnn", _cudnn_layers(False))
-add("_cudnn_rnn_backward", _cudnn_layers(True))
+for _names, _count in (
+    ("mkldnn_rnn_layer", _mkldnn_layer),
+    ("mkldnn_rnn_layer_backward", _mkldnn_layer_backward),
+    ("_cudnn_rnn", _cudnn_layers(False)),
+    ("_cudnn_rnn_backward", _cudnn_layers(True)),
+):
+    add(_names, _count)
 add_rows(
     ("_thnn_fused_lstm_cell", _cell("lstm", 4), 1),
     ("_thnn_fused_gru_cell", _cell("gru", 3), 1),
@@ -349,15 +349,6 @@ add_rows(
         lambda call: size(call["workspace"]) // 4 * (22 + 4 * bool(call["has_bias"])),
         1,
     ),
-    (
-        "_thnn_fused_gru_cell_backward",
-        lambda call: size(call["workspace"]) // 5 * (24 if call["has_bias"] else 18),
-        1,
-    ),
+    ("_thnn_fused_gru_cell_backward", lambda call: size(call["workspace"]) // 5 * (24 if call["has_bias"] else 18), 1),
     ("torchaudio::_overdrive_core_loop", lambda call: call["temp"].numel(), 6),
-)
-# a recursive filter: each output is a sum over those before it, and the first coefficient is 1
-_add(
-    "torchaudio::_lfilter_core_loop",
-    lambda call: call["input_signal_windows"].numel() * (call["a_coeff_flipped"].shape[-1] - 1),
 )
