@@ -14,7 +14,6 @@ import torch
 
 from common.flops.rules import Call, Count, add, add_rows, elements, is_complex, is_sparse, output, products, size
 
-
 Number = Callable[[Call], int]
 
 
