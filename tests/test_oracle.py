@@ -1,9 +1,8 @@
-"""The float64 oracle against answers by hand, all paths enumerated, and finite differences."""
+"""The float64 oracle against answers by hand and every path, and the loss in plain PyTorch against the oracle."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 
 import pytest
@@ -12,45 +11,17 @@ import torch
 from common.core.implementations import LATTICES
 from common.losses import oracle
 from common.losses.topologies import TOPOLOGIES
+from common.losses.vectorised import arc_losses, transducer_loss
 
 
 def loss_of(logits, targets, shapes):
     return oracle.losses(logits, torch.tensor(targets), shapes)
 
 
-def by_enumeration(log_probs, targets, T, U):
-    """-log of the sum over all alignments: U labels among T - 1 + U moves, then the last blank."""
-    total = []
-    for label_moves in itertools.combinations(range(T - 1 + U), U):
-        t = u = 0
-        score = 0.0
-        for move in range(T - 1 + U):
-            if move in label_moves:
-                score += float(log_probs[t, u, targets[u]])
-                u += 1
-            else:
-                score += float(log_probs[t, u, 0])
-                t += 1
-        total.append(score + float(log_probs[t, u, 0]))
-    return -torch.logsumexp(torch.tensor(total, dtype=torch.float64), 0).item()
-
-
-def test_one_frame_no_target_two_symbols_is_ln_2():
+def test_answers_by_hand():
+    """One arc of 1/2; two alignments of three arcs, each arc 1/2: 2/8."""
     assert loss_of(torch.zeros(1, 1, 1, 2), [[]], [(1, 0)]).item() == pytest.approx(math.log(2), abs=1e-15)
-
-
-def test_two_frames_one_target_two_symbols_is_ln_4():
-    """Two alignments of three arcs, each arc 1/2: 2/8."""
     assert loss_of(torch.zeros(1, 2, 2, 2), [[1]], [(2, 1)]).item() == pytest.approx(math.log(4), abs=1e-15)
-
-
-@pytest.mark.parametrize("T, U", [(1, 0), (1, 3), (4, 0), (5, 3), (3, 5)])
-def test_equals_the_sum_over_all_alignments(T, U):
-    generator = torch.Generator().manual_seed(T * 10 + U)
-    logits = 3 * torch.randn(1, T, U + 1, 6, dtype=torch.float64, generator=generator)
-    targets = torch.randint(1, 6, (1, U), generator=generator)
-    expected = by_enumeration(logits[0].log_softmax(-1), targets[0].tolist(), T, U)
-    assert oracle.losses(logits, targets, [(T, U)]).item() == pytest.approx(expected, rel=1e-13)
 
 
 def test_gradient_agrees_with_finite_differences():
@@ -150,7 +121,7 @@ def small(name):
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("T, U", [(1, 0), (3, 2), (4, 3), (2, 1), (1, 1)])
+@pytest.mark.parametrize("T, U", [(1, 0), (3, 2), (4, 3), (3, 5), (1, 1)])
 def test_every_topology_is_the_sum_over_its_paths(name, T, U):
     topology = small(name)
     columns = 4 + topology.extra
@@ -195,3 +166,99 @@ def test_a_masked_symbol_leaves_gradients_finite():
         leaf = logits.clone().requires_grad_()
         oracle.losses(leaf, torch.tensor([[1, 2]]), [(4, 2)], topology=small(name)).sum().backward()
         assert leaf.grad.isfinite().all(), name
+
+
+# The suite's own PyTorch loss against the oracle: corners, dtypes, double backward.
+
+SHAPES = [(6, 3), (4, 0), (1, 2), (5, 4)]
+
+
+def given(dtype=torch.float64, V=7, scale=2.0):
+    draw = torch.Generator().manual_seed(1)
+    logits = scale * torch.randn(len(SHAPES), 6, 5, V, generator=draw, dtype=torch.float64)
+    targets = torch.randint(1, min(V, 7), (len(SHAPES), 4), generator=draw)
+    lengths = torch.tensor(SHAPES)
+    return logits.to(dtype).requires_grad_(), targets, lengths[:, 0], lengths[:, 1]
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("scale", [1.0, 300.0, 1e4])
+def test_losses_and_gradients_in_plain_pytorch_are_the_oracles(name, scale):
+    topology = TOPOLOGIES[name]
+    mine, *rest = given(V=7 + topology.extra, scale=scale)
+    theirs = mine.detach().clone().requires_grad_()
+    upstream = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    losses = transducer_loss(mine, *rest, reduction="none", topology=topology)
+    wanted = oracle.losses(theirs, rest[0], SHAPES, topology=topology)
+    torch.testing.assert_close(losses, wanted, rtol=1e-12, atol=1e-12)
+    (losses * upstream)[wanted.isfinite()].sum().backward()
+    (wanted * upstream)[wanted.isfinite()].sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_derivatives_of_every_topology(name):
+    topology = TOPOLOGIES[name]
+    draw = torch.Generator().manual_seed(2)
+    logits = torch.randn(2, 4, 3, 4 + topology.extra, generator=draw, dtype=torch.float64, requires_grad=True)
+    targets, T_lengths, U_lengths = torch.tensor([[1, 2], [3, 1]]), torch.tensor([4, 3]), torch.tensor([2, 1])
+
+    def loss(x):
+        return transducer_loss(x, targets, T_lengths, U_lengths, reduction="none", topology=topology)
+
+    fast = name != "regular"
+    assert torch.autograd.gradcheck(loss, logits, fast_mode=fast)
+    assert torch.autograd.gradgradcheck(loss, logits, fast_mode=fast)
+
+
+def test_padding_may_hold_anything_and_an_impossible_symbol_leaves_finite_gradients():
+    clean, *rest = given()
+    with torch.no_grad():
+        clean[..., 5] = -math.inf
+        rest[0][rest[0] == 5] = 6
+    padded = clean.detach().clone()
+    for n, (T, U) in enumerate(SHAPES):
+        padded[n, T:] = padded[n, :, U + 1 :] = math.nan
+    padded.requires_grad_()
+    loss = transducer_loss(padded, *rest, reduction="sum")
+    loss.backward()
+    assert loss.item() == transducer_loss(clean, *rest, reduction="sum").item()
+    assert padded.grad.isfinite().all() and not padded.grad[..., 5].any()
+    for n, (T, U) in enumerate(SHAPES):
+        assert not padded.grad[n, T:].any() and not padded.grad[n, :, U + 1 :].any()
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+def test_narrow_dtypes_are_summed_in_float32(dtype, error):
+    logits, *rest = given(dtype)
+    loss = transducer_loss(logits, *rest, reduction="sum")
+    loss.backward()
+    wanted = oracle.losses(logits.detach(), rest[0], SHAPES).sum()
+    assert loss.dtype == torch.float32 and logits.grad.dtype == dtype
+    assert loss.item() == pytest.approx(wanted.item(), rel=error)
+
+
+def test_gradients_of_given_log_probabilities_are_contiguous():
+    """NeMo's Triton kernel reads them as if they were."""
+    arcs = [(-torch.rand(2, 5, 4)).requires_grad_() for _ in range(2)]
+    strides = []
+    for arc in arcs:
+        arc.register_hook(lambda gradient: strides.append(gradient.stride()))
+    arc_losses(*arcs, torch.tensor([5, 3]), torch.tensor([3, 2])).sum().backward()
+    assert strides == [(20, 4, 1), (20, 4, 1)]
+
+
+def test_any_symbol_can_be_blank_reductions_and_what_is_refused():
+    logits, targets, T_lengths, U_lengths = given()
+    for blank in (0, 3, 6):
+        moved = (targets + blank) % 7
+        each = transducer_loss(logits, moved, T_lengths, U_lengths, blank=blank, reduction="none")
+        torch.testing.assert_close(each, oracle.losses(logits, moved, SHAPES, blank))
+        for reduction, value in (("sum", each.sum()), ("mean", each.mean())):
+            loss = transducer_loss(logits, moved, T_lengths, U_lengths, blank, reduction)
+            assert loss.item() == pytest.approx(value.item())
+    for bad in ((T_lengths + 1, U_lengths), (T_lengths, U_lengths + 1), (T_lengths * 0, U_lengths)):
+        with pytest.raises(ValueError, match="lengths"):
+            transducer_loss(logits, targets, *bad)
+    with pytest.raises(ValueError, match="reduction"):
+        transducer_loss(logits, targets, T_lengths, U_lengths, reduction="median")
