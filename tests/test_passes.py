@@ -1,24 +1,71 @@
-"""What the trace pass leaves in its folder: packed traces, and the memory snapshot where it is asked for."""
+"""The passes on a CPU: which scopes and batches each round times, what a trace leaves in its folder, and the joiner
+under autocast and torch.compile."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from commands import assert_user_error, rows_of, run
 from fixtures_runs import records_of
 from test_contract import adapter_of, context_of
 
+from common.core import settings
 from common.core.implementations import find
+from common.losses import oracle, step, subject
+from common.losses.passes import at_size, timing, trace
+from common.measure import memory, profiler
 from common.system import load
 
-torch = pytest.importorskip("torch")
+ROUNDS = 3
 
-from common.losses.passes import trace  # noqa: E402
-from common.measure import memory, profiler  # noqa: E402
+
+@pytest.fixture
+def measured(tiny_shapes):
+    return partial(measured_on, str(tiny_shapes))
+
+
+def measured_on(shape_file, number, **given):
+    """The samples of round `number` of the reference, warm-up left out, as (scope, batch)."""
+    flags = {"preset": "quick", "rounds": ROUNDS, "batches": "random", "threads": 1, "max_seconds": 0.05}
+    flags.update(shape_file=shape_file, batch_size=2)
+    job = {"script": "losses.benchmark_reference", "variant": "", "pass": "timing", "round": number}
+    ready = subject.prepare(job, settings.resolve({**flags, "max_samples": 4, **given}, "cpu"))
+    samples = [line for line in timing.run(ready) if isinstance(line, timing.Sample)]
+    return ready.batches, [(line.scope, line.batch) for line in samples if not line.warmup]
+
+
+def of_scope(samples, scope):
+    return {batch for name, batch in samples if name == scope}
+
+
+@pytest.mark.parametrize("number", range(1, ROUNDS + 1))
+def test_each_round_times_the_loss_alone_after_the_step_on_one_of_its_two_batches(number, measured):
+    batches, samples = measured(number)
+    scopes = [scope for scope, _ in samples]
+    assert scopes == sorted(scopes, reverse=True)
+    assert of_scope(samples, "step") == set(batches)
+    assert of_scope(samples, "loss") == {batches[number % 2]}
+
+
+def test_of_many_batches_a_third_give_the_loss_alone_another_third_in_each_round(measured):
+    rounds = [measured(number, num_batches=6) for number in (1, 2, 3)]
+    places = [{batches.index(batch) for batch in of_scope(samples, "loss")} for batches, samples in rounds]
+    assert places == [{2, 3}, {4, 5}, {0, 1}]
+
+
+def test_the_loss_alone_on_all_batches_where_no_step_is_timed(measured):
+    batches, samples = measured(3, scopes=("loss",))
+    assert of_scope(samples, "loss") == set(batches)
+
+
+# Traces.
 
 
 def two_traces(folder):
@@ -35,10 +82,6 @@ def test_which_traces_are_packed(tmp_path, monkeypatch, when, packed):
     assert names == {f"{name}.1.pt.trace.json" + (".gz" if name in packed else "") for name in ("small", "large")}
     for name in packed:
         assert gzip.decompress((tmp_path / f"{name}.1.pt.trace.json.gz").read_bytes()).decode()[0] == name[0]
-
-
-def test_fifty_megabytes_are_the_limit():
-    assert profiler.LARGE == 50_000_000
 
 
 def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch):
@@ -131,3 +174,61 @@ def test_a_torch_that_cannot_write_one_says_so(tmp_path, monkeypatch):
     context.settings, context.folder = replace(context.settings, memory_snapshot=True), tmp_path
     (record,) = trace.run(context)
     assert "torch 2.1" in record.warnings[0] and record.memory_snapshot is None and len(record.files) == 2
+
+
+# Autocast and torch.compile.
+
+
+def rounds_to(dtype):
+    """Does autocast on this CPU, with this torch?"""
+    ones = torch.ones(2, 2)
+    with warnings.catch_warnings(), torch.autocast("cpu", dtype=dtype):
+        warnings.simplefilter("ignore")  # "disabling autocast"
+        return (ones @ ones).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "name, amp, given",
+    [
+        ("reference", "bfloat16", torch.bfloat16),
+        ("reference", "float16", torch.float16),
+        ("torchaudio", "bfloat16", torch.float32),
+        ("torchaudio", "float16", torch.float16),
+        ("optimized_transducer", "bfloat16", torch.float32),
+        ("optimized_transducer", "float16", torch.float32),
+        ("fast_rnnt-pruned", "bfloat16", torch.float32),
+        ("fast_rnnt-pruned", "float16", torch.float32),
+        ("fused", "bfloat16", None),
+        ("fused", "float16", None),
+    ],
+)
+def test_autocast_rounds_the_products_and_gives_each_loss_a_dtype_that_it_takes(name, amp, given):
+    if not rounds_to(getattr(torch, amp)):
+        pytest.skip(f"autocast on the CPU does not take {amp} here")
+    errors = {}
+    for autocast in (None, amp):
+        adapter = adapter_of(find(name), "cpu", vocab_size=40, amp=autocast)
+        context = context_of(adapter)
+        result, _ = at_size.check(context, oracle.TOLERANCE[adapter.settings.precision])
+        assert result.ok, result
+        errors[autocast] = result.grad_error
+        if given and autocast:
+            inputs = step.prepare(adapter, context.model, context.make_batch(0), "loss")
+            assert inputs.given.dtype == given
+        inputs = step.prepare(adapter, context.model, context.make_batch(0), "step")
+        inputs.run()
+        gradients = [gradient for gradient in inputs.gradients().values() if gradient is not None]
+        assert gradients and all(gradient.dtype == torch.float32 for gradient in gradients)
+    assert errors[amp] > 10 * errors[None]
+
+
+@pytest.mark.thorough
+def test_a_run_with_autocast_and_torch_compile(tmp_path, tiny_shapes):
+    """The correctness pass judges it at the measured size; a loss that is compiled too: test_contract.py."""
+    flags = ["--in-place", "--preset", "quick", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
+    only = ["--only", "reference", "--passes", "correctness", "--scope", "step", "--limits", "false"]
+    done = run("benchmark_all.py", *flags, *only, "--amp", "bfloat16", "--compile", "true")
+    (row,) = rows_of(tmp_path).values()
+    assert row["status"] == ("ok" if hasattr(torch, "compile") else "unsupported"), done.stderr
+    assert "autocast bfloat16" in done.stdout and "joiner compiled" in done.stdout
+    assert row["configuration"]["amp"] == "bfloat16" and row["configuration"]["compile"] is True
