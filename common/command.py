@@ -100,6 +100,7 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
+    guard.require("msgspec")
     command = COMMANDS[name]
     guard.program_called = f"{PROGRAM} {name}"
     for other, of in reversed(COMMANDS.items()):  # run, and not list, is benchmark_all.py
