@@ -43,35 +43,25 @@ def pythons(tmp_path, monkeypatch):
     return sees, blind
 
 
-def test_each_python_is_asked_for_its_own_device(pythons, capsys):
+def test_each_python_is_asked_and_no_run_is_on_the_cpu_in_silence(pythons, capsys, monkeypatch):
     sees, blind = pythons
-    assert interpreters.resolve_device("auto", [sees]) == "cuda" and not capsys.readouterr().err
-    assert interpreters.resolve_device("auto", [blind, sees]) == "cuda"
-    errors = capsys.readouterr().err
-    assert str(blind) in errors and "too old" in errors and "unsupported" in errors and str(sees) not in errors
-    assert interpreters.resolve_device("cuda:1", [blind, sees]) == "cuda:1"
-    assert str(blind) in capsys.readouterr().err
 
+    def resolved(wanted, *asked):
+        return interpreters.resolve_device(wanted, asked), capsys.readouterr().err
 
-def test_the_newest_torch_decides_where_the_driver_is_too_old_for_it(pythons, capsys, monkeypatch):
-    sees, blind = pythons
-    versions = {sees: "1.13.1+cu117", blind: "2.11.0+cu130"}
-    look = interpreters._look
-    monkeypatch.setattr(interpreters, "_look", lambda python: look(python)._replace(torch=versions[python]))
-    assert interpreters.resolve_device("auto", [sees, blind]) == "cpu"
-    warning = capsys.readouterr().err
-    assert str(blind) in warning and "on the CPU" in warning and "docs/gpu.md" in warning
-    assert interpreters.resolve_device("cuda", [sees, blind]) == "cuda"
-    assert "unsupported" in capsys.readouterr().err
-
-
-def test_no_run_is_on_the_cpu_in_silence_where_a_driver_is(pythons, capsys):
-    _, blind = pythons
-    assert interpreters.resolve_device("auto", [blind]) == "cpu"
-    errors = capsys.readouterr().err
-    assert "on the CPU" in errors and "too old" in errors
+    assert resolved("auto", sees) == ("cuda", "")
+    for wanted, where in (("auto", "cuda"), ("cuda:1", "cuda:1")):
+        told, errors = resolved(wanted, blind, sees)
+        assert told == where and str(blind) in errors and "too old" in errors and "unsupported" in errors
+    told, errors = resolved("auto", blind)
+    assert told == "cpu" and "on the CPU" in errors and "too old" in errors
     with pytest.raises(UserError, match="too old"):
         interpreters.resolve_device("cuda", [blind])
+    versions, look = {sees: "1.13.1+cu117", blind: "2.11.0+cu130"}, interpreters._look
+    monkeypatch.setattr(interpreters, "_look", lambda python: look(python)._replace(torch=versions[python]))
+    told, errors = resolved("auto", sees, blind)  # the newest torch decides, and the driver is too old for it
+    assert told == "cpu" and str(blind) in errors and "on the CPU" in errors and "docs/gpu.md" in errors
+    assert resolved("cuda", sees, blind)[0] == "cuda"
 
 
 def test_the_real_torch_answers(monkeypatch, capsys):
@@ -224,71 +214,42 @@ def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
         assert leaf.data_ptr() == getattr(first, name).data_ptr()  # nothing is made or copied in between
 
 
-class FakeNvml:
-    """nvidia-ml-py of one GPU, on a driver that does not know of ECC."""
+class NvmlError(Exception):
+    """What nvidia-ml-py raises."""
 
-    NVMLError = type("NVMLError", (Exception,), {})
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
-    def __init__(self, count=1):
-        self.count, self.open = count, 0
-
-    def nvmlInit(self):
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self):
-        return self.count
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return "GPU-0"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid != "GPU-0":
-            raise self.NVMLError
-        return uuid
-
-    def nvmlSystemGetDriverVersion(self):
-        return b"580.65"
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return {self.NVML_CLOCK_SM: 345, self.NVML_CLOCK_MEM: 2619}[kind]
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
-        return 1980
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return 700_000
-
-    def nvmlDeviceGetTemperature(self, handle, kind):
-        return 41
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return 0x5
-
-    def nvmlDeviceGetEccMode(self, handle):
-        raise self.NVMLError
+def raises(*_):
+    raise NvmlError
 
 
 def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypatch):
-    fake = FakeNvml()
+    """With nvidia-ml-py of one GPU, on a driver that does not know of ECC."""
+    opened, gpus = [], [0]
+    fake = SimpleNamespace(
+        NVMLError=NvmlError,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: opened.append(1),
+        nvmlShutdown=opened.pop,
+        nvmlDeviceGetCount=lambda: len(gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: "GPU-0",
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid if uuid == "GPU-0" else raises(),
+        nvmlSystemGetDriverVersion=lambda: b"580.65",
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 345, 2: 2619}[kind],
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 700_000,
+        nvmlDeviceGetTemperature=lambda handle, kind: 41,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x5,
+        nvmlDeviceGetEccMode=raises,
+    )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     told = machine.gpu("0")
-    expected = {
-        "uuid": None,
-        "driver": "580.65",
-        "sm_mhz": 345,
-        "sm_most_mhz": 1980,
-        "memory_mhz": 2619,
-        "power_cap_watts": 700.0,
-    }
-    assert told == {**expected, "celsius": 41, "throttled_by": ["idle", "power cap"], "ecc": None}
-    assert machine.gpu(None) == told and machine.gpu("another") is None and fake.open == 0
-    record = schema.typed({"record": "limits", "gpu": told})
-    assert record.gpu.power_cap_watts == 700
-    fake.count = 2
+    clocks = {"sm_mhz": 345, "sm_most_mhz": 1980, "memory_mhz": 2619, "power_cap_watts": 700.0, "celsius": 41}
+    assert told == {"uuid": None, "driver": "580.65", **clocks, "throttled_by": ["idle", "power cap"], "ecc": None}
+    assert machine.gpu(None) == told and machine.gpu("another") is None and opened == []
+    assert schema.typed({"record": "limits", "gpu": told}).gpu.power_cap_watts == 700
+    gpus.append(1)
     assert machine.gpu(None) is None  # whichever it is
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert machine.gpu("0") is None
