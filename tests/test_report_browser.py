@@ -67,4 +67,5 @@ def test_a_heading_sorts_its_table(browser, report):
 @pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
 def test_axe_finds_no_violation(browser, report):
     browser.open(report, width=390)
+    browser.unfold()
     assert browser.violations() == []

@@ -269,7 +269,7 @@ def test_hostile_names_and_files_are_rows_of_harmless_text(tmp_path):
     listed = rows([tmp_path])
     assert len(listed) == 12 and {row.status for row in listed} == {"ok", "error"}
     for row in listed:  # a cut trace is an error of its own row
-        assert row.status == "error" or row.average_step_time_us == 150
+        assert row.status == "error" or row.profile.average_step_time_us == 150
     for format in FORMATS:
         shown = render(listed, format)
         assert not [character for character in shown if unicodedata.category(character)[0] == "C" and character != "\n"]
