@@ -98,6 +98,15 @@ def test_any_layout_gives_the_same_answer(tmp_path, layout):
     assert (trace.steps, trace.memory, trace.label_us) == (expected.steps, expected.memory, expected.label_us)
 
 
+def test_a_trace_of_any_name_is_told_by_its_content(tmp_path):
+    for name, us in (("trace.json", 100), ("rank0_trace.json.gz", 300)):
+        write(tmp_path / "theirs" / name, kineto(steps([us])))
+    write(tmp_path / "theirs" / "shape_info.json", json.dumps({"rows": 3}))
+    (tmp_path / "theirs" / "cut.json.gz").write_bytes(b"\x1f\x8bno")
+    times = {row.name: row.profile.average_step_time_us for row in rows([tmp_path])}
+    assert times == {"theirs trace.json": 100, "theirs rank0_trace.json.gz": 300}
+
+
 def test_names_that_are_not_json_are_salvaged_over_many_small_chunks(tmp_path, monkeypatch):
     names = ["plain", 'quo"te", "pid": 3', "back\\slash\\", "\\ud800", "tab\t", "</script>", "\x7f"]
     events = []

@@ -129,7 +129,7 @@ def run_folders(top: Path) -> Iterator[Path]:
         below.sort()
         if schema.TOOL_FILE_NAME in names:
             below.clear()  # its traces are of its own jobs
-        elif schema.FILE_NAME in names or any(map(is_trace, names)):
+        elif schema.FILE_NAME in names or any(is_trace(Path(folder, name)) for name in names):
             yield Path(folder)
     yield from closed
 

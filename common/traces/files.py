@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
+from contextlib import suppress
 from pathlib import Path
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
+from common.core.files import open_file
+
+HEAD = 1 << 16  # bytes of a file that are searched for the list of events
 #: Name of the file that the trace pass writes with --memory-snapshot.
 MEMORY_SNAPSHOT = "memory_snapshot.pickle"
 _NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
 
 
-def is_trace(name: str) -> bool:
-    """Return whether a file of this name is a trace of torch.profiler, packed or not."""
-    return _NAME.match(name) is not None
+def is_trace(path: Path) -> bool:
+    """Return whether a file is a chrome trace, packed or not: by its name, or by how it begins."""
+    if not path.name.endswith((".json", ".json.gz")) or not path.is_file():
+        return False
+    if _NAME.match(path.name):
+        return True
+    with suppress(OSError, EOFError, zlib.error), open_file(path) as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        unpacked: Any = gzip.open(stream) if packed else stream
+        return b'"traceEvents"' in unpacked.read(HEAD)
+    return False
 
 
 def trace_files(folder: Path) -> List[Path]:
     """Return the trace files directly in a folder, sorted by the time in their names."""
-    return sorted((path for path in folder.iterdir() if is_trace(path.name) and path.is_file()), key=order)
+    return sorted(filter(is_trace, folder.iterdir()), key=order)
 
 
 def order(path: Path) -> Tuple[int, int, str]:
