@@ -47,35 +47,31 @@ def test_half_width_by_hand():
     assert sampling.relative_half_width({0: [90, 100, 110]}) == pytest.approx(expected, rel=1e-9)
 
 
-def enough(samples, **limits):
-    values = {"batches": 2, "spread": 0.02, "max_samples": 100, "max_seconds": 10, **limits}
-    return sampling.enough(samples, **values)
-
-
-def test_every_batch_is_measured_before_any_cap():
-    assert enough({0: [60_000 * MS], 1: []}, max_samples=1, max_seconds=1) == ""
-    assert enough({0: [60_000 * MS], 1: [1 * MS]}, max_seconds=1) == "time cap"
-    assert enough({0: [1 * MS], 1: [1 * MS]}, max_samples=2) == "sample cap"
-
-
-def test_a_sweep_is_finished_before_a_cap_ends_sampling():
-    assert enough({0: [MS, 60_000 * MS], 1: [MS]}, max_samples=1, max_seconds=1) == ""
-    assert enough({0: [], 1: []}, max_samples=1) == ""
-
-
-def test_spread_needs_five_whole_sweeps():
-    assert enough({0: [MS] * 4, 1: [MS] * 4}) == ""
-    assert enough({0: [MS] * 5, 1: [MS] * 4}) == ""
-    assert enough({0: [MS] * 5, 1: [MS] * 5}) == "spread"
-    assert enough({0: [MS, 2 * MS, 3 * MS, MS, MS], 1: [MS] * 5}) == ""
+@pytest.mark.parametrize(
+    "samples, limits, why",
+    [
+        # every batch is measured before any cap
+        ({0: [60_000 * MS], 1: []}, {"max_samples": 1, "max_seconds": 1}, ""),
+        ({0: [60_000 * MS], 1: [1 * MS]}, {"max_seconds": 1}, "time cap"),
+        ({0: [1 * MS], 1: [1 * MS]}, {"max_samples": 2}, "sample cap"),
+        # a sweep is finished before a cap ends sampling
+        ({0: [MS, 60_000 * MS], 1: [MS]}, {"max_samples": 1, "max_seconds": 1}, ""),
+        ({0: [], 1: []}, {"max_samples": 1}, ""),
+        # spread needs five whole sweeps
+        ({0: [MS] * 4, 1: [MS] * 4}, {}, ""),
+        ({0: [MS] * 5, 1: [MS] * 4}, {}, ""),
+        ({0: [MS] * 5, 1: [MS] * 5}, {}, "spread"),
+        ({0: [MS, 2 * MS, 3 * MS, MS, MS], 1: [MS] * 5}, {}, ""),
+    ],
+)
+def test_when_it_is_enough(samples, limits, why):
+    usual = {"batches": 2, "spread": 0.02, "max_samples": 100, "max_seconds": 10}
+    assert sampling.enough(samples, **{**usual, **limits}) == why
 
 
 @dataclass
 class Taken:
-    """A sample; number: how many were asked for before it."""
-
     total_wall_ns: int
-    number: int = 0
     foreign_cpu: Optional[float] = None
     flags: Optional[List[str]] = None
 
