@@ -85,10 +85,9 @@ def write_pipeline(log, name, names, jobs, **more):
 
 def write_profile(log, limit=None, **changes):
     """Write a profile of two sizes; the second did not run."""
+    of = {"macs": 1000, "flops": 2000}
     spans = [
-        choice.Place(
-            chain=chain, phase=phase, calls=4, host_ns=[time, 1.1 * time], device_ns=[None, None], macs=1000, flops=2000
-        )
+        choice.Place(chain=chain, phase=phase, calls=4, host_ns=[time, 1.1 * time], device_ns=[None, None], **of)
         for chain, time in ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["rnnt_loss"], 1e6))
         for phase in ("forward", "backward")
     ]

@@ -282,16 +282,19 @@ def test_memory_is_that_of_a_step(twelve):
 
 
 def test_flops_are_of_the_label_that_runs_and_not_of_a_module_s_name(twelve):
-    """A feed-forward has two products, each of 16 x 24 weights, for every frame with its padding, in 12 layers.  The
-    projections of the simple loss are modules below the joiner, which is not running when they are called."""
+    """A feed-forward has two products, each of 16 x 24 weights, for every frame with its padding, in 12 layers.  As in
+    icefall's profile, the simple loss has its projections, modules below the joiner, and the pruned one the joiner."""
     parts, found, _ = twelve
     (batch,) = found["batches"]
     frames, tokens = batch["N"] * batch["T_max"], batch["N"] * (batch["U_max"] + 1)
     joined = 5 * frames * SMALL["joiner_dim"] * SMALL["vocab_size"]
-    for name, macs in ((f"{LAYER}_feed_forward", 2 * frames * 16 * 24 * 12), ("joiner", joined)):
-        assert parts[name]["macs"] == macs and parts[f"{name}.backward"]["macs"] == 2 * macs
     inputs = frames * SMALL["encoder_dim"] + tokens * SMALL["decoder_dim"]
-    assert parts["other"]["macs"] == 3 * inputs * (SMALL["joiner_dim"] + SMALL["vocab_size"])
+    of = {f"{LAYER}_feed_forward": 2 * frames * 16 * 24 * 12, "joiner": joined, "rnnt_loss_pruned": joined}
+    normalisers = frames * (batch["U_max"] + 2)  # products of exponentials: each cell, and a mean decoder output
+    assert parts["rnnt_loss_simple"]["macs"] == (inputs + normalisers) * SMALL["vocab_size"]
+    for name, macs in of.items():
+        assert parts[name]["macs"] == macs and parts[f"{name}.backward"]["macs"] == 2 * macs
+    assert parts["other"]["macs"] == 3 * inputs * SMALL["joiner_dim"]
     outer = [row["macs"] for row in parts.values() if row["depth"] == 0 and row["label"] != "step"]
     assert sum(outer) == parts["step"]["macs"] and found["not_counted"] == []
     assert parts["joiner"]["flops_per_second"] == pytest.approx(parts["joiner"]["flops"] / parts["joiner"]["ms"] * 1e3)
@@ -309,7 +312,7 @@ def test_what_is_kept_and_shown(twelve):
     done = run("rnnt-bench", "report", log, "--output", log / "all.html")
     assert done.returncode == 0 and "profile-time-" in (log / "all.html").read_text()
     text = run("summarize.py", log).stdout
-    assert text.startswith("batch-size 2: a step: ") and "VERDICT: decoder, joiner and loss: " in text
+    assert text.startswith("batch-size 2: a step: ") and "VERDICT: decoder and loss: " in text
     assert "best matrix product" in text and 0 <= found["foreign_cpu"] <= 1
     known = rows.documents.typed(found, Measured)
     every = [(box.level, box.begin, box.begin + box.width) for box in plot.boxes(known, False)]

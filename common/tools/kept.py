@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar
 
+from common.analysis.metrics import Metric, metric
 from common.core.errors import UserError
 from common.core.text import count, plain
 from common.present.export import csv_text, json_text
@@ -94,6 +95,11 @@ class Answer:
             for table in self.tables
         ]
         return "\n\n".join(filter(None, [listed(self.total, format), *tables, below])) + "\n"
+
+
+def of_row(key: str, title: str = "", words: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
+    """Return the metric of a row that has its known numbers by key, see common.analysis.metrics."""
+    return metric(key, title, words, lambda row: row.numbers.get(key), **fields)
 
 
 def read(path: Path) -> Kept:

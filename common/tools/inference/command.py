@@ -178,16 +178,12 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
 def override(values: Dict[str, Any], given: Sequence[str]) -> None:
     """Set the values of "--part.key=value", or "--key=value", in place; values are YAML.  Raises UserError."""
     parts = {"pretrained_model": Model, "profiling_dimensions": Dimensions}
-    whole = {f"{part}.{key}": (part, key) for part, kind in parts.items() for key in configuration.keys_of(kind)}
-    known = {**whole, **{key: (part, key) for part, key in whole.values()}}
+    known = {key: part for part, kind in parts.items() for key in configuration.keys_of(kind)}
     for word in given:
         name, equals, value = word.partition("=")
-        key = name.lstrip("-")
-        if not name.startswith("--") or not equals:
-            raise UserError(f"{word}: give --key=value{closest(key, known)}")
-        if key not in known:
-            raise UserError(f"--{key}: unknown key{closest(key, known)}; there are {', '.join(whole)}")
-        part, leaf = known[key]
-        if not isinstance(values.setdefault(part, {}), dict):
-            raise UserError(f"{part}: give keys and values, such as `key: 1`")
-        values[part][leaf] = configuration.parsed(value, f"--{key}")
+        part, _, key = name.lstrip("-").rpartition(".")
+        if not name.startswith("--") or not equals or known.get(key) is None or part not in ("", known[key]):
+            raise UserError(f"{word}: give --key=value{closest(key, known)}; there are {', '.join(known)}")
+        keys = values.setdefault(known[key], {})
+        if isinstance(keys, dict):  # else the configuration is wrong, which is told later
+            keys[key] = configuration.parsed(value, f"--{key}")

@@ -6,11 +6,11 @@ two are recorded.  A model that is compiled, quantized or in another dtype is fi
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -52,11 +52,11 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     model = recognisers.load(given["config"]["pretrained_model"], device)
     rate, dimensions = config.pretrained_model.sample_rate or model.sample_rate, config.profiling_dimensions
     waves = audio.batch(dimensions.example_audio, position.seconds, position.size, rate, settings.seed)
-    calls = Calls(model, waves.to(device), device, position.dtype)
+    calls = Calls(model, waves.to(device), position.dtype)
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
         error = None if position.is_plain else checked(calls, position)
-        samples = timed(partial(Call, calls), device, settings)
+        samples = timed(calls, device, settings)
         folder = Path(job["folder"]) / "traces" / job["job"] if dimensions.export_logs else Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         cell = Cell(
@@ -64,7 +64,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
             first_ns=[sample.first_ns for sample in samples],
             busy=sum(bool(sample.flags) for sample in samples),
             output_error=error,
-            **peaks(partial(Call, calls), device),
+            **peaks(calls, device),
             **_profiled(calls, settings, folder, job["job"]),
         )
     yield Measured(value=cell)
@@ -72,43 +72,38 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 
 @dataclass
 class Calls:
-    """A model with its batch."""
+    """Calls of a model on a batch.  streamed: whether the last one gave a first token before its end."""
 
     model: Recogniser
     waves: torch.Tensor
-    device: torch.device
     dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        self.lengths = torch.full((len(self.waves),), self.waves.shape[1], device=self.device)
+    streamed: bool = False
 
     def cast(self) -> ContextManager[Any]:
-        dtype = getattr(torch, self.dtype)
-        return nullcontext() if self.dtype == "float32" else torch.autocast(self.device.type, dtype)
+        """Return autocast where the dtype is another one than float32."""
+        dtype, device = getattr(torch, self.dtype), self.waves.device.type
+        return nullcontext() if self.dtype == "float32" else torch.autocast(device, dtype)
+
+    def lengths(self) -> torch.Tensor:
+        """Return the samples of each utterance."""
+        return torch.full((len(self.waves),), self.waves.shape[1], device=self.waves.device)
 
     def outputs(self) -> Any:
+        """Return what the model returns.  Raises WrongResult for nothing."""
         with self.cast():
-            result = self.model(self.waves, self.lengths)
+            result = self.model(self.waves, self.lengths())
         if result is None:
             raise WrongResult("the model returns None: it has to return its outputs")
         return result
 
-
-@dataclass
-class Call:
-    """One call of a model.  streamed: whether it gave a first token before its end."""
-
-    calls: Calls
-    streamed: bool = False
-
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """Run the call, and `after_forward` at the first token; at the end where the model does not stream."""
-        calls = self.calls
-        if calls.model.stream is None:
-            calls.outputs()
+        """Make one call, and `after_forward` at the first token; at the end where the model does not stream."""
+        self.streamed = False
+        if self.model.stream is None:
+            self.outputs()
         else:
-            with calls.cast():
-                for piece in calls.model.stream(calls.waves, calls.lengths):
+            with self.cast():
+                for piece in self.model.stream(self.waves, self.lengths()):
                     has_symbols = piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
                     if has_symbols and not self.streamed:
                         self.streamed = True
@@ -127,7 +122,7 @@ def checked(calls: Calls, variant: Position) -> float:
     wanted = [TOLERANCES[word] for word in (variant.dtype, variant.quantize) if word in TOLERANCES]
     calls.dtype = variant.dtype
     if variant.quantize == "dynamic":
-        if variant.dtype != "float32" or calls.device.type != "cpu":
+        if variant.dtype != "float32" or calls.waves.device.type != "cpu":
             raise NotRunnable("unsupported", "--quantize dynamic takes float32 on a CPU: give --device cpu, no --dtype")
         calls.model = quantized(calls.model)
     if variant.compile:
@@ -163,30 +158,29 @@ class Sample:
     flags: List[str] = field(default_factory=list)
 
 
-def time_call(step: Callable[[], Step], clock: Clock) -> Sample:
+def time_call(call: Step, clock: Clock) -> Sample:
     """Return the time of one call; on CUDA synchronised at both ends."""
-    call = step()
     taken = time_step(call, clock)
     first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"]
     return Sample(taken["total_wall_ns"], first if getattr(call, "streamed", False) else None)
 
 
-def timed(step: Callable[[], Step], device: torch.device, settings: Settings) -> List[Sample]:
+def timed(call: Step, device: torch.device, settings: Settings) -> List[Sample]:
     """Return timed calls, after two in a row that took as long, or ten, as warm-up."""
     clock, threads = Clock(device), host_threads(device)
+    caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
 
-    def sample(_: int, repeat: int, warmup: bool) -> Sample:
-        return time_call(step, clock)
+    def sample(*_: Any) -> Sample:
+        return time_call(call, clock)
 
     for _ in sampling.warm_up(sample, [0], math.inf, threads):
         pass
-    caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
     return list(sampling.sweep(sample, [0], **caps, threads=threads))
 
 
-def peaks(step: Callable[[], Step], device: torch.device) -> Dict[str, Optional[int]]:
+def peaks(call: Step, device: torch.device) -> Dict[str, Optional[int]]:
     """Return the peaks of one call in bytes, above the level before it, and that of the whole process."""
-    counters = memory.peaks(step, device, profiler=False)
+    counters = memory.peaks(lambda: call, device, profiler=False)
     keys = ("process_bytes", "device_allocated_bytes", "device_reserved_bytes", "device_used_bytes")
     return {**{key: counters[key] for key in keys}, "process_peak_bytes": process_peak_bytes()}
 
@@ -197,9 +191,9 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
     profiling = replace(settings, **changes)
     times: List[Tuple[float, float]] = []
     profiler.profile(
-        (Call(calls) for _ in range(profiling.trace_steps)),
+        itertools.repeat(calls, profiling.trace_steps),
         profiling,
-        calls.device,
+        calls.waves.device,
         folder,
         name,
         on_cycle=lambda profiled: times.append(profiler.self_times(profiled)),

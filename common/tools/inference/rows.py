@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis.metrics import cells, metric, values
+from common.analysis.metrics import cells, values
 from common.core.statistics import median, quantile
 from common.core.text import count
 from common.core.text import error as error_in_words
@@ -16,40 +16,19 @@ from common.present.table import Column, Table, filled, measured, tabulated
 from common.records import documents
 from common.tools.inference import grid
 from common.tools.inference.grid import Position
-from common.tools.kept import Answer, Job, Kept
+from common.tools.kept import Answer, Job, Kept, of_row
 
 TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 SKIPPED = "skipped"
 
 
 class Row(NamedTuple):
-    """A cell of the grid; numbers are None where it was not measured.
-
-    rtf: seconds of computing for a second of audio, the median of calls; profiled_cpu_rtf, profiled_cuda_rtf: of self
-    time under the profiler; streams: speakers that the device keeps up with."""
+    """A cell of the grid; its numbers are those of NUMBERS that are known."""
 
     position: Position
     status: str
     reason: str = ""
-    n: int = 0
-    rtf: Optional[float] = None
-    rtf_p20: Optional[float] = None
-    rtf_p80: Optional[float] = None
-    p50_s: Optional[float] = None
-    p90_s: Optional[float] = None
-    p99_s: Optional[float] = None
-    first_token_s: Optional[float] = None
-    utterances_per_second: Optional[float] = None
-    streams: Optional[int] = None
-    profiled_cpu_rtf: Optional[float] = None
-    profiled_cuda_rtf: Optional[float] = None
-    cell: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a field of the record; None where nothing was measured."""
-        if name not in grid.Cell.__struct_fields__:
-            raise AttributeError(name)
-        return getattr(self.cell, name, None)
+    numbers: Mapping[str, Any] = {}
 
     @property
     def label(self) -> str:
@@ -62,51 +41,54 @@ def factor(value: Optional[float]) -> str:
     return "-" if value is None else f"{value:.2E}"
 
 
-_ms = partial(metric, scale=1e3, unit="s", better="lower")
-_mb = partial(metric, scale=1 / MB, unit="bytes", better="lower")
+_ms = partial(of_row, scale=1e3, unit="s", better="lower")
+_mb = partial(of_row, scale=1 / MB, unit="bytes", better="lower")
 #: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in this order.
 NUMBERS = (
-    metric("n"),
-    metric("rtf", "RTF", factor, better="lower"),
-    metric("rtf_p20", "p20", factor),
-    metric("rtf_p80", "p80", factor),
-    metric("profiled_cpu_rtf", better="lower", profiled=True),
-    metric("profiled_cuda_rtf", better="lower", profiled=True),
+    of_row("n"),
+    of_row("rtf", "RTF", factor, better="lower"),
+    of_row("rtf_p20", "p20", factor),
+    of_row("rtf_p80", "p80", factor),
+    of_row("profiled_cpu_rtf", better="lower", profiled=True),
+    of_row("profiled_cuda_rtf", better="lower", profiled=True),
     *(_ms(f"p{part}_s", f"p{part} ms") for part in (50, 90, 99)),
     _ms("first_token_s", "first token ms"),
-    metric("utterances_per_second", "utterances /s", better="higher"),
-    metric("streams", "streams", better="higher"),
-    metric("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
-    metric("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
+    of_row("utterances_per_second", "utterances /s", better="higher"),
+    of_row("streams", "streams", better="higher"),
+    of_row("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
+    of_row("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
     _mb("process_bytes", "process MB"),
     _mb("process_peak_bytes", "whole process MB"),
     _mb("device_allocated_bytes", "device MB"),
-    metric("device_reserved_bytes", unit="bytes", better="lower"),
+    of_row("device_reserved_bytes", unit="bytes", better="lower"),
     _mb("device_used_bytes", "device used MB"),
-    metric("output_error", "output error", error_in_words, better="lower"),
-    metric("busy"),
+    of_row("output_error", "output error", error_in_words, better="lower"),
+    of_row("busy"),
 )
 
 
 def row(position: Position, job: Job) -> Row:
-    """Return the numbers of a cell.  Raises ValueError for a record that is wrong."""
+    """Return the numbers of a cell.  Raises ValueError for a record that is wrong.
+
+    rtf: seconds of computing for a second of audio, the median of calls; profiled_cpu_rtf, profiled_cuda_rtf: of self
+    time under the profiler."""
     known = job.of(grid.Cell)
     if not known or job.status != "ok":
         return Row(position, job.status, job.reason)
     (cell,), audio = known, position.size * position.seconds
-    seconds = sorted(ns / 1e9 for ns in cell.wall_ns)
-    p20, p50, p80, p90, p99 = (quantile(seconds, part) for part in (0.2, 0.5, 0.8, 0.9, 0.99))
+    parts = {part: quantile([ns / 1e9 for ns in cell.wall_ns], part / 100) for part in (20, 50, 80, 90, 99)}
     first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
-    profiled = 1e6 * cell.profiled * audio
-    return Row(
-        *(position, "ok", "", len(seconds), p50 / audio, p20 / audio, p80 / audio, p50, p90, p99),
-        first_token_s=median(first) if first else None,
-        utterances_per_second=position.size / p50,
-        streams=streams(p90, position.size, position.seconds),
-        profiled_cpu_rtf=cell.cpu_us / profiled,
-        profiled_cuda_rtf=cell.cuda_us / profiled if cell.cuda_us else None,
-        cell=cell,
-    )
+    numbers = {
+        **{name: getattr(cell, name) for name in grid.Cell.__struct_fields__},
+        **{f"p{part}_s": parts[part] for part in (50, 90, 99)},
+        **{"n": len(cell.wall_ns), "rtf": parts[50] / audio, "utterances_per_second": position.size / parts[50]},
+        **{f"rtf_p{part}": parts[part] / audio for part in (20, 80)},
+        "first_token_s": median(first) if first else None,
+        "streams": streams(parts[90], position.size, position.seconds),
+        "profiled_cpu_rtf": cell.cpu_us / (1e6 * cell.profiled * audio),
+        "profiled_cuda_rtf": cell.cuda_us / (1e6 * cell.profiled * audio) or None,
+    }
+    return Row(position, "ok", "", numbers)
 
 
 def streams(p90_s: float, size: int, seconds: float) -> int:
@@ -115,8 +97,9 @@ def streams(p90_s: float, size: int, seconds: float) -> int:
     return size * math.floor(seconds / p90_s)
 
 
-def _both(words: Callable[[float], str], cpu: Optional[float], cuda: Optional[float]) -> str:
+def _both(words: Callable[[float], str], row: Row, key: str) -> str:
     """Return "5.15E-02 + 3.62E-02": CPU, and CUDA where it was used."""
+    cpu, cuda = (row.numbers.get(key.format(kind)) for kind in ("cpu", "cuda"))
     return " + ".join(map(words, [cpu or 0, *([cuda] if cuda else [])]))
 
 
@@ -128,15 +111,15 @@ def gigabytes(size: float) -> str:
 GRIDS: Dict[str, Any] = {
     "real_time_factors": (
         "Real-time factor: seconds of computing for a second of audio",
-        lambda row: factor(row.rtf),
+        lambda row: factor(row.numbers["rtf"]),
     ),
     "profiled_real_time_factors": (
         "Real-time factor from self time, profiled (the last two of six batches)",
-        lambda row: _both(factor, row.profiled_cpu_rtf, row.profiled_cuda_rtf),
+        lambda row: _both(factor, row, "profiled_{}_rtf"),
     ),
     "memory_peaks": (
         "Memory peak in Gb: highest running sum of allocations in a batch, profiled",
-        lambda row: _both(gigabytes, row.cpu_peak_bytes, row.cuda_peak_bytes),
+        lambda row: _both(gigabytes, row, "{}_peak_bytes"),
     ),
 }
 
@@ -161,7 +144,7 @@ def cells_of(rows: Sequence[Row]) -> Table:
             "batch": measured(each.position.size),
             "how": Shown(each.position.variant),
             **cells(NUMBERS, each),
-            "calls": measured(each.n or None),
+            "calls": measured(each.numbers.get("n")),
             "status": Shown(each.status),
         }
         for each in rows
@@ -172,16 +155,18 @@ def cells_of(rows: Sequence[Row]) -> Table:
 
 def total(rows: Sequence[Row]) -> List[str]:
     """Return the answer in a line: how fast at best, and how many live streams."""
-    known = [each for each in rows if each.rtf is not None]
+    known = [each for each in rows if each.numbers]
     if not known:
         return []
-    fastest, best = min(known, key=lambda each: each.rtf), max(known, key=lambda each: each.streams)
-    word = "faster" if fastest.rtf < 1 else "slower"
-    words = f"{word} than real time: at best a factor of {factor(fastest.rtf)} ({fastest.label})"
-    if not best.streams:
+    fastest = min(known, key=lambda each: each.numbers["rtf"])
+    best = max(known, key=lambda each: each.numbers["streams"])
+    least, most = fastest.numbers["rtf"], best.numbers["streams"]
+    word = "faster" if least < 1 else "slower"
+    words = f"{word} than real time: at best a factor of {factor(least)} ({fastest.label})"
+    if not most:
         return [f"{words}; no real-time stream: no batch ends before its audio does"]
-    load = ", beside other load" if best.busy else ""
-    return [f"{words}; most concurrent real-time streams: {best.streams} ({best.label}, 90% of calls in time{load})"]
+    load = ", beside other load" if best.numbers["busy"] else ""
+    return [f"{words}; most concurrent real-time streams: {most} ({best.label}, 90% of calls in time{load})"]
 
 
 def answer(kept: Kept) -> Answer:
@@ -199,7 +184,8 @@ def answer(kept: Kept) -> Answer:
     example = dimensions.example_audio
     noise = "noise; where the path of the model depends on what is said (a beam search), give example_audio"
     lines = [*kept.machine, f"audio: {f'{example}, cut or looped' if example else noise}"]
-    busy, fewest = sum(bool(each.busy) for each in rows), min((each.n for each in rows if each.n), default=0)
+    known = [each.numbers for each in rows if each.numbers]
+    busy, fewest = sum(bool(each["busy"]) for each in known), min((each["n"] for each in known), default=0)
     if busy:
         lines.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
     if 0 < fewest < 100:

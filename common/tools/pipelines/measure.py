@@ -9,7 +9,6 @@ import math
 import pickle
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping
 
@@ -125,12 +124,12 @@ class Call:
 
 def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     """Return what calls of a stage cost."""
-    clock, fresh = Clock(device), partial(Call, call.model, call.inputs)
+    clock = Clock(device)
     for _ in range(stage.warmup):
-        time_call(fresh, clock)
+        time_call(call, clock)
     caps = {"spread": -1.0, "max_samples": stage.repeats, "max_seconds": math.inf}
-    samples = list(sampling.sweep(lambda *_: time_call(fresh, clock), [0], threads=host_threads(device), **caps))
-    highest = peaks(fresh, device)
+    samples = list(sampling.sweep(lambda *_: time_call(call, clock), [0], threads=host_threads(device), **caps))
+    highest = peaks(call, device)
     allocated, resident = highest["device_allocated_bytes"], highest["process_bytes"]
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
     with warnings.catch_warnings():

@@ -3,83 +3,70 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
-from common.analysis.metrics import cells, metric, values
+from common.analysis.metrics import cells, values
 from common.core.statistics import mean, median
 from common.core.text import count, number
 from common.core.units import MB, quantity
 from common.present.table import Cell, filled, tabulated
 from common.records import documents
-from common.tools.kept import NOT_RUN, Answer, Job, Kept
+from common.tools.kept import NOT_RUN, Answer, Job, Kept, of_row
 from common.tools.pipelines.stages import Costs, Pipeline
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 #: Statuses of an example that ended by itself, and did not end well, are all but these.
 UNFAILED = ("ok", NOT_RUN, "interrupted")
-_mb = partial(metric, scale=1 / MB, unit="bytes", better="lower")
+_mb = partial(of_row, scale=1 / MB, unit="bytes", better="lower")
 #: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this order.
 NUMBERS = (
-    metric("run_time_s", "run time s", unit="s", better="lower"),
-    metric("rtf", "RTF", lambda value: "-" if value is None else f"{value:.2E}", better="lower"),
+    of_row("run_time_s", "run time s", unit="s", better="lower"),
+    of_row("rtf", "RTF", lambda value: "-" if value is None else f"{value:.2E}", better="lower"),
     _mb("memory_bytes", "memory MB"),
     _mb("most_memory_bytes", "at most MB"),
     _mb("process_bytes", "whole process MB"),
     _mb("most_process_bytes", "process at most MB"),
-    metric("macs", "MACs", quantity, better="lower"),
-    metric("flops", "FLOPs", quantity, better="lower"),
+    of_row("macs", "MACs", quantity, better="lower"),
+    of_row("flops", "FLOPs", quantity, better="lower"),
 )
 #: How the stages make the whole: one after the other, so that time and operations add up and memory does not.
 ADDED = ("run_time_s", "rtf", "macs", "flops")
 
 
 class Part(NamedTuple):
-    """A stage over the examples that ended well, or the whole.
+    """A stage over the examples that ended well, or the whole; its numbers are those of NUMBERS that are known.
 
-    run_time_s is the mean of each example's median over repeats, rtf all of these over the seconds of all audio;
-    memory_bytes and process_bytes are means over examples, failed counts the examples that ended in this stage."""
+    failed: how many examples ended in it."""
 
     stage: str
-    run_time_s: Optional[float]
-    rtf: Optional[float]
-    memory_bytes: Optional[float]
-    most_memory_bytes: Optional[float]
-    process_bytes: Optional[float]
-    most_process_bytes: Optional[float]
-    macs: Optional[float]
-    flops: Optional[float]
-    not_counted: List[str]
     failed: int
+    not_counted: List[str]
+    numbers: Dict[str, Optional[float]]
 
 
 def part(stage: str, costs: List[Costs], seconds: Optional[float], failed: int) -> Part:
-    """Return a stage from what it costs on each example.  seconds: of all their audio."""
-    if not costs:
-        return Part(stage, *[None] * 8, not_counted=[], failed=failed)
+    """Return a stage from what it costs on each example.  seconds: of all their audio.
+
+    run_time_s is the mean of each example's median over repeats, rtf all of these over the seconds of all audio;
+    memory_bytes and process_bytes are means over examples."""
     times = [median(each.wall_ns) / 1e9 for each in costs]
-    memory = [each.memory_bytes for each in costs if each.memory_bytes is not None]
-    process = [each.process_bytes for each in costs if each.process_bytes is not None]
-    return Part(
-        stage,
-        mean(times),
-        sum(times) / seconds if seconds else None,
-        *(mean(memory) if memory else None, max(memory, default=None)),
-        *(mean(process) if process else None, max(process, default=None)),
-        mean([each.macs for each in costs]),
-        mean([each.flops for each in costs]),
-        sorted({name for each in costs for name in each.not_counted}),
-        failed,
-    )
+    numbers: Dict[str, Optional[float]] = {"run_time_s": mean(times) if times else None}
+    numbers["rtf"] = sum(times) / seconds if seconds else None
+    for key in ("memory_bytes", "process_bytes", "macs", "flops"):
+        known = [getattr(each, key) for each in costs if getattr(each, key) is not None]
+        numbers[key], numbers[f"most_{key}"] = (mean(known) if known else None), max(known, default=None)
+    return Part(stage, failed, sorted({name for each in costs for name in each.not_counted}), numbers)
 
 
 def whole(parts: List[Part]) -> Part:
     """Return stages that run one after the other as one."""
-    result: Dict[str, Any] = {"stage": "all"}
-    for key in (each.key for each in NUMBERS):
-        known = [getattr(each, key) for each in parts]
-        result[key] = None if None in known else (sum if key in ADDED else max)(known)
+    numbers: Dict[str, Optional[float]] = {}
+    for key in parts[0].numbers:
+        known = [each.numbers[key] for each in parts]
+        added = [each for each in known if each is not None]
+        numbers[key] = None if None in known else (sum if key in ADDED else max)(added)
     names = sorted({name for each in parts for name in each.not_counted})
-    return Part(**result, not_counted=names, failed=sum(each.failed for each in parts))
+    return Part("all", sum(each.failed for each in parts), names, numbers)
 
 
 def answer(kept: Kept) -> Answer:
@@ -147,9 +134,8 @@ def _end(jobs: List[Job]) -> int:
 
 def _total(part: Part, examples: int) -> List[str]:
     """Return a line about the whole, where its numbers are known."""
-    if part.run_time_s is None or part.memory_bytes is None or part.flops is None:
+    seconds, memory, flops = (part.numbers[key] for key in ("run_time_s", "memory_bytes", "flops"))
+    if seconds is None or memory is None or flops is None:
         return []
-    return [
-        f"run time {number(part.run_time_s)} s, memory {number(part.memory_bytes / MB)} MB, "
-        f"{quantity(part.flops, 'FLOPs')} an utterance (mean of {count(examples, 'example')})"
-    ]
+    words = f"run time {number(seconds)} s, memory {number(memory / MB)} MB, {quantity(flops, 'FLOPs')} an utterance"
+    return [f"{words} (mean of {count(examples, 'example')})"]

@@ -7,6 +7,7 @@ docs/profile.md has the parameters of both, part by part, and why they differ.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
@@ -89,9 +90,10 @@ class Part(nn.Module):
 
 
 class Criterion(nn.Module):
-    """From encoder and decoder outputs to the summed loss: the joiner, and the loss of `adapter`.
+    """From encoder and decoder outputs to the summed loss: the joiner, and the loss of `adapter`, always in float32.
 
-    Parts are called `joiner`, and `rnnt_loss_simple` and `rnnt_loss_pruned` or `rnnt_loss`.
+    Parts are called `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them, `rnnt_loss_simple`
+    with its projections, and `rnnt_loss_pruned` with the ranges, the pruning and the joiner.
     """
 
     def __init__(self, adapter: Any, device: torch.device):
@@ -99,45 +101,48 @@ class Criterion(nn.Module):
         self.adapter, self.layout = adapter, table.of(adapter)
         layers: Joiner = self.layout.model(device, torch.float32)
         self.joiner, self.projections = Part(layers), layers.extra
-        for name in ("simple", "pruned") if isinstance(self.layout, Pruned) else ("",):
-            setattr(self, "_".join(filter(None, ["rnnt_loss", name])), Part())
+        self.exact = partial(torch.autocast, device.type, enabled=False)
+        for name in ("rnnt_loss_simple", "rnnt_loss_pruned") if isinstance(self.layout, Pruned) else ("rnnt_loss",):
+            setattr(self, name, Part())
 
     def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the summed loss.  batch: its outputs are the joiner's inputs; scores: inputs of the pruned loss's
         `projections`."""
+        outputs = batch.encoder_out, batch.decoder_out
         if isinstance(self.layout, Pruned):
-            return self._pruned(batch, prepared, *scores)
+            simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *scores)
+            pruned = self.rnnt_loss_pruned(partial(self._pruned, batch, prepared, arcs), *outputs)
+            return SIMPLE_LOSS_SCALE * simple + pruned
         whole = self.layout.tensors != ("logits",)  # the joiner is within the loss
         run = self.layout.step if whole else self.layout.given
 
         def joined(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
-            outputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
-            return run(self.joiner.layers, outputs, prepared)
+            replaced = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
+            return run(self.joiner.layers, replaced, prepared)
 
         if whole:
-            return self._exact(self.rnnt_loss, joined, batch.encoder_out, batch.decoder_out)
-        return self.of_logits(self.joiner(joined, batch.encoder_out, batch.decoder_out), batch, prepared)
+            with self.exact():
+                return self.rnnt_loss(joined, *(output.float() for output in outputs))
+        return self.of_logits(self.joiner(joined, *outputs), batch, prepared)
 
     def of_logits(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the summed loss of the logits, as the layout gives them."""
-        return self._exact(self.rnnt_loss, lambda logits: self.layout.loss(logits, batch, prepared), given)
+        with self.exact():
+            return self.rnnt_loss(lambda logits: self.layout.loss(logits, batch, prepared), given.float())
 
-    def _exact(self, part: Any, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        """Run a part in float32, under autocast too."""
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            return part(function, *(tensor.float() for tensor in tensors))
-
-    def _pruned(self, batch: Batch, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> torch.Tensor:
-        """Return 0.5 x the simple loss + the pruned one, as icefall trains it."""
+    def _simple(self, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> Any:
+        """Return the simple loss, and the gradients of its arcs."""
         am, lm = self.projections["am"](to_am), self.projections["lm"](to_lm)
-        simple, arcs = self._exact(
-            self.rnnt_loss_simple, lambda am, lm: self.adapter.simple_loss(am, lm, prepared), am, lm
-        )
+        with self.exact():
+            return self.adapter.simple_loss(am.float(), lm.float(), prepared)
+
+    def _pruned(self, batch: Batch, prepared: Any, arcs: Any, *outputs: torch.Tensor) -> Any:
+        """Return the pruned loss, in the ranges that the gradients of the simple loss's arcs give."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
-        kept = self.adapter.pruned(batch.encoder_out, batch.decoder_out, prepared.ranges)
+        kept = self.adapter.pruned(*outputs, prepared.ranges)
         logits = self.joiner(lambda one, other: self.joiner.layers(one + other), *kept)
-        pruned = self._exact(self.rnnt_loss_pruned, lambda logits: self.layout.loss(logits, batch, prepared), logits)
-        return SIMPLE_LOSS_SCALE * simple + pruned
+        with self.exact():
+            return self.layout.loss(logits.float(), batch, prepared)
 
 
 class Transducer(nn.Module):
