@@ -183,8 +183,7 @@ class Settings:
     num_batches: int = setting(
         14,
         BATCHES,
-        "Number of batches that each round measures. With --find-largest: number of the largest batches over whose "
-        "utterances the throughput is measured",
+        "Number of batches that each round measures, with --find-largest at the largest size",
         presets={"cpu": 2, "quick": 2, SEARCH: 2},
         label="number of batches",
         **_COUNT,
@@ -398,8 +397,7 @@ class Settings:
         None,
         FITS,
         "Instead of the passes, find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
-        "step, by doubling and bisection, each try in a process of its own. Then measure the throughput at that size, "
-        "over the same utterances for all losses",
+        "step, by doubling and bisection, each try in a process of its own. Then measure the throughput at that size",
         short="Find the largest batch that fits (--memory-limit 16GB).",
         choices=tuple(FIND_LARGEST),
         default_text="no search",
