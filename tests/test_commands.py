@@ -39,79 +39,25 @@ def test_a_run_from_start_to_end(flags, log):
     assert set(rows) == {"torchaudio", "optimized_transducer"}
     for name, row in rows.items():
         assert row["status"] == "ok" and row["device"] == "cpu" and row["torch_version"]
-        assert row["loss_error"] < 1e-4 and row["grad_error"] < 1e-4
-        loss = row["loss_ms"]
-        assert row["step_ms"]["n"] >= 4 and (loss["p20"] is None or loss["p20"] <= loss["median"] <= loss["p80"])
-        shares = [row["limit_percent"][scope][layout] for scope in ("step", "loss") for layout in ("packed", "padded")]
-        assert all(0 < share < float("inf") for share in shares) and shares[0] < shares[1] and shares[2] < shares[3]
+        assert row["loss_error"] < 1e-4 and row["grad_error"] < 1e-4 and row["step_ms"]["n"] >= 4
+        assert all(row["limit_percent"][scope] for scope in ("step", "loss"))
         assert row["options"]["reduction"] == {"ours": "sum", "default": "mean"}
         assert len(row["windows"]) == 2 and row["average_step_time_us"] > 0 and row["peak_memory_mb"] > 0
         folder = log / f"{name}-2"
         assert len(list(folder.glob("*.pt.trace.json*"))) == 2
-        text = (folder / f"{name}-2.txt").read_text()
-        assert "cycle 1 of 2" in text and "cycle 2 of 2" in text and "joiner" in text
         kept = records_of(folder)
-        assert [r for r in kept if r["record"] == "trace"][0]["steps"] == 10
         samples = [r for r in kept if r["record"] == "sample"]
         assert {(s["scope"], s["round"]) for s in samples} >= {("loss", 1), ("step", 1), ("step", 2)}
-        assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples)
-        assert any(s["warmup"] for s in samples)
-        assert {r["scope"] for r in kept if r["record"] == "memory"} == {"loss", "step"}
-        every = [r for r in kept if r["record"] == "limits"]
-        assert [limits["round"] for limits in every] == [1]  # of every third round
-        for limits in every:
-            best = [min(line["ns"]) for line in limits["streams"] + limits["products"] + limits["exps"]]
-            assert len(best) >= 3 and all(best) and limits["reason"] == ""
-            assert limits["streams"][-1]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
+        assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples) and any(
+            s["warmup"] for s in samples
+        )
+        (limits,) = (r for r in kept if r["record"] == "limits")  # of every third round
+        assert limits["round"] == 1 and not limits.get("reason") and limits["streams"] and limits["products"]
     against = [row["against_fastest"] for row in rows.values()]
     assert sorted(standing["is_fastest"] for standing in against) == [False, True]
     assert all(standing["paired"] and standing["ratio"] >= 1 for standing in against)
     first, other = (records_of(log / f"{name}-2")[0] for name in rows)
     assert first["run_id"] == other["run_id"] and first["machine"]["cores"] >= 1
-
-
-def test_the_second_run_gets_a_folder_of_its_own(flags, log):
-    for passes in ("correctness", "trace"):
-        assert run("benchmark_torchaudio.py", *flags, "--passes", passes).returncode == 0
-    assert sorted(path.name for path in log.iterdir()) == [
-        "details.txt",
-        "report.html",
-        "torchaudio-2",
-        "torchaudio-2.2",
-    ]
-    assert [path.parent.name for path in log.rglob("*.pt.trace.json*")] == 2 * ["torchaudio-2.2"]
-    assert rows_of(log)["torchaudio"]["log_dir"].endswith("torchaudio-2.2")
-
-
-def test_sorted_utterances(flags, log):
-    done = run(
-        "benchmark_torchaudio.py", *flags, "--sort-utterance", "true", "--max-frames", "60", "--passes", "timing"
-    )
-    assert done.returncode == 0, done.stderr
-    kept = records_of(log / "torchaudio-max-frames-60")
-    batches = next(r for r in kept if r["record"] == "environment")["batches"]
-    assert all(b["N"] * b["T_max"] <= 2 * 60 for b in batches) and len({b["T_max"] for b in batches}) == 2
-
-
-def test_missing_package_is_a_row(flags, log):
-    done = run("benchmark_all.py", "--only", "torchaudio,k2", "--passes", "correctness", *flags)
-    try:
-        import k2  # noqa: F401
-    except ImportError:
-        row = rows_of(log)["k2"]
-        assert done.returncode == 0 and row["status"] == "missing" and "k2 is not installed" in row["reason"]
-        assert "Traceback" not in done.stderr
-        alone = run("benchmark_k2.py", "--passes", "correctness", *flags)
-        assert alone.returncode == 1 and "did not run: k2 " in alone.stdout
-    else:
-        pytest.skip("k2 is installed beside torchaudio here")
-
-
-def test_unsupported_dtype_is_a_row(flags, log):
-    done = run("benchmark_all.py", *PAIR, "--passes", "correctness", "--dtype", "float16", *flags)
-    refused = [row for row in rows_of(log).values() if row["status"] == "unsupported"]
-    assert refused and all("does not take float16" in row["reason"] for row in refused)
-    assert "did not run" in done.stdout
 
 
 def test_a_killed_worker_costs_only_its_row(flags, log):
@@ -170,11 +116,10 @@ def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, co
     assert rows_of(log)["torchaudio"]["status"] == "ok"
 
 
-@pytest.mark.parametrize("swept", [[], ["--sweep", "vocab-size=20,30"]], ids=["run", "sweep"])
-def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(swept, flags, log):
+def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(flags, log):
     """Two processes would measure the same jobs into the same folders."""
     long = ["--max-seconds", "1", "--spread", "0.0001%", "--scope", "loss"]
-    arguments = ["benchmark_torchaudio.py", *flags, *long, *swept, "--passes", "timing"]
+    arguments = ["benchmark_torchaudio.py", *flags, *long, "--passes", "timing"]
     process = start(*arguments)
     worker = wait_for_worker(process, "timing-1")
     os.kill(worker, signal.SIGSTOP)
@@ -189,10 +134,6 @@ def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(swept, flags, log)
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in folder.iterdir()] == ["results.jsonl"]
-
-
-def test_nothing_to_resume(flags):
-    assert_user_error(run("benchmark_torchaudio.py", *flags, "--resume"), "--resume", "no run with these settings")
 
 
 def test_out_of_memory_is_a_row(flags, log, tmp_path):
@@ -249,13 +190,6 @@ def test_a_closed_pipe_is_silent():
     process.stdout.close()
     assert (process.stderr.read(), process.wait(60)) == ("", 1)
     process.stderr.close()
-
-
-def test_log_dir_that_cannot_be_made(flags, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert_user_error(run("benchmark_torchaudio.py", *flags, "--log-dir", tmp_path / "file"), "--log-dir", "file")
-    assert_user_error(run("benchmark_torchaudio.py", *flags, "--log-dir", tmp_path / "file" / "log"), "--log-dir")
-    assert_user_error(run("benchmark_torchaudio.py", *flags, "--log-dir", "/proc/log"), "--log-dir", "/proc/log")
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is an NVIDIA GPU here")

@@ -1,4 +1,4 @@
-"""Planning, folders and exit codes of a run; the commands themselves are tried in test_commands.py."""
+"""Planning, folders, places and exit codes of a run; the commands themselves are tried in test_commands.py."""
 
 from __future__ import annotations
 
@@ -10,51 +10,43 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, assert_user_error
+from canned import Canned, measured, parsed
+from commands import ROOT, assert_user_error, rows_of
 from commands import run as run_command
 from fixtures_runs import correctness, records_of, timing
 
 from common.cli import ending
+from common.cli.parser import standard
 from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.core.implementations import BY_NAME, IMPLEMENTATIONS
+from common.core.implementations import BY_NAME, IMPLEMENTATIONS, find
 from common.jobs import local, spec
 from common.records import run
-from common.setup import interpreters
+from common.setup import environments, interpreters
 
 NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
+K2 = environments.interpreter("k2")
+needs_k2 = pytest.mark.skipif(K2 is None, reason="no k2 environment")
 
 
 def chosen(**flags):
     return settings.resolve({"preset": "quick", "rounds": 4, **flags}, "cpu")
 
 
-def test_correctness_comes_first_and_traces_last():
-    jobs = spec.plan(NAMES, chosen())
-    count = len(NAMES)
-    assert [job.pass_name for job in jobs] == (
-        ["correctness"] * count + ["timing"] * 4 * count + ["memory"] * count + ["trace"] * count
-    )
-    assert len(set(jobs)) == len(jobs)
-    assert {job.name for job in jobs} >= {"correctness", "timing-1", "timing-4", "memory", "trace"}
-
-
 def test_every_round_has_everyone_once_in_an_order_of_its_own():
-    jobs = [job for job in spec.plan(NAMES, chosen(passes=("timing",), rounds=12))]
+    jobs = spec.plan(NAMES, chosen(rounds=12))
+    assert [job.pass_name for job in jobs[:: len(NAMES)]] == ["correctness", *["timing"] * 12, "memory", "trace"]
+    assert len(set(jobs)) == len(jobs)
     orders = [tuple(job.implementation for job in jobs if job.round == number) for number in range(1, 13)]
-    assert all(sorted(order) == sorted(NAMES) for order in orders)
-    assert len(set(orders)) > 3
-    assert jobs == spec.plan(NAMES, chosen(passes=("timing",), rounds=12))
-    assert jobs != spec.plan(NAMES, chosen(passes=("timing",), rounds=12, seed=1))
+    assert all(sorted(order) == sorted(NAMES) for order in orders) and len(set(orders)) > 3
+    assert jobs == spec.plan(NAMES, chosen(rounds=12)) != spec.plan(NAMES, chosen(rounds=12, seed=1))
 
 
 @pytest.mark.parametrize(
     "statuses, code",
     [
-        (["ok", "ok"], EXIT_OK),
         (["ok", "missing", "unsupported"], EXIT_OK),
         (["ok", "oom"], EXIT_FAILED),
-        (["error"], EXIT_FAILED),
         (["ok", "timeout"], EXIT_FAILED),
         (["missing"], EXIT_FAILED),  # nothing was measured
     ],
@@ -76,10 +68,20 @@ def test_folders_are_claimed_once(tmp_path):
     (folder / "results.jsonl").write_text("")
     first.release()
     assert [path.name for path in folder.iterdir()] == ["results.jsonl"]
-    third = claim()
-    (third.path.parent / "x.pt.trace.json").write_text("")
-    third.release()
-    assert third.path.parent.name == "k2-30.3" and claim().path.parent.name == "k2-30.4"
+    assert claim().path.parent.name == "k2-30.3"
+
+
+def test_a_second_run_has_folders_of_its_own_and_one_that_cannot_be_made_is_said(tmp_path):
+    for _ in range(2):
+        measured(tmp_path, Canned(), names=["torchaudio"])
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"torchaudio-2", "torchaudio-2.2"}
+    assert rows_of(tmp_path)["torchaudio"]["log_dir"].endswith("torchaudio-2.2")
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "log", Path("/proc/log")):
+        with pytest.raises(UserError, match="--log-dir"):
+            measured(folder, Canned())
+    with pytest.raises(UserError, match="--resume: no run with these settings"):
+        measured(tmp_path, Canned(), "--resume", "--rounds", "7")
 
 
 def test_a_folder_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_path, capsys):
@@ -91,8 +93,8 @@ def test_a_folder_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_pa
         (tmp_path / name / "results.jsonl").write_bytes(text.encode(errors="surrogateescape"))
     with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
         assert run_of["torchaudio"].folder == folder
-    warnings = capsys.readouterr().err.splitlines()
-    assert len(warnings) == 1 and warnings[0].startswith("warning: ") and "binary, cut, other in" in warnings[0]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: ") and "binary, cut, other in" in warning
 
 
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
@@ -118,25 +120,24 @@ except store.NotWritten:
 """
 
 
+def limited(size):
+    """Return what limits the size of files in a process: it stands in for a full disk."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    # Python would keep bytecode that it wrote half.
+    return {"preexec_fn": limit, "env": {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}}
+
+
 @pytest.mark.parametrize("limit, kept", [(4096, ["run", "status"]), (100, ["run"])])
 def test_a_job_that_the_disk_has_no_room_for_is_one_that_failed(limit, kept, tmp_path):
-    """A limit on file size stands in for a full disk."""
-
-    def limited():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    done = subprocess.run(
-        [sys.executable, "-c", NO_ROOM, str(tmp_path), "10000"],
-        cwd=ROOT,
-        preexec_fn=limited,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", NO_ROOM, str(tmp_path), "10000"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **limited(limit))
     assert done.stdout.startswith("error True cannot write ") and done.stdout.endswith("not written\n")
     records = records_of(tmp_path)
-    assert [record["record"] for record in records] == kept
-    assert records[-1].get("status") in (None, "error")
+    assert [record["record"] for record in records] == kept and records[-1].get("status") in (None, "error")
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])
@@ -157,29 +158,72 @@ def test_a_killed_writer_costs_only_its_job(cut, tmp_path):
 
 
 def test_a_run_without_room_for_its_first_line_leaves_no_folder(tmp_path):
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-
     flags = ["--in-place", "--quiet", "--log-dir", tmp_path / "log"]
     for swept in ([], ["--sweep", "vocab-size=8,9"]):
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # Python would keep what it wrote half
-        done = run_command("losses/benchmark_reference.py", *flags, *swept, preexec_fn=limited, env=environment)
+        done = run_command("losses/benchmark_reference.py", *flags, *swept, **limited(100))
         assert_user_error(done, "cannot write", tmp_path / "log")
         assert not list((tmp_path / "log").iterdir())
 
 
-def test_in_place_is_this_python():
-    for implementation in IMPLEMENTATIONS:
-        assert interpreters.choose(implementation, in_place=True, prefer_here=False).python == Path(sys.executable)
+# Which Python, which device.
 
 
-def test_a_python_that_has_the_package_is_preferred_by_its_script():
-    choice = interpreters.choose(BY_NAME["torchaudio"], in_place=False, prefer_here=True)
+def test_in_place_is_this_python_and_a_script_prefers_it():
+    here = Path(sys.executable)
+    assert {interpreters.choose(row, in_place=True, prefer_here=False).python for row in IMPLEMENTATIONS} == {here}
     pytest.importorskip("torchaudio")
-    assert choice.python == Path(sys.executable)
+    assert interpreters.choose(BY_NAME["torchaudio"], in_place=False, prefer_here=True).python == here
 
 
 def test_devices():
     assert interpreters.resolve_device("cpu", [Path(sys.executable)]) == "cpu"
     with pytest.raises(UserError, match="cuda:99"):
         interpreters.resolve_device("cuda:99", [Path(sys.executable)])
+
+
+def test_names_of_rows_in_another_environment():
+    row = find("fast_rnnt:modified@k2")
+    assert (row.name, row.environment, row.kind) == ("fast_rnnt:modified@k2", "k2", "modified")
+    assert (row.script, row.variant) == (find("fast_rnnt").script, "modified")
+    assert not set(row.folder) & set(":@/") and row.folder != find("fast_rnnt:modified").folder
+    assert find("k2@k2") == find("k2") and find("reference@main") == find("reference")
+    for name in ("fast_rnnt@viewer", "fast_rnnt@", "nobody@k2", "fast_rnnt:packed@k2"):
+        with pytest.raises(UserError):
+            find(name)
+    only = parsed("--only", "fast_rnnt@k2,k2@k2,k2:modified@main").only
+    assert only == ("k2", "fast_rnnt@k2", "k2:modified@main")
+    assert_user_error(run_command("benchmark_all.py", "--only", "fast_rnnt@nowhere"), "fast_rnnt@nowhere", "main, k2")
+
+
+def test_a_row_of_another_environment_runs_there_or_nowhere(monkeypatch):
+    choice = interpreters.choose(find("reference@k2"), in_place=True, prefer_here=True)
+    assert choice.python is None and "--in-place" in choice.reason
+    monkeypatch.setattr(environments, "FOLDER", Path("/nowhere"))  # no environments at all
+    choice = interpreters.choose(find("reference@k2"), in_place=False, prefer_here=True)
+    assert choice.python is None and "make setup" in choice.reason
+    assert interpreters.choose(find("reference"), in_place=False, prefer_here=False).python == Path(sys.executable)
+
+
+@needs_k2
+def test_its_row_is_of_that_torch_and_a_package_that_is_not_there_is_missing(tmp_path, tiny_shapes):
+    flags = ["--preset", "quick", "--passes", "correctness", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
+    only = ["--only", "reference,reference@k2,torchaudio@k2", "--quiet"]
+    done = run_command("benchmark_all.py", *flags, *only)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path)
+    assert (rows["reference@k2"]["status"], rows["torchaudio@k2"]["status"]) == ("ok", "missing")
+    assert "torchaudio is not installed" in rows["torchaudio@k2"]["reason"]
+    assert rows["reference@k2"]["torch_version"][:4] == "1.13" != rows["reference"]["torch_version"][:4]
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == {"reference-2", "reference-at-k2-2", "torchaudio-at-k2-2"}
+
+
+@needs_k2
+def test_the_default_run_has_a_control_for_each_environment_with_another_torch():
+    def controls(*names):
+        return interpreters.controls(interpreters.choose_all(names, in_place=False), "cpu")
+
+    assert controls("torchaudio", "k2", "reference", "k2-pruned") == {"reference@k2": interpreters.Choice(K2)}
+    assert controls("torchaudio", "reference") == controls("torchaudio", "k2") == {}  # one torch, or no loss under both
+    kinds = {find(name).kind: name for name in controls(*standard()) if name.endswith("@k2")}
+    assert kinds["exact"] in ("fast_rnnt@k2", "reference@k2")  # where gcc is, fast_rnnt's
