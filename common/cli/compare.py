@@ -24,8 +24,8 @@ from common.jobs import revisions
 from common.setup import interpreters
 from common.tables.comparison import FORMATS, on_one_side, render, screen
 
-#: With --rev, where the flags do not say.
-REVISION_ROUNDS, REVISION_PASSES = 10, ("timing", "memory")
+#: With --rev, where the flags do not say: the fewest and the most rounds, the passes, the slowdown to show.
+REVISION_ROUNDS, REVISION_PASSES, DETECT = (10, 50), ("timing", "memory"), 0.1
 
 NAME = "rnnt-bench compare"
 DESCRIPTION = """\
@@ -99,6 +99,13 @@ def parser() -> argparse.ArgumentParser:
         help="Call times the same where the whole interval is within P%%. Default: the tolerance",
     )
     result.add_argument(
+        "--detect",
+        type=flag_types.percentage,
+        metavar="P%",
+        help="With --rev: measure until a slowdown of P%% would show in each step time with a probability of 80%%, "
+        "in 10 to 50 rounds. -- --rounds N measures N rounds instead. Default: 10%%",
+    )
+    result.add_argument(
         "--fail-on-slower",
         type=flag_types.percentage,
         metavar="P%",
@@ -128,8 +135,9 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
         raise UserError("give BASELINE and NEW, or --in LOG and two names, or --rev twice (--help tells more)")
     if flags and not options.revisions:
         raise UserError(f"{flags[0]}: flags after -- are for the benchmarks of --rev")
-    if options.log_dir is not None and not options.revisions:
-        raise UserError("--log-dir: only --rev measures")
+    for flag, given in (("--log-dir", options.log_dir), ("--detect", options.detect)):
+        if given is not None and not options.revisions:
+            raise UserError(f"{flag}: only --rev measures")
     if options.only and (options.revisions or options.log):
         instead = "give it after --, to what is measured" if options.revisions else "--in names two already"
         raise UserError(f"--only is for BASELINE and NEW; {instead}")
@@ -140,7 +148,15 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
     if not options.revisions:
         baseline, new = map(Path, options.sides)
         return comparison.two_sides(baseline, new, options.only)
-    return comparison.two_sides(*revisions.measure(options.revisions, benchmark_flags(flags), options.log_dir))
+    if options.detect is not None and options.detect <= options.tolerance:
+        raise UserError(f"--detect: has to be above the tolerance, {percent(options.tolerance)} (--tolerance)")
+    change = options.detect or max(DETECT, 2 * options.tolerance)
+
+    def rounds_of(baseline: Path, new: Path) -> int:
+        return comparison.rounds_to_detect(compared(comparison.two_sides(baseline, new), options), change) or 0
+
+    logs = revisions.measure(options.revisions, benchmark_flags(flags), rounds_of, options.log_dir)
+    return comparison.two_sides(*logs)
 
 
 def compared(sides: Sides, options: argparse.Namespace) -> List[comparison.Change]:
@@ -169,7 +185,8 @@ def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
         given=tuple(given),
         others=tuple(others),
         names=tuple(chosen(all_flags, parsed)),
-        rounds=parsed.rounds or REVISION_ROUNDS,
+        rounds=parsed.rounds or REVISION_ROUNDS[0],
+        most_rounds=parsed.rounds or REVISION_ROUNDS[1],
         passes=tuple(passes),
         in_place=parsed.in_place,
     )

@@ -19,7 +19,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.core import scripts
 from common.core.errors import EXIT_USAGE, STOPPED, UserError
@@ -45,20 +45,24 @@ class Flags:
         given: all flags.
         others: all but those that choose implementations.
         names: the implementations that are chosen.
+        rounds, most_rounds: the fewest and the most rounds.
     """
 
     given: Tuple[str, ...]
     others: Tuple[str, ...]
     names: Tuple[str, ...]
     rounds: int
+    most_rounds: int
     passes: Tuple[str, ...]
     in_place: bool
 
 
-def measure(revisions: Sequence[str], flags: Flags, log_dir: Optional[Path] = None) -> Tuple[Path, Path]:
+def measure(
+    revisions: Sequence[str], flags: Flags, rounds_of: Callable[[Path, Path], int], log_dir: Optional[Path] = None
+) -> Tuple[Path, Path]:
     """Measure both revisions and return the two log folders.
 
-    Raises UserError for a revision that does not exist or cannot be measured here.
+    rounds_of: called with both after the last round; returns how many rounds there should be.  Raises UserError for a revision that does not exist or cannot be measured here.
     """
     commits = [_commit(name) for name in revisions]
     with locked(BUILD / "revisions.lock", lambda: say("another comparison of revisions is running; waiting for it")):
@@ -69,7 +73,7 @@ def measure(revisions: Sequence[str], flags: Flags, log_dir: Optional[Path] = No
             ignored = Path(scratch) / "ignored"  # git would take the links for uncommitted changes
             ignored.write_text("".join(f"/{name}\n" for name in _SHARED))
             variables = git.with_setting(git.environment(), "core.excludesFile", str(ignored))
-            _run_all(list(zip(revisions, trees, kept)), flags, variables)
+            _run_all(list(zip(revisions, trees, kept)), flags, variables, lambda: rounds_of(*kept))
     say(f"results are in {kept[0]} and {kept[1]}")
     return kept
 
@@ -175,26 +179,33 @@ def _check(tree: Path, name: str, flags: Flags) -> None:
             )
 
 
-def _run_all(sides: Sequence[Tuple[str, Path, Path]], flags: Flags, variables: Dict[str, str]) -> None:
+def _run_all(
+    sides: Sequence[Tuple[str, Path, Path]], flags: Flags, variables: Dict[str, str], wanted: Callable[[], int]
+) -> None:
     """Fill the log folders: the passes other than timing, then one timing round after the other.
 
     Args:
         sides: name, work tree and log folder of each revision.
         variables: of the environment of the benchmarks.
+        wanted: returns how many rounds there should be.
     """
     before, run_id = ",".join(name for name in flags.passes if name != "timing"), uuid.uuid4().hex[:12]
+    number, rounds = 0, flags.rounds if "timing" in flags.passes else 0
     try:
-        for number in range(1 + (flags.rounds if "timing" in flags.passes else 0)):
+        while number <= rounds:
             for name, tree, log in sides if number % 2 else reversed(sides):
-                say(f"{f'round {number} of {flags.rounds}' if number else before}: {name}")
+                say(f"{f'round {number} of {rounds}' if number else before}: {name}")
                 plan = ["--passes", before, "--rounds", "1"]
                 if number:
                     _change(log, flags.passes, number, run_id)
                     plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
                 _benchmark(tree, name, [*_words(tree, flags), *plan, *_ALWAYS], log, variables)
+            if number == rounds and 0 < rounds < flags.most_rounds:  # by what these show
+                rounds = max(rounds, min(wanted(), flags.most_rounds))
+            number += 1
     finally:  # what was measured before Ctrl-C is kept, as one run with two sides
         for _, _, log in sides:
-            _change(log, flags.passes, flags.rounds, run_id)
+            _change(log, flags.passes, max(rounds, flags.rounds), run_id)
         for folder in [log for _, _, log in sides] + [sides[0][2].parent]:
             with suppress(OSError):  # goes only when it is empty
                 folder.rmdir()
