@@ -76,7 +76,7 @@ def windows_of(plugin, name):
 
 def ours(log, name):
     (row,) = logs.rows([log / name])
-    return [(window.average_step_time_us, window.peak_memory_mb * MIB) for window in row.windows]
+    return [(window.average_step_time_us, window.peak_memory_mb * MIB) for window in row.profile.windows]
 
 
 @pytest.mark.thorough
