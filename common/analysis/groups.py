@@ -58,17 +58,6 @@ def collect(rows: Sequence[Row]) -> List[Group]:
     return sorted(collected, key=lambda group: group.search)
 
 
-def apart(entries: Sequence[Row]) -> List[Tuple[str, str, List[Row]]]:
-    """Return (end of the key, end of the title, rows) of each plot: one of the exact losses, one of the others.
-
-    The others have other stages and take far less time and memory.  One plot where all rows are of one sort.
-    """
-    exact, others = ([entry for entry in entries if entry.is_exact is is_exact] for is_exact in (True, False))
-    if exact and others:
-        return [("", ", exact losses", exact), ("-others", ", losses of other kinds", others)]
-    return [("", "", list(entries))] if entries else []
-
-
 def label(rows: Sequence[Row]) -> None:
     """Give each row of a group a label of its own."""
     names = [plain(row.name) or "(no name)" for row in rows]

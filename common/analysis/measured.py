@@ -36,7 +36,7 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
     header = records[0]
     assert isinstance(header, Header)
     jobs = store.latest_jobs(records)
-    every, searched, size = jobs, is_search(header), bounds(answers(jobs))[0]
+    every, searched, size = jobs, header.settings.get("find_largest"), bounds(answers(jobs))[0]
     if searched:  # throughput at sizes, or over utterances, that the search gave up
         pools = [end.pool for end in ends(jobs, "throughput") if end.size == size]
         jobs = {job: lines for job, lines in jobs.items() if _is_kept(lines, size, pools[-1:])}
@@ -250,10 +250,6 @@ def _inflation(numbers: Profiled, line: Optional[Trace], jobs: Jobs, samples: Se
 # Searches.
 
 
-def is_search(header: Header) -> bool:
-    return bool(header.settings.get("find_largest"))
-
-
 def _is_kept(lines: Sequence[JobLine], size: Optional[int], pools: Sequence[Optional[int]]) -> bool:
     """Return whether a job is behind the result: whether it is no throughput of another size or pool."""
     end = store.status_of(lines)
@@ -335,14 +331,3 @@ def _limited_by(made: Row, every: Jobs, size: Optional[int], too_large: Optional
     if size >= (totals.frames if settings_["sort_utterance"] else totals.utterances):
         return "all"
     return "cap" if size == settings_.get("largest_cap") else None
-
-
-def fitted_mb(made: Row) -> Dict[int, float]:
-    """Return the highest peak of a step in MB at each size of a search that fitted."""
-    peaks: Dict[int, float] = {}
-    for lines in made.jobs.values():
-        end = store.status_of(lines)
-        for line in lines:
-            if end and end.status == "ok" and end.size and isinstance(line, Fit) and line.peak_bytes:
-                peaks[end.size] = max(peaks.get(end.size, 0.0), line.peak_bytes / MB)
-    return dict(sorted(peaks.items()))

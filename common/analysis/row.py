@@ -16,7 +16,6 @@ from common.analysis.times import Sample, Times
 from common.core import settings
 from common.core.implementations import LATTICES
 from common.core.statistics import Summary
-from common.core.text import plain
 from common.present.style import Look
 from common.records import schema
 from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Record, Totals
@@ -335,10 +334,6 @@ class Row:
         """Return whether its times of a scope are from rounds beside other load, for want of enough others."""
         return ratios.without_load([self.of(scope).medians], self.of(scope).loaded)[1]
 
-    def stage_medians(self, scope: str) -> Dict[str, float]:
-        """Return the median milliseconds of each stage of a scope."""
-        return {plain(stage): value for stage, value in self.of(scope).stages.items() if is_positive(value)}
-
     def as_json(self) -> Record:
         """Return what CSV and JSON show of the run.  Units are in the names: ms, us and MB (2**20 bytes)."""
         checked, times, batches = self.checked, {scope: self.of(scope) for scope in SCOPES}, self.batches
@@ -403,10 +398,6 @@ def search_of(row: Row) -> Largest:
     """Return the result of --find-largest in its row."""
     assert row.largest
     return row.largest
-
-
-def is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < 1e15
 
 
 def marked(name: str, kind: Optional[str]) -> str:

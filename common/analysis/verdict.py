@@ -13,7 +13,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.ratios import Ratio
 from common.analysis.row import Row, search_of
-from common.analysis.standing import Standing, stand, standings
+from common.analysis.standing import stand, standings
 from common.core.implementations import LATTICES
 from common.present import slices
 
@@ -37,7 +37,6 @@ class Pick:
         times: the ratio of `next` to the best, in time, peak or batch size.
         scope: whose times are compared.
         next_ratio: of times: the ratio of `next`, with its interval.
-        standings: of times: all rows.
         over, memory: of an approximation: its time and its peak over those of the fastest exact row; None where the two
             have nothing in common.
         caveats: what to beware of in the best; None where no conformance matrix judged it.
@@ -55,16 +54,10 @@ class Pick:
     memory: Optional[float] = None
     caveats: Optional[List[str]] = None
     withheld: bool = False
-    standings: Sequence[Standing] = ()
 
     @property
     def sure(self) -> bool:
         return not self.rivals and not self.withheld
-
-    @property
-    def equal(self) -> bool:
-        """Return whether the time of `next` is surely the same."""
-        return any(each.row is self.next and each.verdict == "same" for each in self.standings)
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,6 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
         scope,
         ratio,
         withheld=best.beside_load,
-        standings=every,
     )
 
 

@@ -13,7 +13,6 @@ from common.analysis.ratios import Drift, Ratio
 from common.analysis.row import Row, gaps, search_of
 from common.analysis.standing import Standing
 from common.analysis.verdict import MEMORY_MARGIN, LogitsPick, Pick
-from common.core.errors import NOT_RUNNABLE
 from common.core.text import number, plain
 from common.present.table import Link
 
@@ -212,33 +211,6 @@ def corners(pick: Pick) -> Tuple[str, str]:
     if others > 0:
         shown.append(f"{others} more: ./rnnt-bench check --only {name}")
     return "beware", f"{name}: {'; '.join(shown)}"
-
-
-def advice(pick: Pick) -> str:
-    """Return a sentence on what would make a pick by time sure; "" where it is sure."""
-    ratio = pick.next_ratio
-    if pick.sure or ratio is None or ratio.low is None:
-        return ""
-    if pick.equal:
-        return "All of the interval is within 2%: they are equally fast."
-    return "The interval begins below 1.02, where both count as equally fast; more --rounds would narrow it."
-
-
-def left_out(rows: Sequence[Row]) -> str:
-    """Return a sentence on the rows that failed; rows that cannot run on this machine are named elsewhere."""
-    names = [f"{name_of(row)} ({row.status})" for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
-    return f"Left out: {', '.join(names)}." if names else ""
-
-
-def not_judged(pick: Pick) -> List[str]:
-    """Return sentences on rows that a pick by time could not compare."""
-    sentences = []
-    if len({standing.row.run_id for standing in pick.standings}) > 1:
-        sentences.append("These are from different runs: measure them in one to be sure.")
-    apart = [standing.row for standing in pick.standings if not standing.is_fastest and standing.ratio is None]
-    if apart:
-        sentences.append(f"Not judged, with no batch or round in common: {', '.join(map(name_of, apart))}.")
-    return sentences
 
 
 # Ratios.

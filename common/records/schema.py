@@ -55,10 +55,6 @@ Flags = Annotated[
 Value = Union[int, float, bool, str, None]
 
 
-def of(description: str) -> Meta:
-    return Meta(description=description)
-
-
 def _type_of(setting: Setting, hint: Any) -> Any:
     """Return the type that a setting has in a record; hint: its type in Settings."""
     if hint == Mapping[str, int]:
@@ -90,7 +86,6 @@ class Machine(Struct, kw_only=True, frozen=True):
         memory_bytes: memory of the whole machine
         os: system, release and processor, as platform.platform() has them
         python: version of the command's Python
-        gpu: model of the GPUs that were used, with --executor ray
     """
 
     cpu: Optional[str] = None
@@ -98,7 +93,6 @@ class Machine(Struct, kw_only=True, frozen=True):
     memory_bytes: Optional[Bytes] = None
     os: Optional[str] = None
     python: Optional[str] = None
-    gpu: Optional[str] = None
 
 
 class Gpu(Struct, kw_only=True, frozen=True):
@@ -282,20 +276,6 @@ class Stream(Struct, frozen=True):
     ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
 
 
-class Exps(Struct, frozen=True):
-    """Exponentials of numbers that are not fetched from memory.
-
-    Attributes:
-        kernel: "exp" or "exp2"
-        count: number of exponentials in each repeat
-        ns: duration of each repeat
-    """
-
-    kernel: str
-    count: Positive
-    ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
-
-
 class Products(Struct, frozen=True):
     """Products of n x n matrices.
 
@@ -382,7 +362,6 @@ class Environment(JobLine, kw_only=True, tag="environment"):
     """Once for each job: where it ran and on what.
 
     Attributes:
-        node: with --executor ray the device: its node, and the GPU's place
         python: version of Python
         torch: version, with the local part
         implementation_version: version of the package
@@ -408,7 +387,6 @@ class Environment(JobLine, kw_only=True, tag="environment"):
         warnings: lines for the user
     """
 
-    node: Optional[str] = None
     python: Optional[str] = None
     torch: Optional[str] = None
     implementation_version: Optional[str] = None
@@ -596,7 +574,6 @@ class Limits(Line, kw_only=True, tag="limits"):
     round; the same in all implementations of the run.  The best of all counts.
 
     Attributes:
-        node: as in ``environment``
         round: round of the timing pass; null where it was measured once for the run
         torch: version of torch
         device: "cpu" or "cuda"
@@ -608,12 +585,10 @@ class Limits(Line, kw_only=True, tag="limits"):
         cache_bytes: size of all last-level caches
         streams: reads and writes of buffers of several sizes
         products: products of matrices of the dtype
-        exps: exponentials in float64 for that dtype, else in float32
         flags: "busy" and "loaded", as of ``sample``
         reason: why a list is empty, else ""
     """
 
-    node: Optional[str] = None
     round: Optional[int] = None
     torch: Optional[str] = None
     device: Optional[str] = None
@@ -625,7 +600,6 @@ class Limits(Line, kw_only=True, tag="limits"):
     cache_bytes: Optional[Bytes] = None
     streams: List[Stream] = []
     products: List[Products] = []
-    exps: List[Exps] = []
     foreign_cpu: ForeignCpu = None
     flags: Optional[List[str]] = None
     reason: Optional[str] = ""
@@ -686,8 +660,7 @@ class Status(JobLine, kw_only=True, tag="status"):
         pass_name: "correctness", "timing", ...
         round: number of the round, in the timing and throughput passes
         size: batch size that --find-largest tried or timed
-        pool: of the throughput pass: its utterances are those of the run's batches of this size, the largest
-            of all
+        pool: of the throughput pass of earlier runs: whose utterances it was timed over
         reason: why it did not end well, else ""
         wall_ns: duration of the whole job
         stderr_tail: where the job failed: the last lines of its stderr
