@@ -169,7 +169,7 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
     """
     rows = group.rows
     measured = [row for row in rows if row.is_measured]
-    failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]
+    failed = [row for row in rows if row.reason]
     columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
     figures: List[Optional[Figure]] = []
     if not group.search:
@@ -179,15 +179,15 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
         f"group-{index}",
         title,
         ". ".join([*([] if alone else [group.heading]), *([] if group.search else cards.measured(rows))]),
-        remarks.beside_load(rows),
-        cards.of_search(rows) if group.search else cards.cards(rows, folders),
-        None if group.search else ratios.over_fastest(rows),
-        [results.table(columns, name, measured)] if measured else [],
-        [Failure(status, label, [Link(status, at), f": {why}"]) for status, label, at, why in failed],
-        [figure for figure in figures if figure],
-        _notes(rows),
-        [("Settings", group.heading), *(fact for fact in known if not group.search or fact[0] != "Batches")],
-        [facts.versions(rows), *([load] if load else [])],
+        loaded=remarks.beside_load(rows),
+        cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
+        lead=None if group.search else ratios.over_fastest(rows),
+        tables=[results.table(columns, name, measured)] if measured else [],
+        failures=[Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in failed],
+        figures=[figure for figure in figures if figure],
+        notes=_notes(rows),
+        facts=[("Settings", group.heading), *(fact for fact in known if not group.search or fact[0] != "Batches")],
+        conditions=[facts.versions(rows), *([load] if load else [])],
     )
 
 
