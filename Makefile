@@ -25,7 +25,7 @@ test coverage: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and the compiled losses in ~/.cache/rnnt-bench'
-	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo; silero, fairseq: for models of theirs;'
+	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo;'
 	@echo '                  ray: for --executor ray, docs/clusters.md'
 	@echo 'make try          a quick answer within some five minutes, with the main environment alone; ARGS as below'
 	@echo 'make bench        compare the losses;'

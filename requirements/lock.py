@@ -23,8 +23,6 @@ OLDEST_PYTHON = {
     "k2": "3.11",
     "viewer": "3.10",
     "nemo": "3.10",
-    "fairseq": "3.10",
-    "silero": "3.10",
     "ray": "3.11",
     "dev": "3.10",
 }

@@ -98,8 +98,6 @@ ENVIRONMENTS = {
         Environment("main", "torch 2.11 and torchaudio: 5.3 GB, about a minute", required=True),
         Environment("k2", "k2 1.23.4 with its torch 1.13: 3.4 GB, about half a minute", pythons=("3.11",)),
         Environment("nemo", "NeMo's speech collection: 7 GB, about two minutes", optional=True),
-        Environment("silero", "silero-vad with its weights: 5.4 GB, about a minute", optional=True),
-        Environment("fairseq", "fairseq 0.12.2: 5.4 GB, about two minutes", pythons=("3.10",), optional=True),
         Environment("ray", "Ray: 0.3 GB, a few seconds", pythons=("3.11",), optional=True),
         Environment("viewer", "TensorBoard with the profiler plugin: 0.2 GB, a few seconds"),
         Environment("dev", "ruff, mypy and MkDocs: 0.2 GB, a few seconds", optional=True),
