@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence, Union
 
 from common.records import documents
 
@@ -120,12 +120,20 @@ class Part:
     own_macs: int = 0
     own_flops: int = 0
 
-    def add(self, counted: Operator, own: bool) -> None:
-        """Add operations.  own: they are of the part itself, not of a module below."""
-        for name, amount in (("macs", counted.macs), ("flops", counted.flops)):
-            kinds = [name, *([f"backward_{name}"] if counted.phase == "backward" else []), *([f"own_{name}"] * own)]
-            for key in kinds:
-                setattr(self, key, getattr(self, key) + amount)
+    def add(self, counted: Union[Module, Operator], own: bool = False) -> None:
+        """Add a module's parameters, or operations.  own: they are of the part itself, not of a module below."""
+        if isinstance(counted, Module):
+            amounts = {"trainable": counted.trainable, "frozen": counted.frozen}
+        else:
+            amounts = {"macs": counted.macs, "flops": counted.flops}
+            backward = {f"backward_{key}": amount for key, amount in amounts.items() if counted.phase == "backward"}
+            amounts = {
+                **amounts,
+                **backward,
+                **({f"own_{key}": amount for key, amount in amounts.items()} if own else {}),
+            }
+        for key, amount in amounts.items():
+            setattr(self, key, getattr(self, key) + amount)
 
     def row(self, total: Part) -> Values:
         """Return the part as CSV and JSON have it, with its shares, None where the total is nothing."""
@@ -139,38 +147,29 @@ def parts_of(document: Document, by: str = "module", depth: Optional[int] = None
     Modules are in the order of the model, each before those below it, then paths that are no module; others begin with
     the largest.
     """
-    parts: Dict[str, Part] = {}
-    total, kinds = Part("total"), {module.path: module.kind for module in document.modules}
-    if by == "module":
-        shown = [each for each in document.modules if depth is None or len(_names(each.path)) <= depth]
-        parts = {module.path: Part(module.path, module.kind, module.calls) for module in shown}
+    kinds = {module.path: module.kind for module in document.modules}
+    shown = [each for each in document.modules if depth is None or len(_names(each.path)) <= depth]
+    parts = {each.path: Part(each.path, each.kind, each.calls) for each in shown} if by == "module" else {}
+    total = Part("total", calls=sum(counted.calls for counted in document.counts))
 
-    def above(path: str) -> List[Part]:
-        """Return the parts that a module or an operator within `path` belongs to."""
-        if by == "class":
-            return [parts.setdefault(kinds.get(path, path), Part(kinds.get(path, path)))]
-        names = _names(path)
-        prefixes = [".".join(names[:count]) for count in range(len(names) + 1)]
-        # a path in parentheses is outside of the model
-        found = [parts[each] for each in prefixes if each in parts and (each or not path.startswith("("))]
-        return found or [parts.setdefault(path, Part(path))]
-
-    for module in document.modules:
-        for part in [total, *(above(module.path) if by != "operator" else [])]:
-            part.trainable += module.trainable
-            part.frozen += module.frozen
-        if by == "class":
-            parts[module.kind].calls += module.calls
-    for counted in document.counts:
-        total.calls += counted.calls
-        total.add(counted, own=True)
+    def keys(counted: Union[Module, Operator]) -> List[str]:
+        """Return the keys of the parts that a module or an operator belongs to."""
         if by == "operator":
-            part = parts.setdefault(counted.operator, Part(counted.operator))
-            part.calls += counted.calls
-            part.add(counted, own=True)
-        else:
-            for part in above(counted.path):
-                part.add(counted, own=by == "class" or part.name == counted.path)
+            return [counted.operator] if isinstance(counted, Operator) else []
+        if by == "class":
+            return [kinds.get(counted.path, counted.path)]
+        names = _names(counted.path)
+        above = [".".join(names[:count]) for count in range(len(names) + 1)]
+        # a path in parentheses is outside of the model
+        inside = [key for key in above if key in parts and (key or not counted.path.startswith("("))]
+        return inside or [counted.path]
+
+    for each in (*document.modules, *document.counts):
+        total.add(each, own=True)
+        for key in keys(each):
+            part = parts.setdefault(key, Part(key))
+            part.add(each, own=by != "module" or key == each.path)
+            part.calls += each.calls if isinstance(each, {"class": Module, "operator": Operator}.get(by, ())) else 0
     if by == "module":
         return [*parts.values(), total]
     return [*sorted(parts.values(), key=lambda part: (-part.flops, -part.macs, part.name)), total]
@@ -203,23 +202,15 @@ def _amount(key: str, title: str = "", unit: str = "") -> Metric:
     return metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit)
 
 
-def _share(key: str) -> Metric:
-    return metric(key, "share", percent, value=itemgetter(key))
-
-
-def _seconds(key: str, title: str) -> Metric:
-    return metric(key, title, "{:.2f}".format, value=itemgetter(key), unit="s")
-
-
 #: Of a part, in the order of the table's columns.
 NUMBERS = (
     _amount("calls", "calls"),
     _amount("trainable", "trainable"),
     _amount("frozen", "frozen"),
     _amount("macs", "MACs", "MACs"),
-    _share("macs_share"),
+    metric("macs_share", "share", percent, value=itemgetter("macs_share")),
     _amount("flops", "FLOPs", "FLOPs"),
-    _share("flops_share"),
+    metric("flops_share", "share", percent, value=itemgetter("flops_share")),
     _amount("backward_macs", "backward MACs", "MACs"),
     _amount("backward_flops", "backward FLOPs", "FLOPs"),
 )
@@ -228,8 +219,8 @@ OPTIONAL = ("frozen", "backward_macs", "backward_flops")
 #: Of a bucket.
 BUCKETS = (
     metric("utterances", "utterances", value=itemgetter("utterances")),
-    _seconds("shortest_s", "shortest s"),
-    _seconds("longest_s", "longest s"),
+    metric("shortest_s", "shortest s", "{:.2f}".format, value=itemgetter("shortest_s"), unit="s"),
+    metric("longest_s", "longest s", "{:.2f}".format, value=itemgetter("longest_s"), unit="s"),
     _amount("macs", "MACs", "MACs"),
     _amount("flops", "FLOPs", "FLOPs"),
     _amount("macs_per_s", "MACs per s of audio", "MACs"),
