@@ -203,6 +203,13 @@ Unmet = wrong(
 LosesDigits = wrong(lambda self, right, x, prepared: biased(right(x), 1.01 if x.size(1) > 300 else 1))
 NoBfloat16 = wrong(lambda self, right, x, prepared: right(x) * (0.5 if x.dtype == torch.bfloat16 else 1), **SIMULATED)
 PER_FRAME = "of each loss per frame"
+#: The sizes up to which a kernel with a thread for each frame or target is right.
+BLOCKS = {(512, 1024): "frames-513", (1024, 1024): "frames-1025", (1024, 128): "targets-129"}
+
+
+def Beyond(limit):
+    T, U = limit
+    return wrong(lambda self, right, x, prepared: right(x) * (1.01 if x.size(1) > T or x.size(2) > U + 1 else 1))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +221,8 @@ PER_FRAME = "of each loss per frame"
         (Reference, "impossible-target", PASS, "an infinite loss, gradient all 0"),
         (OneArc, "blank-target", DIFFERS, "gradient off"),
         (LosesDigits, "long", DIFFERS, "gradient off"),
+        *((Beyond(limit), case, DIFFERS, "loss ") for limit, case in BLOCKS.items()),
+        (Reference, "frames-1025", PASS, ""),
         (Floored, "nats-1000", DIFFERS, "loss 1000"),
         (Floored, "nats-10000", DIFFERS, "loss 1000"),
         (ForgetsUpstream, "upstream-negative", DIFFERS, "gradient off"),

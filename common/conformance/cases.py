@@ -58,7 +58,7 @@ def _refuses(name: str, title: str, asks: str, instead: str, alter: Any) -> Case
 def _upstream(name: str, factor: float, asks: str) -> Case:
     """Return the case of a factor on the summed loss."""
     wrong = f"the factor {factor:g} on the loss does not reach the gradient"
-    return Case(name, f"loss * {factor:g}", asks, wrong, "", "upstream", {"factor": factor})
+    return Case(name, f"loss * {factor:g}", asks, wrong, "", "upstream", {"weights": (factor,)})
 
 
 def _durations(name: str, title: str, durations: Tuple[int, ...], asks: str, **values: Any) -> Case:
@@ -224,6 +224,9 @@ CASES: Tuple[Case, ...] = (
         V=40,
         slow=True,
     ),
+    _agrees("frames-513", "T = 513", "more frames than 512 threads", shapes=[(513, 9), (500, 4)], slow=True),
+    _agrees("frames-1025", "T = 1,025", "more frames than a CUDA block has threads", shapes=[(1025, 6)], slow=True),
+    _agrees("targets-129", "U = 129", "more targets than 128 threads", shapes=[(140, 129), (131, 40)], slow=True),
     _agrees(
         "nats-1000",
         "above 1,000 nats",
@@ -294,6 +297,8 @@ CASES: Tuple[Case, ...] = (
         "the same numbers with other strides",
         wrong="logits that are not contiguous give another result: call .contiguous() first",
         refusal="logits that are not contiguous are refused: call .contiguous() first",
+        check="laid_out",
+        values={"sliced": False},
     ),
     Case(
         "slice",
@@ -301,7 +306,8 @@ CASES: Tuple[Case, ...] = (
         "the same numbers as columns of a tensor with two more, as the views of a joint's tokens and durations are",
         wrong="logits that are a slice of a wider tensor give another result: call .contiguous() first",
         refusal="logits that are a slice of a wider tensor are refused: call .contiguous() first",
-        check="a_slice",
+        check="laid_out",
+        values={"sliced": True},
     ),
     _upstream("upstream", 3, "a loss scaled before its backward, as AMP and gradient accumulation do"),
     _upstream("upstream-negative", -2, "a loss that is subtracted"),
@@ -311,6 +317,8 @@ CASES: Tuple[Case, ...] = (
         "weights per utterance",
         "reduction none, and the sum of the losses weighted by 2 and -1",
         wrong="weights of utterances do not reach the gradient",
+        check="upstream",
+        values={"weights": (2.0, -1.0)},
     ),
     Case(
         "reduction-none",

@@ -10,7 +10,7 @@ import copy
 import math
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from msgspec.structs import replace as changed
@@ -131,36 +131,27 @@ def must_refuse(exam: Examination, **how: Any) -> Outcome:
 # -- layouts, upstream gradients, reductions -------------------------------------------------------------------------
 
 
-def not_contiguous(exam: Examination) -> Outcome:
-    """Judge logits that are not contiguous."""
+def laid_out(exam: Examination, sliced: bool) -> Outcome:
+    """Judge logits that are columns of a wider tensor, or, if not `sliced`, not contiguous."""
     question = exam.ask(RAGGED)
-    question.leaf = question.leaf.detach().transpose(0, -1).contiguous().transpose(0, -1).requires_grad_()
+    values = question.leaf.detach()
+    if sliced:
+        values = torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
+    else:
+        values = values.transpose(0, -1).contiguous().transpose(0, -1)
+    question.leaf = values.detach().requires_grad_()
     return compare(question, *question.answer(), *right_of(question))
 
 
-def a_slice(exam: Examination) -> Outcome:
-    """Judge logits that are columns of a wider tensor."""
-    question = exam.ask(RAGGED)
-    wide = torch.nn.functional.pad(question.leaf.detach(), (1, 1), value=100.0)
-    question.leaf = wide[..., 1:-1].detach().requires_grad_()
-    return compare(question, *question.answer(), *right_of(question))
-
-
-def upstream(exam: Examination, factor: float) -> Outcome:
-    """Judge a loss that is multiplied by a factor before its backward."""
-    question = exam.ask(SMALL)
-    loss = question.loss() * factor
-    return compare(question, loss, question.backward(loss), *right_of(question, lambda losses: losses.sum() * factor))
-
-
-def upstream_weights(exam: Examination) -> Outcome:
-    """Judge the sum of the losses of two utterances, weighted by 2 and -1."""
-    question = exam.ask(SMALL, reduction="none")
-    losses, weights = question.loss(), torch.tensor([2.0, -1.0], dtype=torch.float64)
-    if losses.numel() != len(weights):
+def upstream(exam: Examination, weights: Sequence[float]) -> Outcome:
+    """Judge a loss that is multiplied by a factor before its backward, or the losses of two utterances by one each."""
+    each = len(weights) > 1
+    question, factors = exam.ask(SMALL, reduction="none" if each else None), torch.tensor(weights, dtype=torch.float64)
+    losses = question.loss()
+    if each and losses.numel() != len(weights):
         return Outcome(DIFFERS, f"a loss of shape {tuple(losses.shape)} instead of ({len(weights)},)")
-    total = (losses.reshape(-1) * weights.to(losses)).sum()
-    right = right_of(question, lambda each: (each * weights).sum())
+    total = (losses.reshape(-1) * factors.to(losses)).sum()
+    right = right_of(question, lambda expected: (expected * factors).sum())
     return compare(question, total, question.backward(total), *right)
 
 
