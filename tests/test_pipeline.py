@@ -151,6 +151,8 @@ def test_sleeps_are_measured_for_real(config):
     assert done.returncode == 0, done.stderr
     sleep, total, _ = json.loads(done.stdout)
     assert 0.3 <= sleep["run_time_s"] < 0.45 and sleep["flops"] == 0 and total["run_time_s"] > 0
+    # what counting the operations of one stage imports is in no other's process
+    assert abs(sleep["most_process_bytes"] - total["most_process_bytes"]) < 40e6
 
 
 def test_a_stage_that_fails_is_named_and_resuming_measures_what_is_missing(config, capsys):

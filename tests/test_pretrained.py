@@ -13,7 +13,7 @@ import runpy
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT, run
+from commands import ROOT
 
 torch = pytest.importorskip("torch")
 
@@ -34,55 +34,10 @@ def outputs(model, seconds=0.5, size=2):
         return model(waves, torch.full((size,), waves.shape[1]))
 
 
-def cells(folder, kind, source, *flags, **dimensions):
-    """The cells of the real command on a grid of one, as JSON has them."""
-    grid = {"audio_mockup_secs": [0.5], "batch_sizes": [2], "triangle_only": False, **dimensions}
-    config = {"pretrained_model": {"type": kind, "source": str(source)}, "profiling_dimensions": grid}
-    (folder / "model.yaml").write_text(json.dumps(config))
-    given = ("--log-dir", folder / "log", "--device", "cpu", "--threads", 1, "--max-seconds", 0.1, "--format", "json")
-    done = run("rnnt-bench", "inference", folder / "model.yaml", *given, *flags)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def assert_measured(cells_):
-    for cell in cells_:
-        assert cell["status"] == "ok", cell["reason"]
-        assert cell["rtf"] > 0 and cell["profiled_cpu_rtf"] > 0 and cell["cpu_peak_bytes"] > 0
-
-
 # -- SpeechBrain -----------------------------------------------------------------------------------------------------
 
-ENCODER = """
-sample_rate: 16000
-features: !new:speechbrain.lobes.features.Fbank
-    n_mels: 8
-normalize: !new:speechbrain.processing.features.InputNormalization
-    norm_type: sentence
-rnn: !new:speechbrain.nnet.RNN.GRU
-    input_shape: [null, null, 8]
-    hidden_size: 16
-tokenizer: !new:sentencepiece.SentencePieceProcessor
-"""
-CTC = """
-linear: !new:speechbrain.nnet.linear.Linear
-    input_size: 16
-    n_neurons: 30
-encoder: !new:speechbrain.nnet.containers.LengthsCapableSequential
-    features: !ref <features>
-    normalize: !ref <normalize>
-    rnn: !ref <rnn>
-    linear: !ref <linear>
-    softmax: !new:speechbrain.nnet.activations.Softmax
-        apply_log: True
-decoding_function: !name:speechbrain.decoders.ctc_greedy_decode
-    blank_id: 0
-model: !new:torch.nn.ModuleList
-    - [!ref <rnn>, !ref <linear>]
-modules:
-    encoder: !ref <encoder>
-"""
 ESTIMATION = """
+sample_rate: 16000
 snrmin: 0
 snrmax: 10
 separation_norm_type: stnorm
@@ -106,37 +61,10 @@ model: !new:torch.nn.ModuleList
 modules:
     encoder: !ref <encoder>
     encoder_out: !ref <encoder_out>
-"""
-PRETRAINER = """
 pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
     loadables:
         model: !ref <model>
-        tokenizer: !ref <tokenizer>
 """
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    """A model of SentencePiece."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    path = tmp_path_factory.mktemp("tokens") / "tokens"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([SENTENCE]), model_prefix=str(path), vocab_size=30, hard_vocab_limit=False, minloglevel=2
-    )
-    return path.with_suffix(".model").read_bytes()
-
-
-def speechbrain_folder(folder, hyperparams, tokens):
-    """Write what from_hparams takes: hyperparams.yaml, and NAME.ckpt of each loadable, with random weights."""
-    from hyperpyyaml import load_hyperpyyaml
-
-    folder.mkdir()
-    text = ENCODER + hyperparams + PRETRAINER
-    (folder / "hyperparams.yaml").write_text(text)
-    parts = load_hyperpyyaml(text)
-    torch.save(parts["model"].state_dict(), folder / "model.ckpt")
-    (folder / "tokenizer.ckpt").write_bytes(tokens)
-    return folder
 
 
 @pytest.mark.parametrize("name", recognisers.INTERFACES)
@@ -150,33 +78,28 @@ def test_each_interface_of_speechbrain_has_the_method_and_arguments(name):
     assert needed and all(recognisers._argument(each, waves, lengths) is not None for each in needed)
 
 
-def test_an_estimate_is_of_each_of_two_speakers(tmp_path, tokens, monkeypatch):
+def test_a_model_of_speechbrain_is_that_of_its_folder(tmp_path, monkeypatch):
+    """hyperparams.yaml, and the weights of each loadable; an estimate is of each of two speakers."""
     pytest.importorskip("speechbrain")
-    source = speechbrain_folder(tmp_path / "model", ESTIMATION, tokens)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    answer = outputs(made("SNREstimator", source), size=3)
-    assert answer.shape == (6,) and answer.min() > 0 and answer.max() < 10
-    assert difference(answer, outputs(made("SNREstimator", source), size=3)) < 1e-4  # the folder's weights
-    assert not list((tmp_path / "elsewhere").iterdir())
+    from hyperpyyaml import load_hyperpyyaml
 
-
-def test_a_recogniser_of_speechbrain_by_the_command(tmp_path, tokens):
-    pytest.importorskip("speechbrain")
-    source = speechbrain_folder(tmp_path / "model", CTC, tokens)
-    assert_measured(cells(tmp_path, "EncoderASR", source))
-
-
-def test_folders_that_are_no_model_of_speechbrain(tmp_path, tokens):
-    pytest.importorskip("speechbrain")
+    source, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    for folder in (source, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(elsewhere)
     with pytest.raises(NotRunnable, match="hyperparams.yaml"):
-        made("EncoderASR", tmp_path)
-    source = speechbrain_folder(tmp_path / "model", CTC, tokens)
-    with pytest.raises(NotRunnable, match="'language'"):
-        made("WhisperASR", source)
-    (source / "model.ckpt").unlink()
+        made("SNREstimator", source)
+    (source / "hyperparams.yaml").write_text(ESTIMATION)
     with pytest.raises(NotRunnable, match="model.ckpt"):
-        made("EncoderASR", source)
+        made("SNREstimator", source)
+    torch.save(load_hyperpyyaml(ESTIMATION)["model"].state_dict(), source / "model.ckpt")
+    model = made("SNREstimator", source)
+    answer = outputs(model, size=3)
+    assert answer.shape == (6,) and answer.min() > 0 and answer.max() < 10
+    assert difference(answer, outputs(made("SNREstimator", source), size=3)) < 1e-4
+    assert not list(elsewhere.iterdir())
+    with pytest.raises(NotRunnable, match="--compile"):
+        model.parts()
 
 
 # -- torchaudio ------------------------------------------------------------------------------------------------------
@@ -248,25 +171,6 @@ def test_a_bundle_of_a_transducer(cached, tmp_path):
     answer = outputs(model)
     assert len(answer) == 2 and answer[0] == answer[1]  # equal rows
     assert all(0 <= symbol < 11 for symbol in answer[0])
-
-
-def test_a_bundle_that_separates(cached):
-    torchaudio = pytest.importorskip("torchaudio")
-    bundle = torchaudio.pipelines.CONVTASNET_BASE_LIBRI2MIX
-    sizes = {
-        "enc_num_feats": 8,
-        "msk_num_feats": 8,
-        "msk_num_hidden_feats": 8,
-        "msk_num_layers": 1,
-        "msk_num_stacks": 1,
-    }
-
-    def small():
-        return torchaudio.models.ConvTasNet(num_sources=2, **sizes)
-
-    cached(bundle, f"torchaudio/{bundle._model_path}", small().state_dict(), _model_factory_func=small)
-    model = made("torchaudio", "TINY")
-    assert model.sample_rate == 8000 and outputs(model).shape == (2, 2, 4000)
 
 
 def test_what_is_no_model():

@@ -177,7 +177,7 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
 
 def override(values: Dict[str, Any], given: Sequence[str]) -> None:
     """Set the values of "--part.key=value", or "--key=value", in place; values are YAML.  Raises UserError."""
-    parts = {"pretrained_model": Model, "profiling_dimensions": Dimensions}
+    parts: Dict[str, Any] = {"pretrained_model": Model, "profiling_dimensions": Dimensions}
     known = {key: part for part, kind in parts.items() for key in configuration.keys_of(kind)}
     for word in given:
         name, equals, value = word.partition("=")

@@ -178,7 +178,7 @@ def timed(call: Step, device: torch.device, settings: Settings) -> List[Sample]:
     return list(sampling.sweep(sample, [0], **caps, threads=threads))
 
 
-def peaks(call: Step, device: torch.device) -> Dict[str, Optional[int]]:
+def peaks(call: Step, device: torch.device) -> Dict[str, Any]:
     """Return the peaks of one call in bytes, above the level before it, and that of the whole process."""
     counters = memory.peaks(lambda: call, device, profiler=False)
     keys = ("process_bytes", "device_allocated_bytes", "device_reserved_bytes", "device_used_bytes")

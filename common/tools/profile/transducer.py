@@ -81,7 +81,7 @@ class Decoder(nn.Module):
 class Part(nn.Module):
     """A function as a module, so that it has a name, and its backward a label.  layers: those that it uses."""
 
-    def __init__(self, layers: Optional[nn.Module] = None):
+    def __init__(self, layers: Any = None):
         super().__init__()
         self.layers = layers
 
@@ -95,6 +95,10 @@ class Criterion(nn.Module):
     Parts are called `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them, `rnnt_loss_simple`
     with its projections, and `rnnt_loss_pruned` with the ranges, the pruning and the joiner.
     """
+
+    rnnt_loss: Any
+    rnnt_loss_simple: Any
+    rnnt_loss_pruned: Any
 
     def __init__(self, adapter: Any, device: torch.device):
         super().__init__()
