@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
-import sys
 import tempfile
 import warnings
 from contextlib import contextmanager, suppress
@@ -43,25 +41,8 @@ def refusal(path: Path) -> str:
     return ""
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether a library is there and did not lose its end: loading such a one can kill the process (SIGBUS)."""
-    with suppress(OSError), open(path, "rb") as stream:
-        head, size = stream.read(64), os.fstat(stream.fileno()).st_size
-        if not sys.platform.startswith("linux"):
-            return size > 0
-        if head[:4] != b"\x7fELF" or len(head) < 64:
-            return False
-        if head[4] != 2:  # of 32 bits
-            return True
-        order = ">" if head[5] == 2 else "<"
-        (headers,) = struct.unpack_from(f"{order}Q", head, 40)  # of the sections, which linkers write last
-        each, count = struct.unpack_from(f"{order}HH", head, 58)
-        return size >= headers + each * count
-    return False
-
-
 def _is_usable(path: Path) -> bool:
-    return is_whole(path) and not path.is_symlink() and not refusal(path)
+    return path.is_file() and not path.is_symlink() and not refusal(path)
 
 
 @contextmanager
@@ -110,7 +91,7 @@ def _why_no_cache(folder: Optional[Path]) -> str:
 def located() -> Iterator[Path]:
     """Yield the path of the library, which need not be there later.  Raises BuildError, OSError."""
     installed = Path(__file__).parent / compiling.library_name()
-    if is_whole(installed):
+    if installed.is_file():
         yield installed
         return
     folder = cache_folder()

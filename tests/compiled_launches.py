@@ -1,10 +1,9 @@
 """Compile the Triton kernels exactly as a training step launches them, for GPUs that are not here.
 
 `python tests/compiled_launches.py ARCHITECTURE V DTYPE ...` prints one line of JSON for each such triple: the launches
-of a step of 30 utterances and what each kernel takes of the GPU.  `specialisations ARCHITECTURE V DTYPE` prints how
-many kernels fifty drawn batches compile.  `recipe ARCHITECTURE V DTYPE` is a step with another activation, dropout and
-label smoothing; `tdt ARCHITECTURE V DTYPE` (or another lattice of CALLS) one of that lattice, of V symbols.  `table`
-alone prints a table for every GPU, V and dtype, in some minutes.
+of a step of 30 utterances and what each kernel takes of the GPU.  `recipe ARCHITECTURE V DTYPE` is a step with another
+activation, dropout and label smoothing; `tdt ARCHITECTURE V DTYPE` (or another lattice of CALLS) one of that lattice,
+of V symbols.  `table` alone prints a table for every GPU, V and dtype, in some minutes.
 It is a process of its own, since it takes the place of Triton's driver.
 """
 
@@ -27,7 +26,6 @@ os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".build" / "triton"))
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
@@ -173,26 +171,6 @@ def describe(architecture: int, V: int, dtype: torch.dtype, options: str = "") -
     }
 
 
-def specialisations(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, Any]:
-    """Return how many kernels the steps of fifty drawn batches compile, and their launches, by batch; none is
-    compiled."""
-    keys: set = set()
-
-    def hook(*, key: str, fn: Any, **_: Any) -> bool:
-        keys.add((fn.name, key))
-        return True  # do not compile
-
-    knobs.runtime.jit_cache_hook = hook
-    launches = pretend(architecture)
-    counts = []
-    for T, U, useful in drawn_batches(50):
-        launches.clear()
-        step(T, U, V, dtype, useful)
-        counts.append(len(launches))
-    by_kernel = {name: sum(key[0].endswith(name) for key in keys) for name in KERNELS}
-    return {"specialisations": len(keys), "by_kernel": by_kernel, "launches": counts}
-
-
 def table() -> str:
     """Return the table of the launches: a line for each GPU, V and dtype; of the lattice and the four kernels that
     multiply, registers, kB of shared memory, bytes of stack, and instructions."""
@@ -211,9 +189,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["table"]:
         raise SystemExit(print(table()))
     made, words = describe, sys.argv[1:]
-    if words[0] == "specialisations":
-        made, words = specialisations, words[1:]
-    elif words[0] in CALLS:
+    if words[0] in CALLS:
         made, words = partial(describe, options=words[0]), words[1:]
     for architecture, V, dtype in zip(*[iter(words)] * 3):
         print(json.dumps(made(int(architecture), int(V), getattr(torch, dtype))), flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import _ctypes
 import functools
 import os
-import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT
 from fused_helpers import copying_compiler
 
 from fused_transducer import compiling, library, native
@@ -62,43 +60,28 @@ def test_no_library_of_the_current_folder_is_loaded(compiler, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert first_use(XDG_CACHE_HOME="", CXX=compiler) == (True, "", [])
     folder = tmp_path / "home" / ".cache" / "fused_transducer"
-    assert folder.stat().st_mode & 0o777 == 0o700 and library.is_whole(folder / compiling.library_name())
+    assert folder.stat().st_mode & 0o777 == 0o700 and (folder / compiling.library_name()).exists()
 
 
-@pytest.mark.parametrize("what", ["folder", "file"])
+@pytest.mark.parametrize("what", ["folder", "file", "folder of another user", "file of another user"])
 def test_what_others_can_write_is_not_loaded(what, compiler, tmp_path):
     path = tmp_path / "cache" / compiling.library_name()
     path.parent.mkdir(mode=0o700)
     path.write_bytes((tmp_path / "whole.so").read_bytes()[:-8] + b"planted!")
-    (path.parent if what == "folder" else path).chmod(0o777)
+    opened = path.parent if what.startswith("folder") else path
+    if "another user" in what:
+        if os.getuid() != 0:
+            pytest.skip("only root can give files away")
+        os.chown(opened, 54321, 54321)
+    else:
+        opened.chmod(0o777)
     loaded, _, given = first_use(FUSED_TRANSDUCER_CACHE=path.parent, CXX=compiler)
     assert loaded and (tmp_path / "links").read_text().split() == ["linked"]
-    if what == "folder":  # compiled for the process alone
+    if opened == path.parent:  # compiled for the process alone
         assert path.read_bytes().endswith(b"planted!")
-        assert len(given) == 1 and "others can write" in given[0] and str(path.parent) in given[0]
+        assert len(given) == 1 and str(path.parent) in given[0]
     else:
         assert not path.read_bytes().endswith(b"planted!") and not library.refusal(path)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("what", ["folder", "file"])
-def test_what_belongs_to_another_user_is_not_loaded(what, compiler, tmp_path):
-    path = tmp_path / "cache" / compiling.library_name()
-    path.parent.mkdir(mode=0o700)
-    path.write_bytes((tmp_path / "whole.so").read_bytes())
-    os.chown(path.parent if what == "folder" else path, 54321, 54321)
-    loaded, _, _ = first_use(FUSED_TRANSDUCER_CACHE=path.parent, CXX=compiler)
-    assert loaded and (tmp_path / "links").read_text().split() == ["linked"]
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.7, 0.999])
-def test_a_library_that_lost_its_end_is_compiled_again(kept, compiler, tmp_path):
-    path = tmp_path / "cache" / compiling.library_name()
-    path.parent.mkdir(mode=0o700)
-    whole = (tmp_path / "whole.so").read_bytes()
-    path.write_bytes(whole[: int(kept * len(whole))])
-    assert first_use(FUSED_TRANSDUCER_CACHE=path.parent, CXX=compiler) == (True, "", [])
-    assert path.read_bytes() == whole
 
 
 def test_another_library_of_that_name_is_named(tmp_path):
@@ -148,20 +131,3 @@ def test_threads_that_come_first_compile_once(compiler, tmp_path, monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: native.unavailable("cpu", torch.float32), range(4)))
     assert made == [""] * 4 and (tmp_path / "links").read_text().split() == ["linked"]
-
-
-@pytest.mark.thorough
-def test_processes_that_come_first_compile_once(compiler, tmp_path):
-    """Processes of their own: a fork of this one, which has threads, may hang."""
-    variables = {"FUSED_TRANSDUCER_CACHE": str(tmp_path / "cache"), "CXX": str(compiler), "PYTHONPATH": str(ROOT)}
-    code = "from fused_transducer import native; library, reason = native._first_load(); print(bool(library), reason)"
-    line, options = [sys.executable, "-W", "error", "-c", code], {"stdout": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(line, env={**os.environ, **variables}, **options) for _ in range(2)]
-    assert [process.communicate(timeout=300) for process in both] == [("True \n", None)] * 2
-    assert (tmp_path / "links").read_text().split() == ["linked"]
-    assert {path.name for path in (tmp_path / "cache").iterdir()} == {compiling.library_name(), "lock"}
-
-
-def test_the_library_of_the_suite_is_whole(tmp_path):
-    assert not library.is_whole(tmp_path / "no such file")
-    assert all(library.is_whole(path) for path in (ROOT / ".build" / "fused_transducer").glob("_native-*.so"))

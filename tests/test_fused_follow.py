@@ -91,14 +91,6 @@ def test_every_option_has_the_gradients_of_all_cells(option):
     assert max(error(gradients[name], expected[name]) for name in NAMES) < 1e-5
 
 
-def test_float64_has_the_gradients_of_the_oracle():
-    case = speech("trained", [(40, 6), (30, 5)], dtype=torch.float64, negligible=1e-14)
-    losses, gradients = computed(case)
-    exact, expected = right(case)
-    assert error(losses, exact) < 1e-13
-    assert max(error(gradients[name], expected[name]) for name in NAMES) < 1e-9
-
-
 def garden(early: float, late: float, turn: int = 20) -> Problem:
     """Return an utterance of case target whose label costs so many nats before frame `turn`, and so many from it on."""
     T, V, H = 40, 128, 64

@@ -102,12 +102,6 @@ print(encoder_out.grad.abs().sum().item() > 0)
     return backend
 
 
-@pytest.mark.thorough
-def test_without_a_compiler_it_is_plain_pytorch(environment):
-    install(environment, environment / "source", CXX="no-such-compiler")
-    assert example(environment) == "torch"
-
-
 def test_a_source_package_has_all_that_is_compiled(environment, tmp_path):
     import tarfile
 

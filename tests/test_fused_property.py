@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import Any, Dict
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis draws the examples: pip install hypothesis")
 
-from fused_helpers import ACTIVATIONS, Problem, computed, error, errors, problem, right  # noqa: E402
+from fused_helpers import ACTIVATIONS, Problem, computed, error, problem, right  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.internal.conjecture import providers  # noqa: E402
 from hypothesis.internal.constants_ast import Constants  # noqa: E402
@@ -31,21 +29,6 @@ def the_same_examples_in_every_order():
         yield
 
 
-def test_a_module_that_cannot_be_looked_into_does_no_harm(monkeypatch):
-    class Lazy(ModuleType):
-        def __getattr__(self, name: str):
-            raise ImportError(f"{name}: not installed")
-
-    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
-
-    @hypothesis.settings(max_examples=20, derandomize=True, database=None)
-    @hypothesis.given(st.integers(0, 10))
-    def drawn(number):
-        assert 0 <= number <= 10
-
-    drawn()
-
-
 def spread(tensor: torch.Tensor, order: int, step: int) -> torch.Tensor:
     """The same values, with dimensions laid out in another order and gaps between them."""
     dims = list(range(tensor.dim()))
@@ -56,8 +39,8 @@ def spread(tensor: torch.Tensor, order: int, step: int) -> torch.Tensor:
 
 @st.composite
 def lattices(draw) -> Dict[str, Any]:
-    """Options of a lattice other than the regular one."""
-    topology = draw(st.sampled_from([*LATTICES]))
+    """Options of a lattice, every third time of the regular one."""
+    topology = draw(st.sampled_from([*LATTICES, *(["regular"] * 4)]))
     options: Dict[str, Any] = {"topology": topology}
     if topology in ("tdt", "multi-blank"):
         least = 0 if topology == "tdt" else 1
@@ -87,9 +70,8 @@ def problems(draw) -> Problem:
         keep_bytes=draw(st.sampled_from([None, 0, 3_000])),
         backend=draw(st.sampled_from(["native", "torch"])),
     )
-    if V > 1 and draw(st.booleans()):
+    if draw(st.booleans()):
         case.options["fastemit_lambda"] = 0.3
-        case.targets = torch.where(case.targets == case.options["blank"], (case.targets + 1) % V, case.targets)
     if draw(st.booleans()):
         case.options.update(
             dropout=draw(st.sampled_from([0.1, 0.5])), dropout_seed=draw(st.integers(-(2**63), 2**63 - 1))
@@ -109,25 +91,7 @@ def problems(draw) -> Problem:
     return case
 
 
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@hypothesis.given(problems())
-def test_it_is_the_oracles(case):
-    from fused_transducer import native
-
-    if case.options["backend"] == "native" and native.unavailable("cpu", torch.float32):
-        case = case.with_options(backend="torch")
-    expected_losses, expected = right(case)
-    made = errors(case, (expected_losses, expected))
-    allowed = ALLOWED[case.tensors[0].dtype]
-    # where every path is the same, gradients are sums that cancel: what is left is rounding
-    scale = max(gradient.abs().max().item() for gradient in expected.values())
-    loss = made.pop("loss")
-    assert loss < ALLOWED_LOSS[case.tensors[0].dtype] or expected_losses.abs().max() < 1e-5
-    for name, value in made.items():
-        assert value < allowed or value * expected[name].abs().max().item() < allowed * max(scale, 1e-2), (name, value)
-
-
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @hypothesis.given(problems(), lattices(), st.sampled_from([0.0, 0.2]))
 def test_it_is_the_oracles_on_every_lattice(drawn, options, delay_penalty):
     """The last columns drawn are durations'; utterances without a path cost inf and have no gradient."""
@@ -147,17 +111,3 @@ def test_it_is_the_oracles_on_every_lattice(drawn, options, delay_penalty):
     assert error(losses, expected_losses) < ALLOWED_LOSS[dtype] or expected_losses.abs().max() < 1e-5
     for name, gradient in expected.items():
         assert (gradients[name].double() - gradient).abs().max().item() < ALLOWED[dtype] * scale, name
-
-
-@hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@hypothesis.given(problems(), st.sampled_from([1e-8, 1e-4, 1e-2]))
-def test_what_is_dropped_bounds_the_error(case, negligible):
-    """The gradient of the bias is the sum of those of the logits of all cells."""
-    case.tensors = [tensor.double() for tensor in case.tensors[:3]] + [torch.zeros(len(case.tensors[2])).double()]
-    losses, whole = right(case)
-    leaves = case.leaves()
-    made, dropped = case.loss(leaves, negligible=negligible, return_dropped=True)
-    made.sum().backward()
-    bound = 2 * (1 + case.options.get("fastemit_lambda", 0.0)) * (dropped * (case.T_lengths + case.U_lengths)).sum()
-    assert torch.allclose(made.detach(), losses, rtol=1e-10, atol=1e-10)
-    assert (leaves[3].grad - whole["bias"]).abs().sum() <= bound * 1.001 + 1e-10

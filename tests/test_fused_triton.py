@@ -80,13 +80,6 @@ def test_the_kernels_of_a_lattice_fit_a_gpu(options):
         assert ("walk" in made["kernels"]) == (options != "hat")
 
 
-@pytest.mark.thorough
-def test_fifty_batches_compile_few_kernels_and_launch_them_seldom():
-    for made in lines_of("compiled_launches.py", "specialisations", 90, 500, "float32", 90, 500, "bfloat16"):
-        assert made["specialisations"] <= 12, made["by_kernel"]
-        assert max(made["launches"]) <= 100
-
-
 @pytest.mark.parametrize(
     "name, value, wrong",
     [("T_lengths", 4, False), ("T_lengths", 0, True), ("T_lengths", 5, True), ("U_lengths", 0, False)]
