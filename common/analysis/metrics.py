@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis.row import COUNTERS, SCOPES, Row, marked, search_of
-from common.analysis.standing import Standing
 from common.core import statistics
 from common.core.text import error, gathered, number
 from common.core.units import GIB, MB
@@ -89,70 +88,43 @@ def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
     return {each.title: each.cell(row) for each in metrics if each.title}
 
 
-def _part(scope: str, part: str) -> Callable[[Row], Optional[float]]:
-    """Return a function that returns one part of a row's summary of times."""
-    return lambda row: getattr(row.ms(scope), part, None)
+def at(path: str) -> Callable[[Any], Any]:
+    """Return a function that follows a path of attributes and keys, "step.ms.median"; it returns None where one is
+    missing."""
 
+    def value(row: Any) -> Any:
+        for key in path.split("."):
+            row = row.get(key) if isinstance(row, dict) else getattr(row, key, None)
+        return row
 
-def _forward_ms(row: Row) -> Optional[float]:
-    return row.step.forward.median if row.step.forward else None
+    return value
 
 
 #: Errors of gradients above this are marked: small batches must be within it in float32.
 MARKED_ERROR = 1e-4
 
 
-def _measured_error(row: Row) -> Optional[float]:
-    """Return the error of the gradients at the measured size; on small batches where the row has no other."""
-    return row.measured_errors[1]
+def _marked_error(row: Row) -> str:
+    """Return the error of the gradients at the measured size, "1.3e-03 !" where it is above that."""
+    value = row.measured_errors[1]
+    return error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
 
 
-def _measured_error_said(row: Row) -> str:
-    """Return that error in words: "1.3e-03 !" where it is above the limit of small batches."""
-    value = _measured_error(row)
-    mark = " !" if value is not None and value > MARKED_ERROR else ""
-    return error(value) + mark
-
-
-def _searched(key: str) -> Callable[[Row], Optional[float]]:
-    """Return a function that returns one field of a search, and None for other rows."""
-    return lambda row: getattr(row.largest, key, None)
-
-
-def _rate_words(row: Row, key: str) -> str:
+def _rate(row: Row, key: str) -> str:
     """Return a rate as "12.31", or with its interval over rounds as "12.31 [11.9-12.8]" for --find-largest."""
     interval = getattr(row.largest, f"{key}_interval", None)
     return number(getattr(row, key)) + (f" [{'-'.join(number(end, 3) for end in interval)}]" if interval else "")
 
 
-def _counter(scope: str, counter: str) -> Callable[[Row], Optional[float]]:
-    return lambda row: (row.memory.get(scope) or {}).get(f"{counter}_mb")
-
-
-def _process(row: Row) -> Optional[float]:
-    return (row.memory.get("step") or row.memory.get("loss") or {}).get("process_mb")
-
-
-def _percent(scope: str) -> Callable[[Row], Optional[float]]:
-    """Return a function that returns how many percent of a row's time the device's limit is; None above 100, where the
-    limit itself is wrong."""
-
-    def value(row: Row) -> Optional[float]:
-        percent = row.limit_percent.get(scope)
-        return None if percent is None or percent > 100 else percent
-
-    return value
+def _percent(row: Row, scope: str) -> Optional[float]:
+    """Return how many percent of a row's time the device's limit is; None above 100, where the limit is wrong."""
+    percent = row.limit_percent.get(scope)
+    return None if percent is None or percent > 100 else percent
 
 
 def _percent_words(row: Row, scope: str) -> str:
     """Return "65", or ">100" where the limit is wrong."""
-    percent = row.limit_percent.get(scope)
-    return ">100" if percent is not None and percent > 100 else number(percent, 2)
-
-
-def _half(low: float, high: float, middle: float) -> Optional[float]:
-    """Return half of the distance between two ends, in percent of the middle; None for a middle of 0."""
-    return 50 * (high - low) / middle if middle else None
+    return ">100" if row.limit_percent.get(scope, 0) > 100 else number(_percent(row, scope), 2)
 
 
 def of_batches(row: Row, scope: str) -> Optional[float]:
@@ -163,19 +135,19 @@ def of_batches(row: Row, scope: str) -> Optional[float]:
     if len(medians) < 2:
         return None
     low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
-    return _half(low, high, statistics.mean(medians))
+    return 50 * (high - low) / statistics.mean(medians)
 
 
 def of_repeats(row: Row, scope: str) -> Optional[float]:
     """Return half of the same distance for samples over the median of their own batch, which is noise; None where no
     batch was measured twice."""
     times = row.ms(scope)
-    if times is None or times.p20 is None or times.p80 is None:
+    if not times or not times.median or times.p20 is None or times.p80 is None:
         return None
-    return _half(times.p20, times.p80, times.median)
+    return 50 * (times.p80 - times.p20) / times.median
 
 
-def _half_said(row: Row, scope: str) -> str:
+def _half(row: Row, scope: str) -> str:
     half = of_batches(row, scope)
     return "-" if half is None else f"+-{number(half, 2)}%"
 
@@ -183,15 +155,14 @@ def _half_said(row: Row, scope: str) -> str:
 def _spread(row: Row, scope: str) -> str:
     """Return the median, its spread and the number of samples, as "574.1 +-1.2% 40"."""
     times = row.ms(scope)
-    return f"{number(times.median)} {_half_said(row, scope)} {times.n}" if times else "-"
+    return f"{number(times.median)} {_half(row, scope)} {times.n}" if times else "-"
 
 
 def _over_fastest(row: Row) -> str:
     """Return "1.98x slower" for a row beside the fastest of its kind, and "1.00" for the fastest."""
-    standing = row.against_fastest
-    if standing is None or standing.times is None:
+    if row.over_fastest is None:
         return "-"
-    return "1.00" if standing.is_fastest else f"{standing.times:.2f}x {_verdict(row)}"
+    return "1.00" if row.against_fastest.is_fastest else f"{row.over_fastest:.2f}x {_verdict(row)}"
 
 
 def _verdict(row: Row) -> str:
@@ -199,25 +170,20 @@ def _verdict(row: Row) -> str:
     standing = row.against_fastest
     if standing is None:
         return "-"
-    ratio = standing.ratio
-    has_one = ratio is not None and ratio.low is None and len(ratio.new) == 1
+    has_one = standing.ratio and standing.ratio.low is None and len(standing.ratio.new) == 1
     return "one round" if has_one and standing.verdict == "unclear" else standing.verdict
+
+
+def _interval(standing: Any) -> str:
+    """Return "1.58-1.77", the interval of the ratio as measured."""
+    ratio = standing and standing.ratio
+    return "-" if not ratio or ratio.low is None else f"{number(ratio.low, 3)}-{number(ratio.high, 3)}"
 
 
 def _loss_ratio(row: Row) -> str:
     """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
-    words, interval = number(_loss_over_fastest(row), 3), _interval_words(row.loss_against_fastest)
-    return words if interval == "-" else f"{words} {interval}"
-
-
-def _loss_over_fastest(row: Row) -> Optional[float]:
-    return row.loss_against_fastest.times if row.loss_against_fastest else None
-
-
-def _interval_words(standing: Optional[Standing]) -> str:
-    """Return "1.58-1.77", the interval of the ratio as measured."""
-    ratio = standing.ratio if standing else None
-    return "-" if ratio is None or ratio.low is None else f"{number(ratio.low, 3)}-{number(ratio.high, 3)}"
+    parts = [number(at("loss_against_fastest.times")(row), 3), _interval(row.loss_against_fastest)]
+    return " ".join(dict.fromkeys(parts)).replace(" -", "")
 
 
 def _percents(row: Row) -> str:
@@ -225,22 +191,11 @@ def _percents(row: Row) -> str:
     return "-" if both == ["-", "-"] else " / ".join(both)
 
 
-def _gap(row: Row) -> Optional[float]:
-    gap = row.checked.approximation_gap
-    return None if gap is None else abs(gap)
-
-
 def _status(row: Row) -> str:
     """Return the status, or what impairs the numbers: "busy" where rounds ran beside other load."""
-    if row.status != "ok":
-        return row.status
-    if row.loaded_rounds:
+    if row.status == "ok" and row.loaded_rounds:
         return "busy"
-    return "imprecise" if row.imprecise else row.status
-
-
-def _version(value: Optional[str]) -> str:
-    return (value or "-").split("+")[0]
+    return "imprecise" if row.status == "ok" and row.imprecise else row.status
 
 
 def amount(size: Optional[float]) -> str:
@@ -260,49 +215,47 @@ def largest(row: Row) -> str:
 
 
 def _limited_by(row: Row) -> str:
-    limit = row.largest.limited_by if row.largest else None
-    return {"all": "all there are", "cap": "--largest-cap"}.get(limit or "", limit or "-")
+    limit = at("largest.limited_by")(row)
+    return {"all": "all there are", "cap": "--largest-cap"}.get(limit, limit) or "-"
 
 
 def _heaviest(row: Row) -> str:
     search = row.largest
-    if search is None or search.N is None or search.U_max is None:
-        return "-"
-    return f"{search.N} x {search.T_max} x {search.U_max + 1}"
+    return (
+        f"{search.N} x {search.T_max} x {search.U_max + 1}" if search and search.N and search.U_max is not None else "-"
+    )
 
 
-def _useful(row: Row) -> Optional[float]:
-    return None if row.useful_fraction is None else 100 * row.useful_fraction
+def _text(key: str, title: str, words: Callable[[Any], Optional[str]]) -> Metric:
+    """Return the metric of a column of text."""
+    return Metric(key, title, words=lambda row: words(row) or "-", numeric=False)
 
 
+def _made(key: str, title: str, path: str, shown: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
+    """Return the metric of what is at `path` of a row."""
+    return metric(key, title, shown, at(path), **fields)
+
+
+_ms = partial(_made, unit="ms", better="lower")
+_error = partial(metric, shown=error, better="lower")
 ALL = (
-    Metric("implementation", "implementation", words=lambda row: marked(row.name, row.kind), numeric=False),
-    Metric("label", "implementation", words=lambda row: row.marked, numeric=False),
-    Metric("version", "version", words=lambda row: _version(row.environment.implementation_version), numeric=False),
-    Metric("torch", "torch", words=lambda row: _version(row.environment.torch), numeric=False),
-    Metric("status", "status", words=_status, numeric=False),
-    Metric("reason", "reason", words=lambda row: row.reason or "-", numeric=False),
-    *(Metric(f"{scope}_spread", f"{scope} ms +- n", words=partial(_spread, scope=scope)) for scope in SCOPES),
-    *(
-        Metric(
-            f"{scope}_{part}",
-            f"{scope} ms" if part == "median" else part if scope == "step" else "",
-            _part(scope, part),
-            unit="ms",
-            better="lower",
-            tag=f"1_time/{scope}_ms_{part}",
-        )
-        for scope in SCOPES
-        for part in ("median", "p20", "p80")
-    ),
-    Metric("step_n", "n", _part("step", "n")),
-    Metric("loss_n", "loss n", _part("loss", "n")),
-    Metric(
-        "forward_ms", "forward ms", lambda row: getattr(row.step.forward, "median", None), unit="ms", better="lower"
-    ),
-    Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
+    _text("implementation", "implementation", lambda row: marked(row.name, row.kind)),
+    _text("label", "implementation", lambda row: row.marked),
+    _text("version", "version", lambda row: (row.environment.implementation_version or "").split("+")[0]),
+    _text("torch", "torch", lambda row: row.torch),
+    _text("status", "status", _status),
+    Metric("step_spread", "step ms +- n", words=partial(_spread, scope="step")),
+    Metric("loss_spread", "loss ms +- n", words=partial(_spread, scope="loss")),
+    *(_ms(f"step_{part}", part, f"step.ms.{part}", tag=f"1_time/step_ms_{part}") for part in ("p20", "p80")),
+    *(_ms(f"loss_{part}", "", f"loss_alone.ms.{part}", tag=f"1_time/loss_ms_{part}") for part in ("p20", "p80")),
+    _ms("step_median", "step ms", "step.ms.median", tag="1_time/step_ms_median"),
+    _ms("loss_median", "loss ms", "loss_alone.ms.median", tag="1_time/loss_ms_median"),
+    _made("step_n", "n", "step.ms.n"),
+    _made("loss_n", "loss n", "loss_alone.ms.n"),
+    _ms("forward_ms", "forward ms", "step.forward.median"),
+    Metric("over_fastest", "over the fastest", attrgetter("over_fastest"), _over_fastest),
     *(  # of the step; of --find-largest, of its scope at the largest size
-        Metric(key, title, attrgetter(key), partial(_rate_words, key=key), better="higher", tag=f"1_time/{key}")
+        Metric(key, title, attrgetter(key), partial(_rate, key=key), better="higher", tag=f"1_time/{key}")
         for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
     ),
     Metric("limits", "% of limit step / loss", words=_percents),
@@ -310,7 +263,7 @@ ALL = (
         Metric(
             f"{scope}_limit",
             f"% of limit, {scope}",
-            _percent(scope),
+            partial(_percent, scope=scope),
             partial(_percent_words, scope=scope),
             unit="%",
             better="higher",
@@ -318,56 +271,60 @@ ALL = (
         for scope in SCOPES
     ),
     metric("peak_mb", "peak memory MB", unit="MB", better="lower", on_page="peak MB", tag="2_memory/peak_mb"),
-    Metric("process_mb", "process MB", _process, unit="MB", better="lower"),
+    Metric(
+        "process_mb",
+        "process MB",
+        lambda row: at("memory.step.process_mb")(row) or at("memory.loss.process_mb")(row),
+        unit="MB",
+        better="lower",
+    ),
     *(
-        Metric(f"{scope}_{counter}_mb", "", _counter(scope, counter), unit="MB", tag=f"2_memory/{scope}_{counter}_mb")
+        _made(f"{path}_mb", "", f"memory.{scope}.{counter}_mb", unit="MB", tag=f"2_memory/{path}_mb")
         for scope in SCOPES
         for counter in COUNTERS
+        for path in [f"{scope}_{counter}"]
     ),
-    Metric("profiled_us", "profiled step us", lambda row: row.profile.average_step_time_us, unit="us", profiled=True),
-    Metric("profiled_mb", "profiled peak MB", lambda row: row.profile.peak_memory_mb, unit="MB", profiled=True),
-    Metric("inflation", "", lambda row: row.inflation, tag="4_profiled/inflation"),
-    metric(
-        "loss_error",
-        "loss error",
-        error,
-        attrgetter("checked.loss_error"),
-        better="lower",
-        tag="3_correctness/loss_error",
-    ),
-    metric(
+    _made("profiled_us", "profiled step us", "profile.average_step_time_us", unit="us", profiled=True),
+    _made("profiled_mb", "profiled peak MB", "profile.peak_memory_mb", unit="MB", profiled=True),
+    _made("inflation", "", "inflation", tag="4_profiled/inflation"),
+    _error("loss_error", "loss error", value=at("checked.loss_error"), tag="3_correctness/loss_error"),
+    _error(
         "grad_error",
         "grad error",
-        error,
-        attrgetter("checked.grad_error"),
-        better="lower",
+        value=at("checked.grad_error"),
         on_page="gradient error",
         tag="3_correctness/grad_error",
     ),
     Metric(
         "measured_error",
         "grad error",
-        _measured_error,
-        _measured_error_said,
+        lambda row: row.measured_errors[1],
+        _marked_error,
         better="lower",
         on_page="gradient error at size",
     ),
-    Metric("useful", "useful %", _useful, lambda row: number(_useful(row), 3), "%"),
-    Metric("gap", "gap to exact", _gap, lambda row: error(_gap(row)), better="lower"),
+    metric(
+        "useful",
+        "useful %",
+        lambda share: number(share, 3),
+        lambda row: row.useful_fraction and 100 * row.useful_fraction,
+        unit="%",
+    ),
+    _error("gap", "gap to exact", value=attrgetter("gap")),
     # of the first screen
-    Metric("name", "implementation", words=lambda row: row.name, numeric=False),
-    Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half_said(row, row.scope), "%"),
-    Metric("ratio", "over the fastest", lambda row: row.over_fastest, lambda row: number(row.over_fastest, 3)),
-    Metric("interval", "95% interval", words=lambda row: _interval_words(row.against_fastest)),
-    Metric("loss_ratio", "loss over the fastest", _loss_over_fastest, _loss_ratio),
-    Metric("verdict", "verdict", words=_verdict, numeric=False),
+    _text("name", "implementation", lambda row: row.name),
+    Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half(row, row.scope), "%"),
+    metric("ratio", "over the fastest", lambda times: number(times, 3), attrgetter("over_fastest")),
+    Metric("interval", "95% interval", words=lambda row: _interval(row.against_fastest)),
+    Metric("loss_ratio", "loss over the fastest", at("loss_against_fastest.times"), _loss_ratio),
+    _text("verdict", "verdict", _verdict),
     # of --find-largest
-    Metric("within", "within", _searched("limit_bytes"), lambda row: amount(_searched("limit_bytes")(row)), "bytes"),
-    Metric("largest", "largest that fits", _searched("size"), largest, better="higher"),
+    _made("within", "within", "largest.limit_bytes", amount, unit="bytes"),
+    Metric("largest", "largest that fits", at("largest.size"), largest, better="higher"),
     Metric("limited_by", "limited by", words=_limited_by, numeric=False),
-    Metric("heaviest", "heaviest batch N x T x U+1", _searched("padded_cells"), _heaviest),
-    Metric("heaviest_cells", "padded cells", _searched("padded_cells")),
-    Metric("largest_mb", "peak MB", _searched("peak_mb"), unit="MB", better="lower"),
+    Metric("heaviest", "heaviest batch N x T x U+1", at("largest.padded_cells"), _heaviest),
+    _made("heaviest_cells", "padded cells", "largest.padded_cells"),
+    _made("largest_mb", "peak MB", "largest.peak_mb", unit="MB", better="lower"),
     Metric(
         "searched_spread",
         "ms +- n",
@@ -401,14 +358,12 @@ COLUMNS: Dict[str, Sequence[str]] = {
         *("frames_per_second", "torch", "version"),
     ),
     "answer sweep": ("name", "status", "step_median", "ratio", "verdict", "loss_median", "peak_mb", "gap"),
-    "text tab": ("implementation", "step_median", "over_fastest", "loss_median", "peak_mb"),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (
         *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),
         *("searched_spread", *_RATES, "version", "torch"),
     ),
     "page": ("label", "status", *_PAGE, "profiled_us", "profiled_mb", "version", "torch"),
-    "page sweep": ("label", "status", *_PAGE, "gap", "reason"),
     "comparison": ("step_median", "loss_median", "peak_mb", *_ERRORS),
     "readme": ("implementation", "step_median", "over_fastest", "interval", "loss_median", "peak_mb", "measured_error"),
 }

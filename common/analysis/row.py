@@ -300,6 +300,12 @@ class Row:
         return judged.loss_error, judged.grad_error
 
     @property
+    def gap(self) -> Optional[float]:
+        """Return the relative difference of an approximate loss to the exact one; None where it was not measured."""
+        gap = self.checked.approximation_gap
+        return None if gap is None else abs(gap)
+
+    @property
     def imprecise(self) -> Optional[float]:
         """Return the largest error at size that only rounding explains; None where there is none."""
         return self.checked.at_size.imprecise if self.checked.at_size else None
