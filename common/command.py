@@ -83,22 +83,15 @@ def main(argv: Sequence[str]) -> int:
     from common.core import guard
     from common.core.errors import EXIT_OK, EXIT_USAGE
     from common.core.paths import INSTALLED, ROOT
+    from common.core.text import closest
 
     guard.safe_streams()
     name, *others = argv or ["--help"]
-    if name in ("-h", "--help"):
-        print(_help())
-        return EXIT_OK
-    if name in ("-V", "--version"):
-        print(_version())
+    if name in ("-h", "--help", "help", "-V", "-v", "--version"):
+        print(_version() if "v" in name.lower() else _help())
         return EXIT_OK
     if name not in COMMANDS:
-        from common.core.text import closest
-
-        print(
-            f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)",
-            file=sys.stderr,
-        )
+        guard.say(f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)")
         return EXIT_USAGE
     guard.require("msgspec")
     command = COMMANDS[name]
@@ -108,7 +101,8 @@ def main(argv: Sequence[str]) -> int:
     if INSTALLED:
         guard.names_of_scripts["`make bench`"] = f"`{PROGRAM} run`"
     if name == "sweep":
-        others = [word for axis in others for word in (("--sweep", axis) if _is_axis(axis) else (axis,))]
+        is_axis = [word for word in others if "=" in word and not word.startswith("-")]
+        others = [f"--sweep={word}" if word in is_axis else word for word in others]
     arguments = [*command.before, *others]
     if not command.script.endswith(".py"):
         register()
@@ -121,11 +115,6 @@ def main(argv: Sequence[str]) -> int:
     sys.argv = [os.path.join(ROOT, command.script), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")  # ends in SystemExit, as the script does
     return EXIT_OK
-
-
-def _is_axis(word: str) -> bool:
-    """Return whether this is KEY=VALUES of --sweep, and no flag."""
-    return "=" in word and not word.startswith("-")
 
 
 def _help() -> str:

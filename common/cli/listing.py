@@ -6,11 +6,10 @@ No package is imported: it counts as installed where its Python finds it.
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Dict, FrozenSet, List, Mapping, Sequence
+from typing import Dict, Mapping
 
 from common.core import implementations, scripts
-from common.core.errors import EXIT_OK, NOT_RUNNABLE
+from common.core.errors import EXIT_OK
 from common.core.paths import ROOT
 from common.setup import environments, extensions, interpreters
 from common.system.processes import output
@@ -23,10 +22,8 @@ FINDS = "import importlib.util as u, json, sys; print(json.dumps([p for p in sys
 def show(wanted: str) -> int:
     """Print the list for a device, as --device names it; return the exit code."""
     rows = implementations.with_variants()
-    choices = {row.name: interpreters.choose(row, in_place=False, prefer_here=False) for row in rows}
-    pythons = list(dict.fromkeys(choice.python for choice in choices.values() if choice.python))
-    device = interpreters.resolve_device(wanted, pythons).partition(":")[0]
-    places = states(choices, device)
+    choices = interpreters.choose_all([row.name for row in rows], in_place=False)
+    places = states(choices, interpreters.device_of(wanted, choices).partition(":")[0])
     for row in rows:
         print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
     names = ", ".join(f"NAME@{environment}" for environment in implementations.environments())
@@ -36,38 +33,25 @@ def show(wanted: str) -> int:
 
 def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[str, str]:
     """Return where each row would run on `device`, or "missing: ..." or "unsupported: ..."; nothing is imported."""
-    rows = [implementations.find(name) for name in python_of]
-    wanted = [row.package for row in rows if not row.built]
-    pythons = {choice.python for choice in python_of.values() if choice.python}
-    installed = {python: packages(python, wanted) for python in pythons}
-    kind = device.partition(":")[0]
-    return {
-        row.name: state(row, choice, kind, installed[choice.python]) if choice.python else f"missing: {choice.reason}"
-        for row, choice in zip(rows, python_of.values())
-    }
-
-
-def runnable(states: Mapping[str, str]) -> List[str]:
-    """Return the rows that would run.  states: of each row, as `states` returns them."""
-    return [name for name, state in states.items() if not state.startswith(NOT_RUNNABLE)]
-
-
-def packages(python: Path, names: Sequence[str]) -> FrozenSet[str]:
-    """Return those of the packages that a Python finds."""
-    printed = output([str(python), "-c", FINDS, *dict.fromkeys(names)], timeout=120, cwd=ROOT)
-    return frozenset(json.loads(printed or "[]"))
-
-
-def state(
-    row: implementations.Implementation, choice: interpreters.Choice, device: str, installed: FrozenSet[str]
-) -> str:
-    """Return where an implementation would run, or why it would not.  installed: packages that its Python finds."""
-    attributes = scripts.described(row)
-    managed = choice.python == environments.interpreter(row.environment)
-    where = f"environment {row.environment}" if managed else str(choice.python)
-    if device not in attributes.devices:
-        return f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
-    if row.built:
-        compiled = any(extensions.CACHE.glob(f"{row.package}-*-{device}-*/"))
-        return where + ("" if compiled else TO_COMPILE)
-    return where if row.package in installed else f"missing: {row.package} is not in {where}: {attributes.hint}"
+    packages = dict.fromkeys(implementations.find(name).package for name in python_of)
+    installed = {}
+    for python in {choice.python for choice in python_of.values() if choice.python}:
+        installed[python] = json.loads(output([str(python), "-c", FINDS, *packages], timeout=120, cwd=ROOT) or "[]")
+    places = {}
+    for name, choice in python_of.items():
+        row = implementations.find(name)
+        attributes, kind = scripts.described(row), device.partition(":")[0]
+        managed = choice.python == environments.interpreter(row.environment)
+        where = f"environment {row.environment}" if managed else str(choice.python)
+        if choice.python is None:
+            places[name] = f"missing: {choice.reason}"
+        elif kind not in attributes.devices:
+            places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
+        elif row.built:
+            compiled = any(extensions.CACHE.glob(f"{row.package}-*-{kind}-*/"))
+            places[name] = where + ("" if compiled else TO_COMPILE)
+        elif row.package in installed[choice.python]:
+            places[name] = where
+        else:
+            places[name] = f"missing: {row.package} is not in {where}: {attributes.hint}"
+    return places

@@ -218,13 +218,11 @@ def own_loss(text: str) -> str:
 def _folder_of(package: str) -> str:
     """Return the folder that a package or module lies in, the current folder first."""
     spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
-    inside = list(spec.submodule_search_locations or []) if spec else []
-    if inside:
-        return str(Path(inside[0]).resolve().parent)
-    if spec is None or spec.origin is None:
-        words = f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
-        raise UserError(words)
-    return str(Path(spec.origin).resolve().parent)
+    places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
+    place = next(filter(None, places), None)
+    if place is None:
+        raise UserError(f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION")
+    return str(Path(place).resolve().parent)
 
 
 def standard() -> Tuple[str, ...]:

@@ -12,18 +12,6 @@ from common.tables import answer
 NARROWEST = 60
 
 
-def width() -> int:
-    """Return the characters of a line; answer.WIDTH where stdout is no terminal."""
-    if not sys.stdout.isatty():
-        return answer.WIDTH
-    return max(NARROWEST, shutil.get_terminal_size((answer.WIDTH, 40)).columns)
-
-
-def in_color() -> bool:
-    """Tell whether stdout is a terminal of colors, and NO_COLOR (no-color.org) is not set."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 class How(TypedDict):
     """Arguments of functions that render for the terminal."""
 
@@ -31,6 +19,13 @@ class How(TypedDict):
     colors: Mapping[str, str]
 
 
+def in_color() -> bool:
+    """Tell whether stdout is a terminal of colors, and NO_COLOR (no-color.org) is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def how() -> How:
-    """Return the arguments of functions that render for the terminal."""
-    return {"width": width(), "colors": answer.COLORS if in_color() else answer.NO_COLORS}
+    """Return the arguments of functions that render for the terminal; answer.WIDTH where stdout is none."""
+    columns = shutil.get_terminal_size((answer.WIDTH, 40)).columns
+    width = max(NARROWEST, columns) if sys.stdout.isatty() else answer.WIDTH
+    return {"width": width, "colors": answer.COLORS if in_color() else answer.NO_COLORS}

@@ -62,7 +62,8 @@ def measure(
 ) -> Tuple[Path, Path]:
     """Measure both revisions and return the two log folders.
 
-    rounds_of: called with both after the last round; returns how many rounds there should be.  Raises UserError for a revision that does not exist or cannot be measured here.
+    rounds_of: called with both after the last round; returns how many rounds there should be.  Raises UserError for a
+    revision that does not exist or cannot be measured here.
     """
     commits = [_commit(name) for name in revisions]
     with locked(BUILD / "revisions.lock", lambda: say("another comparison of revisions is running; waiting for it")):

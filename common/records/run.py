@@ -35,10 +35,6 @@ LOCK_NAME = ".measuring.lock"
 Head = TypeVar("Head", bound=FirstLine)
 
 
-class NothingToResume(UserError):
-    """--resume where no run of this kind is."""
-
-
 class Run:
     """The records of one implementation, in memory and in a file; each addition is written before the next job starts.
 
@@ -272,7 +268,7 @@ def open_runs(
     extra = extra or {}
     paths = _resumable(names, settings, log_dir, extra.get("values", {})) if resume else {}
     if resume and not (paths or or_anew):
-        raise NothingToResume(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
+        raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
     run_id, started, shared = _shared_keys(next(iter(paths.values()), None), extra)
     opened: Dict[str, Run] = {}
     try:
