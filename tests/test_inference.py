@@ -15,7 +15,7 @@ from fixtures_traces import kineto, memory, span, write
 from torchaudio.functional import edit_distance
 
 from common.core.errors import UserError
-from common.tools.inference import audio, grid, measure, outputs, recognisers, rows
+from common.tools.inference import audio, grid, measure, recognisers, rows
 from common.tools.inference import command as cli
 from common.tools.kept import Job, answers, read, slice_of
 from common.traces import memory as traced
@@ -131,15 +131,15 @@ def test_noise_is_of_the_seed_and_audio_that_is_none_is_one_line(tmp_path):
     ],
 )
 def test_differences_of_outputs(plain, other, wanted):
-    assert outputs.difference(plain, plain) == 0
-    assert outputs.difference(plain, other) == pytest.approx(wanted)
+    assert measure.difference(plain, plain) == 0
+    assert measure.difference(plain, other) == pytest.approx(wanted)
 
 
 def test_edits_are_those_of_levenshtein():
     generator = random.Random(0)
     for _ in range(20):
         first, second = ([generator.randrange(4) for _ in range(generator.randrange(30))] for _ in range(2))
-        assert outputs.edits(first, second) == edit_distance(first, second), (first, second)
+        assert measure.edits(first, second) == edit_distance(first, second), (first, second)
 
 
 # -- models ----------------------------------------------------------------------------------------------------------

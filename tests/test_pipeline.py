@@ -14,9 +14,10 @@ from fixtures_model_runs import InProcess, command, costs, write_pipeline
 
 from common.core.errors import UserError
 from common.setup import environments
+from common.tools.inference import audio
 from common.tools.kept import answers, read
 from common.tools.pipelines import command as cli
-from common.tools.pipelines import examples, rows
+from common.tools.pipelines import rows
 from common.tools.pipelines.stages import MODEL_TYPES, General, configured
 
 STAGES = '''
@@ -240,7 +241,7 @@ def manifest(tmp_path):
 
     def of(text, **more):
         (tmp_path / "test.tsv").write_text(text.format(root=tmp_path / "audio"))
-        return examples.entries(General(dataset_type="raw", dataset_path=str(tmp_path / "test.tsv"), **more), 0)
+        return audio.entries(General(dataset_type="raw", dataset_path=str(tmp_path / "test.tsv"), **more), 0)
 
     return of
 
@@ -286,14 +287,14 @@ def test_arrays_are_read_without_pickle(tmp_path):
     given = General(dataset_type="npy", dataset_path=str(path))
     tokens = numpy.arange(12, dtype=numpy.float32).reshape(2, 6)
     numpy.savez(path, id=numpy.array(["one", "two"]), src_tokens=tokens, src_lengths=numpy.array([6, 4]))
-    two = examples.entries(given, 0)["two"]()
+    two = audio.entries(given, 0)["two"]()
     assert two["src_tokens"].tolist() == [[6, 7, 8, 9]] and two["src_lengths"].tolist() == [4]
     wrong = {"id": numpy.array(["one"]), "src_tokens": tokens, "src_lengths": numpy.array([6])}
     pickled = {**wrong, "src_tokens": numpy.array([Harm(harm)], dtype=object)}
     for arrays, words in ((wrong, "as many"), (pickled, "pickle"), ({"id": wrong["id"]}, "src_tokens")):
         numpy.savez(path, **arrays)
         with pytest.raises(UserError, match=words):
-            examples.entries(given, 0)
+            audio.entries(given, 0)
     assert not harm.exists()
 
 

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from common.core.errors import NotRunnable, UserError  # noqa: E402
 from common.tools.inference import audio, recognisers  # noqa: E402
-from common.tools.inference.outputs import difference  # noqa: E402
+from common.tools.inference.measure import difference  # noqa: E402
 
 SENTENCE = "a transducer listens to speech and writes it down one symbol after the other"
 

@@ -19,7 +19,7 @@ from common.tools import configuration
 from common.tools.kept import answers, read
 from common.tools.profile import command as cli
 from common.tools.profile import labels as labelling
-from common.tools.profile import plot, rows, transducer
+from common.tools.profile import rows, transducer
 from common.tools.profile.choice import Limit, Measured, Sizes
 from common.tools.profile.labels import Labels, Spans
 
@@ -315,7 +315,7 @@ def test_what_is_kept_and_shown(twelve):
     assert text.startswith("batch-size 2: a step: ") and "VERDICT: decoder and loss: " in text
     assert "best matrix product" in text and 0 <= found["foreign_cpu"] <= 1
     known = rows.documents.typed(found, Measured)
-    every = [(box.level, box.begin, box.begin + box.width) for box in plot.boxes(known, False)]
+    every = [(box.level, box.begin, box.begin + box.width) for box in rows.boxes(known, False)]
     for level, begin, end in every:
         inside = [low <= begin + 1e-9 and end <= high + 1e-9 for up, low, high in every if up == level - 1]
         assert not level or any(inside)

@@ -12,7 +12,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import msgspec
 import torch
@@ -30,7 +30,6 @@ from common.records.schema import Measured
 from common.system.memory import process_peak_bytes
 from common.tools.inference import audio, recognisers
 from common.tools.inference.grid import Cell, Position, Profile
-from common.tools.inference.outputs import difference
 from common.tools.inference.recognisers import Recogniser
 from common.traces import files
 from common.traces import memory as traced
@@ -204,3 +203,59 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
         spans = [span for path in files.trace_files(folder) for span in traced.spans(path, kind)]
         highest[key] = max((span.highest for span in spans if not span.name), default=None)
     return {"profiled": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **highest}
+
+
+#: Symbols of a sequence up to which edits are counted; a longer one is compared place by place, which never gives less.
+MOST_EDITED = 2_000
+
+
+def difference(plain: Any, other: Any) -> float:
+    """Return the distance of two outputs, 0 where they are equal.
+
+    Of floating-point outputs it is the RMS of their difference over the RMS of the plain ones.  Of a model without
+    any it is the share of symbols that have to be edited: each element of an integer tensor, each character of a text.
+    """
+    first, second = leaves(plain), leaves(other)
+    numbers = [
+        (left.double().flatten(), right.double().flatten())
+        for left, right in zip(first, second)
+        if isinstance(left, torch.Tensor) and left.is_floating_point() and isinstance(right, torch.Tensor)
+    ]
+    if numbers:
+        if any(left.shape != right.shape for left, right in numbers):
+            return float("inf")
+        left, right = (torch.cat(parts) for parts in zip(*numbers))
+        error = float((left - right).norm() / left.norm().clamp_min(1e-30))
+        return error if error == error else float("inf")
+    symbols = [[symbol for leaf in each for symbol in _symbols(leaf)] for each in (first, second)]
+    return edits(*symbols) / max(*map(len, symbols), 1)
+
+
+def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many insertions, deletions and substitutions make `second` of `first`."""
+    if max(len(first), len(second)) > MOST_EDITED:
+        return sum(a != b for a, b in zip(first, second)) + abs(len(first) - len(second))
+    from torchaudio.functional import edit_distance
+
+    return int(edit_distance(first, second))
+
+
+def _symbols(leaf: Any) -> List[Any]:
+    """Return the elements of a tensor, the characters of a text; anything else is one symbol."""
+    if isinstance(leaf, torch.Tensor):
+        return list(leaf.flatten().tolist())
+    return list(leaf) if isinstance(leaf, str) else [str(leaf)]
+
+
+def leaves(outputs: Any) -> List[Any]:
+    """Return the tensors, numbers and texts of any nesting, in order; arrays of numpy as tensors."""
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    if isinstance(outputs, (list, tuple)):
+        return [leaf for part in outputs for leaf in leaves(part)]
+    if hasattr(outputs, "__array__") and not isinstance(outputs, torch.Tensor):
+        try:
+            outputs = torch.as_tensor(outputs)
+        except TypeError:  # an array of texts or objects
+            return leaves(outputs.tolist())
+    return [] if outputs is None else [outputs]

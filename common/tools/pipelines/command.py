@@ -87,13 +87,13 @@ def _seconds(text: str) -> List[float]:
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     """Measure the pipeline of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
-    from common.tools.pipelines import examples
+    from common.tools.inference import audio
 
     every = {key: getattr(arguments, key, None) for key in General.__struct_fields__}
     given = {key: value for key, value in every.items() if value is not None}
     quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in given}
     config = configured(arguments.config, given, quick)
-    config.examples = list(examples.entries(config.general, arguments.seed))
+    config.examples = list(audio.entries(config.general, arguments.seed))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
     resolved, tasks = settings.resolve(same, device), planned(config)

@@ -23,8 +23,8 @@ from common.measure.clock import Clock
 from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.tools import loading
+from common.tools.inference import audio
 from common.tools.inference.measure import peaks, time_call
-from common.tools.pipelines import examples
 from common.tools.pipelines.stages import Costs, Pipeline, Stage
 
 
@@ -57,8 +57,8 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     before.unlink(missing_ok=True)
 
 
-def _example(config: Pipeline, number: int, seed: int) -> examples.Example:
-    known, name = examples.entries(config.general, seed), config.examples[number]
+def _example(config: Pipeline, number: int, seed: int) -> audio.Example:
+    known, name = audio.entries(config.general, seed), config.examples[number]
     if name not in known:
         raise UserError(f"the data set has no example {name} any more; start a new run without --resume")
     return known[name]()
