@@ -155,13 +155,13 @@ def test_the_pick_for_given_logits_says_what_it_rests_on(tmp_path, loss_ms, basi
 def test_errors_are_those_at_the_measured_size_and_large_ones_are_marked(tmp_path):
     sizes = {"batch": 4, "N": 2, "T_max": 407, "U_max": 86, "loss_error": 8e-8, "grad_tolerance": 2e-3, "ok": True}
     for name, grad_error in (("torchaudio", 1.3e-3), ("reference", 5e-6)):
-        jobs = [correctness(at_size={**sizes, "grad_error": grad_error}, differing=["given"], largest_score=20.0)]
+        jobs = [correctness(at_size={**sizes, "grad_error": grad_error}, differing=["given"])]
         write_run(tmp_path / name, name=name, jobs=jobs, passes=["correctness"])
     text = " ".join(screen(tmp_path).split())
     assert "gradients within 1.3e-03" in text and "at the measured size" in text, text
     assert "above 1e-04: torchaudio 1.3e-03" in text and "reference 5.0e-06" not in text
     table = summarize(tmp_path)
-    assert "not deterministic" in table and "logits up to 20" in table
+    assert "not deterministic" in table
     metric = metrics.METRICS["measured_error"]
     shown = {row.name: metric.shown(row) for row in logs.rows([tmp_path])}
     assert shown == {"torchaudio": "1.3e-03 !", "reference": "5.0e-06"}

@@ -13,7 +13,7 @@ from common.analysis import times
 from common.analysis.row import COUNTERS, Configuration, Largest, Row, batches_of, gaps, newest
 from common.core import settings, statistics
 from common.core.settings import FEWEST_ROUNDS
-from common.core.text import UNBOUNDED, count, gathered
+from common.core.text import count, gathered
 from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
@@ -192,8 +192,6 @@ def _notes(
     if line and line.reached_by_padding:
         reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
         notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
-    if line and line.largest_score is not None and line.largest_score < UNBOUNDED:
-        notes.append(f"its method is only right for logits up to {line.largest_score:g} (`rnnt-bench check` shows why)")
     if line and header.kind == "pruned":
         note = "approximate by design: its errors were measured with the range widened to all of U"
         notes.append(note + _gaps_in_words(line))

@@ -66,7 +66,7 @@ def load(script: str) -> Any:
     if not script.endswith(ENDING):
         return importlib.import_module(script).ADAPTER
     try:
-        adapter = _import(Path(script)).ADAPTER
+        adapter = imported(Path(script)).ADAPTER
     except ModuleNotFoundError as error:
         raise NotRunnable("missing", f"{script} needs {error.name}, which {sys.executable} does not have") from error
     adapter.name = _row(Path(script), _attributes(adapter)).name
@@ -112,7 +112,7 @@ def _attributes_of_file(path: Path) -> Attributes:
     search = list(sys.path)
     try:
         with redirect_stdout(sys.stderr):
-            adapter = getattr(_import(path), "ADAPTER", None)
+            adapter = getattr(imported(path), "ADAPTER", None)
     except (Exception, SystemExit):
         return Attributes()
     finally:
@@ -155,7 +155,7 @@ def file_of(implementation: Implementation) -> Path:
     return Path(os.path.realpath(ROOT / implementation.file))
 
 
-def _import(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
     """Import a file as Python does a script: what lies beside it can be imported, and `inspect` finds its source.  The
     current folder stays."""
     if str(path.parent) not in sys.path:

@@ -65,14 +65,13 @@ class Adapter:
 
     What it can do:
       devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
-      refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so; largest_score: of its
-      logits, where its method is right up to some magnitude only; negligible: share of an utterance's probability below
-      which it leaves a cell out of the gradient, by design; fastemit: lambda of FastEmit, for `options`.
+      refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so; negligible: share of an
+      utterance's probability below which it leaves a cell out of the gradient, by design; fastemit: lambda of FastEmit,
+      for `options`.
 
     How `function` is called:
-      is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; named: it takes
-      its tensors by the names that the layout has for them; repairs: `loss` corrects what the package returns (see
-      `unrepaired`).
+      is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; repairs:
+      `loss` corrects what the package returns (see `unrepaired`).
 
     Where it is slow:
       simulator: environment variables under which a package for CUDA alone runs its kernels on the CPU, thread by
@@ -92,12 +91,10 @@ class Adapter:
     reductions: Tuple[str, ...] = ("sum", "mean", "none")
     fewest_targets = 0
     overwrites_logits = False
-    largest_score = math.inf
     negligible = 0.0
     fastemit = 0.0
     is_module = False
     positional = False
-    named = False
     repairs = False
     simulator: Mapping[str, str] = {}
     python_loops: Tuple[str, ...] = ()
@@ -210,8 +207,6 @@ class Adapter:
             return function(**options)(*tensors.values(), **others)
         if self.positional:
             return function(*tensors.values(), *others.values(), *options.values())
-        if self.named:
-            return function(**tensors, **others, **options)
         return function(*tensors.values(), **others, **options)
 
     def reduced(self, losses: torch.Tensor) -> torch.Tensor:

@@ -7,15 +7,13 @@ gets blank=0 and reduction="sum", so that functions with torchaudio's signature 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, Mapping, Tuple
 
-from common.core import settings
+from common.core import scripts, settings
 from common.core.errors import NotRunnable
 from common.core.implementations import BY_NAME, Implementation
 from common.losses.adapter import Adapter, import_package
@@ -33,7 +31,7 @@ class OfFunction(Adapter):
     def import_module(self, device: str) -> ModuleType:
         module, _, name = self.target.rpartition(":")
         sys.path += [folder for folder in self.folders if folder not in sys.path]
-        loaded = _from_file(Path(module)) if module.endswith(".py") else import_package(module, self.hint)
+        loaded = scripts.imported(Path(module)) if module.endswith(".py") else import_package(module, self.hint)
         if not callable(_attribute(loaded, name)):
             raise NotRunnable("missing", f"{module} has no function {name}")
         return loaded
@@ -69,17 +67,6 @@ def _attribute(module: Any, name: str) -> Any:
     """Return module.a.b for the name "a.b", None if it does not exist."""
     for part in name.split("."):
         module = getattr(module, part, None)
-    return module
-
-
-def _from_file(path: Path) -> ModuleType:
-    """Import a file as a module, with its folder on Python's path."""
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     return module
 
 

@@ -424,7 +424,6 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
         ok: whether everything that was judged is right
         differing: "loss", or tensors whose gradient has other bits in a second step
         reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds NaN
-        largest_score: logits up to which the loss is right, as its adapter says; 1e300 for all
         approximation_gap: relative difference of a pruned loss to the exact one, at the configured range and
             logits: the median of single utterances; else null
         approximation_gaps: likewise by kind of logits, "random", "peaky" and "trained" among them; null where
@@ -443,7 +442,6 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
     ok: Optional[bool] = None
     differing: List[str] = []
     reached_by_padding: List[str] = []
-    largest_score: Optional[float] = None
     approximation_gap: Optional[float] = None
     approximation_gaps: Optional[Dict[str, Optional[float]]] = None
     gap_ranges: Dict[str, GapRange] = {}

@@ -141,7 +141,8 @@ class PrunedStepCells(StepCells):
     If it trains a simple loss too, only the joiner's weights are compared: the other gradients are of both losses.
     """
 
-    symbols = PrunedCells.symbols
+    def symbols(self, n, begin, end):
+        return self.prepared.ranges[n, begin:end].long()
 
     def decoder_out(self, n, begin, end):
         return self.leaves["decoder_out"][n][self.symbols(n, begin, end)]

@@ -13,7 +13,7 @@ None of this is timed.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -23,7 +23,6 @@ from common.losses import oracle
 from common.losses.fingerprint import changed, fingerprints, remembered
 from common.losses.inputs import OUTPUTS
 from common.losses.layouts import table
-from common.losses.layouts.base import Layout
 from common.losses.passes import at_size, diagnosis
 from common.losses.passes.answers import utterance
 from common.losses.step import LossStep, leaves_of, prepare
@@ -104,6 +103,8 @@ def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0)
     leaves = leaves_of(model, batch)
     tensors = {**leaves, "targets": batch.targets, "ranges": getattr(prepared, "ranges", None)}
     question = [layout.step_cells.__qualname__, adapter.lattice, adapter.blank, context.dtype, batch.shapes, shift]
+    if shift or layout.approximate:
+        question.append(scope)
     if shift and scope == "step":
         moved = enumerate(leaves.items())
         leaves = {name: leaf.detach().double() + shift * direction(leaf, number) for number, (name, leaf) in moved}
@@ -111,30 +112,21 @@ def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0)
     def of_lattice() -> List[float]:
         loss = rounding = 0.0
         eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
-        cells = layout.step_cells(batch, prepared, leaves, {})
+        cells, double_model = layout.step_cells(batch, prepared, leaves, {}), copy.deepcopy(model).double()
         cells.shift = shift if scope == "loss" else 0.0
+        double_model.load_state_dict({name: leaves[name] for name, _ in model.named_parameters()})
         for n, (T, U) in enumerate(batch.shapes):
             loss -= oracle.log_likelihood(adapter.lattice.arcs(at_size.parts(cells, n, adapter)))
             rounding += eps * (T + U) * cells.score
+            if scope == "step":
+                single = utterance(batch, n)
+                single.encoder_out = leaves["encoder_out"][n : n + 1, :T].double()
+                single.decoder_out = leaves["decoder_out"][n : n + 1, : U + 1].double()
+                with torch.no_grad():
+                    loss += float(layout.trained_beside(double_model, single))
         return [loss, rounding]
 
-    def beside() -> List[float]:
-        loss, double_model = 0.0, copy.deepcopy(model).double()
-        with torch.no_grad():
-            for name, parameter in double_model.named_parameters():
-                parameter.copy_(leaves[name])
-            for n, (T, U) in enumerate(batch.shapes):
-                single = utterance(batch, n)
-                outputs = {"encoder_out": leaves["encoder_out"][n : n + 1, :T]}
-                outputs["decoder_out"] = leaves["decoder_out"][n : n + 1, : U + 1]
-                outputs = {name: values.detach().double() for name, values in outputs.items()}
-                loss += float(layout.trained_beside(double_model, replace(single, **outputs)))
-        return [loss]
-
-    loss, rounding = remembered(context.shared, [shift and scope, *question], tensors, of_lattice)
-    if scope == "step" and type(layout).trained_beside is not Layout.trained_beside:
-        tensors.pop("ranges")
-        loss += remembered(context.shared, [adapter.name, "beside", *question], tensors, beside)[0]
+    loss, rounding = remembered(context.shared, question, tensors, of_lattice)
     return loss, rounding
 
 
@@ -173,8 +165,8 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
                 wrong.append(f"{where}: the gradient of the last timed step is {words}")
     if context.held and not context.loops_in_python:
         inputs = context.new_batch(last.batch, FURTHER_REPEAT)
-        step = prepare(context.adapter, context.model, inputs, scope)
-        error, words = _compared(context, scope, inputs, step.prepared, float(step.run()))
+        further = prepare(context.adapter, context.model, inputs, scope)
+        error, words = _compared(context, scope, inputs, further.prepared, float(further.run()))
         errors.append(error)
         wrong += [f"after timing, scope {scope}: of one more step with other numbers, {words}"] if words else []
     return finite(max(errors)), finite(grad_error), wrong[0] if wrong else ""

@@ -85,12 +85,12 @@ def answer(
     right = of_each.sum() if upstream is None else weighted(of_each, upstream.expand(len(of_each)))
     right.backward()
     before = [fingerprint.fingerprints(step.inputs()) for step in steps]
-    if len(steps) == 1:
-        steps[0].upstream = upstream
-        actual = steps[0].run()
-    else:
+    if len(steps) > 1 and upstream is not None:
         actual = weighted(torch.stack([step.forward().reshape(()) for step in steps]), upstream)
         actual.backward()
+    else:
+        steps[0].upstream = upstream
+        actual = steps[0].run()
     gradients: Gradients = {}
     for n, (step, right_leaves) in enumerate(zip(steps, leaves)):
         of = f" of utterance {n + 1}" if len(steps) > 1 else ""

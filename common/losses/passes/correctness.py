@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Dict, Iterator, Optional
+from typing import Dict, Iterator, List, Optional
 
 import torch
 
@@ -70,7 +70,9 @@ def run(context) -> Iterator[Correctness]:
     small = small_batches.check(adapter, device, dtype)
     ranges = approximation_gaps(context) if layout.approximate else {}
     gaps = {kind: gap.median if gap else None for kind, gap in ranges.items()} or None
-    wrong, at_its_size, differing, reached = small.wrong, None, [], []
+    wrong, at_its_size = small.wrong, None
+    differing: List[str] = []
+    reached: List[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if settings.find_largest else None
         at_its_size, wrong = at_size.check(context, TOLERANCE[settings.precision], few)
@@ -93,7 +95,6 @@ def run(context) -> Iterator[Correctness]:
         at_size=at_its_size,
         differing=differing,
         reached_by_padding=reached,
-        largest_score=finite(adapter.largest_score),
         note="approximate; judged with its range widened to all of U" if layout.approximate else "",
     )
     if wrong:

@@ -87,7 +87,8 @@ def guess(got: float, right: float, shapes: Shapes) -> str:
 
 def position(difference: torch.Tensor) -> Tuple[int, ...]:
     """Return the index of the largest difference."""
-    index, at = int(difference.argmax()), []
+    at: List[int] = []
+    index = int(difference.argmax())
     for size in reversed(difference.shape):
         at.insert(0, index % size)
         index //= size

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import math
 from dataclasses import replace
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -31,13 +31,13 @@ Shapes = List[Tuple[int, int]]
 SHAPES: Shapes = [(11, 5), (7, 4), (9, 2), (1, 0)]
 BLOCKS: Shapes = [(32, 8), (16, 15), (17, 14), (48, 3)]
 RAGGED: Shapes = [(9, 4), (6, 5), (8, 1)]
-VOCAB_SIZE, ENCODER_DIM = 17, 24
-#: Sizes of the model of logits "trained".
-TRAINED = {"vocab_size": 101, "encoder_dim": 128}
+#: Sizes of the joiner, and of that with logits "trained".
+RANDOM: Dict[str, Any] = {"vocab_size": 17, "encoder_dim": 24}
+TRAINED: Dict[str, Any] = {"vocab_size": 101, "encoder_dim": 128}
 #: Largest difference of a slope to 1 (see Answer.slopes), beside the rounding of the likelihood.  In half precision
 #: each entry is rounded by up to 4e-3 (bfloat16) or 5e-4 (float16), and the gradient of a bias has few entries.
 SLOPE_TOLERANCE = {"float32": 1e-5, "float64": 1e-9, "float16": 2e-3, "bfloat16": 1e-2}
-#: Logits whose exponential is infinite in float32, or 0 where they are negative; a loss that says so takes smaller.
+#: Logits whose exponential is infinite in float32, or 0 where they are negative.
 LARGEST_SCORE = 100.0
 #: Factors of the loss, as gradient accumulation, AMP and a loss that is subtracted have, and of each utterance.
 UPSTREAM, WEIGHTS = (-2.0,), (2.0, -1.0, 0.5)
@@ -77,9 +77,8 @@ def cases(adapter: Adapter) -> Iterator[Case]:
     yield Case(f"a loss times {UPSTREAM[0]:g}", RAGGED, 6, upstream=UPSTREAM)
     yield Case("a factor for each utterance", RAGGED, 7, upstream=WEIGHTS)
     yield Case("logits of a trained model", BLOCKS, 8, logits="trained")
-    most = min(adapter.largest_score, LARGEST_SCORE)
-    yield Case(f"logits of up to {most:g}", RAGGED, 9, largest=most)
-    yield Case(f"logits of at most -{most:g}", RAGGED, 10, largest=-most)
+    yield Case(f"logits of up to {LARGEST_SCORE:g}", RAGGED, 9, largest=LARGEST_SCORE)
+    yield Case(f"logits of at most -{LARGEST_SCORE:g}", RAGGED, 10, largest=-LARGEST_SCORE)
 
 
 class Checked(NamedTuple):
@@ -157,7 +156,7 @@ def answered(
 def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype) -> Tuple[Adapter, Joiner, Batch]:
     """Return (the adapter with its range widened to all of U, the joiner, the batch) of a case."""
     small = copy.copy(adapter)
-    sizes = TRAINED if case.logits == "trained" else {"vocab_size": VOCAB_SIZE, "encoder_dim": ENCODER_DIM}
+    sizes = TRAINED if case.logits == "trained" else RANDOM
     small.settings = replace(adapter.settings, **sizes, logits=case.logits, amp=None, compile=False)
     model = table.of(small).model(device, dtype)
     batch = inputs.make_batch(
