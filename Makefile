@@ -132,7 +132,6 @@ gpu-check: setup
 report: setup
 	@$(MAIN) rnnt-bench report $(ARGS)
 
-# The report's pictures come from the main environment, where that is there.
 tensorboard: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \

@@ -16,16 +16,12 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-FIRST = (
-    "benchmark_all.py",
-    "summarize.py",
-    "report.py",
-    "compare.py",
-    "generate_shape_info.py",
-)
+#: Commands with the flags of another, run.
+LIKE_RUN = ("list", "largest", "sweep")
 
 
 def on_files(files, config):
+    sys.path.insert(0, str(ROOT))
     pages = {
         "index.md": _moved((ROOT / "README.md").read_text(encoding="utf-8")),
         "CONTRIBUTING.md": _moved((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")),
@@ -58,18 +54,25 @@ def _without_files(text: str, start: str) -> str:
 
 
 def _flags() -> Iterator[str]:
-    yield "# Flags\n\nThe flags of every script, as in `--help`.\n"
-    parsers = {script: _parser_of(script) for script in _scripts()}
-    common = {flag for action in parsers["benchmark_all.py"]._actions for flag in action.option_strings}
-    for script in FIRST:
-        yield from _section(script, parsers[script])
-    yield "## benchmark_&lt;implementation&gt;.py\n"
-    yield "They take the flags of `benchmark_all.py` but `--only` and `--skip`, which only a template has, and these:\n"
+    yield "# Flags\n\nThe flags of every command, as in `--help`.\n"
+    from common.command import COMMANDS
+
+    parsers = {name: _parser_of("rnnt-bench", name) for name in COMMANDS if name not in LIKE_RUN}
+    common = {flag for action in parsers["run"]._actions for flag in action.option_strings}
+    for name, parser in parsers.items():
+        yield from _section(f"rnnt-bench {name}", parser)
+    yield "\n## benchmark_&lt;implementation&gt;.py\n"
+    yield "They take the flags of `rnnt-bench run` but `--only` and `--skip`, which only a template has, and these:\n"
     yield "| script | measures | its own flags |\n| --- | --- | --- |"
-    for script in sorted(set(parsers) - set(FIRST)):
-        flags = [action for action in parsers[script]._actions if not common.intersection(action.option_strings)]
-        first = (parsers[script].description or "").strip().partition("\n\n")[0]
-        yield f"| `{script}` | {_cell(first)} | {'; '.join(_flag(action) + ': ' + _help(action) for action in flags)} |"
+    scripts = [*ROOT.glob("benchmark_*.py"), *ROOT.glob("losses/benchmark_*.py")]
+    for path in sorted(scripts, key=lambda path: path.name):
+        if path.name == "benchmark_all.py":
+            continue
+        parser = _parser_of(str(path.relative_to(ROOT)))
+        flags = [action for action in parser._actions if not common.intersection(action.option_strings)]
+        first = (parser.description or "").strip().partition("\n\n")[0]
+        own = "; ".join(f"{_flag(action)}: {_help(action)}" for action in flags)
+        yield f"| `{path.relative_to(ROOT)}` | {_cell(first)} | {own} |"
 
 
 def _records() -> Iterator[str]:
@@ -122,23 +125,18 @@ def _paragraphs(text: Optional[str]) -> str:
     return "\n\n".join(_cell(paragraph) for paragraph in (text or "").strip().replace("``", "").split("\n\n"))
 
 
-def _scripts() -> List[str]:
-    return sorted(path.name for path in ROOT.glob("*.py") if path.name != "setup.py")
-
-
-def _parser_of(script: str) -> argparse.ArgumentParser:
+def _parser_of(script: str, *words: str) -> argparse.ArgumentParser:
     """Return the parser that `script` would parse its command line with."""
-    sys.path[:0] = [str(ROOT)]
     from common.cli.parser import Made, Parser
 
-    Parser.hands_over = True
+    Parser.hands_over, given = True, sys.argv
+    sys.argv = [str(ROOT / script), *words]
     try:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     except Made as made:
         return made.parser
     finally:
-        Parser.hands_over = False
-        sys.path.remove(str(ROOT))
+        Parser.hands_over, sys.argv = False, given
     raise RuntimeError(f"{script} parses no command line")
 
 
@@ -150,7 +148,7 @@ def _section(script: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         if actions:
             groups.setdefault(group.title or "", []).extend(actions)
     for title, actions in groups.items():
-        yield f"\n### {title} {{#{script.partition('.')[0]}-{re.sub(r'[^a-z]+', '-', title.lower())}}}\n"
+        yield f"\n### {title} {{#{script.replace(' ', '-')}-{re.sub(r'[^a-z]+', '-', title.lower())}}}\n"
         yield "| flag | meaning |\n| --- | --- |"
         yield from (f"| {_flag(action)} | {_help(action)} |" for action in actions)
         yield ""

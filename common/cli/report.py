@@ -14,9 +14,9 @@ from common.setup import interpreters
 
 NAME = "rnnt-bench report"
 DESCRIPTION = """Write one HTML page that opens offline: verdicts, table, plots of time and memory, samples over time,
-and the corner cases (the newest matrix of `rnnt-bench check` in the log folders, or the committed one).  Every number
-links to its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this
-page into its log folder too."""
+and the runs of other commands in the log folders (check, flops, profile, inference, pipelines).  Every number links to
+its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this page into
+its log folder too."""
 EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
 
 
