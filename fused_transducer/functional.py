@@ -13,6 +13,9 @@ from fused_transducer.backends import KEPT_BYTES, PACKED, backend_of
 from fused_transducer.call import Call, accumulated, check_options, check_shapes, check_tensors, check_weights, packed
 from fused_transducer.lattices import MIXED
 
+#: Attributes of a module with its hooks; those of all modules have the same names in torch.nn.modules.module.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 class _Inputs(NamedTuple):
     encoder_out: Tensor
@@ -74,8 +77,8 @@ def transducer_loss(
     The loss
         reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances (default, as of torch's own losses
         and of torchaudio's rnnt_loss: one number, from which backward can begin).
-        utterance_weights (N,): each loss is multiplied with its weight; "mean" then divides by their sum.  An utterance
-        of weight 0 is left out, even if its loss is inf.
+        utterance_weights (N,): each loss is multiplied with its weight; "mean" then divides by their sum (by 1
+        where that is 0).  An utterance of weight 0 is left out, even if its loss is inf or NaN.
         zero_infinity: an utterance whose targets are impossible has a loss of 0 in place of inf.
         fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021);
         the value of the loss stays.
@@ -108,7 +111,7 @@ def transducer_loss(
     raises RuntimeError.  Behind it, where asked for:
         return_dropped: for each utterance, the posterior probability of all dropped cells over that of all cells
         (float64): the gradient of a cell's logits has an L1 norm of at most 2 (1 + fastemit_lambda) times its
-        posterior, with tdt twice that.
+        posterior; with tdt twice that, with hat one and a half times.
         return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the blank and the label
         of each cell.  With durations (N, T, U+1, 2 + durations), each of those too.  0 in the padding; not
         differentiable.
@@ -253,11 +256,14 @@ def _inputs(
 
 
 def of_linear(output: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
-    """Return (weight, bias) of a linear layer.  Raises ValueError for one that computes something else with them."""
-    if not isinstance(output, nn.Linear) or type(output).forward is not nn.Linear.forward:
+    """Return (weight, bias) of a linear layer.  Raises ValueError for one that computes something else with them, or on
+    the way: hooks of its own or of all modules, which would not run."""
+    own = isinstance(output, nn.Linear) and "forward" not in vars(output)
+    if not own or type(output).forward is not nn.Linear.forward:
         raise ValueError(f"output must be an nn.Linear with its own forward; it is {type(output).__name__}")
-    if output._forward_pre_hooks:
-        raise ValueError("output has forward pre-hooks, which would not run: give weight and bias instead")
+    for name in HOOKS:
+        if getattr(output, name, None) or getattr(nn.modules.module, f"_global{name}", None):
+            raise ValueError(f"output has hooks ({name[1:]}), which would not run: give weight and bias instead")
     return output.weight, output.bias
 
 
@@ -270,7 +276,10 @@ def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor], zero_inf
         return losses
     if reduction == "sum":
         return losses.sum()
-    return losses.mean() if weights is None else losses.sum() / weights.sum()
+    if weights is None:
+        return losses.mean()
+    total = weights.sum()
+    return losses.sum() / torch.where(total == 0, 1, total)
 
 
 def _seed(given: Union[int, Tensor, None], device: torch.device) -> Tensor:

@@ -127,7 +127,7 @@ class _Arguments:
         dtype = accumulated(call.encoder_out.dtype)
         encoder, decoder = (self._rows(x.to(dtype)) for x in (call.encoder_out, call.decoder_out))
         T_lengths, U_lengths = (x.long().contiguous() for x in (call.T_lengths, call.U_lengths))
-        first_cells = torch.zeros(call.N + 1, dtype=torch.int64)
+        first_cells = torch.zeros(call.N + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(T_lengths * (U_lengths + 1), 0, out=first_cells[1:])
         cells = int(first_cells[-1])
         lattice, self.lattice_arcs = call.lattice, _arcs(call.lattice)
@@ -172,7 +172,8 @@ class _Arguments:
 
     def run(self, function: str) -> None:
         native, at = _library()[0], ctypes.byref(self.problem)
-        workspace = torch.empty(getattr(native, f"fused_transducer_{function}_bytes")(at) + 63, dtype=torch.uint8)
+        size = getattr(native, f"fused_transducer_{function}_bytes")(at) + 63
+        workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
         self.problem.workspace = (workspace.data_ptr() + 63) // 64 * 64
         getattr(native, f"fused_transducer_{function}")(at)
 
@@ -191,6 +192,10 @@ def backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
     """Do as the function of `plain` does."""
+    if not grad_losses.all():  # cells of no posterior are left out
+        arcs = arcs.clone()
+        cells = call.T_lengths.long() * (call.U_lengths.long() + 1)
+        arcs[: call.lattice.parts, (grad_losses == 0).repeat_interleave(cells).nonzero().squeeze(1)] = 0
     arguments = _Arguments(call, arcs, kept)
     arguments.point(
         grad_losses=grad_losses.to(arcs.dtype).contiguous(),

@@ -305,10 +305,11 @@ def backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
     """Adds to those of `gradients` (of encoder_out, decoder_out, weight, bias; None: not wanted), which are contiguous
-    and of the dtype of sums."""
+    and of the dtype of sums.  An utterance whose upstream gradient is 0 is left out, even if it has a NaN."""
     d_encoder, d_decoder, d_weight, d_bias = gradients
     joiner = _Joiner(call)
-    for cells, tile in joiner.tiles(_counts(call, arcs).nonzero().squeeze(1)):
+    counted = _counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)
+    for cells, tile in joiner.tiles(counted.flatten().nonzero().squeeze(1)):
         sums, factors = joiner.sums(tile), joiner.factors(tile)
         activations = joiner.activations(sums, factors)
         posteriors = arcs[: call.lattice.parts, cells].double() * grad_losses[tile.n].double()

@@ -41,7 +41,7 @@ def nemo(
     encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1); the blank is the last symbol.
     """
     for name, reason in (("num_extra_outputs", "has durations or big blanks"), ("masking_prob", "masks the decoder")):
-        if getattr(joint, name, 0):
+        if getattr(joint, name, 0) > 0:  # masking_prob is -1 where nothing is masked
             raise ValueError(f"nemo: the joint {reason} ({name} is {getattr(joint, name)}), which the loss does not")
     if callable(getattr(joint, "is_adapter_available", None)) and joint.is_adapter_available():
         raise ValueError("nemo: the joint has adapters, which the loss would leave out")

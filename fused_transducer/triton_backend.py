@@ -340,10 +340,11 @@ def _walk(launch: _Launch, gradient: bool, losses: Tensor, dropped: Tensor, arcs
     dropped.copy_(torch.where(total > 0, lost / total, 0))
 
 
-def _positions(call: Call, arcs: Tensor) -> Tensor:
+def _positions(call: Call, arcs: Tensor, grad_losses: Tensor) -> Tensor:
     """(cells,) how many cells up to each have a gradient."""
     posterior = arcs[: call.lattice.of_symbols].sum(0)
     counts = ~(posterior < call.negligible) & (posterior != 0)
+    counts = (counts.view(call.N, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
     return counts.cumsum(0, dtype=torch.int64 if len(counts) >= 2**31 else torch.int32)
 
 
@@ -361,7 +362,7 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
 
     d_encoder, d_decoder, d_weight, d_bias = gradients
     launch, cells = _Launch(call), arcs.shape[1]
-    positions = _positions(call, arcs)
+    positions = _positions(call, arcs, grad_losses)
     count = _Count(positions)
     numbers = torch.empty_like(positions)
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
@@ -423,7 +424,7 @@ class _Count:
         elif torch.cuda.is_current_stream_capturing():
             self.count = len(positions)
         else:
-            self.copy = torch.empty(1, dtype=positions.dtype, pin_memory=True)
+            self.copy = torch.empty(1, dtype=positions.dtype, pin_memory=True, device="cpu")
             self.copy.copy_(positions[-1:], non_blocking=True)
             self.copied = torch.cuda.Event()
             self.copied.record()

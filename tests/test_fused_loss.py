@@ -203,6 +203,10 @@ def test_an_impossible_target_costs_inf_and_a_nan_shows(dtype):
         assert made[0] == losses[0] and made[1] == 0 and not leaves[0].grad[1].any()
         assert all(leaf.grad.isfinite().all() for leaf in leaves)
     case.tensors[0][1, 2, 0] = float("nan")
+    leaves = case.leaves()
+    case.loss(leaves, utterance_weights=torch.tensor([1.0, 0.0]), reduction="mean").backward()
+    assert all(leaf.grad.isfinite().all() and leaf.grad.any() for leaf in leaves)
+    assert case.loss(leaves, utterance_weights=torch.zeros(2), reduction="mean").item() == 0
     losses, gradients = computed(case)
     assert (
         losses.isnan().tolist() == [gradients["encoder_out"][n].isnan().any().item() for n in (0, 1)] == [False, True]

@@ -400,8 +400,18 @@ def test_modules_of_lattices_and_an_existing_tied_layer():
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 LAYER = torch.nn.Linear(12, 11, dtype=torch.float64)
-HOOKED = torch.nn.Linear(12, 11, dtype=torch.float64)
-HOOKED.register_forward_pre_hook(lambda layer, given: None)
+
+
+def hooked(kind, **options):
+    """Return a layer with a hook of this kind, or with a `forward` of its own on the instance."""
+    layer = torch.nn.Linear(12, 11, dtype=torch.float64)
+    if kind == "forward":
+        layer.forward = lambda x: 2 * x
+    else:
+        getattr(layer, f"register_{kind}")(lambda *_, **__: None, **options)
+    return layer
+
+
 TDT = {"topology": "tdt", "durations": [1]}
 REFUSED = [
     ({"T_lengths": torch.tensor([9, 10, 8])}, ("utterance 1", "10", "9 frames")),
@@ -457,7 +467,11 @@ REFUSED = [
     ({"output": LAYER}, ("either",)),
     *(({"weight": None, "bias": None, "output": value}, words) for value, words in (
         (torch.nn.ReLU(), ("ReLU",)),
-        (HOOKED, ("hooks",)),
+        (hooked("forward_pre_hook"), ("hooks",)),
+        (hooked("forward_hook", with_kwargs=True), ("hooks",)),
+        (hooked("full_backward_hook"), ("hooks",)),
+        (hooked("full_backward_pre_hook"), ("hooks",)),
+        (hooked("forward"), ("own forward",)),
         (type("Scaled", (torch.nn.Linear,), {"forward": lambda self, x: 2 * x})(12, 11), ("Scaled",)),
     )),
 ]  # fmt: skip
@@ -470,6 +484,27 @@ def test_every_bad_argument_is_one_clear_error(change, words):
     with pytest.raises(ValueError) as refused:
         transducer_loss(**{**given, **change})
     assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
+
+
+def test_a_hook_of_all_modules_is_refused():
+    case = problem(RAGGED)
+    with (
+        torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+        pytest.raises(ValueError, match="hooks"),
+    ):
+        transducer_loss(*case.tensors[:2], None, None, *integers(case), output=LAYER)
+
+
+def test_alignments_do_not_depend_on_the_default_device():
+    case = problem(RAGGED)
+    given = (*case.tensors, *integers(case))
+    expected = align(*given)
+    try:
+        torch.set_default_device("meta")
+        made = align(*given), align(*given, backend="torch")
+    finally:
+        torch.set_default_device(None)
+    assert all(torch.equal(frames, expected[0]) for frames, _ in made)
 
 
 def test_what_looks_odd_and_is_allowed():

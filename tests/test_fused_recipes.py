@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_helpers import ACTIVATIONS, error, mask_of, problem
+from fused_helpers import ACTIVATIONS, error, mask_of, problem, right
 from torch import nn
 
 from fused_transducer import recipes
@@ -37,6 +37,7 @@ class Nemo(nn.Module):
     def __init__(self, activation, dropout=0.0, temperature=1.0):
         super().__init__()
         self.enc, self.pred, self.temperature = nn.Linear(E, H), nn.Linear(D, H), temperature
+        self.masking_prob, self.num_extra_outputs = -1.0, 0  # the defaults of nemo-toolkit 3.0.0
         layers = [nn.Dropout(dropout)] if dropout else []
         self.joint_net = nn.Sequential(activation, *layers, nn.Linear(H, V))
 
@@ -172,6 +173,18 @@ def test_speechbrain(joint, activation):
         return recipes.speechbrain(joiner, joiner.lin, x, h, targets, *shares, negligible=0.0)
 
     equal(Speechbrain(LAYERS[activation](), joint), loss, sizes=(H, H) if joint == "sum" else (E, D))
+
+
+def test_speechbrains_own_joint_with_its_defaults():
+    """Of speechbrain 1.1.2, whose nonlinearity is LeakyReLU."""
+    joint = pytest.importorskip("speechbrain.nnet.transducer.transducer_joint", exc_type=ImportError)
+    own, ours = joint.Transducer_joint(), Speechbrain(nn.LeakyReLU(), "sum").double()
+    case = problem(LENGTHS, H=H)
+    case.tensors[2:] = [ours.lin.w.weight.detach(), None]
+    shares = case.T_lengths / 9, case.U_lengths / 5
+    options = {"reduction": "none", "negligible": 0.0}
+    losses = recipes.speechbrain(own, ours.lin, *case.tensors[:2], case.targets, *shares, **options)
+    assert error(losses.detach(), right(case.with_options(activation="leaky_relu"))[0]) < 1e-12
 
 
 def test_every_activation_of_torch_has_its_name():
