@@ -205,14 +205,8 @@ def test_intervals_are_wider_the_more_of_them_there_are():
 
 
 @pytest.mark.parametrize(
-    "ratio, counter, verdict",
-    [
-        (1.0, "torch", "same"),
-        (1.05, "torch", "more"),
-        (0.9, "torch", "less"),
-        (1.05, None, "same"),
-        (1.2, None, "more"),
-    ],
+    "ratio, exact, verdict",
+    [(1.0, True, "same"), (1.05, True, "more"), (0.9, True, "less"), (1.05, False, "same"), (1.2, False, "more")],
 )
 def test_memory(ratio, exact, verdict):
     """The process's peak is not exact."""

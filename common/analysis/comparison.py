@@ -11,7 +11,7 @@ that.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -198,23 +198,21 @@ def _under_one_torch(*rows: Row) -> str:
 # Changes.
 
 
-@dataclass
-class Side:
-    """Describe one of the two runs of a comparison.  measured: whether it has anything to compare."""
+def side_json(run: Row) -> Record:
+    """Return one of the two runs of a comparison as JSON has it."""
+    status, reason = run.failure or ("ok", "")
+    return {
+        **{"file": str(run.results), "name": run.name, "run_id": run.run_id, "started": run.started},
+        **{key: getattr(run.header, key) for key in ("git_revision", "git_dirty")},
+        "kind": str(run.kind),
+        **{key: getattr(run.environment, key) for key in ("torch", "implementation_version", "python")},
+        **{"status": status, "reason": reason, "measured": is_measured(run)},
+    }
 
-    file: str
-    name: str
-    run_id: Optional[str]
-    started: Optional[str]
-    git_revision: Optional[str]
-    git_dirty: Optional[bool]
-    kind: str
-    torch: Optional[str]
-    implementation_version: Optional[str]
-    python: Optional[str]
-    status: str
-    reason: str
-    measured: bool
+
+def is_measured(run: Row) -> bool:
+    """Return whether a run has anything to compare."""
+    return bool(run.timed or run.peaks_mb or run.checked.loss_error is not None)
 
 
 @dataclass
@@ -298,23 +296,24 @@ class Change:
         changed: differences in the code and its environment, as "torch 2.10.0 -> 2.11.0".
     """
 
-    name: str
-    baseline: Side
-    new: Side
-    paired_rounds: bool
+    pair: Pair
     margins: Margins
     time: Dict[str, TimeChange]
     memory: Dict[str, MemoryChange]
     errors: ErrorChange
     changed: List[str]
 
+    @property
+    def name(self) -> str:
+        return self.pair.name
+
     def as_json(self) -> Record:
         """Return the change as JSON has it."""
-        errors = self.errors
+        errors, pair = self.errors, self.pair
         sides = {f"{side}_{key}": value for side in ("baseline", "new") for key, value in getattr(errors, side).items()}
         return {
-            **{"name": self.name, "baseline": asdict(self.baseline), "new": asdict(self.new)},
-            **{"paired_rounds": self.paired_rounds, **self.margins._asdict()},
+            **{"name": self.name, "baseline": side_json(pair.baseline), "new": side_json(pair.new)},
+            **{"paired_rounds": pair.together, **self.margins._asdict()},
             "time": {scope: change.as_json() for scope, change in self.time.items()},
             "memory": {scope: change._asdict() for scope, change in self.memory.items()},
             "errors": {"verdict": errors.verdict, "reason": errors.reason, **sides},
@@ -343,37 +342,9 @@ def compare(
 
 
 def _change(pair: Pair, scopes: Sequence[str], margins: Margins) -> Change:
-    baseline, new = _side(pair.baseline), _side(pair.new)
-    return Change(
-        pair.name,
-        baseline,
-        new,
-        pair.together,
-        margins,
-        {scope: _time(pair, scope, margins) for scope in scopes},
-        {scope: _memory(pair, scope, margins.tolerance) for scope in scopes},
-        _errors(pair),
-        _changed(baseline, new, pair.one_loss),
-    )
-
-
-def _side(run: Row) -> Side:
-    status, reason = run.failure or ("ok", "")
-    return Side(
-        file=str(run.results),
-        name=run.name,
-        run_id=run.run_id,
-        started=run.started,
-        git_revision=run.header.git_revision,
-        git_dirty=run.header.git_dirty,
-        kind=str(run.kind),
-        torch=run.environment.torch,
-        implementation_version=run.environment.implementation_version,
-        python=run.environment.python,
-        status=status,
-        reason=reason,
-        measured=bool(run.timed or run.peaks_mb or run.checked.loss_error is not None),
-    )
+    times = {scope: _time(pair, scope, margins) for scope in scopes}
+    peaks = {scope: _memory(pair, scope, margins.tolerance) for scope in scopes}
+    return Change(pair, margins, times, peaks, _errors(pair), _changed(pair))
 
 
 def _time(pair: Pair, scope: str, margins: Margins) -> TimeChange:
@@ -454,15 +425,16 @@ def _judged(pair: Pair) -> Tuple[str, str]:
     return (kinds.pop() if len(kinds) == 1 else "unclear"), "; ".join(text for _, text in words) + " (both are right)"
 
 
-def _changed(baseline: Side, new: Side, one_loss: bool) -> List[str]:
+def _changed(pair: Pair) -> List[str]:
     """Return the recorded differences in the code and its environment, as "torch 2.10.0 -> 2.11.0"."""
     labels = {"git_revision": "revision", "torch": "torch", "implementation_version": "version", "python": "Python"}
-    if not one_loss:
+    if not pair.one_loss:
         labels = {"torch": "torch"}
-    both = [(label, getattr(baseline, key), getattr(new, key)) for key, label in labels.items()]
-    changed = [f"{label} {str(before)[:20]} -> {str(other)[:20]}" for label, before, other in both if before != other]
-    dirty = [word for word, side in (("baseline", baseline), ("new side", new)) if side.git_dirty]
-    if one_loss and dirty:
+    before, after = side_json(pair.baseline), side_json(pair.new)
+    both = [(label, str(before[key])[:20], str(after[key])[:20]) for key, label in labels.items()]
+    changed = [f"{label} {first} -> {other}" for label, first, other in both if first != other]
+    dirty = [word for word, side in (("baseline", before), ("new side", after)) if side["git_dirty"]]
+    if pair.one_loss and dirty:
         changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
     return changed
 
@@ -491,8 +463,8 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
     """
     reasons = []
     for row in rows:
-        if row.new.status != "ok" and row.baseline.status == "ok":
-            reasons.append(f"{row.name}: was measured at the baseline, now {row.new.status}")
+        if row.pair.new.failure and not row.pair.baseline.failure:
+            reasons.append(f"{row.name}: was measured at the baseline, now {row.pair.new.failure[0]}")
         for scope, time in row.time.items():
             if time.lost:
                 reasons.append(f"{row.name} {scope}: was timed at the baseline, has no times now")

@@ -73,12 +73,8 @@ class Run:
         """Raises NotWritten, and ValueError for a record that is not as the schema says."""
         self.records += kept(map(schema.typed, new))
         self.unwritten += new
-        store.append(self.path, map(self._line, self.unwritten))
+        store.append(self.path, self.unwritten)
         self.unwritten.clear()
-
-    def _line(self, record: Record) -> Record:
-        """Return a record as the file has it."""
-        return record
 
     def is_done(self, job: str) -> bool:
         """Tell whether the job ended well; any other job is tried again when a run is resumed."""
@@ -166,30 +162,25 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
 
 @contextmanager
 def claim_again(path: Path) -> Iterator[Claim]:
-    """Yield the lock of a run or sweep that is to be continued.
+    """Yield the lock of a run that is to be continued.
 
     A job that a killed process left half written in its file `path` is cut off.  A UserError in the block releases the
     lock.  Raises UserError while another process has the lock.
     """
-    claim = claim_held(path.parent)
+    lock = path.with_name(LOCK_NAME)
+    try:
+        claim = Claim(lock)
+    except Held as held:
+        words = f"is being measured by process {held}: wait for it, or give another --log-dir"
+        raise UserError(f"--resume: {path.parent} {words}") from None
+    except OSError as error:
+        raise UserError(f"--resume: {cannot_write(lock, error, 'leave the flag out')}") from error
     try:
         store.mend(path)
         yield claim
     except UserError:
         claim.release()
         raise
-
-
-def claim_held(folder: Path) -> Claim:
-    """Return the lock of an existing folder.  Raises UserError while another process has it."""
-    try:
-        return Claim(folder / LOCK_NAME)
-    except Held as held:
-        words = f"is being measured by process {held}: wait for it, or give another --log-dir"
-        raise UserError(f"--resume: {folder} {words}") from None
-    except OSError as error:
-        words = cannot_write(folder / LOCK_NAME, error, "leave the flag out")
-        raise UserError(f"--resume: {words}") from error
 
 
 def origin() -> Record:
@@ -209,22 +200,19 @@ def now() -> str:
 
 def header(name: str, settings: Settings, run_id: str, started: str, extra: Mapping[str, Any]) -> Record:
     """Return the ``run`` record."""
-    implementation = find(name)
-    row = {
-        "name": name,
-        "suffix": settings.suffix,
-        "package": implementation.package,
-        "kind": implementation.kind,
-        "exact": implementation.exact,
-    }
+    known = find(name)
+    row = {"name": name, "suffix": settings.suffix, "package": known.package, "kind": known.kind, "exact": known.exact}
     run = {"settings": settings.to_json(), "command": sys.argv, "started": started, **extra}
     return {"record": "run", "schema": schema.SCHEMA, "run_id": run_id, **row, **run}
 
 
 def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head, Path]]:
-    """Return the first line and the path of each file of this name under `log_dir`, the newest last."""
+    """Return the first line and the path of each file of this name under `log_dir`, the newest last; warn of files that
+    cannot be read, which do not block --resume."""
     heads = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
-    warn_of_unreadable([path.parent.name for head, path in heads if not isinstance(head, kind)], log_dir)
+    skipped = ", ".join(plain(path.parent.name) for head, path in heads if not isinstance(head, kind))
+    if skipped:
+        print(f"warning: --resume: skipped {skipped} in {log_dir}: the first line cannot be read", file=sys.stderr)
     here = [(head, path) for head, path in heads if isinstance(head, kind)]
     return sorted(here, key=lambda one: one[0].started)
 
@@ -238,13 +226,6 @@ def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, cell: Re
         if head.name in names and head.settings == wanted and head.values == cell:
             runs.setdefault(head.run_id, {})[head.name] = path
     return list(runs.values())[-1] if runs else {}
-
-
-def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
-    """Warn of runs that cannot be read, which do not block --resume."""
-    if folders:
-        names = ", ".join(map(plain, folders))
-        print(f"warning: --resume: skipped {names} in {log_dir}: the first line cannot be read", file=sys.stderr)
 
 
 @contextmanager

@@ -93,17 +93,17 @@ def _cards(rows: Sequence[Change]) -> List[Card]:
 
 def _figure(rows: Sequence[Change]) -> Optional[Figure]:
     """Return the plot of the ratios of all times; None where there are none."""
-    look_of = look_of_each({row.new.name: row.new.kind for row in rows})
+    look_of = look_of_each({row.pair.new.name: row.pair.new.kind for row in rows})
     dots = [
         Dot(
             f"{row.name}, {scope}",
-            look_of[row.new.name],
+            look_of[row.pair.new.name],
             time.ratio,
             time.low,
             time.high,
             time.verdict,
             time.verdict == BESIDE_LOAD,
-            Path(row.new.file),
+            row.pair.new.results,
         )
         for row in rows
         for scope, time in row.time.items()

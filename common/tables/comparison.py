@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis import metrics
+from common.analysis import comparison, metrics
 from common.analysis.comparison import Change, Sides
 from common.analysis.metrics import METRICS, Metric
 from common.analysis.standing import BESIDE_LOAD, percent
@@ -114,7 +113,7 @@ def _measured(rows: Sequence[Change]) -> Sequence[Change]:
 
 def is_measured(row: Change) -> bool:
     """Return whether a side of the row has something to compare."""
-    return row.baseline.measured or row.new.measured
+    return comparison.is_measured(row.pair.baseline) or comparison.is_measured(row.pair.new)
 
 
 def _unmeasured(rows: Sequence[Change]) -> List[str]:
@@ -135,10 +134,10 @@ def origins(rows: Sequence[Change]) -> List[str]:
     """Say where both sides come from, and how the intervals were made."""
     lines = []
     for side in ("baseline", "new"):
-        runs = [getattr(row, side) for row in rows]
-        files = list(dict.fromkeys(run.file for run in runs))
-        folders = dict.fromkeys(str(Path(file).parent.parent) for file in files)
-        where = files[0] if len(files) == 1 else f"{', '.join(folders)} ({len(files)} runs)"
+        runs = [getattr(row.pair, side) for row in rows]
+        folders = list(dict.fromkeys(run.folder for run in runs))
+        above = ", ".join(dict.fromkeys(str(folder.parent) for folder in folders))
+        where = str(runs[0].results) if len(folders) == 1 else f"{above} ({len(folders)} runs)"
         lines.append(f"{side}: {where}, started {min(run.started or '' for run in runs)}")
     paired = {time.standing.paired for row in rows for time in row.time.values() if time.ratio is not None}
     ways = {
@@ -213,13 +212,12 @@ def all_notes(rows: Sequence[Change]) -> List[str]:
 
 def _notes_of(row: Change) -> Iterator[str]:
     """Yield what changed in the code and around it; failures; approximations."""
-    one_loss = row.baseline.name == row.new.name
     if row.changed:
         yield f"changed: {', '.join(row.changed)}"
-    elif one_loss:
+    elif row.pair.one_loss:
         yield "nothing that is recorded of the code changed: a difference would be of the machine, or of chance"
-    for word, side in {"baseline": row.baseline, "new": row.new}.items():
-        if side.status != "ok":
-            yield f"the {word} run is {side.status}: {side.reason}"
-        if side.kind in OTHER_KINDS and not one_loss:
-            yield f"{side.name} {OTHER_KINDS[side.kind]}"
+    for word, run in {"baseline": row.pair.baseline, "new": row.pair.new}.items():
+        if run.failure:
+            yield f"the {word} run is {': '.join(run.failure)}"
+        if run.kind in OTHER_KINDS and not row.pair.one_loss:
+            yield f"{run.name} {OTHER_KINDS[run.kind]}"
