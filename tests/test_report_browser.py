@@ -28,7 +28,7 @@ def report(tmp_path_factory):
     window = kineto([*steps([100, 200]), memory(1010, 3 << 20), memory(1130, 9 << 20)])
     for name in ("torchaudio", "optimized_transducer_with_a_long_name", EVIL):
         traced_run(log / str(len(name)), window, name=name)
-    timed(log, "fused", [0.1, 0.2, 0.3])
+    timed(log, "fused", [0.01, 0.01, 0.01])
     write_sweep(log / "sweep", {"vocab_size": [500, 4000]}, ["torchaudio", "k2"])
     write_check(log, ragged=Outcome(DIFFERS, EVIL), **{"V-2": Outcome(PASS)})
     return writing.write(logs.read_any([log]), log / "report.html", [log])
@@ -54,6 +54,8 @@ def test_the_page_opens_offline_without_an_error_and_fits_its_width(browser, rep
     assert plots >= 5 and browser.js("document.querySelectorAll('.plot .main-svg').length") >= plots
     assert browser.js("document.documentElement.scrollWidth") <= look["width"]
     assert browser.js("document.querySelector('#ratios-group-0 .scatterlayer path') !== null")
+    code = "getComputedStyle(document.querySelector('.code pre')).backgroundImage"
+    assert look.get("media") or "gradient" in browser.js(code)  # a shade says that it scrolls
 
 
 def test_a_heading_sorts_its_table(browser, report):
