@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import ast
 import importlib.util
 import json
 import os
 import re
 import sys
+from dataclasses import fields, make_dataclass
+from typing import Optional
 
+import msgspec
 import pytest
+from canned import parsed
 from commands import ROOT, assert_user_error, run
 
 from common import command
 from common.cli import flags
 from common.cli.parser import Made, Parser, given_settings, with_limits
-from common.core import flag_types, guard, settings
+from common.core import flag_types, grid, guard, presets, settings
 from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
-from common.data.shapes import path_of
+from common.core.setting import declared, setting
+from common.data import shapes
+from common.records import schema
 
 SCRIPTS = [implementation.file for implementation in IMPLEMENTATIONS]
+MOST_THREADS = 4 * len(os.sched_getaffinity(0))
+
+
+def given(*words):
+    return given_settings(parsed(*words))
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "benchmark_all.py"])
-def test_every_script_takes_the_same_flags(script):
-    text = run(script, "--help-all").stdout
-    flags = (
-        "shape-file device dtype batch-size max-frames sort-utterance batches vocab-size encoder-dim preset schedule "
-    )
-    flags += "passes scope sweep rounds threads seed log-dir quiet denormals pruned-recipe"
-    missing = [flag for flag in flags.split() if f"--{flag}" not in text]
-    assert not missing
-    assert text.count("Default:") >= 20
+def test_every_script_takes_the_flag_of_every_setting(script):
+    text, path = run(script, "--help-all").stdout, ROOT / script
+    assert not [declaration.flag for declaration in settings.SETTINGS.values() if declaration.flag not in text]
+    assert path.stat().st_mode & 0o111 and path.read_text().startswith("#!/usr/bin/env python3\n")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,6 @@ def test_every_script_takes_the_same_flags(script):
     [
         (["--batch-size", "0"], ["--batch-size", "at least 1"]),
         (["--batch-size", "many"], ["--batch-size", "whole number", "many"]),
-        (["--max-frames", "0"], ["--max-frames", "at least 1"]),
         (["--max-frames", "-5"], ["--max-frames"]),
         (["--vocab-size", "1"], ["--vocab-size", "at least 2"]),
         (["--device", "tpu"], ["--device", "cuda", "tpu"]),
@@ -51,140 +55,84 @@ def test_every_script_takes_the_same_flags(script):
         (["--passes", "timing,heat"], ["--passes", "heat"]),
         (["--schedule", "wait=1,active=2"], ["--schedule", "warmup"]),
         (["--schedule", "wait=1,warmup=1,active=0,repeat=1"], ["--schedule", "at least 1"]),
-        (["--rounds", "0"], ["--rounds"]),
         (["--shape-file", "/nowhere/shape_info.pt"], ["--shape-file", "/nowhere/shape_info.pt", "no such file"]),
+        (["--min-duration", "5", "--max-duration", "2"], ["--min-duration 5"]),
+        (["--threads", str(MOST_THREADS + 1)], [f"must be at most {MOST_THREADS}"]),
+        (["--sweep", f"threads=1,{MOST_THREADS + 1}"], [f"must be at most {MOST_THREADS}"]),
         (["--frobnicate"], ["--frobnicate"]),
+        (["--only", "torchaudio,k3"], ["--only", "k3"]),
+        (["--only", "k2", "--skip", "k2"], ["--skip"]),
+        (["--only", "k2:sideways"], ["--only", "k2:modified"]),
+        (["--log-dir="], ["must not be empty"]),
+        (["--shape-file="], ["must not be empty"]),
+        (["--prest", "quick"], ["did you mean '--preset'?"]),
+        (["--vocabsize=500"], ["did you mean '--vocab-size'?"]),
+        (["--preset", "qick"], ["did you mean 'quick'?"]),
+        (["--only", "torchaudo,k2"], ["did you mean 'torchaudio'?"]),
+        (["--allocator", "reus"], ["did you mean 'reuse'?"]),
+        (["--sweep", "vocb-size=5,6"], ["did you mean 'vocab-size'?"]),
     ],
 )
-def test_bad_flags(arguments, words):
-    assert_user_error(run("benchmark_torchaudio.py", *arguments), *words)
-
-
-@pytest.mark.parametrize(
-    "flags, meant",
-    [
-        (["--prest", "quick"], "--preset"),
-        (["--vocabsize=500"], "--vocab-size"),
-        (["--preset", "qick"], "quick"),
-        (["--only", "torchaudo,k2"], "torchaudio"),
-        (["--passes", "memry"], "memory"),
-        (["--allocator", "reus"], "reuse"),
-        (["--dtype", "flaot16"], "float16"),
-        (["--sweep", "vocb-size=5,6"], "vocab-size"),
-    ],
-)
-def test_a_typo_gets_the_word_that_was_meant(flags, meant):
-    assert_user_error(run("benchmark_all.py", *flags), f"did you mean {meant!r}?")
-
-
-def test_other_names_of_devices_and_dtypes_are_understood():
-    assert [flag_types.device(text) for text in ("gpu", "gpu:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
-    assert parsed("--dtype", "fp16")["dtype"] == "float16" and parsed("--amp", "bf16")["amp"] == "bfloat16"
-    assert parsed("--dtype", "torch.float64")["dtype"] == "float64"
-
-
-def test_unknown_implementation():
-    assert_user_error(run("benchmark_all.py", "--only", "torchaudio,k3"), "--only", "k3")
-    assert_user_error(run("benchmark_all.py", "--only", "k2", "--skip", "k2"), "--skip")
-
-
-@pytest.mark.parametrize("text", ["true", "True", "yes", "T", "y", "1"])
-def test_true(text):
-    assert flag_types.str2bool(text) is True
-
-
-@pytest.mark.parametrize("text", ["false", "NO", "f", "n", "0"])
-def test_false(text):
-    assert flag_types.str2bool(text) is False
-
-
-def parsed(*arguments):
-    parser = Parser()
-    flags.add_flags(parser)
-    return given_settings(parser.parse_args(arguments))
-
-
-def test_presets_follow_the_device_and_flags_win():
-    full = settings.resolve(parsed(), "cuda")
-    assert (full.preset, full.batch_size, full.num_batches, full.suffix) == ("full", 30, 14, "30")
-    assert full.max_samples == 2 * full.num_batches  # more batches and processes, fewer repeats
-    assert full.schedule == {"wait": 10, "warmup": 10, "active": 20, "repeat": 2} and full.trace_steps == 80
-    small = settings.resolve(parsed(), "cpu")
-    assert small.preset == "cpu" and small.batch_size < 30 and small.vocab_size == 500 and small.encoder_dim == 512
-    mixed = settings.resolve(
-        parsed("--preset", "full", "--batch-size", "7", "--schedule", "wait=0,warmup=1,active=2,repeat=3"), "cpu"
-    )
-    assert (mixed.suffix, mixed.trace_steps) == ("7", 9)
-
-
-def test_batches_stand_for_the_file_by_default():
-    chosen = settings.resolve(parsed("--sort-utterance", "true", "--preset", "full"), "cpu")
-    assert (chosen.batches, chosen.suffix) == ("spread", "max-frames-10000")
-    assert settings.resolve(parsed(), "cpu").batches == "random"
-    assert settings.resolve(parsed("--sort-utterance", "yes", "--batches", "longest"), "cpu").batches == "longest"
-
-
-def test_correctness_is_never_left_out():
-    assert settings.resolve(parsed("--passes", "trace,timing"), "cpu").passes == ("correctness", "timing", "trace")
-
-
-def test_settings_survive_json():
-    chosen = settings.resolve(parsed("--scope", "step", "--spread", "5%"), "cpu")
-    assert settings.Settings.from_json(json.loads(json.dumps(chosen.to_json()))) == chosen
-    assert chosen.scopes == ("step",) and chosen.spread == pytest.approx(0.05)
-
-
-def test_scripts_are_executable():
-    for script in [*SCRIPTS, "benchmark_all.py", "generate_shape_info.py", "summarize.py"]:
-        path = ROOT / script
-        assert path.stat().st_mode & 0o111 and path.read_text().startswith("#!/usr/bin/env python3\n")
-
-
-def test_wrong_words_are_argparse_errors():
-    with pytest.raises(argparse.ArgumentTypeError, match="above 0"):
-        flag_types.positive("0")
-
-
-@pytest.mark.skipif(not sys.prefix.endswith(".venv/main"), reason="about the environment that `make setup` makes")
-@pytest.mark.parametrize("package", ["torch", "torchaudio", "lhotse", "sentencepiece", "msgspec", "tqdm", "ninja"])
-def test_the_main_environment_has_what_the_scripts_import(package):
-    """Elsewhere a missing package skips tests; there it would hide that the lock file lacks it."""
-    importlib.import_module(package)
-
-
-def test_variants_are_chosen_by_name_and_by_flag():
-    done = run("benchmark_ot.py", "--variant", "sideways")
-    assert_user_error(done, "--variant", "log-probs", "modified", "sideways")
-    assert_user_error(run("benchmark_all.py", "--only", "k2:sideways"), "--only", "k2:modified")
-    listed = run("benchmark_all.py", "--list").stdout
-    assert "k2:constrained" in listed and "constrained" in listed
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("benchmark_all.py", "--log-dir", ""),
-        ("benchmark_torchaudio.py", "--log-dir="),
-        ("benchmark_torchaudio.py", "--shape-file="),
-        ("rnnt-bench", "compare", "--rev", "main", "--rev", "main", "--log-dir", ""),
-        ("rnnt-bench", "compare", "", "log"),
-        ("rnnt-bench", "compare", "--in", "", "a", "b"),
-        ("summarize.py", ""),
-        ("rnnt-bench", "report", ""),
-        ("rnnt-bench", "check", "--output", ""),
-    ],
-    ids=" ".join,
-)
-def test_an_empty_name_is_not_the_current_folder(command, tmp_path):
-    assert_user_error(run(*command, cwd=tmp_path), "must not be empty")
+def test_bad_flags(arguments, words, tmp_path):
+    assert_user_error(run("benchmark_all.py", *arguments, cwd=tmp_path), *words)
     assert not list(tmp_path.iterdir())
 
 
-def test_threads_that_would_stop_the_machine_are_refused():
-    most = 4 * len(os.sched_getaffinity(0))
-    assert flag_types.threads(str(most)) == most
-    for flag in (["--threads", str(most + 1)], ["--sweep", f"threads=1,{most + 1}"]):
-        assert_user_error(run("benchmark_torchaudio.py", *flag), f"must be at most {most}", str(most + 1))
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"tf32": True}, ["--tf32", "CUDA"]),
+        ({"l2": "warm"}, ["--l2", "CUDA"]),
+        ({"memory_snapshot": True}, ["--memory-snapshot", "CUDA"]),
+        ({"memory_limit": "1GB"}, ["--memory-limit", "--find-largest batch-size or max-frames"]),
+    ],
+)
+def test_a_setting_without_effect_is_refused(given, words):
+    with pytest.raises(UserError) as refused:
+        settings.resolve(given, "cpu")
+    assert all(word in str(refused.value) for word in words) and "remove" in str(refused.value)
+    assert settings.resolve({"tf32": True, "l2": "warm", "memory_snapshot": True}, "cuda:1").tf32
+
+
+def test_words_are_understood_in_several_ways():
+    assert all(map(flag_types.str2bool, ("true", "yes", "T", "y", "1")))
+    assert not any(map(flag_types.str2bool, ("false", "NO", "f", "n", "0")))
+    assert [flag_types.device(text) for text in ("gpu", "gpu:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
+    assert given("--dtype", "fp16")["dtype"] == "float16" and given("--amp", "bf16")["amp"] == "bfloat16"
+    assert presets.parts("seed") == presets.parts("full") == ("full", "bpe500")
+
+
+def test_presets_follow_the_device_and_flags_win():
+    full, small = settings.resolve(given(), "cuda"), settings.resolve(given(), "cpu")
+    assert (full.preset, full.batch_size, full.num_batches, full.trace_steps) == ("full", 30, 14, 80)
+    assert small.preset == "cpu" and small.batch_size < 30 and small.vocab_size == 500 and small.batches == "random"
+    flags_of_run = ["--preset", "full", "--batch-size", "7", "--schedule", "wait=0,warmup=1,active=2,repeat=3"]
+    mixed = settings.resolve(given(*flags_of_run, "--passes", "trace,timing"), "cpu")
+    assert (mixed.suffix, mixed.trace_steps) == ("7", 9) and mixed.passes == ("correctness", "timing", "trace")
+    ordered = settings.resolve(given("--sort-utterance", "true", "--preset", "full", "--spread", "5%"), "cpu")
+    assert (ordered.batches, ordered.suffix, ordered.spread) == ("spread", "max-frames-10000", pytest.approx(0.05))
+    assert settings.Settings.from_json(json.loads(json.dumps(ordered.to_json()))) == ordered
+    older = settings.resolve({"preset": "quick", "pruned_recipe": "benchmark-2022"}, "cpu")
+    assert older.encoder_dim >= older.vocab_size
+
+
+@pytest.mark.parametrize("preset, measured", [(None, True), ("quick", False), ("quick,chars", False), ("cpu", True)])
+def test_the_limits_are_not_measured_in_a_smoke_run(preset, measured):
+    chosen = settings.resolve({"preset": preset}, "cpu")
+    assert with_limits(parsed(), chosen) is measured and with_limits(parsed("--limits", "true"), chosen) is True
+
+
+def test_the_vocabulary_is_that_of_the_shape_file(tiny_shapes):
+    file = ["--shape-file", str(tiny_shapes)]
+    shapes.path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": 100}}))
+    assert settings.resolve(given(*file), "cpu").vocab_size == 100
+    assert settings.resolve({**given(*file), "preset": "chars"}, "cpu").vocab_size == 30
+    assert settings.resolve(given(*file, "--vocab-size", "7"), "cpu").vocab_size == 7
+    shapes.path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": "many"}}))
+    assert settings.resolve(given(*file), "cpu").vocab_size == 500
+
+
+# Help and lists.
 
 
 @pytest.mark.parametrize("script", ["benchmark_all.py", "benchmark_ot.py", "benchmark_mine.py"])
@@ -195,13 +143,8 @@ def test_help_is_short_and_names_flags_that_are_there(script):
     assert len(lines) <= 36 and max(map(len, lines)) <= 100 and len(every.splitlines()) > 100
     named = set(re.findall(r"--[a-z][a-z-]+", short)) - {"--list"}  # of benchmark_all.py
     assert len(named) >= 15 and not {flag for flag in named if not re.search(rf"{flag}\b", every)}
-    assert ("--only" in short) is (script != "benchmark_ot.py")
-    examples = [line.split("     ")[0].split() for line in lines if line.startswith(f"  {script} ")]
-    assert len(examples) == 5
-    for _, *words in examples:
-        parser = Parser()
-        flags.add_flags(parser)
-        parser.parse_args(words)
+    examples = [line.split("     ")[0].split()[1:] for line in lines if line.startswith(f"  {script} ")]
+    assert len(examples) == 5 and all(parsed(*words) for words in examples)
 
 
 @pytest.mark.parametrize("name", command.COMMANDS)
@@ -221,22 +164,14 @@ def test_help_is_written_in_sentences(name, monkeypatch):
         assert not short or re.fullmatch("[A-Z].*[.]", short), where
 
 
-@pytest.mark.parametrize("preset, measured", [(None, True), ("quick", False), ("quick,chars", False), ("cpu", True)])
-def test_the_limits_are_not_measured_in_a_smoke_run(preset, measured):
-    parser = Parser()
-    flags.add_flags(parser)
-    chosen = settings.resolve({"preset": preset}, "cpu")
-    assert with_limits(parser.parse_args([]), chosen) is measured
-    assert with_limits(parser.parse_args(["--limits", "true"]), chosen) is True
-
-
 def test_the_list_says_what_each_row_lacks():
     rows = {line.split()[0]: line for line in run("benchmark_all.py", "--list", "--device", "cpu").stdout.splitlines()}
-    assert {implementation.name for implementation in IMPLEMENTATIONS} <= set(rows)
+    assert {implementation.name for implementation in IMPLEMENTATIONS} <= set(rows) and "k2:constrained" in rows
     assert "runs on cuda only" in rows["apex"] or "missing" in rows["apex"]
     if importlib.util.find_spec("warprnnt_pytorch") is None:
         assert "missing: " in rows["warp-transducer"] and "github.com/" in rows["warp-transducer"]
     assert "missing" not in rows["reference"]
+    assert_user_error(run("benchmark_ot.py", "--variant", "sideways"), "--variant", "log-probs", "sideways")
 
 
 def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):
@@ -247,22 +182,61 @@ def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):
     assert "asked" not in run("benchmark_all.py", "--help", env=where).stdout
 
 
-def test_the_vocabulary_is_that_of_the_shape_file(tiny_shapes):
-    path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": 100}}))
-    given = parsed("--shape-file", str(tiny_shapes))
-    assert settings.resolve(given, "cpu").vocab_size == 100
-    assert settings.resolve({**given, "preset": "chars"}, "cpu").vocab_size == 30
-    assert settings.resolve(parsed("--shape-file", str(tiny_shapes), "--vocab-size", "7"), "cpu").vocab_size == 7
-    path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": "many"}}))
-    assert settings.resolve(parsed("--shape-file", str(tiny_shapes)), "cpu").vocab_size == 500
+# A setting is declared in one place.
+
+GRAIN = setting(
+    3,
+    settings.BATCHES,
+    "grains of each batch",
+    short="grains",
+    type=flag_types.whole(1),
+    metavar="G",
+    presets={"quick": 1, "chars": 2},
+    label="grain",
+    heading="{} grains",
+    heading_of_default=False,
+)
 
 
-def test_durations_that_leave_nothing_are_refused():
-    with pytest.raises(UserError, match="--min-duration 5"):
-        parsed("--min-duration", "5", "--max-duration", "2")
+@pytest.fixture
+def with_grain(monkeypatch):
+    """The settings with one more, declared as any other."""
+    extended = make_dataclass("More", [("grain", Optional[int], GRAIN)], bases=(settings.Settings,), frozen=True)
+    known = declared(fields(extended))
+    monkeypatch.setattr(settings, "Settings", extended)
+    monkeypatch.setitem(settings.SETTINGS, "grain", known["grain"])
+    monkeypatch.setitem(settings.SWEEPABLE, "grain", known["grain"])
 
 
-def test_the_older_pruned_step_runs_in_a_smoke_run():
-    chosen = settings.resolve({"preset": "quick", "pruned_recipe": "benchmark-2022"}, "cpu")
-    assert chosen.encoder_dim >= chosen.vocab_size
-    assert settings.resolve({"preset": "quick"}, "cpu").encoder_dim == 32
+def test_one_field_makes_a_setting(with_grain):
+    parser = Parser()
+    flags.add_flags(parser)
+    assert parser.parse_args([]).grain is None and parser.parse_args(["--grain", "7"]).grain == 7
+    assert "grains of each batch. Default: 3 (1 with quick; 2 with chars)" in " ".join(parser.format_help().split())
+    presets_of = [{}, {"preset": "quick"}, {"preset": "quick,chars"}, {"preset": "quick", "grain": 9}]
+    assert [settings.resolve(given, "cpu").grain for given in presets_of] == [3, 1, 2, 9]
+    assert grid.axis("grain=1,2") == ("grain", (1, 2))
+    known = settings.in_rows({"grain": 5}, "cpu", "exact")
+    assert known["grain"] == 5 and "5 grains" in settings.heading(known)
+    assert "3 grains" not in settings.heading({"grain": 3}) and settings.described({"grain": 5}, (settings.BATCHES,))
+
+
+@pytest.mark.parametrize("value, fits", [(3, True), (None, True), (0, False), ("many", False)])
+def test_records_are_checked_by_the_declaration(value, fits):
+    kind = schema._type_of(declared(fields(make_dataclass("Few", [("grain", int, GRAIN)])))["grain"], Optional[int])
+    if fits:
+        assert msgspec.convert(value, kind) == value
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(value, kind)
+
+
+def test_no_other_list_names_the_settings():
+    """Lists of other modules name the few that they use."""
+    for path in sorted((ROOT / "common").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())) if path.name != "settings.py" else ():
+            if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
+                parts = [key for key in node.keys if key] if isinstance(node, ast.Dict) else node.elts
+                words = {leaf.value for part in parts for leaf in ast.walk(part) if isinstance(leaf, ast.Constant)}
+                named = {word for word in words if isinstance(word, str) and word in settings.SETTINGS}
+                assert len(named) < 12, f"{path.name}:{node.lineno} lists settings: {sorted(named)}"
