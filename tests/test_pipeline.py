@@ -180,11 +180,11 @@ def test_what_cannot_go_to_the_next_stage_is_named(config, capsys):
 
 def test_a_stage_is_over_general_and_that_over_the_command_line(config):
     path = config(
-        "general: {repeats: 4, dataset_size: 2}\nstage1: {factory: 'a:b'}\nstage2: {factory: 'a:b', repeats: 9}\n"
+        "general: {repeats: 4, dataset_size: 2, builder: 'x:y'}\nstage1: {factory: 'a:b'}\nstage2: {factory: 'a:b', repeats: 9}\n"
     )
     given = configured(path, {"repeats": 7, "warmup": 3, "dataset_size": 5}, {})
     assert [stage.repeats for stage in given.stages] == [4, 9] and given.general.dataset_size == 2
-    assert [stage.warmup for stage in given.stages] == [3, 3]
+    assert [(stage.warmup, stage.builder) for stage in given.stages] == [(3, "x:y")] * 2
     quick = configured(path, {}, cli.QUICK)
     assert [(stage.repeats, stage.warmup) for stage in quick.stages] == [(1, 0)] * 2 and quick.general.dataset_size == 1
 
@@ -295,7 +295,14 @@ def test_arrays_are_read_without_pickle(tmp_path):
         numpy.savez(path, **arrays)
         with pytest.raises(UserError, match=words):
             audio.entries(given, 0)
+    npy = General(dataset_type="npy", dataset_path=str(tmp_path / "x.npy"))
+    numpy.save(npy.dataset_path, numpy.array([Harm(harm)], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match="--trust-pickle"):
+        audio.entries(npy, 0)
     assert not harm.exists()
+    net = {"src_tokens": torch.ones(1, 5), "src_lengths": torch.tensor([5])}
+    numpy.save(npy.dataset_path, numpy.array([{"id": 7, "net_input": net}], dtype=object), allow_pickle=True)
+    assert audio.entries(npy, 0, trust_pickle=True)["7"]()["src_tokens"].shape == (1, 5)
 
 
 def test_the_script_ends_in_one_line(tmp_path, capsys):

@@ -60,7 +60,7 @@ Example = Dict[str, Any]
 ARRAYS = ("id", "src_tokens", "src_lengths")
 
 
-def entries(dataset: Any, seed: int) -> Dict[str, Callable[[], Example]]:
+def entries(dataset: Any, seed: int, trust_pickle: bool = False) -> Dict[str, Callable[[], Example]]:
     """Return the examples of a data set by name, each as what reads it.  Raises UserError.
 
     dataset: a common.tools.pipelines.stages.General."""
@@ -71,7 +71,7 @@ def entries(dataset: Any, seed: int) -> Dict[str, Callable[[], Example]]:
         raise UserError(f"dataset_type {dataset.dataset_type} {words}")
     else:
         path = Path(dataset.dataset_path)
-        listed = _manifest(path, dataset.target_sr) if dataset.dataset_type == "raw" else _arrays(path)
+        listed = _manifest(path, dataset.target_sr) if dataset.dataset_type == "raw" else _arrays(path, trust_pickle)
     result: Dict[str, Callable[[], Example]] = {}
     for name, read in listed:
         if len(result) == dataset.dataset_size:
@@ -116,13 +116,20 @@ def _manifest(path: Path, target_sr: int) -> Named:
         yield name, partial(_of_wave, name, partial(read, file, target_sr))
 
 
-def _arrays(path: Path) -> Named:
+def _arrays(path: Path, trust_pickle: bool) -> Named:
+    """Yield the examples of an npz file; with `trust_pickle` those of an npy file too, as fairseq's benchmark stores
+    them: each {"id", "net_input": {"src_tokens", "src_lengths"}}."""
     try:
         with open_file(path) as stream:
-            loaded = numpy.load(stream)
+            loaded = numpy.load(stream, allow_pickle=trust_pickle)
+            if isinstance(loaded, numpy.ndarray):
+                for number, stored in enumerate(loaded.tolist()):
+                    given = {key: torch.as_tensor(stored["net_input"][key]) for key in ARRAYS[1:]}
+                    yield str(stored.get("id", number)), {"id": str(stored.get("id", number)), **given}.copy
+                return
             ids, tokens, lengths = (loaded[key] for key in ARRAYS)
-    except Exception as error:  # zipfile's and numpy's own, and a key that is missing
-        words = f"store npz with {', '.join(ARRAYS)}, a row of each example, and no pickled objects"
+    except Exception as error:  # zipfile's, pickle's and numpy's own, and a key that is missing
+        words = f"store npz with {', '.join(ARRAYS)}, a row of each example, or give --trust-pickle for an npy file"
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}; {words}") from None
     if not len(ids) == len(tokens) == len(lengths) or lengths.ndim != 1:
         raise UserError(f"{path}: id, src_tokens and src_lengths have to be of as many examples each")

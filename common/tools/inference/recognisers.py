@@ -137,8 +137,14 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
             parts = nn.ModuleList([bundle.get_feature_extractor(), bundle.get_decoder()])
             return Wrapped(search, parts, bundle.sample_rate)
         module = bundle.get_model()
-    # without lengths: bundles normalised by groups are trained so, and no wave here is padded
-    return Wrapped(lambda module, waves, _: module(waves), module, bundle.sample_rate, compiles=True)
+    separates = isinstance(bundle, getattr(pipelines, "SourceSeparationBundle", ()))
+    channels = int(getattr(module, "audio_channels", 1))  # one, or two equal ones where the model wants them
+
+    def call(module: Any, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+        # without lengths: bundles normalised by groups are trained so, and no wave here is padded
+        return module(waves[:, None].expand(-1, channels, -1) if separates else waves)
+
+    return Wrapped(call, module, bundle.sample_rate, compiles=True)
 
 
 def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:

@@ -53,8 +53,8 @@ def parser() -> Parser:
     group.add_argument(
         "--dataset-type",
         choices=("made", "raw", "npy"),
-        help="Source of the examples. made: noise of --made-seconds; raw: a manifest as wav2vec's; npy: arrays in an "
-        "npz file. Default: made",
+        help="Source of the examples. made: noise of --made-seconds; raw: a manifest as wav2vec's; npy: arrays in "
+        "npz, or pickled ones in npy. Default: made",
     )
     group.add_argument("--dataset-path", metavar="FILE", help="Manifest or file of arrays, for raw and npy.")
     group.add_argument(
@@ -65,6 +65,9 @@ def parser() -> Parser:
     )
     group.add_argument(
         "--made-seconds", type=_seconds, metavar="A,B", help="Seconds of each made example. Default: 2,4,8"
+    )
+    group.add_argument(
+        "--trust-pickle", action="store_true", help="Load npy files of pickled objects, which can run any code."
     )
     group = result.add_argument_group("the run")
     flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
@@ -89,11 +92,12 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     interpreters.with_torch("torchaudio", "yaml")
     from common.tools.inference import audio
 
-    every = {key: getattr(arguments, key, None) for key in General.__struct_fields__}
+    every = {key: getattr(arguments, key, None) for key in (*General.__struct_fields__, "warmup", "repeats")}
     given = {key: value for key, value in every.items() if value is not None}
     quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in given}
     config = configured(arguments.config, given, quick)
-    config.examples = list(audio.entries(config.general, arguments.seed))
+    config.trust_pickle = arguments.trust_pickle
+    config.examples = list(audio.entries(config.general, arguments.seed, config.trust_pickle))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
     resolved, tasks = settings.resolve(same, device), planned(config)

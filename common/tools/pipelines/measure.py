@@ -58,7 +58,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _example(config: Pipeline, number: int, seed: int) -> audio.Example:
-    known, name = audio.entries(config.general, seed), config.examples[number]
+    known, name = audio.entries(config.general, seed, config.trust_pickle), config.examples[number]
     if name not in known:
         raise UserError(f"the data set has no example {name} any more; start a new run without --resume")
     return known[name]()

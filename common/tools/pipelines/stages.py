@@ -28,8 +28,7 @@ MODEL_TYPES = {
 
 
 class General(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys of the whole pipeline, which `general` and the command line give; warmup and repeats are of stages that say
-    nothing else.
+    """Keys of the whole pipeline, which `general` and the command line give.
 
     Attributes:
         dataset_type: "made" (noise), "raw" (a manifest of audio) or "npy" (arrays)
@@ -45,15 +44,13 @@ class General(Struct, forbid_unknown_fields=True, kw_only=True):
     dataset_size: Optional[Positive] = None
     target_sr: Positive = 16000
     made_seconds: Annotated[List[Seconds], Meta(min_length=1)] = field(default_factory=lambda: [2, 4, 8])
-    warmup: Count = 2
-    repeats: Positive = 5
 
     def __post_init__(self) -> None:
         configuration.check_list(self.made_seconds, "made_seconds")
 
 
 class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys of a stage.
+    """Keys of a stage; `general` may give all but its name, the command line the numbers.
 
     Attributes:
         factory: "module:name" or "file.py:name" of what makes the model
@@ -70,16 +67,17 @@ class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
     builder: Optional[Text] = None
     converter: Optional[Text] = None
     python: Optional[Text] = None
-    warmup: Count
-    repeats: Positive
+    warmup: Count = 2
+    repeats: Positive = 5
 
 
 class Pipeline(Struct, kw_only=True):
-    """A configuration.  examples: the names of those of the data set."""
+    """A configuration.  examples: the names of those of the data set; trust_pickle: whether that may be pickled."""
 
     general: General
     stages: List[Stage]
     examples: List[str] = []
+    trust_pickle: bool = False
 
     def job(self, example: str, stage: Stage) -> str:
         """Return the name of the job that measures a stage on an example."""
@@ -124,21 +122,24 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     given = values.get("general") or {}
     if not isinstance(given, dict):
         raise UserError(f"{path}: general: give keys and values, not {shown(given)}")
-    general = configuration.converted({**flags, **given, **quick}, General, f"{path}: general")
+    of_stages = {*Stage.__struct_fields__} - {"name"}
+    shared = {**flags, **given, **quick}
+    whole = {key: value for key, value in shared.items() if key not in of_stages}
+    general = configuration.converted(whole, General, f"{path}: general")
     accepted = MODEL_TYPES.get(general.model_type or "", (len(names),))
     if len(names) not in accepted:
         wanted = " or ".join(map(str, accepted))
         raise UserError(f"{path}: general.model_type: {general.model_type} has {wanted} stages, not {len(names)}")
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
-    shared = {"warmup": general.warmup, "repeats": general.repeats}
+    shared = {key: value for key, value in shared.items() if key in of_stages}
     stages: List[Stage] = []
     for key in names:
         where = f"{path}: {key}"
         if not isinstance(values[key], dict):
             raise UserError(f"{where}: give keys and values, not {shown(values[key])}")
-        of_quick = {key: value for key, value in quick.items() if key in shared}
-        stage = configuration.converted({"name": key, **shared, **values[key], **of_quick}, Stage, where)
+        over = {name: value for name, value in quick.items() if name in of_stages}
+        stage = configuration.converted({"name": key, **shared, **values[key], **over}, Stage, where)
         if stage.name in [other.name for other in stages]:
             raise UserError(f"{path}: two stages are called {shown(stage.name)}; give each a name of its own")
         for name in ("factory", "builder", "converter"):
