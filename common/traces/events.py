@@ -76,8 +76,9 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
         return
     text, position = text[begin.end() :], begin.end()
     while True:
-        end = _END.search(text)
-        last = end.start() if end else text.rfind(BOUNDARY)
+        last = text.rfind(BOUNDARY)
+        end = _END.search(text, max(last, 0))
+        last = end.start() if end else last
         if last >= 0:
             yield _decoded(text[: last + 4], position)
             position, text = position + last + 5, text[last + 5 :]

@@ -82,12 +82,8 @@ class Trace:
         return max(on_cuda or devices, key=lambda device: max(self.memory[device][1]), default=None)
 
     def add(self, event: Event) -> None:
-        """Keep what is used of an event."""
-        self.salvaged += event.salvaged
-        if event.cat == "cpu_op":
-            if is_number(event.ts):
-                self.operators.append(event.ts or 0.0)
-        elif event.name == "[memory]":
+        """Keep what is used of an event, but for operators."""
+        if event.name == "[memory]":
             counters = event.args
             if counters and all(map(is_number, (event.ts, counters.total, counters.device_type, counters.device_id))):
                 device = int(counters.device_type or 0), int(counters.device_id or 0)
@@ -118,7 +114,10 @@ def read(path: Path) -> Trace:
             unpacked: Any = gzip.open(stream) if packed else stream
             for events in read_events(unpacked):
                 for event in events:
-                    if event.cat != "python_function":  # most events of a trace with stacks
+                    trace.salvaged += event.salvaged
+                    if event.cat == "cpu_op" and event.ts is not None and is_number(event.ts):
+                        trace.operators.append(event.ts)
+                    elif event.cat != "python_function":  # most events of a trace with stacks
                         trace.add(event)
     except (Broken, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: not a whole trace: {error}; profile again") from error
