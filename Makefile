@@ -21,7 +21,7 @@ export PYTHONSAFEPATH :=
 test coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup try bench profile inference pipelines flops test faults sanitize wheels lint coverage docs summary conformance vectors report gpu-check tensorboard trace-viewer lock results clean
+.PHONY: help setup try bench profile inference pipelines flops test faults sanitize wheels lint coverage docs summary conformance vectors report compare gpu-check tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and the compiled losses in ~/.cache/rnnt-bench'
@@ -46,6 +46,7 @@ help:
 	@echo 'make conformance  which implementation is right in which corner, e.g. ARGS="--only k2"'
 	@echo 'make gpu-check    what works here, what fails and why, within two minutes: rnnt-bench doctor'
 	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see vectors/README.md'
+	@echo 'make compare      two measurements, ARGS="log results/2026-11-24-amd-epyc-2-cores"'
 	@echo 'make report       the page of what is in log/; ARGS="..." is passed to it'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
@@ -128,6 +129,9 @@ vectors: setup
 
 gpu-check: setup
 	@$(MAIN) rnnt-bench doctor $(ARGS)
+
+compare: setup
+	@$(MAIN) rnnt-bench compare $(ARGS)
 
 report: setup
 	@$(MAIN) rnnt-bench report $(ARGS)
