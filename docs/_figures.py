@@ -41,7 +41,7 @@ command.register()
 MADE_BY = {"fused-table": "benchmarks/fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family", "losses")),
+    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
@@ -60,7 +60,10 @@ def table(folder: str) -> str:
     rows = [row for name, row in _by_name(folder).items() if name in CHOICES]
     heads = ["step ms", "over the fastest", "95% interval", "loss alone ms", "peak MB", "gradient error"]
     shown = [METRICS[key] for key in COLUMNS["readme"]]
-    lines = [[number(metric.value(row), 3) if metric.unit else metric.shown(row) for metric in shown] for row in rows]
+    lines = [
+        [_named(row), *(number(each.value(row), 3) if each.unit else each.shown(row) for each in shown[1:])]
+        for row in rows
+    ]
     return markdown_of(["loss", *map(Column, heads)], lines)
 
 
@@ -110,9 +113,14 @@ def allocators(folders: str) -> str:
         if ratio:
             interval = f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low and ratio.high else ""
             sides = row, second[name]
-            cells = [METRICS["implementation"].shown(row), *map(METRICS["step_median"].shown, sides)]
+            cells = [_named(row), *map(METRICS["step_median"].shown, sides)]
             lines.append([*cells, f"{ratio.ratio:.2f}{interval}", *map(over.shown, sides)])
     return markdown_of(["implementation", *map(Column, heads)], lines).replace("*", "\\*")
+
+
+def _named(row: Row) -> str:
+    """Return the name of a row, with its torch where that is another than most rows': it is ranked among its own."""
+    return METRICS["implementation"].shown(row) + (f", under torch {row.under}" if row.under else "")
 
 
 def _by_name(folder: str) -> Dict[str, Row]:
@@ -122,10 +130,10 @@ def _by_name(folder: str) -> Dict[str, Row]:
 
 
 def comparison(arguments: str) -> str:
-    """Return a block of what compare.py prints, below its command."""
-    compare = [sys.executable, "compare.py", *arguments.split()]
+    """Return a block of what `rnnt-bench compare` prints, below its command."""
+    compare = [sys.executable, "rnnt-bench", "compare", *arguments.split()]
     printed = subprocess.run(compare, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return "\n".join(["```", typed(f"./compare.py {arguments}"), printed.rstrip("\n"), "```"])
+    return "\n".join(["```", typed(f"./rnnt-bench compare {arguments}"), printed.rstrip("\n"), "```"])
 
 
 def runs() -> str:
@@ -168,12 +176,12 @@ def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
     interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio and ratio.low and ratio.high else ""
     return [
         f"V {settings['vocab_size']}, {of}, {settings['dtype']}",
-        f"[{first.device_name}{cores}](../results/{folder}), {(first.started or '')[:10]}",
+        f"[{first.environment.device_name}{cores}](../results/{folder}), {first.header.started[:10]}",
         " or ".join(row.name for row in (first, *pick.rivals)),
         METRICS["step_median"].shown(first),
         f"{pick.next.name}, {ratio.ratio:.2f}x{interval}" if ratio else pick.next.name,
         " or ".join(row.name for row in (pruned.row, *pruned.rivals)) if pruned else "-",
-        (first.torch_version or "").partition("+")[0],
+        (first.environment.torch or "").partition("+")[0],
     ]
 
 
