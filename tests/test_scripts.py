@@ -98,7 +98,7 @@ def test_files_that_are_no_rows(copy, tmp_path):
     second = first.rename(tmp_path / "second" / first.name)
     assert_user_error(run("benchmark_all.py", "--only", f"{copy()},{second}"), second, "'flash'", first)
     assert_user_error(run("benchmark_all.py", "--only", "benchmark_flush.py"), "benchmark_flush.py", "no such file")
-    assert_user_error(run("benchmark_all.py", "--only", "compare.py"), "compare.py", "no ADAPTER")
+    assert_user_error(run("benchmark_all.py", "--only", "summarize.py"), "summarize.py", "no ADAPTER")
     first.write_text("def nothing_of_that_kind(:")
     assert_user_error(run("rnnt-bench", "check", "--only", first), first, "line 1", "not Python")
 
