@@ -16,40 +16,25 @@ def joint_loss(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_len
     """The summed loss of logits tanh(encoder_out[t] + decoder_out[u]) weight^T + bias."""
     import torch
 
-    class ByUtterance(torch.autograd.Function):
+    from common.losses.vectorised import transducer_loss
+
+    class Times(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *tensors):
-            total, gradients = 0.0, [torch.zeros_like(tensor) for tensor in tensors]
-            for n in range(len(targets)):
-                leaves = [tensor.detach()[n : n + 1] for tensor in tensors[:2]] + [
-                    tensor_.detach() for tensor_ in tensors[2:]
-                ]
-                with torch.enable_grad():
-                    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
-                    loss = of_one(*leaves, n)
-                    grads = torch.autograd.grad(loss, leaves)
-                total = total + loss.detach()
-                for sum_, part in zip(gradients, (grads[0], grads[1], *grads[2:])):
-                    (sum_[n : n + 1] if part.dim() == 3 else sum_).add_(part)
-            ctx.save_for_backward(*(gradient * factor for gradient, factor in zip(gradients, FACTORS.values())))
-            return total
+        def forward(ctx, tensor, factor):
+            ctx.factor = factor
+            return tensor.view_as(tensor)
 
         @staticmethod
         def backward(ctx, upstream):
-            return tuple(upstream.to(gradient.dtype) * gradient for gradient in ctx.saved_tensors)
+            return upstream * ctx.factor, None
 
-    def of_one(encoder_out, decoder_out, weight, bias, n):
-        from common.losses.vectorised import transducer_loss
-
-        T, U = max(int(T_lengths[n]), 1), max(int(U_lengths[n]), 0)
-        joined = torch.tanh(encoder_out[:, :T].unsqueeze(2) + decoder_out[:, : U + 1].unsqueeze(1))
-        logits = torch.nn.functional.linear(joined, weight, bias)
-        only = slice(n, n + 1)
-        return transducer_loss(
-            logits, targets[only, :U], T_lengths[only], U_lengths[only], blank=blank, reduction="sum"
-        )
-
-    return ByUtterance.apply(encoder_out, decoder_out, weight, bias)
+    given = (encoder_out, decoder_out, weight, bias)
+    frames, symbols, weight, bias = (Times.apply(each, factor) for each, factor in zip(given, FACTORS.values()))
+    t, u = torch.arange(frames.size(1)), torch.arange(symbols.size(1))
+    frames = frames.masked_fill((t >= T_lengths.view(-1, 1)).unsqueeze(2), 0)  # the padding may hold anything
+    symbols = symbols.masked_fill((u > U_lengths.view(-1, 1)).unsqueeze(2), 0)
+    logits = torch.nn.functional.linear(torch.tanh(frames.unsqueeze(2) + symbols.unsqueeze(1)), weight, bias)
+    return transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction="sum")
 
 
 class Joint(Adapter):

@@ -15,6 +15,7 @@ from test_contract import TRAINED, adapter_of, context_of
 from common.core import scripts, settings
 from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
+from common.data import batching
 from common.losses import fingerprint, oracle, vectorised
 from common.losses.passes import afterwards, at_size, correctness, small_batches, timing
 from common.records.schema import Stop
@@ -307,6 +308,21 @@ def test_one_gradient_of_four_that_is_off_by_a_thousandth_is_refused(name, monke
     assert checked.slope_error == pytest.approx(1e-3, rel=0.1)
 
 
+@pytest.mark.parametrize("frozen", ["weight", "encoder_out"])
+def test_a_gradient_that_is_missing_where_another_is_not_wanted_is_refused(frozen, monkeypatch):
+    """As a kernel does that looks at one input alone to see which gradients are wanted."""
+    adapter = own_joint.Joint(settings.resolve({"preset": "quick", "vocab_size": 40}, "cpu"))
+    adapter.load("cpu")
+    right = adapter.loss_of
+
+    def stops(tensors, prepared):
+        wanted = tensors[frozen].requires_grad
+        return right({name: leaf if wanted else leaf.detach() + 0 * leaf for name, leaf in tensors.items()}, prepared)
+
+    monkeypatch.setattr(adapter, "loss_of", stops)
+    assert "frozen" in small_batches.check(adapter, CPU, torch.float32).wrong
+
+
 # Only a measured batch shows these.
 
 
@@ -368,6 +384,14 @@ def test_a_kernel_that_breaks_at_size_is_not_timed(kernel, monkeypatch):
     assert "on a measured batch (N 2, T 70, U 34)" in wrong and not record.at_size.ok
     if kernel is Late:
         assert record.at_size.errors["gradient by a factor"] == pytest.approx(2e-3, rel=0.05)
+
+
+def test_a_kernel_that_is_wrong_on_the_longest_of_the_file_is_not_timed(monkeypatch):
+    """The longest utterance is in no measured batch."""
+    context = broken(wrong_where(lambda self, logits: logits.size(1) > 100)(), monkeypatch)
+    context.all_batches = batching.fixed_size([*SHAPES, (130, 40), (9, 1)], 2)
+    _, wrong = judged(context)
+    assert "on a measured batch (N 3, T 130, U 4)" in wrong
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,11 @@ def answer(
             right_leaves = {"given": step.given.detach().cpu().double().clone().requires_grad_()}
             losses.append(layout.expected(right_leaves["given"], batch))
         else:
-            outputs = {name: getattr(batch, name).detach().cpu().double().clone().requires_grad_() for name in OUTPUTS}
+            outputs = {name: getattr(batch, name) for name in OUTPUTS}
+            outputs = {
+                name: leaf.detach().cpu().double().clone().requires_grad_(leaf.requires_grad)
+                for name, leaf in outputs.items()
+            }
             double_batch = replace(batch, **outputs, targets=batch.targets.cpu().clone())
             right_leaves = leaves_of(double_model, double_batch)
             losses.append(layout.expected_step(double_model, double_batch))

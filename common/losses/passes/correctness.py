@@ -3,7 +3,8 @@
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
 weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
 to the exact loss at the run's own range, over the measured utterances, under several kinds of logits.  Then a loss
-that passes is judged on a measured batch at its own size (at_size.py), and once more on a small one.  Leaves out
+that passes is judged on a measured batch at its own size (at_size.py), on one as long as the longest of the shape file,
+and once more on a small one.  Leaves out
 the corner cases, which `rnnt-bench check` asks: this pass decides whether a loss is timed.
 """
 
@@ -14,11 +15,13 @@ import math
 from dataclasses import replace
 from typing import Dict, Iterator, List, Optional
 
+import numpy as np
 import torch
 
 from common.core import statistics
 from common.core.errors import UserError, WrongResult
 from common.core.text import UNBOUNDED, finite
+from common.data import batching
 from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE
 from common.losses.passes import at_size, small_batches
@@ -30,6 +33,8 @@ KINDS = ("random", "trained")
 SEARCH_UTTERANCES = 2
 #: Utterances whose gap to the exact loss is measured, half a second each: with the run's logits, and the other kind.
 GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
+#: Targets of a batch as long as the longest of the file, where no measured one is: few, so that it takes little.
+LONG_U = 4
 
 
 def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:
@@ -76,6 +81,10 @@ def run(context) -> Iterator[Correctness]:
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if settings.find_largest else None
         at_its_size, wrong = at_size.check(context, TOLERANCE[settings.precision], few)
+        T = int(context.all_batches.longest().max())
+        if not wrong and T > at_its_size.T_max and few is None and not context.loops_in_python:
+            long = batching.fixed_size(np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3)
+            wrong = at_size.check(replace(context, all_batches=long, batches=[0]), TOLERANCE[settings.precision])[1]
         if not wrong:
             wrong = small_batches.check(adapter, device, dtype, [small_batches.again(adapter)]).wrong
             differing, reached = small_batches.repeated(adapter, device, dtype)

@@ -52,6 +52,7 @@ class Case(NamedTuple):
     logits: str = "random"  # or "trained"
     largest: Optional[float] = None  # the largest logit, see Layout.score_up_to
     upstream: Sequence[float] = ()  # one factor of the summed loss, or one for each utterance
+    frozen: str = ""  # "joiner" or "outputs" (of encoder and decoder): what needs no gradient
 
 
 def ragged(adapter: Adapter) -> Shapes:
@@ -76,6 +77,8 @@ def cases(adapter: Adapter) -> Iterator[Case]:
     yield Case("", BLOCKS, 5)
     yield Case(f"a loss times {UPSTREAM[0]:g}", RAGGED, 6, upstream=UPSTREAM)
     yield Case("a factor for each utterance", RAGGED, 7, upstream=WEIGHTS)
+    for frozen in ("joiner", "outputs"):
+        yield Case(f"frozen {frozen}", RAGGED, 12, frozen=frozen)
     yield Case("logits of a trained model", BLOCKS, 8, logits="trained")
     yield Case(f"logits of up to {LARGEST_SCORE:g}", RAGGED, 9, largest=LARGEST_SCORE)
     yield Case(f"logits of at most -{LARGEST_SCORE:g}", RAGGED, 10, largest=-LARGEST_SCORE)
@@ -137,6 +140,8 @@ def answered(
         scopes = table.of(adapter).scopes
         if (case.logits == "trained" or case.largest) and dtype in (torch.float16, torch.bfloat16):
             scopes = tuple(scope for scope in scopes if scope == "loss")  # the joiner's own rounding is larger
+        elif case.frozen:
+            scopes = ("step",)
         factors = torch.tensor(case.upstream, dtype=torch.float64) if case.upstream else None
         of_each = factors is not None and len(factors) > 1
         for scope in scopes[:1] if of_each else scopes:
@@ -167,6 +172,8 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
         key=(small.settings.seed, case.draw),
         source=inputs.source_of(small.settings),
     )
+    for leaf in {"": (), "joiner": model.parameters(), "outputs": (batch.encoder_out, batch.decoder_out)}[case.frozen]:
+        leaf.requires_grad_(False)
     if case.largest is not None:
         table.of(small).score_up_to(case.largest, model, batch)
     return small.widened(max(U for _, U in case.shapes)), model, batch
