@@ -16,29 +16,10 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
-from common.core import guard
+from common.core import guard, implementations, scripts
 from common.records import store
 
-#: For a file of Python that a job imports.
-KILLS = '''
-def kill_the_command(once):
-    """kill -9 of the command that started this job, unless the file `once` is there; it is from then on."""
-    import os, pathlib
-
-    if not pathlib.Path(once).exists():
-        pathlib.Path(once).touch()
-        stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
-        os.kill(int(stat.rsplit(")", 1)[1].split()[1]), 9)
-'''
 ROOT = Path(__file__).resolve().parents[1]
-#: Commands that measure, and so start processes of their own; all others run in the process of the tests.
-MEASURES = (
-    "benchmark_",
-    "rnnt-bench run",
-    "rnnt-bench largest",
-    "rnnt-bench sweep",
-    "rnnt-bench check",
-)
 SHARED = ROOT.parent / "shared" / "data"
 
 
@@ -64,7 +45,8 @@ def read(line, cwd=ROOT):
     path, before = list(sys.path), Path.cwd()
     output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code = 0
-    store.warn.cache_clear()  # a process of its own would warn again
+    store.warn.cache_clear()  # a process of its own would warn again, and import a script again
+    scripts._attributes_of_file.cache_clear()
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (sys, "argv", line[1:]),
@@ -72,6 +54,7 @@ def read(line, cwd=ROOT):
             (guard, "names_of_scripts", {}),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
+        stack.enter_context(mock.patch.dict(implementations.BY_NAME))  # a script of a user's adds itself
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.enter_context(contextlib.redirect_stderr(errors))
         os.chdir(cwd)
@@ -92,11 +75,10 @@ def read(line, cwd=ROOT):
 def run(script, *arguments, **options):
     """Run a script to its end; stdout and stderr as text.
 
-    In this process, unless it measures, lies elsewhere, or has an option of subprocess.run but `cwd` and `timeout`."""
+    In this process, whose jobs are processes, unless it lies elsewhere or has an option of subprocess.run but `cwd` and
+    `timeout`."""
     line = command(script, *arguments)
-    words = " ".join([Path(line[1]).name, *line[2:3]])
-    measures = words.startswith(MEASURES) and not {"--list", "--help"} & {*line} or "--rev" in line
-    if Path(line[1]).parent == ROOT and options.keys() <= {"cwd", "timeout"} and not measures:
+    if Path(line[1]).parent == ROOT and options.keys() <= {"cwd", "timeout"} and "--rev" not in line:
         return read(line, options.get("cwd", ROOT))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.run(line, **{**pipes, "timeout": 600, "cwd": ROOT, **options})
