@@ -1,1 +1,1 @@
-"""Define tables, figures and sections of a page.  Knows no record."""
+"""Types of tables, plots and sections, and how they are written as text, CSV and JSON; no records, no torch."""

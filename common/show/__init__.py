@@ -1,1 +1,1 @@
-"""Make the HTML page, the summaries for TensorBoard, and a trace in Perfetto.  No torch."""
+"""Rows as plots, and one offline page of them and of what the tools measured."""
