@@ -155,6 +155,7 @@ def script_main(file: str, description: Optional[str]) -> int:
     from common.cli.parser import Parser, add_choice, chosen
     from common.core import flag_types, scripts
     from common.core.errors import UserError
+    from common.core.implementations import LATTICES
 
     parser = Parser(
         description=description,
@@ -178,6 +179,8 @@ def script_main(file: str, description: Optional[str]) -> int:
         add_choice(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args()
+    if implementation.template and implementation.kind in LATTICES:
+        arguments.topology = arguments.topology or implementation.kind  # beside losses on the same lattice
     mine = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
     others = [other for other in chosen(parser, arguments) if other not in mine] if implementation.template else []
     return run(parser.prog, lambda: benchmark.benchmark([*mine, *others], arguments, mine))

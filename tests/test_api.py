@@ -24,6 +24,9 @@ del sys.path[0]
 def loss(logits, targets, T_lengths, U_lengths, blank=0, reduction="mean"):
     return vectorised.transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction=reduction)
 
+def broken(logits, targets, T_lengths, U_lengths):
+    raise ValueError("as planned")
+
 def negative(logits, targets, T_lengths, U_lengths):
     return -loss(logits, targets, T_lengths, U_lengths, reduction="none")
 """
@@ -44,11 +47,13 @@ QUICK = ("--preset", "quick", "--device", "cpu", "--quiet")
 
 def test_a_function_of_a_package_is_measured_as_a_row(folder, tmp_path):
     flags = ["--loss", "mypackage.rnnt:loss", "--loss", "minus=mypackage.rnnt:negative", "--skip", "all"]
+    flags += ["--loss", "broken=mypackage/rnnt.py:broken"]
     done = run("benchmark_all.py", *flags, *QUICK, "--passes", "timing", "--log-dir", tmp_path, cwd=folder)
     rows = rows_of(tmp_path)
-    assert done.returncode == 1 and rows.keys() == {"mypackage.rnnt.loss", "minus"}, done.stderr
+    assert done.returncode == 1 and rows.keys() == {"mypackage.rnnt.loss", "minus", "broken"}, done.stderr
     assert rows["mypackage.rnnt.loss"]["status"] == "ok" and rows["mypackage.rnnt.loss"]["loss_ms"]["median"] > 0
     assert rows["minus"]["status"] == "error" and "log-likelihood" in rows["minus"]["reason"]
+    assert rows["broken"]["status"] == "error" and "(rnnt.py, line " in rows["broken"]["reason"]
     again = rnnt_bench.load(tmp_path)
     assert {row["name"] for row in again} == rows.keys()
 

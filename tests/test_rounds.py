@@ -6,13 +6,13 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
-from canned import LIMITS, Canned, measured, statuses, stop
-from commands import ROOT, rows_of
+from canned import LIMITS, QUICK, Canned, measured, parsed, statuses, stop
+from commands import ROOT, rows_of, run
 from fixtures_runs import one_row, records_of, status, timing, write_run
 
 from common.analysis.measured import _of_jobs
-from common.cli.benchmark import default_rows
-from common.core import flag_types
+from common.cli.benchmark import benchmark, default_rows
+from common.core import flag_types, scripts
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.jobs import rounds
 from common.jobs.progress import Progress
@@ -130,9 +130,13 @@ def test_no_round_begins_when_the_budget_is_spent(tmp_path, monkeypatch):
     assert executor.rounds("reference") == [1, 2, 3]  # in any case
 
 
-@pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), ("0.5h", 1800), ("20", 20)])
-def test_a_time_is_in_seconds_minutes_or_hours(text, seconds):
-    assert flag_types.duration(text) == seconds
+@pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), ("0.5h", 1800), ("20", None)])
+def test_a_time_is_in_seconds_minutes_or_hours_as_its_unit_says(text, seconds):
+    if seconds:
+        assert flag_types.duration(text) == seconds
+    else:
+        with pytest.raises(UserError, match="unit"):
+            flag_types.duration(text)
 
 
 def test_a_budget_is_for_an_ordinary_run(tmp_path):
@@ -238,3 +242,34 @@ def test_who_is_ahead_by_the_batches_that_all_have():
             timed.note(name, number, [line for line in lines if isinstance(line, schema.Sample)])
     timed.ms["few"] = {(1, 4): 1.0}
     assert timed.words() == "exact: fast 15.00, slow 30.00 ms; pruned: approx 2.000 ms"
+
+
+# Losses of the user's own.
+
+
+def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):
+    script = tmp_path / "benchmark_flash.py"
+    text = (ROOT / "benchmark_mine.py").read_text()
+    script.write_text(
+        text.replace('    name = "mine"\n', '    topology = "hat"\n').replace("    hint = ", "    note = ")
+    )
+    executor, name = Canned(), scripts.of_file(str(script)).name
+    arguments = parsed(*QUICK, "--log-dir", tmp_path / "log", "--passes", "correctness")
+    assert benchmark([name, "torchaudio", "torchaudio:hat"], arguments, [name], executor) == EXIT_OK
+    assert {row for row, _ in executor.seen} == {"flash", "torchaudio"}
+
+
+def test_a_loss_that_was_named_and_cannot_run_fails_the_command(tmp_path):
+    def answer(job, chosen):
+        return [job.status("missing", "no function")] if job.implementation == "reference" else None
+
+    arguments = parsed(*QUICK, "--log-dir", tmp_path, "--only", "torchaudio,reference", "--passes", "correctness")
+    codes = [benchmark(list(arguments.only), arguments, own, Canned(answer)) for own in ([], ["reference"])]
+    assert codes == [EXIT_OK, EXIT_FAILED]
+
+
+def test_more_targets_than_frames_are_no_error(tmp_path, tiny_shapes):
+    flags = ["--preset", "quick", "--device", "cpu", "--passes", "correctness", "--shape-file", tiny_shapes]
+    flags += ["--frames", "3", "--tokens", "9", "--log-dir", tmp_path, "--in-place"]
+    done = run("losses/benchmark_reference.py", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr

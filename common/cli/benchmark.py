@@ -13,7 +13,7 @@ from common.cli import cluster, ending, parser, screen
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import grid, presets, scripts, settings
-from common.core.errors import UserError
+from common.core.errors import NOT_RUNNABLE, UserError
 from common.core.implementations import LATTICES, find
 from common.core.setting import worded
 from common.core.settings import Settings
@@ -55,7 +55,7 @@ def benchmark(
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     device = interpreters.device_of(arguments.device, python_of)
     if tuple(getattr(arguments, "only", ())) == standard():  # no row was named
-        python_of = _default_rows(python_of, device, arguments)
+        python_of = _default_rows(python_of, device, arguments, names_of_script)
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
     cells, settings_of = grid.cells(arguments.sweep), _settings(arguments.sweep, given, device)
@@ -71,7 +71,7 @@ def benchmark(
         if not any(run.path.exists() for run in runs):
             raise ended.mistake
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
-    return ending.finish(ended, _show([run.folder for run in runs], arguments, log), arguments, log)
+    return ending.finish(ended, _show([run.folder for run in runs], arguments, log, names_of_script), arguments, log)
 
 
 def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -90,9 +90,12 @@ def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     return ending.finish(ended, _show(folders, arguments, log), arguments, log)
 
 
-def _default_rows(python_of: Mapping[str, Choice], device: str, arguments: argparse.Namespace) -> Dict[str, Choice]:
-    """Return what is measured where no row was named, and say what is left out."""
-    names = default_rows(list(python_of), device, bool(arguments.budget), arguments.topology)
+def _default_rows(
+    python_of: Mapping[str, Choice], device: str, arguments: argparse.Namespace, own: Sequence[str]
+) -> Dict[str, Choice]:
+    """Return what is measured where no row was named, and say what is left out.  own: rows of the user's own."""
+    kept = default_rows(list(python_of), device, bool(arguments.budget), arguments.topology)
+    names = [name for name in python_of if name in kept or name in own]
     left_out = [name for name in python_of if name not in names]
     if left_out and not arguments.quiet:
         print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
@@ -203,9 +206,13 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
-def _show(folders: Sequence[Path], arguments: argparse.Namespace, log: Log) -> Shown:
-    """Print the table of these runs and return the status of each row."""
+def _show(folders: Sequence[Path], arguments: argparse.Namespace, log: Log, own: Sequence[str] = ()) -> Shown:
+    """Print the table of these runs and return the status of each row.
+
+    own: rows of the user's own, which fail the command where they cannot run.
+    """
     shown = log.of(folders)
-    statuses = [row.status for row in (*shown.rows, *shown.searches, *shown.swept)]
+    rows = [*shown.rows, *shown.searches, *shown.swept]
+    statuses = ["error" if row.name in own and row.status in NOT_RUNNABLE else row.status for row in rows]
     short = answer.of_log(shown, folders=[arguments.log_dir], **screen.how())
     return ending.printed(short + "\n", results.of_log(shown) + "\n", statuses, arguments)

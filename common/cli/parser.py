@@ -121,16 +121,12 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     given = {key: values.get(key) for key in settings.SETTINGS if key != "device"}
     shape_file: Optional[Path] = given["shape_file"]
     if shape_file is not None:
-        problem = paths.not_a_file(shape_file)
-        if problem:
-            raise UserError(
-                f"--shape-file {shape_file}: {problem}; make one with generate_shape_info.py or remove the flag"
-            )
-        path = shape_file.resolve()
-        inside = paths.ROOT in path.parents
-        given["shape_file"] = str(path.relative_to(paths.ROOT) if inside else path)
         from common.data import shapes  # brings numpy, which no reader waits for
 
+        path, advice = shape_file.resolve(), "make one with generate_shape_info.py or remove the flag"
+        if problem := paths.not_a_file(shape_file):
+            raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
+        given["shape_file"] = str(path.relative_to(paths.ROOT) if paths.ROOT in path.parents else path)
         given["file_vocab_size"] = shapes.known_vocab_size(path)
     shortest, longest = given["min_duration"], given["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
@@ -160,15 +156,12 @@ def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...
     `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
-        words, placed = [], []
+        words = []
         for word in map(str.strip, text.split(",")):
-            match = re.fullmatch(r"(.+?)((?::[\w-]+)?(@[\w-]+)?)", word)
-            name, rest, environment = match.groups() if match else (word, "", None)
-            words.append((scripts.of_file(name).name if name.endswith(".py") else name) + rest)
-            if environment:
-                words[-1] = find(words[-1]).name  # its own where that is the environment
-                placed.append(words[-1])
-        known = dict.fromkeys([*(implementation.name for implementation in with_variants()), *placed])
+            file = re.match(r".+?\.py(?=[:@]|$)", word)
+            name = scripts.of_file(file[0]).name + word[file.end() :] if file else word
+            words.append(find(name).name if "@" in name else name)  # its own where that is the environment
+        known = dict.fromkeys([*(row.name for row in with_variants()), *(word for word in words if "@" in word)])
         return flag_types.some_of(list(known), everything)(",".join(words))
 
     return parse

@@ -94,9 +94,11 @@ def durations(text: str) -> str:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of "90s", "5m" or "1h"; a number alone is seconds."""
+    """Return the seconds of "90s", "5m" or "1h".  The unit has to be there: 5 could mean minutes."""
     seconds = {"s": 1, "m": 60, "h": 3600}
-    return positive(text[:-1]) * seconds[text[-1]] if text[-1:] in seconds else positive(text)
+    if text[-1:] not in seconds:
+        raise UserError(f"give a time such as 90s, 5m or 1h, with the unit, not {text!r}")
+    return positive(text[:-1]) * seconds[text[-1]]
 
 
 def percentage(text: str) -> float:
@@ -170,7 +172,8 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
             return tuple(choices if everything is None else everything)
         wrong = next((word for word in given if word not in choices), "")
         if wrong or not given:
-            raise UserError(f"give some of {', '.join(choices)}, not {text!r}{closest(wrong, choices)}")
+            guess = closest(wrong, choices)  # first: the list may be long
+            raise UserError(f"{text!r}{guess}{'. ' if guess else ': '}Give some of {', '.join(choices)}")
         return tuple(choice for choice in choices if choice in given)
 
     return parse

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -25,21 +26,13 @@ from common.system.processes import write_record
 
 
 def own_line(error: BaseException, script: str) -> str:
-    """Return " (benchmark_flash.py, line 23)": the last line of the user's own that was run, of the script of a loss
-    that the table does not know or of what lies beside it; "" where there is none."""
-    if not script.endswith(".py"):
-        return ""
-    folder = Path(script).resolve().parent
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [
-        frame for frame in frames if folder in Path(frame.filename).parents and not _is_foreign(Path(frame.filename))
-    ]
+    """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own, for a script of a loss that
+    the table does not know; "" where there is none."""
+    foreign = (str(ROOT / "common"), str(BUILD), sys.prefix, sys.base_prefix, "<")
+    frames = traceback.extract_tb(error.__traceback__) if script.endswith(".py") else []
+    mine = [frame for frame in frames if not frame.filename.startswith(foreign)]
+    mine = [frame for frame in mine if "site-packages" not in frame.filename]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else ""
-
-
-def _is_foreign(path: Path) -> bool:
-    """Return whether a file is of this suite, or of an installed package."""
-    return ROOT / "common" in path.parents or "site-packages" in path.parts
 
 
 def status_of(error: BaseException) -> str:

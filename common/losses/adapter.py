@@ -80,7 +80,7 @@ class Adapter:
     """
 
     name: str
-    hint: str
+    hint: str = "install the package of the loss"
     imports = ""
     variants: Mapping[str, Mapping[str, Any]] = {}
     layout = "padded"

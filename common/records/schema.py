@@ -169,7 +169,7 @@ class Batch(Struct, frozen=True):
     padded_cells: Positive
     frames: Optional[Positive] = None
     tokens: Optional[Count] = None
-    one_symbol_cells: Optional[Positive] = None
+    one_symbol_cells: Optional[Count] = None
     pruned_cells: Optional[Positive] = None
 
 
