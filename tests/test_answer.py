@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 
 import pytest
 from commands import ROOT
 from fixtures_runs import (
-    COMMAND,
     correctness,
     memory,
     records_of,
@@ -61,15 +53,6 @@ def test_the_answer_fits_a_screen(log):
     assert positions == sorted(positions)
     row = next(line.split() for line in lines if line.startswith("fast_rnnt "))
     assert {"202.0", "2.00", "slower", "90.00"} <= set(row)
-
-
-def test_the_verdict_begins_with_the_advice_and_is_whole_on_a_narrow_screen(log):
-    (group,) = groups(logs.rows([log]))
-    for width in (80, 100, 200):
-        text = answer.render(group, width=width)
-        advice = text.partition("VERDICT\n")[2].splitlines()[0]
-        assert advice.startswith("Use optimized_transducer: 2.0x faster (2.0 to 2.0) and 1.8x smaller")
-        assert max(map(len, text.splitlines())) <= width and " ..." not in text.partition("VERDICT")[2]
 
 
 def test_losses_under_another_torch_are_a_group_of_their_own(log):
@@ -186,13 +169,17 @@ def test_what_cannot_be_told_apart_is_unclear(tmp_path):
     assert not verdict.of(group).fastest.sure and "unclear" in screen(tmp_path).partition("VERDICT")[2]
 
 
-def test_a_line_has_as_many_columns_as_there_is_room_for(log):
+def test_a_line_has_as_many_columns_as_there_is_room_for_and_colors_change_nothing(log):
     rows = logs.rows([log])
     heads = {}
     for width in (60, 80, 100, 200):
-        text = answer.render(rows, width)
+        text, colored = answer.render(rows, width), answer.render(rows, width, answer.COLORS)
         assert max(map(len, text.splitlines())) <= width
+        assert width < 80 or " ..." not in text.partition("VERDICT")[2]
+        assert "\x1b[" in colored and re.sub(r"\x1b\[[\d;]*m", "", colored) == text
         heads[width] = set(re.findall(r"[a-z]+", text.partition("exact:")[0]))
+        advice = " ".join(text.partition("VERDICT\n")[2].split())
+        assert advice.startswith("Use optimized_transducer: 2.0x faster (2.0 to 2.0) and 1.8x smaller")
     assert "torch" in heads[200] and "torch" not in heads[60] and "verdict" in heads[60]
 
 
@@ -200,35 +187,6 @@ def test_details_have_what_the_screen_leaves_out(log):
     short, details = screen(log), summarize(log)
     for word in ("fast_rnnt step: joiner 20", "approximate by design"):
         assert word in details and word not in short
-
-
-def on_a_terminal(log, columns, **variables):
-    """Return what summarize.py writes to a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
-    command = [sys.executable, str(COMMAND), str(log)]
-    process = subprocess.Popen(command, stdout=theirs, env={**environment, "TERM": "xterm", **variables})
-    os.close(theirs)
-    text = b""
-    while True:
-        try:
-            chunk = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        text += chunk
-    os.close(ours)
-    assert process.wait() == 0
-    return text.decode()
-
-
-def test_a_terminal_shows_colors_and_its_width_unless_told_not_to(log):
-    wide, plain = on_a_terminal(log, 200), on_a_terminal(log, 200, NO_COLOR="1")
-    assert "\x1b[" in wide and "\x1b" not in plain
-    assert re.sub(r"\x1b\[[\d;]*m", "", wide) == plain and max(map(len, plain.splitlines())) > 100
-    assert max(map(len, on_a_terminal(log, 80, NO_COLOR="1").splitlines())) <= 80
 
 
 def test_searches_and_sweeps_end_in_a_verdict_too():

@@ -113,19 +113,6 @@ def test_the_same_code_under_another_load_is_not_found_changed(name):
     assert looks_changed > 0
 
 
-def test_one_part_of_a_run_against_another():
-    """Rounds that follow each other, as two runs one after the other would: what drifts between them is no change."""
-    pairs = []
-    for load in ("one-thread", "two-threads"):
-        for name in NAMES:
-            run = real(load, name)
-            jobs = timing_jobs(run)
-            for first in range(0, len(jobs) - 9):
-                left, other = jobs[first : first + 5], jobs[first + 5 : first + 10]
-                pairs.append(Pair(drawn(run, left, "one"), drawn(run, other, "other")))
-    assert changes(verdicts(pairs)) <= 0.05
-
-
 def quieter(run, spread):
     """The run with all deviations from a batch's median shrunk alike, so that rounds deviate by `spread` (0.01 for 1%).
 
@@ -185,16 +172,6 @@ def test_a_planted_slowdown_below_the_spread_is_not_guessed(seeds):
     run = real("two-threads", "torchaudio")
     counts = verdicts([in_alternation(run, seed, 10, factor=1.03) for seed in seeds])
     assert changes(counts) <= 0.05 and counts["faster"] <= 0.025 * sum(counts.values())
-
-
-def test_a_planted_slowdown_is_found_at_its_size():
-    """Exactly paired, the spread of the samples does not matter."""
-    run = real("two-threads", "torchaudio")
-    pair = Pair(drawn(run, timing_jobs(run)[:3], "x"), drawn(run, timing_jobs(run)[:3], "x", factor=1.03))
-    (row,) = comparison.compare([pair])
-    for time in row.time.values():
-        assert time.verdict == "slower" and time.ratio == pytest.approx(1.03)
-    assert len(comparison.regressions([row], 0.02)) == 2 and comparison.regressions([row], 0.03) == []
 
 
 def test_intervals_are_wider_the_more_of_them_there_are():

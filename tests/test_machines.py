@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import re
 
-from faults.damage import mutated
 from fixtures_machines import LARGE, measured, side_by_side
 from fixtures_runs import environment, header, status, write_records, write_run
 
-from common.analysis import groups, logs, machines
+from common.analysis import logs, machines
 from common.show.machines import TITLE, numbers
 from common.show.page import page
 
@@ -20,16 +18,6 @@ def groups_of(folder):
 
 def page_of(folder):
     return page(groups_of(folder), folder, "/* plotly */")
-
-
-def test_other_cores_are_another_machine_and_not_an_earlier_run(tmp_path):
-    measured(tmp_path / "a", "k2", 10, cores=2)
-    measured(tmp_path / "b", "k2", 10, cores=64)  # the same CPU and threads
-    rows = logs.rows([tmp_path])
-    assert [row.configuration["cores"] for row in rows] == [2, 64]
-    assert [row.earlier_runs for row in rows] == [0, 0] and len(groups.groups(rows)) == 2
-    headings = sorted(groups.heading(group) for group in groups.groups(rows))
-    assert "2 threads of 64 cores, " in headings[0] and "2 threads, " in headings[1]
 
 
 def test_runs_from_before_cores_were_recorded_and_of_cuda_are_of_any(tmp_path):
@@ -81,16 +69,3 @@ def test_what_did_not_run_on_a_machine_says_so_there(tmp_path):
     (family,) = machines.families(groups_of(tmp_path))
     (missing,) = (row for row in numbers(family).rows if row[0].shown == "k2")
     assert sorted(cell.shown for cell in missing[1:3]) == ["-", "unsupported"]
-
-
-def test_garbled_records_never_crash_the_section(tmp_path, thorough):
-    side_by_side(tmp_path)
-    path = next((tmp_path / "l2").rglob("results.jsonl"))
-    whole = path.read_bytes()
-    for seed in range(30 if thorough else 6):
-        path.write_bytes(mutated(whole, random.Random(seed))[0])
-        assert "Some CPU" in page_of(tmp_path)
-
-
-def test_many_machines_have_letters():
-    assert [machines.letter(at) for at in (0, 25, 26, 52)] == ["A", "Z", "A2", "A3"]

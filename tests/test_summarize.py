@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +9,12 @@ import pytest
 from commands import has_words
 from fixtures_runs import (
     COMMAND,
-    header,
     one_row,
     read_rows,
     status,
     summarize,
-    write_records,
     write_run,
 )
-from fixtures_traces import kineto, steps, write
 
 # Which runs.
 
@@ -89,13 +85,6 @@ def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path
     assert "results.jsonl" in summarize(tmp_path / "bad", code=1)
 
 
-def test_nothing_readable_is_exit_code_1(tmp_path):
-    write(tmp_path / "a" / "w.1.pt.trace.json", "{")
-    assert "cut short" in summarize(tmp_path, code=1)
-    write(tmp_path / "b" / "w.1.pt.trace.json", kineto(steps([100])))
-    summarize(tmp_path)
-
-
 def test_output_file_and_a_terminal_without_unicode(tmp_path):
     write_run(tmp_path / "a", name="mödel")
     assert summarize(tmp_path, "--output", tmp_path / "table.txt") == ""
@@ -116,24 +105,6 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
         f"{sys.executable} {COMMAND} {tmp_path} | head -1", shell=True, capture_output=True, text=True
     )
     assert shown.stderr == "" and shown.stdout.startswith("batch size 30")
-
-
-def test_header_alone_in_the_default_table(tmp_path):
-    write_records(tmp_path / "a", [header("k2")])
-    assert re.search(r"k2 .* interrupted", summarize(tmp_path))
-
-
-def test_a_full_disk_is_one_clear_line(tmp_path):
-    write_run(tmp_path / "a")
-    for target in ("> /dev/full", "--output /dev/full"):
-        done = subprocess.run(
-            f"{sys.executable} {COMMAND} {tmp_path} {target}", shell=True, capture_output=True, text=True
-        )
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
-
-
-def test_a_wrong_flag_is_one_line():
-    assert summarize("--nope", code=2).count("\n") == 1
 
 
 def test_csv_has_ten_columns_that_do_not_change_with_the_run(tmp_path):

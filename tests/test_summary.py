@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 
 import pytest
 from commands import has_words
@@ -61,13 +60,6 @@ def test_headline_of_a_light_and_a_heavy_batch(tmp_path):
     assert row["stages"]["step"]["joiner"] == pytest.approx(5.3)
 
 
-def test_flagged_samples_are_kept_and_counted(tmp_path):
-    jobs = [correctness(), timing("timing-1", [10, 20], [1], flags=["busy"]), timing("timing-2", [30], [3])]
-    row = one_row(write_run(tmp_path / "a", jobs=jobs, passes=["correctness", "timing"]))
-    assert row["step_ms"]["n"] == 3 and row["flagged_samples"] == 3
-    assert "3 of 5 samples ran beside other load" in summarize(tmp_path / "a")
-
-
 def test_cuda_step_is_wall_time_and_events_stand_beside_it(tmp_path):
     lines = [
         environment("timing-1", device="cuda", device_name="NVIDIA H200"),
@@ -107,12 +99,6 @@ def test_only_jobs_that_ended_well_are_timed(tmp_path):
     assert (row["status"], row["reason"]) == ("oom", "timing-2: out of memory: 3 GB")
 
 
-def test_a_resumed_job_replaces_the_failed_attempt(tmp_path):
-    failed = [sample("timing-1", "step", 4, 500), status("timing-1", "error", "killed")]
-    row = one_row(write_run(tmp_path / "a", jobs=[failed, timing("timing-1", [10], [1])], passes=["timing"], rounds=1))
-    assert (row["status"], row["step_ms"]["n"], row["step_ms"]["median"]) == ("ok", 1, 10)
-
-
 @pytest.mark.parametrize(
     "jobs, expected, reason",
     [
@@ -150,13 +136,6 @@ def test_a_wrong_loss_is_an_error_even_when_its_job_ended(tmp_path):
     row = one_row(write_run(tmp_path / "a", jobs=[correctness(ok=False, grad_error=1e300)], passes=["correctness"]))
     assert row["status"] == "error" and "oracle" in row["reason"]
     assert " inf" in summarize(tmp_path / "a")
-
-
-def test_pruned_is_marked_approximate_with_its_gap(tmp_path):
-    jobs = [correctness(approximation_gap=0.0123)]
-    write_run(tmp_path / "a", name="k2-pruned", exact=False, jobs=jobs, passes=["correctness"])
-    text = summarize(tmp_path / "a")
-    assert "k2-pruned (approx.)" in text and "1.2e-02 off the exact one" in text
 
 
 def test_an_imprecise_row_is_called_so_and_is_no_error(tmp_path):
@@ -199,15 +178,6 @@ def test_load_beside_the_profiled_steps_is_said(tmp_path, flags):
     without = [{key: line[key] for key in line if line["record"] != "trace" or key != "flags"} for line in records]
     write_records(folder, without)  # as older runs are
     assert "profiled steps ran" not in str(one_row(folder)["notes"])
-
-
-def test_windows_are_in_the_order_of_time_not_of_text(tmp_path):
-    early, late = kineto(steps([100]) + [allocation(1, 1 * MIB)]), kineto(steps([300]) + [allocation(1, 2 * MIB)])
-    row = one_row(traced_run(tmp_path / "a", early, late))  # w.9 and w.10
-    assert [window["file"] for window in row["windows"]] == ["w.9.pt.trace.json", "w.10.pt.trace.json"]
-    shutil.copytree(tmp_path / "a", tmp_path / "others")
-    (tmp_path / "others" / "results.jsonl").unlink()
-    assert one_row(tmp_path / "others")["peak_memory_mb"] == 1
 
 
 def test_cuda_peak_is_the_highest_of_all_windows(tmp_path):
@@ -256,24 +226,12 @@ def test_real_traces_of_someone_else(version):
     assert row == one_row(sorted(folder.iterdir())[0], sorted(folder.iterdir())[1])
 
 
-def test_a_stub_is_flagged_in_the_table():
-    text = summarize(REAL / "torch-2.11.0-stub")
-    assert "stub step: ProfilerStep#7" in text and "left out of the average" in text
-
-
 def test_a_stub_alone_in_the_last_window_is_left_out(tmp_path):
     for number, (durations, operators) in enumerate((([100, 200], 40), ([4], 2))):
         write(tmp_path / "a" / f"w.{number}.pt.trace.json", kineto(steps(durations, number * 2 + 1, operators)))
     row = one_row(tmp_path / "a")
     assert row["average_step_time_us"] == 150 and row["windows"][1]["steps"] == 0
     assert "stub step: ProfilerStep#3" in row["notes"][0]
-
-
-def test_a_short_step_alone_in_the_last_window_with_its_operators_is_whole(tmp_path):
-    for number, durations in enumerate(([100], [4])):
-        write(tmp_path / "a" / f"w.{number}.pt.trace.json", kineto(steps(durations, operators=40)))
-    row = one_row(tmp_path / "a")
-    assert row["average_step_time_us"] == 52 and not any("stub" in note for note in row["notes"])
 
 
 def like_a_stub(first, step=100):

@@ -73,15 +73,6 @@ def test_the_heading_tells_the_batches_that_were_there(tmp_path):
     assert summarize(tmp_path / "b").startswith("batch size 30 (first 1 batch), ")
 
 
-def test_what_cannot_be_read_has_a_table_of_its_own(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "results.jsonl").write_text("nonsense\n")
-    write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100])))
-    headings = [block.splitlines()[0] for block in summarize(tmp_path).split("\n\n")]
-    assert sorted(headings[:2]) == ["traces without records of this suite", "unreadable"]
-
-
 def test_table_is_grouped_sorted_and_fits(tmp_path):
     for name, ms in (("optimized_transducer", 1000.5), ("k2", 300.25), ("torchaudio", 12345.6)):
         jobs = [correctness(), timing("timing-1", [ms, ms * 1.3], [ms / 3]), memory(12345.6)]
@@ -127,18 +118,6 @@ def test_markdown_is_one_table_per_group_with_numbers_to_the_right(tmp_path):
     row = dict(zip(heads, zip(rules, cells)))
     assert row["implementation"] == ("---", "torchaudio") and row["status"] == ("---", "ok")
     assert row["step ms +- n"] == ("---:", "25.00 +-12% 4")
-
-
-def test_csv_has_flat_columns(tmp_path):
-    write_run(tmp_path / "a")
-    (row,) = csv.DictReader(io.StringIO(summarize(tmp_path, "--format", "csv", "--all-columns")))
-    assert (row["name"], row["step_ms_median"], row["step_ms_n"], row["memory_step_torch_allocated_mb"]) == (
-        "torchaudio",
-        "25.0",
-        "4",
-        "32.0",
-    )
-    assert row["configuration_vocab_size"] == "500"
 
 
 def test_json_has_the_promised_keys_and_no_infinity(tmp_path):

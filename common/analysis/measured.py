@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import times
-from common.analysis.row import COUNTERS, Configuration, Largest, Row, batches_of, gaps, newest
+from common.analysis.row import COUNTERS, Configuration, Largest, Row, batches_of, newest
 from common.core import settings, statistics
 from common.core.settings import FEWEST_ROUNDS
-from common.core.text import count, gathered
+from common.core.text import gathered
 from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
@@ -193,25 +193,9 @@ def _notes(
         reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
         notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
     if line and header.kind == "pruned":
-        note = "approximate by design: its errors were measured with the range widened to all of U"
-        notes.append(note + _gaps_in_words(line))
+        notes.append("approximate by design: its errors were measured with the range widened to all of U")
     traced = [trace.note, BUSY_TRACE if trace.flags else ""] if trace else []
     return [*notes, *numbers.notes, *filter(None, traced)]
-
-
-def _gaps_in_words(line: Correctness) -> str:
-    """Say how far off an approximate loss is; results from before other logits have one gap, on random ones."""
-    if not gaps(line):
-        gap = line.approximation_gap
-        return "" if gap is None else f"; as timed, its loss is {gap:.1e} off the exact one"
-    parts: List[str] = []
-    for kind, gap in gaps(line).items():
-        part = f"{abs(gap):.1e} on {kind} ones" if parts else f"{abs(gap):.1e} off the exact one on {kind} logits"
-        ends_ = line.gap_ranges.get(kind)
-        if ends_:
-            part += f" ({ends_.lowest:.1e} to {ends_.highest:.1e} over {count(ends_.utterances, 'utterance')})"
-        parts.append(part)
-    return "; as timed, its loss is " + ", ".join(parts)
 
 
 # Traces.

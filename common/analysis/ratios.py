@@ -268,12 +268,6 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift
     return Drift(*(math.exp((count - 1) * change) for change in (slope, slope - half, slope + half)))
 
 
-def scaled(ratio: Ratio, factor: float) -> Ratio:
-    """Return the ratio, its interval and its range times `factor`; the sides' times stay as they are."""
-    ends = {key: getattr(ratio, key) for key in ("ratio", "low", "high", "least", "most")}
-    return ratio._replace(**{key: value * factor for key, value in ends.items() if value is not None})
-
-
 def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float = 0.8) -> Optional[float]:
     """Return the slowdown (0.12 for 12%) that would be called slower with probability `power` at this spread; None
     where none would."""

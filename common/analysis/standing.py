@@ -33,7 +33,6 @@ CALM = "end what else runs and repeat"
 FAR = 3.0
 #: A ratio that other load beside one of two rows is not taken to explain.
 BEYOND_LOAD = 10.0
-_TRIED_ROUNDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 
 
 class Margins(NamedTuple):
@@ -168,35 +167,14 @@ class Standing:
         if ratio.low is None or ratio.high is None or few or (self.verdict == "unclear" and is_sure):
             return f"{difference}, but {self.doubt}"
         span = f"the interval, {_span(ratio.low, ratio.high)},"
-        load = f"{self.load}: {CALM}; with the spread as it is, " if max(self.busy) > BUSY_LIMIT else ""
+        busy = max(self.busy) > BUSY_LIMIT
         if self.verdict == "unclear":  # more rounds beside the same load are the second thing to try
-            over = f"{span} reaches over the tolerance of {percent(margins.tolerance)}"
-            return f"{difference}, but {over}; {load}{self._advice()}"
-        after = f"; {self.load}" if load else ""
+            advice = f"{self.load}: {CALM}" if busy else "more --rounds would narrow it"
+            return f"{difference}, but {span} reaches over the tolerance of {percent(margins.tolerance)}; {advice}"
+        after = f"; {self.load}" if busy else ""
         if self.verdict == "same":
             return f"{span} is within the {percent(margins.same)} that count as the same{after}"
         return f"{difference}; {span} is beyond the tolerance of {percent(margins.tolerance)}{after}"
-
-    def _advice(self) -> str:
-        """Return how many rounds would give a clear verdict if the ratio and its spread stayed as they are."""
-        assert self.ratio is not None
-        rounds, margins = self._fewest, self.margins
-        spread = (self.ratio.error or 0.0) * math.sqrt(rounds)
-        change = abs(math.log(self.ratio.ratio))
-        away = max(change - math.log1p(margins.tolerance), math.log1p(margins.same) - change)
-
-        def reach(tried: int) -> float:
-            """Return half of the interval after that many rounds, in logarithms."""
-            freedom = tried - 1 if self.paired else 2 * tried - 2
-            return statistics.student_t(margins.confidence, freedom) * spread / math.sqrt(tried)
-
-        for tried in _TRIED_ROUNDS:
-            if tried > rounds and reach(tried) < away:
-                return f"about {tried} rounds would tell"
-        most = max(_TRIED_ROUNDS[-1], rounds)
-        wide = reach(most) > math.log1p(margins.same)  # wider than what does not matter, wherever the ratio were
-        why = "the spread between rounds is too large" if wide else "it is too close to the tolerance"
-        return f"not even {most} rounds would tell: {why}"
 
     @property
     def may_be_as_fast(self) -> bool:
