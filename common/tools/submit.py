@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from common.analysis import logs
 from common.analysis.row import SCOPES, Row
@@ -31,8 +31,8 @@ from common.setup import interpreters
 NAME = "rnnt-bench submit"
 #: Fields whose texts are kept, where they look like WORDS; numbers are kept everywhere, other texts nowhere.
 ALLOWED = frozenset(
-    """record name run_id suffix package kind settings values started git_revision cpu os python gpu torch device device_name
-    cuda driver throttled_by implementation_version options ours default l2 denormals allocator variables
+    """record name run_id suffix package kind settings values started git_revision cpu os python gpu torch device
+    device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator variables
     transparent_huge_pages affinity governor shape_file_sha256 scope why dtype kernel flags limit_kind status pass job
     differing reached_by_padding overwritten""".split()
 )
@@ -76,7 +76,7 @@ def keep(rows: Sequence[Row], folder: Path) -> None:
     folder.mkdir()
     written = set()
     for row in rows:
-        of_row = Path(row.folder or "")
+        of_row = row.folder
         file = of_row / schema.FILE_NAME
         linked = of_row.is_symlink() or file.is_symlink() or not file.is_file()
         if row.unreadable or linked or of_row in written or row.name.partition("@")[0] not in known:
@@ -110,41 +110,27 @@ def problems(folder: Path) -> Iterator[str]:
         yield plain(str(error))
         return
     for row in rows:
-        yield from (f"{Path(row.folder or folder).name}: {reason}" for reason in _of_row(row))
+        header, machine, timed = row.header, row.header.machine, bool(row.times)
+        known = machine.cpu and machine.cores and machine.memory_bytes
+        checks = {
+            plain(row.reason): row.unreadable,
+            f"{plain(row.reason)}: --resume measures it": row.status == "interrupted",
+            "its records have no revision: measure in a checkout of the suite": not header.git_revision,
+            "it was measured with uncommitted changes: commit or stash them, and measure again": header.git_dirty,
+            "its records do not say on which machine it was measured": not known,
+            "its records do not say which torch and which device measured it": timed
+            and not (row.environment.torch and row.device_name),
+            "it ran beside other load: measure when the machine is quiet": any(map(row.is_beside_load, SCOPES)),
+        }
+        yield from (f"{row.folder.name}: {words}" for words, wrong in checks.items() if wrong)
     if not any(row.times or row.largest for row in rows):
         yield "nothing was measured: no row has a time or a size"
     readable = [row for row in rows if not row.unreadable]
-    machines: List[Tuple[str, List[Any]]] = [
-        ("machines", [(row.header.machine.cpu, row.header.machine.cores) for row in readable]),
-        ("devices", [row.device_name for row in readable if row.device_name]),
-    ]
-    for what, values in machines:
-        different = list(dict.fromkeys(map(str, values)))
-        if len(different) > 1:
-            yield f"is of {len(different)} {what}, {', '.join(map(plain, different))}: make a folder of each"
-
-
-def _of_row(row: Row) -> Iterator[str]:
-    """Yield why a row is not complete."""
-    if row.unreadable:
-        yield plain(row.reason)
-        return
-    if row.status == "interrupted":
-        yield f"{plain(row.reason)}: --resume measures it"
-    header = row.header
-    if not header.git_revision:
-        yield "its records have no revision: measure in a checkout of the suite"
-    if header.git_dirty:
-        yield "it was measured with uncommitted changes: commit or stash them, and measure again"
-    if not (header.machine.cpu and header.machine.cores and header.machine.memory_bytes):
-        yield "its records do not say on which machine it was measured"
-    if not row.times:
-        return
-    if not (row.environment.torch and row.device_name):
-        yield "its records do not say which torch and which device measured it"
-    for scope in SCOPES:
-        if row.is_beside_load(scope):
-            yield f"its {scope} ran beside other load: measure when the machine is quiet"
+    machines = {f"{row.header.machine.cpu}, {row.header.machine.cores} cores" for row in readable}
+    devices = {row.device_name for row in readable if row.device_name}
+    for what, values in (("machines", machines), ("devices", devices)):
+        if len(values) > 1:
+            yield f"is of {len(values)} {what}, {', '.join(map(plain, sorted(values)))}: make a folder of each"
 
 
 def submit(log: Path, into: Path, name: Optional[str]) -> int:

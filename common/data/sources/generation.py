@@ -144,7 +144,12 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
     for part in parts:
         counts.update(part.counts)
     if not counts["rows"]:
-        raise UserError(_why_none(counts))
+        empty = counts["without_supervision"] + counts["with_empty_text"]
+        why = (
+            f"{empty} have no text, {counts['rows_left_out_as_too_short']} rows are too short, others are not between "
+        )
+        why += "--min-duration and --max-duration"
+        raise UserError(f"{flags.manifest}: no utterance is left: of {counts['utterances_read']} read, {why}")
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
     if_given = ("min_duration", "max_duration", "perturb_again")
     provenance = {
@@ -233,15 +238,6 @@ def _kept(
     if len(rows) and rows.max() > shapes.LARGEST:
         raise UserError(f"an utterance has {rows.max()} frames, more than a shape file can hold ({shapes.LARGEST})")
     return rows.astype(np.int32)
-
-
-def _why_none(counts: Counter) -> str:
-    """Return the error message where no row is left."""
-    read, short = counts["utterances_read"], counts["rows_left_out_as_too_short"]
-    empty = counts["without_supervision"] + counts["with_empty_text"]
-    others = counts["rows_below_min_duration"] + counts["rows_above_max_duration"]
-    outside = f", {others} rows are not between --min-duration and --max-duration" if others else ""
-    return f"no utterance is left: of {read} read, {empty} have no text, {short} rows are too short{outside}"
 
 
 # Processes.

@@ -16,12 +16,11 @@ import itertools
 import json
 import math
 import re
-import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, TextIO, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from common.core.errors import UserError
 from common.core.files import open_file
@@ -29,8 +28,8 @@ from common.data.shapes import LARGEST
 
 TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
-#: Characters of one entry, and of all of a JSON array, which is read whole: a small gzip file can hold any number.
-LONGEST_ENTRY, LONGEST_ARRAY = 2**24, 2**29
+#: Characters of one entry, or of all of a JSON array, which is read whole: a small gzip file can hold any number.
+LONGEST = 2**29
 #: End of the id of what lhotse has speed-perturbed, and beginning of Kaldi's.  "_sp12" may be a speaker.
 PERTURBED = re.compile(r"_sp(\d+\.\d+)$|^sp(\d+\.\d+)-")
 
@@ -121,37 +120,17 @@ def lines(path: Path) -> Iterator[Tuple[int, str]]:
 
 
 def _lines(path: Path) -> Iterator[Tuple[int, str]]:
-    from tqdm import tqdm
-
-    hidden = not sys.stderr.isatty()
-    with (
-        open_file(path) as raw,
-        tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name, disable=hidden) as bar,
-    ):
-        text = io.TextIOWrapper(_decompressed(raw), encoding="utf-8")
+    with open_file(path) as raw:
+        compressed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        text = io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if compressed else raw, encoding="utf-8")
         number = 0
-        while line := text.readline(LONGEST_ENTRY):
+        while line := text.readline(LONGEST):
             number += 1
             if line.startswith("["):
-                yield from enumerate(map(json.dumps, json.loads(_array(line, text))), start=1)
-            elif len(line) == LONGEST_ENTRY:
-                raise ValueError(f"entry {number} has more than {LONGEST_ENTRY} characters")
+                yield from enumerate(map(json.dumps, json.loads(line + text.read(LONGEST))), start=1)
             elif line.strip():
                 yield number, line
-            bar.update(raw.tell() - bar.n)
-
-
-def _array(begin: str, rest: TextIO) -> str:
-    whole = begin + rest.read(LONGEST_ARRAY)
-    if rest.read(1):
-        raise ValueError(f"an array of more than {LONGEST_ARRAY} characters")
-    return whole
-
-
-def _decompressed(raw: BinaryIO) -> BinaryIO:
-    compressed = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[return-value]
 
 
 def one_line(error: Exception) -> str:
