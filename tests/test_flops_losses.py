@@ -32,21 +32,21 @@ def count(work):
     return flops, macs, counter.not_counted()
 
 
-def counted(name, scope, shapes=SHAPES):
-    adapter = adapter_of(find(name), "cpu")
+def counted(row, scope, shapes=SHAPES):
+    adapter = adapter_of(find(row) if isinstance(row, str) else row, "cpu")
     model, batch, _ = setting_of(adapter, list(shapes), "cpu")
     return adapter, model, count(prepare(adapter, model, batch, scope).run)
 
 
 @pytest.mark.environment_contract
-@pytest.mark.parametrize("name", [implementation.name for implementation in with_variants()])
-def test_every_loss_is_counted_or_named(name):
+@pytest.mark.parametrize("row", with_variants(), ids=lambda row: row.name)
+def test_every_loss_is_counted_or_named(row):
     """A loss with a rule counts at least the softmax over V of each cell (pruned ones project to V, too).
 
     A loss without one is named with its custom function.
     """
-    layout = adapter_of(find(name), "cpu").layout
-    adapter, _, (flops, _, missing) = counted(name, "loss" if layout in ("padded", "packed") else "step")
+    layout = adapter_of(row, "cpu").layout
+    adapter, _, (flops, _, missing) = counted(row, "loss" if layout in ("padded", "packed") else "step")
     assert missing or sum(flops.values()) >= 2 * V * sum(T * (U + 1) for T, U in SHAPES)
     if adapter.package in (
         "torchaudio",

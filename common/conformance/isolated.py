@@ -73,7 +73,7 @@ def examine(
             python, "common.conformance.judge", {**job, "large": large, "cases": names}, ROOT, variables
         ) as child:
             in_time = _watch(child, timeout, note)
-        late = TIMEOUT, f"no answer within {timeout:g} s (--timeout)"
+        late: Tuple[Any, str] = TIMEOUT, f"no answer within {timeout:g} s (--timeout)"
         ending = how_it_ended(child.returncode, child.killed_for_memory, child.stderr) if in_time else late
         _take(row, names, child.records, ending)
         left = [name for name in names if name not in row.cells]
@@ -100,7 +100,7 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
     return attributes.simulator if device == "cpu" and "cpu" not in attributes.devices else {}
 
 
-def _take(row: Row, names: Sequence[str], lines: Sequence[Mapping[str, Any]], ending: Tuple[str, str]) -> None:
+def _take(row: Row, names: Sequence[str], lines: Sequence[Mapping[str, Any]], ending: Tuple[Any, str]) -> None:
     """Add the lines of a process to the row: at least one outcome, or why the implementation cannot be judged.
 
     `names` are the cases that it was given, `ending` the (result, message) of one that it left without an outcome.

@@ -332,13 +332,13 @@ def _cell(kind: str, gates: int) -> Callable[[Call], int]:
     return lambda call: (plain + 2 * gates * (call["input_bias"] is not None)) * (size(call["input_gates"]) // gates)
 
 
-for _names, _count in (
+for _names, _rule in (
     ("mkldnn_rnn_layer", _mkldnn_layer),
     ("mkldnn_rnn_layer_backward", _mkldnn_layer_backward),
     ("_cudnn_rnn", _cudnn_layers(False)),
     ("_cudnn_rnn_backward", _cudnn_layers(True)),
 ):
-    add(_names, _count)
+    add(_names, _rule)
 add_rows(
     ("_thnn_fused_lstm_cell", _cell("lstm", 4), 1),
     ("_thnn_fused_gru_cell", _cell("gru", 3), 1),

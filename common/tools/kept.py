@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar, Union
 
 from common.analysis.metrics import Metric, metric
 from common.core.errors import UserError
@@ -116,7 +116,7 @@ def read(path: Path) -> Kept:
     return Kept(path, records[0], jobs)
 
 
-def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Answer]) -> Iterator[Answer]:
+def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> Iterator[Union[Kind, Answer]]:
     """Yield the answers of the runs of a tool in, at or under `paths`, of equal ones on one machine the newest.
 
     A file that cannot be read has an answer that says so."""

@@ -80,7 +80,8 @@ def _inputs(
 def _count(counter: FlopCounter, model: torch.nn.Module, given: inputs.Inputs, flags: Mapping[str, Any]) -> None:
     """Call --method of the model on the inputs, and with --backward its backward; raise UserError for whatever that
     raises."""
-    owner, function = None, model
+    owner: Any = None
+    function: Any = model
     for name in [] if flags["method"] == "forward" else flags["method"].split("."):
         owner, function = function, getattr(function, name, None)
     if not callable(function):

@@ -164,7 +164,8 @@ def parts_of(document: Document, by: str = "module", depth: Optional[int] = None
         inside = [key for key in above if key in parts and (key or not counted.path.startswith("("))]
         return inside or [counted.path]
 
-    for each in (*document.modules, *document.counts):
+    entries: List[Union[Module, Operator]] = [*document.modules, *document.counts]
+    for each in entries:
         total.add(each, own=True)
         for key in keys(each):
             part = parts.setdefault(key, Part(key))
@@ -191,7 +192,8 @@ def merged(buckets: Sequence[Bucket]) -> Bucket:
         counts=[each for document in counted for each in document.counts],
         not_counted=[missing for document in counted for missing in document.not_counted],
     )
-    samples, macs = (sum((getattr(each, name) for each in buckets), []) for name in ("samples", "macs"))
+    samples = [count for bucket in buckets for count in bucket.samples]
+    macs = [count for bucket in buckets for count in bucket.macs]
     return Bucket(name="all", samples=samples, macs=macs, document=document)
 
 
