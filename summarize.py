@@ -20,8 +20,8 @@ from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
 from common.present import slices
 from common.present.export import csv_text, json_text
-from common.tables import answer, results
-from common.tables.results import FORMATS
+from common.show import answer, results
+from common.show.results import FORMATS
 
 DESCRIPTION = """\
 Print a table of log folders: the losses by kind, what did not run, correctness and the verdict. A folder of

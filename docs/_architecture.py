@@ -15,7 +15,7 @@ from typing import List
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = Path(__file__).with_name("architecture.svg")
 WIDTH, GAP, LETTER = 1080, 10, 6.5
-READS = {"analysis", "present", "show", "tables"}
+READS = {"analysis", "present", "show"}
 MEASURES = {"data", "flops", "jobs", "losses", "measure"}
 STYLE = """\
   text { font: 12px system-ui, sans-serif; fill: #1b1f24 }

@@ -33,7 +33,7 @@ from common.core.text import escaped, number  # noqa: E402
 from common.present.table import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
 from common.records.schema import Header  # noqa: E402
-from common.tables import answer  # noqa: E402
+from common.show import answer  # noqa: E402
 
 command.register()
 

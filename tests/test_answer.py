@@ -20,8 +20,7 @@ from fixtures_runs import (
 
 from common.analysis import logs, metrics, verdict
 from common.analysis.groups import collect, groups
-from common.show import cards
-from common.tables import answer
+from common.show import answer, cards
 
 
 def screen(log):

@@ -14,7 +14,7 @@ from fixtures_traces import MIB, REAL, REAL_FILES, kineto, memory, span, steps, 
 
 from common.analysis.logs import rows
 from common.core.errors import UserError
-from common.tables.results import FORMATS, render
+from common.show.results import FORMATS, render
 from common.traces import events as trace_events
 from common.traces import memory as traced
 from common.traces.reader import CPU, CUDA, TraceError, read

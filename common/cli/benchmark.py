@@ -28,8 +28,8 @@ from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
 from common.setup import interpreters
 from common.setup.interpreters import Choice
+from common.show import answer, results
 from common.system import memory
-from common.tables import answer, results
 
 #: Of a run with --budget, where --passes does not say.
 BUDGET_PASSES = ("correctness", "timing", "memory")

@@ -22,7 +22,7 @@ from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.jobs import revisions
 from common.setup import interpreters
-from common.tables.comparison import FORMATS, on_one_side, render, screen
+from common.show.changes import FORMATS, on_one_side, render, screen
 
 #: With --rev, where the flags do not say: the fewest and the most rounds, the passes, the slowdown to show.
 REVISION_ROUNDS, REVISION_PASSES, DETECT = (10, 50), ("timing", "memory"), 0.1

@@ -7,7 +7,7 @@ import shutil
 import sys
 from typing import Mapping, TypedDict
 
-from common.tables import answer
+from common.show import answer
 
 NARROWEST = 60
 

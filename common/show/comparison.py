@@ -13,10 +13,10 @@ from common.core.files import another, make_folder, write_whole
 from common.core.text import gathered
 from common.present.section import Card, Line, Section
 from common.present.style import Figure
+from common.show import changes as tables
 from common.show import ratios
 from common.show.page import assembled
 from common.show.ratios import Dot
-from common.tables import comparison as tables
 
 TITLE = "What changed"
 #: The verdicts with a card, in their order, and the words above it.

@@ -12,7 +12,7 @@ from common.core.text import number, plain
 from common.core.units import GIB
 from common.present.table import Cell, Column, Table, measured, tabulated
 from common.records.schema import Batch, Record
-from common.tables import remarks
+from common.show import results
 
 
 def load(entries: Sequence[Row]) -> Optional[Table]:
@@ -44,7 +44,7 @@ def versions(entries: Sequence[Row]) -> Table:
         started = plain(entry.started or "-").replace("T", " ").replace("+00:00", "")
         name = plain(entry.folder.resolve().name)
         folder = Cell(name, name, entry.results if entry.jobs else entry.folder)
-        options = Cell(plain(remarks.options_text(entry.environment.options)) or "-", mark="long")
+        options = Cell(plain(results.options_text(entry.environment.options)) or "-", mark="long")
         rows.append([Cell(entry.label, mark="name"), *cells, options, Cell(started, mark="whole"), folder])
     return Table("versions", "Versions", [Column(title, False) for title in columns], rows)
 

@@ -20,8 +20,7 @@ from common.present import slices
 from common.present.section import Failure, Line, Section
 from common.present.style import Figure
 from common.present.table import Link
-from common.show import cards, facts, html, machines, over_time, ratios, sweep, trade_off
-from common.tables import remarks, results
+from common.show import cards, facts, html, machines, over_time, ratios, results, sweep, trade_off
 
 Paths = Sequence[Path]
 HERE = Path(__file__).resolve().parent
@@ -179,7 +178,7 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
         f"group-{index}",
         title,
         ". ".join([*([] if alone else [group.heading]), *([] if group.search else cards.measured(rows))]),
-        loaded=remarks.beside_load(rows),
+        loaded=results.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
         lead=None if group.search else ratios.over_fastest(rows),
         tables=[results.table(columns, name, measured)] if measured else [],

@@ -16,7 +16,7 @@ from common.core.settings import Settings
 from common.jobs.executor import Executor
 from common.jobs.spec import Task
 from common.records.schema import as_written
-from common.tables.results import FORMATS
+from common.show.results import FORMATS
 from common.tools.kept import Answer, Kept, read
 
 #: The advice where a file of a run cannot be written.

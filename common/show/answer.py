@@ -24,7 +24,7 @@ from common.present.table import Cell, Table
 from common.present.table import words as in_words
 from common.present.text import aligned, painted, spaced
 from common.setup import environments, obtaining
-from common.tables import remarks, results
+from common.show import results
 
 #: Characters of a line where the width is not known.
 WIDTH = 100
@@ -203,7 +203,7 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
     """Return lines on samples beside other load and on ratios that drift; empty where there are none."""
-    lines = filter(None, [remarks.beside_load(rows), *remarks.drifts(rows)])
+    lines = filter(None, [results.beside_load(rows), *results.drifts(rows)])
     return [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
 
 

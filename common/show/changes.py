@@ -13,7 +13,7 @@ from common.core.text import error, escaped, gathered, number
 from common.present.export import json_text
 from common.present.table import Cell, Column, Table
 from common.present.text import aligned, listed, markdown, spaced
-from common.tables import answer
+from common.show import answer
 
 FORMATS = ("table", "markdown", "json")
 COLUMNS = (

@@ -1,1 +1,0 @@
-"""Show rows of loss runs as text: terminal, Markdown, CSV, JSON."""
