@@ -11,14 +11,12 @@ import pytest
 import torch
 from commands import ROOT, SHARED, assert_user_error, run
 from fixtures_model_runs import InProcess, cell, command, write_inference
-from fixtures_traces import kineto, memory, span, write
 from torchaudio.functional import edit_distance
 
 from common.core.errors import UserError
 from common.tools.inference import audio, grid, measure, recognisers, rows
 from common.tools.inference import command as cli
 from common.tools.kept import Job, answers, read, slice_of
-from common.traces import memory as traced
 
 REAL = SHARED / "librispeech" / "1089-134686-0001.flac"
 
@@ -277,18 +275,6 @@ def test_a_run_is_text_rows_and_a_section_and_a_broken_one_is_a_line(tmp_path):
     assert [row["rtf"] for row in csv.DictReader(text)] == ["0.1", "0.025", "0.05", ""]
     done = run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "report.html")
     assert done.returncode == 0 and 'id="inference-0"' in (tmp_path / "report.html").read_text(), done.stderr
-
-
-def test_a_running_sum_of_allocations_peaks_at_five(tmp_path):
-    """+2, +3, -3, +1, within labels that lie in each other."""
-    changes, total = [2, 3, -3, 1], 100  # the counter does not begin at zero
-    events = [span("ProfilerStep#1", 1000, 100), span("outer", 1010, 80), span("inner", 1012, 70), memory(990, total)]
-    for number, change in enumerate(changes):
-        total += change
-        events.append(memory(1015 + 5 * number, total, change))
-    path = write(tmp_path / "x.pt.trace.json", kineto(events))
-    assert [spread.highest for spread in traced.spans(path) if not spread.name] == [5]
-    assert traced.spans(path, 1) == []
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 
 import pytest
 from commands import ROOT, run
-from fixtures_model_runs import command, write_profile
+from fixtures_model_runs import InProcess, command, write_profile
 
 from common.analysis.logs import read_any
 from common.core.errors import UserError
@@ -28,6 +28,21 @@ def test_all_have_the_same_flags_and_a_line_in_the_help(name):
     assert {"--timeout", "--quiet", "--log-dir"} <= flags.keys() and flags["--preset"].choices == ("quick",)
     assert flags["--format"].choices == ("table", "markdown", "csv", "json")
     assert f"$(MAIN) rnnt-bench {name} $(ARGS)" in (ROOT / "Makefile").read_text()
+
+
+def test_a_busy_machine_is_told_before_anything_is_measured(tmp_path, capsys):
+    class Busy(InProcess):
+        def disturbance(self, settings, seconds=0.0):
+            return "load 24 on 2 cores"
+
+        def execute(self, job, *_):
+            return [job.status("missing", "no package")]
+
+    for module in COMMANDS.values():
+        words = LINEAR if module is flops else ()
+        command(module, *words, "--device", "cpu", "--log-dir", tmp_path, executor=Busy())
+        errors = capsys.readouterr().err
+        assert errors.count("warning: load 24 on 2 cores") == 1 and "no package" in errors
 
 
 # -- counts in the log -------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import runpy
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from fixtures_model_runs import InProcess, command, write_profile
 from torch import nn
 
 from common.core.errors import UserError
-from common.tools import configuration
 from common.tools.kept import answers, read
 from common.tools.profile import command as cli
 from common.tools.profile import labels as labelling
@@ -160,23 +158,6 @@ def test_double_swish_and_balancer_have_the_published_gradients():
     torch.testing.assert_close(x.grad, 1 + torch.stack([small, many], dim=1))
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"encoder_dims": 4}, ["encoder_dims", "'encoder_dim'"]),
-        ({"layers": 0}, ["layers", ">= 1"]),
-        ({"heads": 5}, ["encoder_dim", "multiple"]),
-        ({"kernel": 4}, ["kernel", "odd"]),
-        ({"dropout": 1}, ["dropout"]),
-        ({"embed_channels": [1, 2]}, ["embed_channels", "3"]),
-    ],
-)
-def test_sizes_are_checked(given, words):
-    with pytest.raises(UserError) as error:
-        configuration.converted(given, Sizes, "x.yaml")
-    assert all(word in str(error.value) for word in ["x.yaml", *words])
-
-
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
@@ -238,18 +219,6 @@ def test_what_a_checkpoint_computes_again_is_backward():
     x = torch.ones(2, 3, requires_grad=True)
     taken = labelled(layer, paths, lambda _: checkpoint(layer, x, use_reentrant=False).sum().backward())
     assert taken[("linear",), "forward"][0] == 1 and taken[("linear",), "backward"][0] >= 1
-
-
-def test_where_it_failed():
-    class Fails(nn.Module):
-        def forward(self, x):
-            raise RuntimeError("no")
-
-    model = nn.Sequential(nn.Linear(2, 2), Fails())
-    labels = Labels(model, {"1": "second"}, lambda *_: nullcontext())
-    with pytest.raises(RuntimeError), labels:
-        model(torch.ones(1, 2))
-    assert labels.where == "second (1), forward"
 
 
 def test_patterns_are_of_whole_names():
@@ -475,6 +444,12 @@ def test_a_quick_profile_is_of_a_small_model(words, expected, monkeypatch):
         (("--arg", "x=1"), ["--arg", "--model"]),
         (("--loss", "nothing"), ["nothing"]),
         (("--size", "layers=many"), ["--size", "layers"]),
+        (("--size", "encoder_dims=4"), ["encoder_dims", "'encoder_dim'"]),
+        (("--size", "layers=0"), ["layers", ">= 1"]),
+        (("--size", "heads=5"), ["encoder_dim", "multiple"]),
+        (("--size", "kernel=4"), ["kernel", "odd"]),
+        (("--size", "dropout=1"), ["dropout"]),
+        (("--size", "embed_channels=[1, 2]"), ["embed_channels", "3"]),
         (("--resume",), ["--resume"]),
     ],
 )

@@ -10,9 +10,10 @@ import sys
 import time
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import msgspec
@@ -149,7 +150,15 @@ class Profiling:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5) if choice.optimizer else None
 
     def _inputs(self, adapter: Any) -> List[Inputs]:
-        rows = feature_rows(Path(self.settings.shape_file), adapter.fewest_targets)
+        """Return the measured batches of feature frames and U, without utterances that are too short.
+
+        A file of encoder frames gives the fewest feature frames that have so many."""
+        path = Path(self.settings.shape_file)
+        rows, factor = shapes.load(path), shapes.known_factor(path) or SUBSAMPLING
+        rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
+        rows = rows[(shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= adapter.fewest_targets)]
+        if not len(rows):
+            raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
         batches = measured_batches.in_batches(rows, self.settings)
         chosen = measured_batches.select(batches, self.settings)
         for index in chosen if self.settings.sort_utterance else ():
@@ -297,7 +306,9 @@ class Profiling:
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
-        steps = [_Recorded(self, self.inputs[number % len(self.inputs)].given()) for number in range(1 + active)]
+        recorded = partial(self.labelled, span=lambda place, _: record_function(labelling.named(place)))
+        given = [self.inputs[number % len(self.inputs)].given() for number in range(1 + active)]
+        steps = [SimpleNamespace(run=partial(self.timed, partial(recorded, each))) for each in given]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
@@ -344,28 +355,3 @@ class Profiling:
 def graphs() -> int:
     """Return the number of graphs that torch.compile made so far."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-@dataclass
-class _Recorded:
-    """Runs a step with its labels in the trace."""
-
-    profiling: Profiling
-    given: Given
-
-    def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        self.profiling.labelled(self.given, lambda place, _: record_function(labelling.named(place)))
-        self.profiling.model.zero_grad(set_to_none=True)
-
-
-def feature_rows(path: Path, fewest_targets: int) -> Any:
-    """Return feature frames and U of a shape file, (utterances, 2), without utterances that are too short.
-
-    A file of encoder frames gives the fewest feature frames that have so many.  Raises UserError.
-    """
-    rows, factor = shapes.load(path), shapes.known_factor(path) or SUBSAMPLING
-    rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
-    fit = (shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= fewest_targets)
-    if not fit.any():
-        raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
-    return rows[fit]
