@@ -9,7 +9,7 @@ from fixtures_runs import correctness, memory, status, timing, trace
 from common.cli import flags
 from common.cli.benchmark import benchmark
 from common.cli.parser import Parser, add_choice
-from common.jobs.executor import Executor, Interrupted
+from common.jobs.session import Executor, Interrupted
 
 LIMITS = {"record": "limits", "job": "limits", "products": [], "reason": ""}
 QUICK = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", "--quiet"]

@@ -8,7 +8,7 @@ from unittest import mock
 
 from common.core.guard import guarded
 from common.jobs import worker
-from common.jobs.executor import Executor
+from common.jobs.session import Executor
 from common.records import schema
 from common.tools.inference import grid
 from common.tools.pipelines import stages

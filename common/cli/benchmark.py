@@ -19,10 +19,9 @@ from common.core.setting import worded
 from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import rounds, search
-from common.jobs.executor import Executor
 from common.jobs.local import Local
 from common.jobs.progress import Progress
-from common.jobs.session import Session
+from common.jobs.session import Executor, Session
 from common.jobs.spec import plan
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit

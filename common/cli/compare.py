@@ -166,12 +166,10 @@ def compared(sides: Sides, options: argparse.Namespace) -> List[comparison.Chang
 
 def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
     """Return the flags after ``--``, checked before anything is checked out."""
-    choice, all_flags = (Parser(prog=f"{NAME} --rev A --rev B --", add_help=full) for full in (False, True))
-    add_choice(choice)
-    _, others = choice.parse_known_args(given)
-    add_choice(all_flags)
-    add_flags(all_flags)
-    parsed = all_flags.parse_args(given)
+    benchmark = Parser(prog=f"{NAME} --rev A --rev B --")
+    add_choice(benchmark)
+    add_flags(benchmark)
+    parsed = benchmark.parse_args(given)
     for flag in ("--resume", "--log-dir"):
         if any(word == flag or word.startswith(f"{flag}=") for word in given):
             advice = "which makes folders of its own (--log-dir before the -- names them)"
@@ -181,15 +179,8 @@ def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
     if parsed.sweep:
         raise UserError("--sweep: not for --rev, which compares one configuration; name it with the flags themselves")
     passes = [name for name in with_correctness(parsed.passes or REVISION_PASSES) if name != "trace"]
-    return revisions.Flags(
-        given=tuple(given),
-        others=tuple(others),
-        names=tuple(chosen(all_flags, parsed)),
-        rounds=parsed.rounds or REVISION_ROUNDS[0],
-        most_rounds=parsed.rounds or REVISION_ROUNDS[1],
-        passes=tuple(passes),
-        in_place=parsed.in_place,
-    )
+    fewest, most = (parsed.rounds, parsed.rounds) if parsed.rounds else REVISION_ROUNDS
+    return revisions.Flags(given, chosen(benchmark, parsed), fewest, most, passes, parsed.in_place)
 
 
 def main(arguments: Sequence[str]) -> int:

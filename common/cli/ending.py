@@ -13,7 +13,7 @@ from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNA
 from common.core.files import write_whole
 from common.core.guard import drop_stdout
 from common.core.settings import Settings
-from common.jobs.executor import Executor
+from common.jobs.session import Executor
 from common.records import store
 from common.show import writing
 

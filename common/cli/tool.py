@@ -14,10 +14,9 @@ from common.cli.ending import Shown
 from common.core.errors import UserError
 from common.core.settings import Settings
 from common.core.text import count
-from common.jobs.executor import Executor
 from common.jobs.local import Local
 from common.jobs.progress import Progress
-from common.jobs.session import Session
+from common.jobs.session import Executor, Session
 from common.jobs.spec import Task
 from common.records import run, schema, store
 from common.records.run import Run

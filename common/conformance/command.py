@@ -19,7 +19,7 @@ from common.core.errors import EXIT_OK
 from common.core.files import another, make_folder, write_whole
 from common.core.implementations import with_variants
 from common.core.text import LONGEST_MESSAGE
-from common.jobs.executor import Executor
+from common.jobs.session import Executor
 from common.jobs.spec import Task
 from common.present.table import Cell, tabulated
 from common.present.text import aligned

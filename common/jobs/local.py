@@ -12,7 +12,7 @@ from common.core.errors import EXIT_USAGE, NOT_RUNNABLE, UserError
 from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import clipped
-from common.jobs.executor import Executor, Interrupted
+from common.jobs.session import Executor, Interrupted
 from common.jobs.spec import STARTING, SUBJECTS, Job, Runnable
 from common.system.memory import tells_of_no_memory
 from common.system.processes import Child, signal_name, start_servers

@@ -17,11 +17,9 @@ import sys
 import tempfile
 import uuid
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.core import scripts
 from common.core.errors import EXIT_USAGE, STOPPED, UserError
 from common.core.guard import say
 from common.core.implementations import find
@@ -37,23 +35,14 @@ _SHARED = (".venv", ".build")
 _ALWAYS = ("--quiet", "--limits", "false", "--wait", "0")
 
 
-@dataclass(frozen=True)
-class Flags:
-    """Hold the flags of the benchmarks; others as in Settings.
+class Flags(NamedTuple):
+    """The flags of the benchmarks: all as given, and what of them says how revisions are measured."""
 
-    Attributes:
-        given: all flags.
-        others: all but those that choose implementations.
-        names: the implementations that are chosen.
-        rounds, most_rounds: the fewest and the most rounds.
-    """
-
-    given: Tuple[str, ...]
-    others: Tuple[str, ...]
-    names: Tuple[str, ...]
+    given: Sequence[str]
+    names: Sequence[str]  # of implementations
     rounds: int
     most_rounds: int
-    passes: Tuple[str, ...]
+    passes: Sequence[str]
     in_place: bool
 
 
@@ -79,12 +68,12 @@ def measure(
     return kept
 
 
-def _git(*arguments: str) -> str:
+def _git(*arguments: str, advice: str = "") -> str:
     """Return what git prints for this checkout.  Raises UserError with git's reason."""
     try:
         return git.run(ROOT, *arguments)
     except git.GitError as error:
-        raise UserError(f"--rev: {error}") from error
+        raise UserError(f"--rev{advice}: {error}") from error
 
 
 def _commit(name: str) -> str:
@@ -94,26 +83,21 @@ def _commit(name: str) -> str:
         raise UserError(f"--rev: {ROOT} is not a git checkout of its own, but a folder in {top}; clone it with git")
     if name == WORKTREE:
         return name
-    try:
-        return git.run(ROOT, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").strip()
-    except git.GitError as error:
-        advice = f"give a commit, branch or tag, or {WORKTREE}"
-        raise UserError(f"--rev {name}: no such revision in {ROOT}; {advice} ({error})") from error
+    advice = f" {name}: no such revision in {ROOT}; give a commit, branch or tag, or {WORKTREE}"
+    return _git("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}", advice=advice).strip()
 
 
 def _results_folders(log_dir: Optional[Path], names: Sequence[str]) -> Tuple[Path, Path]:
     """Make the empty folders DIR/baseline and DIR/new, and return them.  Raises UserError where one exists."""
-    if log_dir is None:
-        safe = [re.sub(r"[^\w.]", "-", name) for name in names]
-        log_dir = BUILD / "compare" / f"{safe[0]}--{safe[1]}-{uuid.uuid4().hex[:6]}"
+    safe = "--".join(re.sub(r"[^\w.]", "-", name) for name in names)
+    log_dir = log_dir or BUILD / "compare" / f"{safe}-{uuid.uuid4().hex[:6]}"
     sides = log_dir / "baseline", log_dir / "new"
     try:
         for side in sides:
             side.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(f"--log-dir {log_dir}: holds an earlier comparison; name another folder") from None
     except OSError as error:
-        raise UserError(f"--log-dir {log_dir}: cannot be written ({error.strerror}); name another folder") from error
+        why = "holds an earlier comparison" if isinstance(error, FileExistsError) else f"{error.strerror}"
+        raise UserError(f"--log-dir {log_dir}: {why}; name another folder") from error
     return sides
 
 
@@ -156,21 +140,11 @@ def _copy_files(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
-def _own_scripts(tree: Path, names: Sequence[str]) -> Dict[str, Path]:
-    """Return the files of the `names` that are not in the table of implementations (see common.core.scripts), by name;
-    for a file in this checkout, the work tree's copy."""
-    paths = {name: Path(find(name).script) for name in names if find(name).script.endswith(scripts.ENDING)}
-    paths = {name: path.resolve() for name, path in paths.items()}
-    return {name: tree / path.relative_to(ROOT) if ROOT in path.parents else path for name, path in paths.items()}
-
-
 def _check(tree: Path, name: str, flags: Flags) -> None:
     """Raise UserError for a revision that cannot be measured here."""
     if not (tree / "benchmark_all.py").is_file():
         raise UserError(f"--rev {name}: has no benchmark_all.py; give a later revision")
-    for script in _own_scripts(tree, flags.names).values():
-        if not script.is_file():
-            raise UserError(f"--rev {name}: has no {script.relative_to(tree)}; commit it, or give {WORKTREE}")
+    _words(tree, name, flags.given)
     for key in () if flags.in_place else sorted({find(name).environment for name in flags.names}):
         lock = environments.ENVIRONMENTS[key].requirements
         if not (tree / lock).is_file() or (tree / lock).read_bytes() != (ROOT / lock).read_bytes():
@@ -200,7 +174,7 @@ def _run_all(
                 if number:
                     _change(log, flags.passes, number, run_id)
                     plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
-                _benchmark(tree, name, [*_words(tree, flags), *plan, *_ALWAYS], log, variables)
+                _benchmark(tree, name, [*_words(tree, name, flags.given), *plan, *_ALWAYS], log, variables)
             if number == rounds and 0 < rounds < flags.most_rounds:  # by what these show
                 rounds = max(rounds, min(wanted(), flags.most_rounds))
             number += 1
@@ -212,13 +186,21 @@ def _run_all(
                 folder.rmdir()
 
 
-def _words(tree: Path, flags: Flags) -> List[str]:
-    """Return the user's flags for a work tree: a flag that names a file names the work tree's copy."""
-    script_of = _own_scripts(tree, flags.names)
-    if not script_of:
-        return list(flags.given)
-    words = [f"{script_of[name]}{re.sub('^[^:@]*', '', name)}" if name in script_of else name for name in flags.names]
-    return [*flags.others, "--only", ",".join(words)]
+def _words(tree: Path, name: str, given: Sequence[str]) -> List[str]:
+    """Return the user's flags for a work tree: a flag that names a script of this checkout names the tree's copy.
+
+    Raises UserError where the tree has none."""
+
+    def copy(match: re.Match[str]) -> str:
+        path = Path(match[0]).resolve()
+        if ROOT not in path.parents:
+            return str(path)
+        script = tree / path.relative_to(ROOT)
+        if not script.is_file():
+            raise UserError(f"--rev {name}: has no {path.relative_to(ROOT)}; commit it, or give {WORKTREE}")
+        return str(script)
+
+    return [re.sub(r"[^,=]+\.py(?=[,:@]|$)", copy, word) for word in given]
 
 
 def _benchmark(tree: Path, name: str, flags: Sequence[str], log: Path, variables: Dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from common.cli.ending import Shown
 from common.cli.tool import measured as carried_out
 from common.core import flag_types, paths
 from common.core.settings import Settings
-from common.jobs.executor import Executor
+from common.jobs.session import Executor
 from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.show.results import FORMATS

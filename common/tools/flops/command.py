@@ -12,7 +12,7 @@ from common.cli import flags
 from common.cli.parser import Parser
 from common.core import flag_types, settings
 from common.core.errors import UserError
-from common.jobs.executor import Executor
+from common.jobs.session import Executor
 from common.jobs.spec import Task
 from common.setup import interpreters
 from common.tools import commands

@@ -13,7 +13,7 @@ from typing import List, Optional
 from common.cli import flags
 from common.cli.parser import Parser
 from common.core import flag_types, paths, settings
-from common.jobs.executor import Executor
+from common.jobs.session import Executor
 from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.setup import interpreters
