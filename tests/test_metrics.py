@@ -13,7 +13,7 @@ from fixtures_runs import correctness, summarize, three, timing, write_run, writ
 from common.analysis import comparison, logs, metrics
 from common.analysis.comparison import two_sides
 from common.analysis.metrics import Metric
-from common.show import changes as comparison_table
+from common.show import comparison as comparison_table
 from common.show import results
 from common.tools.inference import rows as inference
 from common.tools.kept import read

@@ -22,7 +22,7 @@ from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.jobs import revisions
 from common.setup import interpreters
-from common.show.changes import FORMATS, on_one_side, render, screen
+from common.show.comparison import FORMATS, on_one_side, render, screen, write
 
 #: With --rev, where the flags do not say: the fewest and the most rounds, the passes, the slowdown to show.
 REVISION_ROUNDS, REVISION_PASSES, DETECT = (10, 50), ("timing", "memory"), 0.1
@@ -207,9 +207,7 @@ def _compared(options: argparse.Namespace, flags: Sequence[str]) -> int:
         text = render(rows, on_one_side(sides), options.format)
     print(text, end="", flush=True)
     if options.output is not None:
-        from common.show import comparison as page
-
-        print(f"page: {page.write(rows, on_one_side(sides), options.output)}", file=sys.stderr)
+        print(f"page: {write(rows, on_one_side(sides), options.output)}", file=sys.stderr)
     for failure in failures:
         print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
     return EXIT_FAILED if failures else EXIT_OK
