@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from functools import partial
 
@@ -504,6 +505,44 @@ def test_strict_makes_it_an_error():
         Custom("half")(tensor(2))
     with FlopCounter(strict=True), pytest.raises(UserError, match="lstsq"):  # a factorisation without a rule
         torch.linalg.lstsq(torch.eye(3), tensor(3, 2))
+
+
+class Threaded(nn.Module):
+    """Runs its layer in another thread, as DataParallel does, which a mode of torch does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+    def forward(self, x):
+        thread = threading.Thread(target=self.layer, args=(x,))
+        thread.start()
+        thread.join()
+        return x * 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+def test_a_module_whose_products_were_not_seen_is_named():
+    convolutions = torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval())
+    for model, shape, name in (
+        (Threaded(), (2, 3), "Linear"),
+        (torch.jit.optimize_for_inference(convolutions), (1, 3, 16, 16), "RecursiveScriptModule"),
+    ):
+        for _ in range(2):  # a first call makes what the next ones run
+            model(tensor(*shape))
+        with pytest.warns(NotCounted, match=name), torch.no_grad(), FlopCounter(model) as counter:
+            model(tensor(*shape))
+        assert counter.total().macs == 0 and counter.not_counted() == [name]
+        with torch.no_grad(), pytest.raises(UserError, match=name), FlopCounter(model, strict=True):
+            model(tensor(*shape))
+
+
+def test_products_without_a_rule_count_as_torch_s_own_counter_has_them():
+    eight = torch.ones(16, 16).to(torch.float8_e4m3fn)
+    one = torch.tensor(1.0)
+    product = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    assert counted(product, eight, eight.t()) == (2 * 16**3, 16**3)
 
 
 def test_a_rule_in_one_line():

@@ -73,6 +73,19 @@ class FlopCounter:
         inside, self._inside = self._inside, None
         if inside is not None:
             inside.__exit__(*error)
+            if not any(error):
+                self._name_unseen()
+
+    def _name_unseen(self) -> None:
+        """Name as not counted the modules that ran, have matrices for weights, and gave no operator that is counted: in
+        another thread, or in a compiled form."""
+        for path, module in self.modules.modules.items():
+            inside = [entry for key, entry in self._counts.items() if not path or f"{key.path}.".startswith(f"{path}.")]
+            weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
+            fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
+            unseen = (weights and not inside) or (fused and not any(macs for _, macs, _ in inside))
+            if unseen and self.modules.calls.get(path):
+                self._missing(self.modules.classes[path], path, "its operators were not seen, or not its products")
 
     def label(self, name: str) -> ContextManager[None]:
         """Count what runs inside, which is no module, under `name`; its backward too."""

@@ -10,7 +10,7 @@ hold the tables.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -34,12 +34,13 @@ class Call:
     """Hold one call of an operator, or of the `forward` of a custom autograd function.
 
     `call["weight"]` is the argument of that name, given or default, None where there is none; args: those that have no
-    names, of a higher-order operator; out: what an operator returned.
+    names, of a higher-order operator; kwargs: those given by name; out: what an operator returned.
     """
 
     name: str
     arguments: Mapping[str, Any]
     args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     out: Any = None
 
     def __getitem__(self, name: str) -> Any:
@@ -48,6 +49,10 @@ class Call:
 
 #: Counts a call; a bare int is FLOPs.  None: all the work is operators of torch, which are counted.
 Rule = Optional[Callable[[Call], Union[Count, int]]]
+try:
+    from torch.utils.flop_counter import flop_registry as _FORMULAS
+except ImportError:  # before torch 2.1
+    _FORMULAS = {}
 #: Every rule by the name of its operator.
 RULES: Dict[str, Rule] = {}
 
@@ -85,7 +90,7 @@ def register(operator: Any, count: Rule) -> None:
 
 def call_of(operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Call:
     names, defaults = _schema(operator)
-    return Call(name_of(operator), {**defaults, **dict(zip(names, args)), **kwargs}, args, out)
+    return Call(name_of(operator), {**defaults, **dict(zip(names, args)), **kwargs}, args, kwargs, out)
 
 
 @cache
@@ -104,11 +109,13 @@ def name_of(operator: Any) -> str:
 
 
 def find(operator: Any) -> Rule:
-    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), a general one
-    or None."""
+    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), a general one,
+    that of the products that torch's own counter counts, or None."""
     name = name_of(operator)
     out_of_place = name[:-1] if name.endswith("_") else name
-    return RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)
+    known = RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)
+    formula = None if known else _FORMULAS.get(getattr(operator, "overloadpacket", None))
+    return (lambda call: products(formula(*call.args, **call.kwargs, out_val=call.out) // 2)) if formula else known
 
 
 def composite(operator: Any) -> bool:
