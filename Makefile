@@ -34,7 +34,7 @@ help:
 	@echo '                  ARGS=--thorough repeats what is simulated or garbled as often as a night allows'
 	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only logs"'
 	@echo 'make sanitize     random problems through the C++ code under sanitizers; ARGS="--count 20"; needs GCC'
-	@echo 'make wheels       packages of fused_transducer in dist/; ARGS="--check" runs them in bare Pythons'
+	@echo 'make wheels       packages of fused_transducer in dist/'
 	@echo 'make lint         ruff, mypy, the import rule of common/, and how much there is to read'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'

@@ -2,7 +2,7 @@
 cells in memory."""
 
 from fused_transducer import recipes
-from fused_transducer.backends import backend_of
+from fused_transducer.call import backend_of
 from fused_transducer.functional import align, transducer_loss
 from fused_transducer.modules import TDTLoss, TransducerLoss
 

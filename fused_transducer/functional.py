@@ -8,9 +8,19 @@ from typing import NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from fused_transducer import operators, paths
-from fused_transducer.backends import KEPT_BYTES, PACKED, backend_of
-from fused_transducer.call import Call, accumulated, check_options, check_shapes, check_tensors, check_weights, packed
+from fused_transducer import operators, plain
+from fused_transducer.call import (
+    KEPT_BYTES,
+    PACKED,
+    Call,
+    accumulated,
+    backend_of,
+    check_options,
+    check_shapes,
+    check_tensors,
+    check_weights,
+    packed,
+)
 from fused_transducer.lattices import MIXED
 
 #: Attributes of a module with its hooks; those of all modules have the same names in torch.nn.modules.module.
@@ -175,7 +185,7 @@ def transducer_loss(
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra = (dropped,) if return_dropped else ()
     if return_posteriors:
-        posteriors = paths.of_cells(
+        posteriors = plain.of_cells(
             arcs, T, U1, given.T_lengths, given.U_lengths, PACKED[backend], 0.0, 2 + len(durations)
         )
         if fastemit_lambda:
@@ -222,8 +232,8 @@ def align(
         arcs = operators.log_probabilities(call, backend)
         lengths = given.T_lengths.to(device), given.U_lengths.to(device)
         parts = call.lattice.parts
-        of_cells = paths.of_cells(arcs, call.T, call.U1, *lengths, PACKED[backend], float("-inf"), parts)
-        return paths.best(of_cells.double(), *lengths, call.lattice)
+        of_cells = plain.of_cells(arcs, call.T, call.U1, *lengths, PACKED[backend], float("-inf"), parts)
+        return plain.best(of_cells.double(), *lengths, call.lattice)
 
 
 def _inputs(

@@ -8,8 +8,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
-from fused_transducer.backends import check_name
-from fused_transducer.call import check_options
+from fused_transducer.call import check_name, check_options
 from fused_transducer.functional import align, of_linear, transducer_loss
 from fused_transducer.plain import ACTIVATIONS
 

@@ -11,15 +11,17 @@ from typing import Any, Callable, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from fused_transducer.backends import PACKED, backend_of, module_of
 from fused_transducer.call import (
+    PACKED,
     Call,
     accumulated,
+    backend_of,
     check_lengths,
     check_options,
     check_seed,
     check_shapes,
     check_values,
+    module_of,
 )
 
 Four = Tuple[Tensor, Tensor, Tensor, Tensor]

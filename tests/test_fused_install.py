@@ -102,20 +102,6 @@ print(encoder_out.grad.abs().sum().item() > 0)
     return backend
 
 
-def test_a_source_package_has_all_that_is_compiled(environment, tmp_path):
-    import tarfile
-
-    source = shutil.copytree(environment / "source", tmp_path / "source")
-    command = [sys.executable, "setup.py", "-q", "sdist", "-d", str(tmp_path)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (packed,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(packed) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    sources = [path for path in source.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".md", ".toml")]
-    assert {str(path.relative_to(source)) for path in sources if "build" not in path.parts} <= names
-
-
 def built(environment, tmp_path, **variables):
     """Return {name: text} of the files of a wheel that has no suffix of a binary, and the wheel's name."""
     import zipfile
