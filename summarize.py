@@ -19,7 +19,7 @@ from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
 from common.present import slices
-from common.present.export import csv_text, json_text
+from common.present.text import csv_text, json_text
 from common.show import answer, results
 from common.show.results import FORMATS
 

@@ -24,7 +24,7 @@ from common.analysis.row import Row  # noqa: E402
 from common.core.text import number  # noqa: E402
 from common.present.section import Section  # noqa: E402
 from common.present.style import NEUTRAL, Figure, axis_of, layout, marker, points, span  # noqa: E402
-from common.show import page, trade_off, writing  # noqa: E402
+from common.show import page, trade_off  # noqa: E402
 
 FOLDER = "results/2026-11-24-amd-epyc-2-cores"
 SMALL, LARGE, WINNER = 8, 20, 30  # pixels of a marker
@@ -65,7 +65,7 @@ def main(folder: str = FOLDER) -> None:
     paths = [ROOT / folder]
     log = logs.read_any(paths)
     with TemporaryDirectory() as scratch:
-        report = writing.write(log, Path(scratch) / "report.html", paths)
+        report = page.write(log, Path(scratch) / "report.html", paths)
         drawn = page.assembled([Section("picture", "", figures=[picture(log.groups[0].rows)])], Path(scratch), "", "")
         (Path(scratch) / "picture.html").write_text(drawn, encoding="utf-8")
         browser = Browser(Path(scratch) / "profile")

@@ -40,7 +40,7 @@ from common.present.slices import Slice
 from common.present.style import Figure
 from common.setup import interpreters
 from common.show import cards as cards_of
-from common.show import facts, html, over_time, page, ratios, trade_off, writing
+from common.show import facts, html, over_time, page, ratios, trade_off
 
 LIBRARY = "/* plotly */"
 
@@ -396,7 +396,7 @@ def fails_with(error):
     def fail(*_):
         raise error
 
-    return lambda monkeypatch: monkeypatch.setattr(writing, "write", fail)
+    return lambda monkeypatch: monkeypatch.setattr(page, "write", fail)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def fails_with(error):
 def test_a_failure_after_a_run_is_one_warning_whatever_it_is(tmp_path, monkeypatch, capsys, fail, words):
     write_run(tmp_path / "a")
     fail(monkeypatch)
-    writing.after_run(tmp_path, quiet=False)
+    page.after_run(tmp_path, quiet=False)
     warning = capsys.readouterr().err
     assert warning.startswith("warning: ") and words in warning and warning.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
@@ -419,11 +419,11 @@ def test_a_failure_after_a_run_is_one_warning_whatever_it_is(tmp_path, monkeypat
 def test_the_report_after_a_run_is_beside_it_and_costs_nothing_else(tmp_path, capsys):
     write_run(tmp_path / "a")
     path = tmp_path / "report.html"
-    writing.after_run(tmp_path, quiet=False)
+    page.after_run(tmp_path, quiet=False)
     assert capsys.readouterr().err == f"report: {path}\n" and "torchaudio" in path.read_text(encoding="utf-8")
     path.unlink()
     path.mkdir()
-    writing.after_run(tmp_path, quiet=False)
+    page.after_run(tmp_path, quiet=False)
     assert "warning: cannot write" in capsys.readouterr().err
 
 

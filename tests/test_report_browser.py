@@ -10,7 +10,7 @@ from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs
 from common.conformance.outcomes import DIFFERS, PASS, Outcome
-from common.show import writing
+from common.show import page
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def report(tmp_path_factory):
     timed(log, "fused", [0.01, 0.01, 0.01])
     write_sweep(log / "sweep", {"vocab_size": [500, 4000]}, ["torchaudio", "k2"])
     write_check(log, ragged=Outcome(DIFFERS, EVIL), **{"V-2": Outcome(PASS)})
-    return writing.write(logs.read_any([log]), log / "report.html", [log])
+    return page.write(logs.read_any([log]), log / "report.html", [log])
 
 
 @pytest.fixture(scope="module")

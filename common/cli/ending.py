@@ -15,7 +15,7 @@ from common.core.guard import drop_stdout
 from common.core.settings import Settings
 from common.jobs.session import Executor
 from common.records import store
-from common.show import writing
+from common.show import page
 
 #: The status of each row of a table; None where stdout did not take the table.
 Shown = Optional[Sequence[str]]
@@ -59,7 +59,7 @@ def finish(ending: Ending, shown: Shown, arguments: argparse.Namespace, log: Opt
         ending.code = EXIT_FAILED
     elif ending.mistake:
         raise ending.mistake
-    writing.after_run(arguments.log_dir, arguments.quiet, log)
+    page.after_run(arguments.log_dir, arguments.quiet, log)
     if ending.code == EXIT_INTERRUPTED:
         kept = f"what was measured is in {arguments.log_dir}, of the stopped job too, which the table leaves out"
         print(f"interrupted: {kept}; --resume continues and runs that job again", file=sys.stderr)

@@ -45,8 +45,8 @@ def _report(options: argparse.Namespace) -> int:
     if interpreters.lacks("msgspec", "jinja2"):
         interpreters.continue_in("main")  # returns where there is no such environment
     from common.analysis import logs
-    from common.show import writing
+    from common.show import page
 
     log = logs.read_any(options.log)
-    print(writing.write(log, options.output, options.log or [Path("log")]))
+    print(page.write(log, options.output, options.log or [Path("log")]))
     return EXIT_OK if log.readable or not log else EXIT_FAILED

@@ -15,12 +15,11 @@ from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.implementations import LATTICES
 from common.core.text import error, escaped, gathered, number
-from common.present.export import json_text
 from common.present.section import Card, Section
 from common.present.section import Line as Fact
 from common.present.style import Figure
 from common.present.table import Cell, Column, Table
-from common.present.text import aligned, listed, markdown, spaced
+from common.present.text import aligned, json_text, listed, markdown, spaced
 from common.show import answer, ratios
 from common.show.page import assembled
 from common.show.ratios import Dot

@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 from common.core.errors import UserError
 from common.core.text import plain
-from common.present.export import csv_text
 from common.present.table import Table
+from common.present.text import csv_text
 
 COMMON = Path(__file__).resolve().parents[1]
 DIGITS = 6  # significant ones of a number that is drawn: far below a pixel

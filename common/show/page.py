@@ -1,4 +1,4 @@
-"""Make one self-contained HTML page from groups of rows: no network, and only its own two scripts.
+"""Make one self-contained HTML page from groups of rows, and write it: no network, and only its own two scripts.
 
 A content security policy allows these two scripts by their hash, and no address, so that nothing in a name can run.
 Without scripts the page is still complete: every plot has its numbers as a table.
@@ -6,23 +6,31 @@ Without scripts the page is still complete: every plot has its numbers as a tabl
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
+from common.analysis import logs
 from common.analysis.groups import Group
+from common.analysis.logs import Log
 from common.analysis.machines import families as families_of
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
-from common.core.errors import NOT_RUNNABLE
-from common.core.text import count, gathered, reason_of
+from common.core.errors import NOT_RUNNABLE, UserError
+from common.core.files import another, make_folder, write_whole
+from common.core.paths import ROOT
+from common.core.text import count, gathered, plain, reason_of
 from common.present import slices
 from common.present.section import Failure, Line, Section
 from common.present.style import Figure
 from common.present.table import Link
+from common.setup import interpreters
 from common.show import cards, facts, html, machines, over_time, ratios, results, sweep, trade_off
 
 Paths = Sequence[Path]
+FILE_NAME = "report.html"
 HERE = Path(__file__).resolve().parent
 TITLE = "Which transducer loss?"
 OVERLINE = "Transducer (RNN-T) losses, side by side"
@@ -199,3 +207,42 @@ def _notes(rows: Sequence[Row]) -> List[Line]:
     earlier = sum(row.earlier_runs for row in rows)
     line = f"{count(earlier, 'earlier run')} of the same configuration not shown."
     return notes + ([("", [line])] if earlier else [])
+
+
+# The file.
+
+
+def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
+    """Write the page of the logs `paths`, whole or not at all.  Raises UserError."""
+    advice = another("--output")
+    make_folder(output.parent, advice)
+    write_whole(advice, (output, page(log.groups, output.parent, swept=log.sweeps, paths=paths)))
+    return output
+
+
+def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
+    """Write ``log_dir/report.html`` and say so on stderr.  log: the content of `log_dir`, where it was read already.
+
+    Where the running Python lacks jinja2, the main environment's makes the page.  A failure is one warning on stderr
+    and not fatal.
+    """
+    path = log_dir / FILE_NAME
+    try:
+        main = interpreters.other("main") if interpreters.lacks("jinja2") else None
+        if main is not None:
+            command = [str(main), str(ROOT / "rnnt-bench"), "report", f"--output={path}", "--", str(log_dir)]
+            ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+            if ended.stdout != f"{path}\n":
+                lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode} and no output"]
+                raise UserError(f"no report: {main}: {lines[-1]}")
+        else:
+            write(log.newest() if log else logs.read_any([log_dir]), path, [log_dir])
+    except KeyboardInterrupt:
+        print("warning: the report was interrupted: `rnnt-bench report` writes it", file=sys.stderr)
+    except UserError as error:
+        print(f"warning: {plain(error)}", file=sys.stderr)
+    except Exception as error:  # not fatal: the table is on the screen
+        print(f"warning: no report: {type(error).__name__}: {plain(error)}", file=sys.stderr)
+    else:
+        if not quiet:
+            print(f"report: {path}", file=sys.stderr)

@@ -1,5 +1,5 @@
 """Show rows as text: a table for each configuration, search or sweep, with remarks below.  CSV and JSON: see
-present/export.py."""
+present/text.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from common.core.errors import NOT_RUNNABLE
 from common.core.grid import flag
 from common.core.setting import worded
 from common.core.text import count, gathered, number, plain, short
-from common.present.export import csv_text, json_text
 from common.present.table import Cell, Column, Table, Value
-from common.present.text import block, listed
+from common.present.text import block, csv_text, json_text, listed
 from common.records.schema import Option, Record
 
 Lines = List[str]
