@@ -23,7 +23,6 @@ from common.core.text import count, error, gathered, plain
 from common.present.table import Cell, Table
 from common.present.table import words as in_words
 from common.present.text import aligned, painted, spaced
-from common.setup import environments, obtaining
 from common.show import results
 
 #: Characters of a line where the width is not known.
@@ -171,15 +170,13 @@ def absent(rows: Sequence[Row], width: int) -> List[str]:
 def _obtained(row: Row) -> str:
     """Return in a few words what a row that cannot run needs."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
-    implementation = obtaining.implementation_of(row.name)
     if row.status == "unsupported":
         needs = re.search(r"; it runs on ([a-z ]+)", reason)
         return f"needs {needs[1].strip().upper()}" if needs else reason
-    if implementation is None or implementation.template or row.name.partition("@")[2]:
+    if row.name.partition("@")[2]:
         return reason
-    if obtaining.effort(row.name) < 2:
-        return environments.ENVIRONMENTS[implementation.environment].command
-    return "manual install, see --list"
+    set_up = re.search(r"`(make setup[^`]*)`", reason)
+    return set_up[1] if set_up else "manual install, see --list"
 
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
