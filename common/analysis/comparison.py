@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import measured, ratios
 from common.analysis.groups import differences, newest_first, newest_of_each
@@ -24,7 +24,7 @@ from common.core.errors import UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
 from common.core.paths import not_there
 from common.core.statistics import TOLERANCE
-from common.core.text import gathered, plain
+from common.core.text import plain
 from common.records import schema, store
 from common.records.schema import Line, Record
 
@@ -215,51 +215,21 @@ def is_measured(run: Row) -> bool:
     return bool(run.timed or run.peaks_mb or run.checked.loss_error is not None)
 
 
-@dataclass
-class TimeChange:
-    """Hold what changed in the times of one scope.
+#: Of a standing, in JSON.
+TIME_KEYS = ("verdict", "reason", "doubt", "paired", "low", "high", "detectable")
 
-    Attributes:
-        standing: the new side's time over the baseline's, with the verdict.
-        reason: of the verdict, or why there is no ratio.
-        baseline_ms, new_ms: the mean of the medians of the batches that both have.
-        lost: the new side was to be timed and ended well, but has no times, and the baseline has.
-    """
 
-    standing: Standing
-    reason: str
-    baseline_ms: Optional[float] = None
-    new_ms: Optional[float] = None
-    lost: bool = False
-
-    @property
-    def verdict(self) -> str:
-        return self.standing.verdict
-
-    @property
-    def ratio(self) -> Optional[float]:
-        return self.standing.ratio.ratio if self.standing.ratio else None
-
-    @property
-    def low(self) -> Optional[float]:
-        return self.standing.ratio.low if self.standing.ratio else None
-
-    @property
-    def high(self) -> Optional[float]:
-        return self.standing.ratio.high if self.standing.ratio else None
-
-    def as_json(self) -> Record:
-        """Return the change as JSON has it; ratio, low and high are None where there is none."""
-        standing = self.standing
-        return {
-            **{"verdict": self.verdict, "reason": self.reason, "doubt": standing.doubt, "paired": standing.paired},
-            **{"ratio": self.ratio, "low": self.low, "high": self.high},
-            **{"baseline_ms": self.baseline_ms, "new_ms": self.new_ms, "detectable": standing.detectable},
-            "batches": standing.ratio.batches if standing.ratio else 0,
-            **dict(zip(("baseline_rounds", "new_rounds"), standing.rounds)),
-            **dict(zip(("baseline_busy", "new_busy"), standing.busy)),
-            "lost": self.lost,
-        }
+def time_json(standing: Standing) -> Record:
+    """Return the change of a time as JSON has it; ratio, low and high are None where there is none."""
+    return {
+        **{key: getattr(standing, key) for key in TIME_KEYS},
+        "ratio": standing.times,
+        "batches": standing.ratio.batches if standing.ratio else 0,
+        **dict(zip(("baseline_ms", "new_ms"), standing.both_ms)),
+        **dict(zip(("baseline_rounds", "new_rounds"), standing.rounds)),
+        **dict(zip(("baseline_busy", "new_busy"), standing.busy)),
+        "lost": standing.lost,
+    }
 
 
 class MemoryChange(NamedTuple):
@@ -298,7 +268,7 @@ class Change:
 
     pair: Pair
     margins: Margins
-    time: Dict[str, TimeChange]
+    time: Dict[str, Standing]
     memory: Dict[str, MemoryChange]
     errors: ErrorChange
     changed: List[str]
@@ -314,7 +284,7 @@ class Change:
         return {
             **{"name": self.name, "baseline": side_json(pair.baseline), "new": side_json(pair.new)},
             **{"paired_rounds": pair.together, **self.margins._asdict()},
-            "time": {scope: change.as_json() for scope, change in self.time.items()},
+            "time": {scope: time_json(standing) for scope, standing in self.time.items()},
             "memory": {scope: change._asdict() for scope, change in self.memory.items()},
             "errors": {"verdict": errors.verdict, "reason": errors.reason, **sides},
             "changed": self.changed,
@@ -342,36 +312,9 @@ def compare(
 
 
 def _change(pair: Pair, scopes: Sequence[str], margins: Margins) -> Change:
-    times = {scope: _time(pair, scope, margins) for scope in scopes}
+    times = {scope: stand(pair.new, pair.baseline, scope, margins) for scope in scopes}
     peaks = {scope: _memory(pair, scope, margins.tolerance) for scope in scopes}
     return Change(pair, margins, times, peaks, _errors(pair), _changed(pair))
-
-
-def _time(pair: Pair, scope: str, margins: Margins) -> TimeChange:
-    standing = stand(pair.new, pair.baseline, scope, margins)
-    if standing.ratio:
-        before, after = pair.baseline.of(scope).medians, pair.new.of(scope).medians
-        common = {batch for of in before.values() for batch in of} & {batch for of in after.values() for batch in of}
-        baseline_ms, new_ms = (_mean_ms(run, scope, common) for run in (pair.baseline, pair.new))
-        return TimeChange(standing, standing.reason, baseline_ms, new_ms)
-    lost = bool(standing.rounds[0]) and not standing.rounds[1] and pair.new.failure is None
-    asked = pair.new.header.settings
-    lost = lost and "timing" in asked.get("passes", ()) and scope in asked.get("scopes", ())
-    return TimeChange(standing, _nothing_timed(pair, scope, standing), lost=lost)
-
-
-def _mean_ms(run: Row, scope: str, batches: Collection[str]) -> float:
-    """Return the mean of the medians of these batches."""
-    times = gathered((sample.batch, sample.ms) for sample in run.of_scope(scope) if sample.batch in batches)
-    return statistics.mean([statistics.median(values) for values in times.values()])
-
-
-def _nothing_timed(pair: Pair, scope: str, standing: Standing) -> str:
-    for run, side, rounds in zip((pair.baseline, pair.new), ("the baseline", "the new side"), standing.rounds):
-        if not rounds:
-            why = ": ".join(run.failure) if run.failure else ""
-            return f"{side} has no {scope} times" + (f": {why}" if why else "; its run did not measure them")
-    return "no batch was timed on both sides in every round"
 
 
 def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
@@ -448,7 +391,7 @@ def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
     Looks at the times of the loss where no step was timed.  None where the rounds are too few to estimate that.
     """
     for scope in SCOPES:
-        times = [(row.time[scope].standing, row.margins.tolerance) for row in rows if scope in row.time]
+        times = [(row.time[scope], row.margins.tolerance) for row in rows if scope in row.time]
         known = [(each.rounds[1], found, limit) for each, limit in times if (found := each.detectable) is not None]
         if known:
             return max(ratios.rounds_to_detect(change, *each) for each in known)
@@ -468,7 +411,7 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
         for scope, time in row.time.items():
             if time.lost:
                 reasons.append(f"{row.name} {scope}: was timed at the baseline, has no times now")
-            if time.low is not None and not time.standing.doubt and time.low > 1 + allowed:
+            if time.low is not None and not time.doubt and time.low > 1 + allowed:
                 reasons.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return reasons
 

@@ -88,6 +88,14 @@ class Standing:
         return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
 
     @property
+    def low(self) -> Optional[float]:
+        return self.ratio.low if self.ratio else None
+
+    @property
+    def high(self) -> Optional[float]:
+        return self.ratio.high if self.ratio else None
+
+    @property
     def by_round(self) -> List[float]:
         """Return the ratio of each round, in the order of time; empty where rounds were not paired."""
         ratio = self.ratio
@@ -148,18 +156,15 @@ class Standing:
         return "unclear" if self._fewest < MINIMUM_ROUNDS or doubtful else word
 
     def _by_interval(self) -> str:
-        if self.ratio is None:
-            return "unclear"
-        ends, margins = (self.ratio.low, self.ratio.high), self.margins
-        word = statistics.verdict(*ends, margins.tolerance)
-        return statistics.verdict(*ends, margins.same) if word == "unclear" else word
+        words = [statistics.verdict(self.low, self.high, of) for of in (self.margins.tolerance, self.margins.same)]
+        return next((word for word in words if word != "unclear"), "unclear")
 
     @property
     def reason(self) -> str:
-        """Return the reason for the verdict; "" where there is no ratio."""
+        """Return the reason for the verdict, or why there is no ratio."""
         ratio, margins = self.ratio, self.margins
         if ratio is None:
-            return ""
+            return self._nothing_timed()
         if self.beside_load:
             return self.doubt
         difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
@@ -176,13 +181,39 @@ class Standing:
             return f"{span} is within the {percent(margins.same)} that count as the same{after}"
         return f"{difference}; {span} is beyond the tolerance of {percent(margins.tolerance)}{after}"
 
+    def _nothing_timed(self) -> str:
+        sides = (self.baseline, "the baseline"), (self.row, "the new side")
+        for (row, side), rounds in zip(sides, self.rounds):
+            if not rounds:
+                why = f": {': '.join(row.failure)}" if row.failure else "; its run did not measure them"
+                return f"{side} has no {self.scope} times{why}"
+        return "no batch was timed on both sides in every round"
+
+    @property
+    def both_ms(self) -> Tuple[Optional[float], Optional[float]]:
+        """Return the mean of the medians of the batches that both have, the baseline first; None without a ratio."""
+        if self.ratio is None:
+            return None, None
+        sides = [row.of_scope(self.scope) for row in (self.baseline, self.row)]
+        by_batch = [gathered((sample.batch, sample.ms) for sample in side) for side in sides]
+        common = by_batch[0].keys() & by_batch[1].keys()
+        before, after = (statistics.mean([statistics.median(of[batch]) for batch in common]) for of in by_batch)
+        return before, after
+
+    @property
+    def lost(self) -> bool:
+        """Return whether the row was to be timed and ended well, but has no times, and the baseline has."""
+        asked = self.row.header.settings
+        was_asked = "timing" in asked.get("passes", ()) and self.scope in asked.get("scopes", ())
+        return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.failure is None
+
     @property
     def may_be_as_fast(self) -> bool:
         """Return whether noise or other load may explain all of the difference to the fastest."""
         times = self.times or 1.0
         if self.beside_load:
             return times < BEYOND_LOAD
-        beyond = self.ratio is not None and self.ratio.low is not None and self._by_interval() != "slower"
+        beyond = self.low is not None and self._by_interval() != "slower"
         return self.verdict != "slower" and (times < FAR or beyond)
 
     @property

@@ -157,7 +157,7 @@ def origins(rows: Sequence[Change]) -> List[str]:
         above = ", ".join(dict.fromkeys(str(folder.parent) for folder in folders))
         where = str(runs[0].results) if len(folders) == 1 else f"{above} ({len(folders)} runs)"
         lines.append(f"{side}: {where}, started {min(run.started or '' for run in runs)}")
-    paired = {time.standing.paired for row in rows for time in row.time.values() if time.ratio is not None}
+    paired = {time.paired for row in rows for time in row.time.values() if time.ratio is not None}
     ways = {
         True: "rounds paired: both sides were measured beside each other",
         False: "two independent groups of rounds (Welch): the sides were measured at different times",
@@ -180,23 +180,23 @@ def lines_of(row: Change) -> List[Line]:
 
     lines = []
     for scope, time in row.time.items():
-        rounds, ratio = time.standing.rounds, time.standing.ratio
+        rounds, ratio = time.rounds, time.ratio
         if any(rounds):
             interval = "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}"
-            shown = str(rounds[0]) if time.standing.paired else f"{rounds[0]} + {rounds[1]}"
-            sides, batches = _sides(time, METRICS[f"{scope}_median"]), str(ratio.batches if ratio else 0)
-            lines.append(line(f"{scope} time", time, time.ratio, interval, *sides, shown, batches))
+            shown = str(rounds[0]) if time.paired else f"{rounds[0]} + {rounds[1]}"
+            sides, batches = _sides(time.both_ms, METRICS[f"{scope}_median"]), str(ratio.batches if ratio else 0)
+            lines.append(line(f"{scope} time", time, time.times, interval, *sides, shown, batches))
     for scope, memory in row.memory.items():
-        if memory.baseline_mb is not None or memory.new_mb is not None:
-            sides = _sides(memory, METRICS["peak_mb"])
+        both = (memory.baseline_mb, memory.new_mb)
+        if any(of is not None for of in both):
+            sides = _sides(both, METRICS["peak_mb"])
             lines.append(line(f"{scope} memory", memory, memory.ratio, "-", *sides, "-", str(memory.batches)))
     keys = [key for key in metrics.COLUMNS["comparison"] if key.endswith("_error")]
     errors = [", ".join(error(side[key]) for key in keys) for side in (row.errors.baseline, row.errors.new)]
     return [*lines, line("errors", row.errors, None, "-", *errors, "-", "-")]
 
 
-def _sides(change: Any, metric: Metric) -> List[str]:
-    values = [getattr(change, f"{side}_{metric.unit.lower()}") for side in ("baseline", "new")]
+def _sides(values: Sequence[Optional[float]], metric: Metric) -> List[str]:
     return ["-" if value is None else f"{number(value)} {metric.unit}" for value in values]
 
 
@@ -210,7 +210,7 @@ def _power(rows: Sequence[Change]) -> str:
     verdicts = [time.verdict for time in times]
     words = ("faster", "slower", *(["same"] if "same" in verdicts else []), "unclear")
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words)
-    changes = sorted(known for time in times if (known := time.standing.detectable) is not None)
+    changes = sorted(known for time in times if (known := time.detectable) is not None)
     if not changes:
         return f"{counts}; no change is detectable with so few rounds"
     least, most = percent(changes[0], 2), percent(changes[-1], 2)
@@ -278,7 +278,7 @@ def title(rows: Sequence[Change]) -> str:
     if len(times) == counts["faster"] + counts["slower"] == 1:
         ((name, time),) = times
         low, high = sorted(abs((end or 1) - 1) for end in (time.low, time.high))
-        words = f"{percent(abs((time.ratio or 1) - 1), 2)} {'more' if time.verdict == 'slower' else 'less'} time"
+        words = f"{percent(abs((time.times or 1) - 1), 2)} {'more' if time.verdict == 'slower' else 'less'} time"
         return f"{name}: {words} ({percent(low, 2)} to {percent(high, 2)})"
     words_of_all = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     return f"Times: {words_of_all}" if times else "No times to compare"
@@ -306,8 +306,8 @@ def _figure(rows: Sequence[Change]) -> Optional[Figure]:
     for row in rows:
         new = row.pair.new
         for scope, time in row.time.items():
-            if time.ratio is not None:
-                numbers = time.ratio, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
+            if time.times is not None:
+                numbers = time.times, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
                 dots.append(Dot(f"{row.name}, {scope}", look_of[new.name], *numbers, new.results))
     if not dots:
         return None
