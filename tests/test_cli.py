@@ -59,6 +59,7 @@ def test_every_script_takes_the_flag_of_every_setting(script):
         (["--min-duration", "5", "--max-duration", "2"], ["--min-duration 5"]),
         (["--threads", str(MOST_THREADS + 1)], [f"must be at most {MOST_THREADS}"]),
         (["--sweep", f"threads=1,{MOST_THREADS + 1}"], [f"must be at most {MOST_THREADS}"]),
+        (["--max-frames", "500", "--only", "reference"], ["--max-frames only applies with --sort-utterance true"]),
         (["--frobnicate"], ["--frobnicate"]),
         (["--only", "torchaudio,k3"], ["--only", "k3"]),
         (["--only", "k2", "--skip", "k2"], ["--skip"]),

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
-from common.analysis.logs import Log
 from common.cli import cluster, ending, parser, screen
-from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import grid, presets, scripts, settings
 from common.core.errors import NOT_RUNNABLE, UserError
 from common.core.implementations import LATTICES, find
-from common.core.setting import worded
 from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import rounds, search
@@ -23,7 +20,7 @@ from common.jobs.local import Local
 from common.jobs.progress import Progress
 from common.jobs.session import Executor, Session
 from common.jobs.spec import plan
-from common.records.run import Run, open_runs
+from common.records.run import open_runs
 from common.records.schema import MemoryLimit
 from common.setup import interpreters
 from common.setup.interpreters import Choice
@@ -54,23 +51,23 @@ def benchmark(
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     device = interpreters.device_of(arguments.device, python_of)
     if tuple(getattr(arguments, "only", ())) == standard():  # no row was named
-        python_of = _default_rows(python_of, device, arguments, names_of_script)
+        rows = default_rows(names, device, bool(arguments.budget), arguments.topology)
+        left_out = [name for name in names if name not in (*rows, *names_of_script)]
+        if left_out and not arguments.quiet:
+            print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
+        python_of = {name: choice for name, choice in python_of.items() if name not in left_out}
+        if not (arguments.find_largest or arguments.budget):
+            python_of.update(interpreters.controls(python_of, device))
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
     cells, settings_of = grid.cells(arguments.sweep), _settings(arguments.sweep, given, device)
-    runs: List[Run] = []
+    folders: List[Path] = []
     with ending.measuring() as ended:
         for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
             if cell and not arguments.quiet:
                 print(f"cell {number} of {len(cells)}: {grid.words(cell)}", file=sys.stderr)
-            _measure(python_of, resolved, cell, arguments, given, executor, runs)
-    if ended.mistake:
-        for run in runs:
-            run.discard_if_empty()
-        if not any(run.path.exists() for run in runs):
-            raise ended.mistake
-    log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
-    return ending.finish(ended, _show([run.folder for run in runs], arguments, log, names_of_script), arguments, log)
+            _measure(python_of, resolved, cell, arguments, given, executor, folders)
+    return _finish(ended, folders, arguments, names_of_script)
 
 
 def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -83,24 +80,7 @@ def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     with ending.measuring() as ended:
         for folder in cluster.measured(arguments, words):
             folders.append(folder)
-    if ended.mistake and not folders:
-        raise ended.mistake
-    log = logs.read([arguments.log_dir], all_runs=True)
-    return ending.finish(ended, _show(folders, arguments, log), arguments, log)
-
-
-def _default_rows(
-    python_of: Mapping[str, Choice], device: str, arguments: argparse.Namespace, own: Sequence[str]
-) -> Dict[str, Choice]:
-    """Return what is measured where no row was named, and say what is left out.  own: rows of the user's own."""
-    kept = default_rows(list(python_of), device, bool(arguments.budget), arguments.topology)
-    names = [name for name in python_of if name in kept or name in own]
-    left_out = [name for name in python_of if name not in names]
-    if left_out and not arguments.quiet:
-        print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
-    rows = {name: python_of[name] for name in names}
-    with_controls = not (arguments.find_largest or arguments.budget)
-    return {**rows, **(interpreters.controls(rows, device) if with_controls else {})}
+    return _finish(ended, folders, arguments)
 
 
 def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Optional[str]) -> List[str]:
@@ -128,15 +108,7 @@ def _settings(axes: Sequence[grid.Axis], given: Dict[str, Any], device: str) -> 
     grid.check(axes, given)
     if axes:
         given["passes"] = given["passes"] or grid.PASSES
-    settings_of = [settings.resolve({**given, **cell}, device) for cell in grid.cells(axes)]
-    keys = {axis.key for axis in axes}
-    for key, of_sorted in (("batch_size", False), ("max_frames", True)):
-        if key in keys and all(resolved.sort_utterance is not of_sorted for resolved in settings_of):
-            raise UserError(
-                f"--sweep {grid.flag(key)} has no effect with --sort-utterance {worded(not of_sorted)}: "
-                f"give --sort-utterance {worded(of_sorted)}"
-            )
-    return settings_of
+    return [settings.resolve({**given, **cell}, device) for cell in grid.cells(axes)]
 
 
 def _measure(
@@ -146,9 +118,9 @@ def _measure(
     arguments: argparse.Namespace,
     given: Mapping[str, Any],
     executor: Executor,
-    runs: List[Run],
+    folders: List[Path],
 ) -> None:
-    """Measure one configuration, and add its runs to `runs`.
+    """Measure one configuration, and add its folders to `folders`.
 
     Args:
         python_of: the Python of each row.
@@ -160,9 +132,9 @@ def _measure(
     if resolved.find_largest:
         limit = search.memory_limit(resolved, memory.total_memory(), memory.available_memory())
         extra["memory_limit"] = limit._asdict()
-    names, is_first = list(python_of), not runs  # a sweep that was stopped has not begun its later cells
+    names, is_first = list(python_of), not folders  # a sweep that was stopped has not begun its later cells
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first) as run_of:
-        runs += run_of.values()
+        folders += [run.folder for run in run_of.values()]
         if is_first:
             if not arguments.quiet:
                 limit_of_run = next(iter(run_of.values())).header.memory_limit or MemoryLimit()
@@ -205,13 +177,19 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
-def _show(folders: Sequence[Path], arguments: argparse.Namespace, log: Log, own: Sequence[str] = ()) -> Shown:
-    """Print the table of these runs and return the status of each row.
+def _finish(
+    ended: ending.Ending, folders: Sequence[Path], arguments: argparse.Namespace, own: Sequence[str] = ()
+) -> int:
+    """Print the table of these runs, write the report and return the exit code.
 
     own: rows of the user's own, which fail the command where they cannot run.
     """
+    if ended.mistake and not any(folder.exists() for folder in folders):
+        raise ended.mistake
+    log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
     shown = log.of(folders)
     rows = [*shown.rows, *shown.searches, *shown.swept]
     statuses = ["error" if row.name in own and row.status in NOT_RUNNABLE else row.status for row in rows]
     short = answer.of_log(shown, folders=[arguments.log_dir], **screen.how())
-    return ending.printed(short + "\n", results.of_log(shown) + "\n", statuses, arguments)
+    printed = ending.printed(short + "\n", results.of_log(shown) + "\n", statuses, arguments)
+    return ending.finish(ended, printed, arguments, log)

@@ -159,6 +159,7 @@ class Settings:
         presets={"cpu": 2, "quick": 2, "full,long-form": 8, "cpu,long-form": 1, "quick,long-form": 1},
         label="batch size",
         only=("sort_utterance", (False,)),
+        refused=True,
     )
     max_frames: int = setting(
         10000,
@@ -169,6 +170,7 @@ class Settings:
         presets={"cpu": 1000, "quick": 1000},
         label="max frames",
         only=("sort_utterance", (True,)),
+        refused=True,
     )
     batches: str = setting(
         "random",
@@ -688,7 +690,7 @@ def _check(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         needed, accepted = declaration.only or ("", ())
         if needed == "device":
             raise UserError(f"{declaration.flag} needs CUDA, and this run uses the CPU: remove {declaration.flag}")
-        condition = f"{SETTINGS[needed].flag} {' or '.join(accepted)}"
+        condition = f"{SETTINGS[needed].flag} {' or '.join(map(worded, accepted))}"
         raise UserError(f"{declaration.flag} only applies with {condition}: add that, or remove {declaration.flag}")
     if values["logits"] != "random" and values["pruned_recipe"] == "benchmark-2022":
         raise UserError(

@@ -262,7 +262,7 @@ def open_runs(
                 opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)
                 opened[name].add(header(name, settings, run_id, started, shared))
         yield opened
-    except store.NotWritten:
+    except UserError:  # a mistake, or no room for a first line
         for run in opened.values():
             run.discard_if_empty()
         raise
