@@ -63,12 +63,6 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
     raise UserError(f"cannot read {path}: {reason}")
 
 
-def open_new(path: Path) -> BinaryIO:
-    """Open a new file to write bytes, in place of what is there: a link is not written through."""
-    path.unlink(missing_ok=True)
-    return open(path, "xb")
-
-
 def cannot_write(path: Path, error: OSError, advice: str) -> str:
     """Return the error message for a file that cannot be written.  advice: what to do next."""
     reason = "it is a link, or below one that leads nowhere" if error.errno == errno.ELOOP else error.strerror or error

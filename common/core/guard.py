@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Text
 
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_SIGNAL, EXIT_USAGE, UserError
 from common.core.paths import INSTALLED, ROOT
-from common.core.text import plain, without_middle
+from common.core.text import plain, short
 
 LONGEST_MISTAKE = 4000  # characters
 #: Environment variable: the command as the user typed it, when it is not the script's name.
@@ -113,7 +113,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
         except KeyboardInterrupt:
             line, code = interrupted, EXIT_INTERRUPTED
         except UserError as error:
-            line = f"error: {without_middle(as_called(str(error)), LONGEST_MISTAKE)}"  # it may quote any file
+            line = f"error: {short(plain(as_called(str(error))), LONGEST_MISTAKE)}"  # it may quote any file
         except MemoryError:
             line = "error: not enough memory here; free some, or ask for less at once"
         except OSError as error:

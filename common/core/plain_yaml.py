@@ -11,9 +11,11 @@ LARGEST_FILE = 2**20
 
 
 def parsed(text: str, where: str) -> Any:
-    """Return what the YAML `text` says.  where: names it in messages.  Raises UserError, and ImportError where
-    PyYAML is not installed."""
-    import yaml
+    """Return what the YAML `text` says.  where: names it in messages.  Raises UserError."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError(f"{where} needs PyYAML, which is not installed here: pip install PyYAML") from error
 
     class Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:

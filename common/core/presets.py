@@ -34,11 +34,6 @@ DEFAULT_WORKLOAD = "bpe500"
 ESTIMATE = "the token scales are estimates: generate_shape_info.py counts those of your own vocabulary"
 
 
-def default_size(device: str) -> str:
-    """Return the size to measure on "cpu", "cuda" or "cuda:N" where no preset is given."""
-    return "cpu" if device == "cpu" else "full"
-
-
 def parts(text: str) -> Tuple[str, str]:
     """Return (size or "", workload) of "cpu", "chars", "cpu,chars" or "chars,cpu".  Raises UserError."""
     words = [ALIASES.get(word.strip(), word.strip()) for word in text.split(",")]
@@ -51,11 +46,6 @@ def parts(text: str) -> Tuple[str, str]:
             f"{closest(wrong, (*SIZES, *WORKLOADS))}"
         )
     return (sizes[0] if sizes else ""), (workloads[0] if workloads else DEFAULT_WORKLOAD)
-
-
-def name(size: str, workload: str) -> str:
-    """Return a preset as records keep it: "cpu", or "cpu,chars" for any workload but the default one."""
-    return size if workload == DEFAULT_WORKLOAD else f"{size},{workload}"
 
 
 def listed(noun: str, texts: Mapping[str, str]) -> str:

@@ -645,9 +645,12 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
 
     Raises UserError for a setting that has no effect on this device or beside the others."""
     size, workload = presets.parts(given.get("preset") or presets.DEFAULT_WORKLOAD)
-    size = size or presets.default_size(device)
+    size = size or ("cpu" if device == "cpu" else "full")
     names = [size, workload, f"{size},{workload}", *([SEARCH] if given.get("find_largest") else [])]
-    values: Dict[str, Any] = {"device": device, "preset": presets.name(size, workload)}
+    values: Dict[str, Any] = {
+        "device": device,
+        "preset": size if workload == presets.DEFAULT_WORKLOAD else f"{size},{workload}",
+    }
     for key, declaration in SETTINGS.items():
         chosen = [declaration.presets[name] for name in names if name in declaration.presets]
         if given.get(key) is not None:

@@ -95,13 +95,6 @@ def clipped(text: str) -> str:
     return short(plain(text[: 2 * LONGEST_MESSAGE]), LONGEST_MESSAGE)
 
 
-def without_middle(text: str, longest: int) -> str:
-    """Return `text` in one plain line; of one longer than `longest` characters the beginning and the end."""
-    if len(text) <= longest:
-        return plain(text)
-    return f"{plain(text[: longest // 2])} ... {plain(text[-longest // 2 :])}"
-
-
 def shown(value: Any) -> str:
     """Return `value` as Python writes it, for a message; of a long one the beginning and the end."""
     return _SHORT.repr(value)

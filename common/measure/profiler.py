@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from common.core.files import open_new
+from common.core.files import write_whole
 from common.core.settings import Settings
 from common.measure.stages import Step, observed_by
 from common.system.load import ForeignLoad
@@ -77,8 +77,7 @@ def profile(
             profiler.step()
     foreign = load.share() if load.ready() else None
     pack(folder, settings.gzip_traces)
-    with open_new(tables_file(folder)) as stream:
-        stream.write("\n".join(tables).encode())
+    write_whole("free some space", (tables_file(folder), "\n".join(tables)))
     return foreign
 
 
@@ -124,7 +123,7 @@ def pack(folder: Path, when: str) -> None:
             continue
         part = path.with_name(f"{path.name}.gz.part")
         try:
-            with path.open("rb") as plain, open_new(part) as stream:
+            with path.open("rb") as plain, part.open("wb") as stream:
                 with gzip.open(stream, "wb", compresslevel=6) as packing:
                     shutil.copyfileobj(plain, packing, 4 << 20)
             os.replace(part, path.with_name(f"{path.name}.gz"))

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Sequence, Type, TypeVar
 
-from common.core import plain_yaml
 from common.core.errors import UserError
 from common.core.files import read_text
 from common.core.guard import require
 from common.core.paths import not_a_file
-from common.core.text import closest, shown, without_middle
+from common.core.plain_yaml import LARGEST_FILE, parsed
+from common.core.text import closest, plain, short, shown
 
 require("msgspec")
 
@@ -35,18 +35,10 @@ LONGEST_MESSAGE = 500  # characters of what msgspec says
 
 def read(path: Path) -> Dict[str, Any]:
     """Return the keys and values in a YAML file.  Raises UserError."""
-    values = parsed(read_text(path, plain_yaml.LARGEST_FILE), str(path))
+    values = parsed(read_text(path, LARGEST_FILE), str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path}: give keys and values, such as `key: 1`, not {shown(values)}")
     return values
-
-
-def parsed(text: str, where: str) -> Any:
-    """Return what the YAML `text` says.  where: names it in messages.  Raises UserError."""
-    try:
-        return plain_yaml.parsed(text, where)
-    except ImportError as error:
-        raise UserError("configurations need PyYAML, which is not installed here: pip install PyYAML") from error
 
 
 def converted(values: Any, kind: Type[Converted], where: str) -> Converted:
@@ -54,7 +46,7 @@ def converted(values: Any, kind: Type[Converted], where: str) -> Converted:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        message, _, path = without_middle(str(error), LONGEST_MESSAGE).partition(" - at ")
+        message, _, path = short(plain(str(error)), LONGEST_MESSAGE).partition(" - at ")
         unknown = re.search("unknown field `(.*)`", message)
         near = f"{closest(unknown[1], keys_of(kind))}; there are {', '.join(keys_of(kind))}" if unknown else ""
         raise UserError(": ".join(filter(None, [where, path.strip("`").lstrip("$."), message])) + near) from None

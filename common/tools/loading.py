@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 
 import torch
 
+from common.core import scripts
 from common.core.errors import NotRunnable, UserError
 from common.core.paths import not_a_file
 from common.core.text import closest, first_line
@@ -72,12 +73,7 @@ def module(source: str) -> ModuleType:
         problem = not_a_file(path)
         if problem:
             raise UserError(f"{path}: {problem}")
-        sys.path.insert(0, str(path.parent.resolve()))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        result = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(result)
-        return result
+        return scripts.imported(path.resolve())
     except UserError:
         raise
     except (Exception, SystemExit) as error:
