@@ -10,6 +10,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from fused_transducer.call import (
     PACKED,
@@ -227,3 +228,34 @@ class Losses(torch.autograd.Function):
     @staticmethod
     def forward(*inputs):
         return losses(*inputs)
+
+
+# -- what torch.utils.flop_counter counts: two FLOPs for each multiply-accumulate of the products ----------------------
+
+
+def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
+    """Return the FLOPs of `products` of H and V numbers for each of the cells; of all where a tensor has no numbers."""
+    try:
+        count = int(cells().sum())
+    except (RuntimeError, NotImplementedError):  # meta and fake tensors
+        count = call.N * call.T * call.U1
+    return 2 * products * call.H * call.V * count
+
+
+@register_flop_formula(torch.ops.fused_transducer.losses, get_raw=True)
+def _(*inputs, out_val=None):
+    call = Call.of(inputs[:8], inputs[8])
+    return _flops(call, lambda: call.T_lengths.long() * (call.U_lengths.long() + 1), 1)
+
+
+@register_flop_formula(torch.ops.fused_transducer.gradients, get_raw=True)
+def _(grad_losses, arcs, kept, *inputs, out_val=None):
+    """Cells whose posterior is negligible are left out; the logits of others are computed again if none are kept."""
+    call, (encoder_out, decoder_out, weight, _) = Call.of(inputs[:8], inputs[8]), inputs[10]
+    blanks = len(call.durations) if call.topology == "multi-blank" else 0  # other durations are no symbols
+
+    def cells() -> Tensor:
+        posterior = arcs[: 2 + blanks].sum(0)
+        return ~(posterior < call.negligible) & (posterior != 0)
+
+    return _flops(call, cells, (len(kept) == 0) + weight + (encoder_out or decoder_out))

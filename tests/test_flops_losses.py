@@ -9,6 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 from test_contract import V, adapter_of, setting_of
+from torch.utils.flop_counter import FlopCounterMode
 
 from common.analysis import times
 from common.core.implementations import find, with_variants
@@ -96,7 +97,11 @@ def test_torchaudio_counts_its_own_lattices_and_the_padded_denominators():
 @pytest.mark.parametrize("name, times", [("fused", 3), ("fused:all-cells", 3), ("fused:torch", 4)])
 def test_the_fused_loss_multiplies_the_cells_of_utterances(name, times):
     """Forward and both gradients; the plain code, which keeps no logits, computes them again."""
-    _, model, (_, macs, missing) = counted(name, "step")
+    adapter, model, (_, macs, missing) = counted(name, "step")
+    step = prepare(adapter, model, setting_of(adapter, SHAPES, "cpu")[1], "step")
+    with FlopCounterMode(display=False) as counter:
+        step.run()
+    assert counter.get_total_flops() == 2 * sum(macs.values())
     assert {name for name, each in macs.items() if each} == {"fused_transducer::losses", "fused_transducer::gradients"}
     assert sum(macs.values()) == times * model.output.weight.numel() * sum(T * (U + 1) for T, U in SHAPES)
     assert not missing
