@@ -10,7 +10,7 @@ import sys
 import threading
 from bisect import bisect_right
 from contextlib import contextmanager
-from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Collection, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -53,7 +53,7 @@ class Modules:
 
     def __enter__(self) -> Modules:
         self._handles = [
-            register_module_forward_pre_hook(lambda module, _: self._enter(module)),
+            register_module_forward_pre_hook(lambda module, _: self._push(self._path_of(module), module)),
             register_module_forward_hook(lambda module, *_: self._leave(module)),
         ]
         self._thread = threading.get_ident()
@@ -75,26 +75,23 @@ class Modules:
             return OUTSIDE, phase
         return self._made_by(torch._C._current_autograd_node()), phase
 
-    @contextmanager
-    def label(self, name: str) -> Iterator[None]:
+    def label(self, name: str) -> ContextManager[None]:
         """Name what runs inside, which is no module, `name`; its backward belongs to it too."""
         path = self._below(name)
         self.classes.setdefault(path, "(label)")
-        token = object()
-        self._push(path, token)
-        try:
-            yield
-        finally:
-            self._leave(token)
+        return self._running(path, object())
+
+    def call(self, module: torch.nn.Module) -> ContextManager[None]:
+        """Mark a call of a module that hooks do not see, since it is not of its `forward`."""
+        return self._running(self._path_of(module), module)
 
     @contextmanager
-    def call(self, module: torch.nn.Module) -> Iterator[None]:
-        """Mark a call of a module that hooks do not see, since it is not of its `forward`."""
-        self._enter(module)
+    def _running(self, path: str, of: Any) -> Iterator[None]:
+        self._push(path, of)
         try:
             yield
         finally:
-            self._leave(module)
+            self._leave(of)
 
     def rows(self) -> List[Dict[str, Any]]:
         """Return a row for each module; a parameter that several modules share is the first one's."""
@@ -112,9 +109,6 @@ class Modules:
         return rows
 
     # -- forward -------------------------------------------------------------------------------------------------------
-
-    def _enter(self, module: torch.nn.Module) -> None:
-        self._push(self._path_of(module), module)
 
     def _push(self, path: str, of: Any) -> None:
         self.calls[path] = self.calls.get(path, 0) + 1
