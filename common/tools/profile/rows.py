@@ -6,18 +6,17 @@ labels and `other` to the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
-from common.analysis.metrics import cells, metric, values
+from common.analysis.metrics import cells, values
 from common.core.statistics import mean, median
 from common.core.text import number, percent
 from common.core.units import MB, quantity
 from common.present.style import PALETTE, Figure, axis, bars, layout, pattern, shown
 from common.present.table import Cell, Table, measured, tabulated
 from common.records import documents
-from common.tools.kept import Answer, Kept
+from common.tools.kept import Answer, Kept, of_row
 from common.tools.profile import choice as records
 from common.tools.profile.choice import Choice, Limit, Measured, Place
 
@@ -36,43 +35,31 @@ INDENT = "· "
 MOST_NAMED = 4  # labels in a line
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """A row: a label in one phase, wherever it lies; `other`, which no label has; or the step.
 
     Attributes:
         depth: how many labels it lies in.
-        calls: of all steps.
-        ms: of a step, with all that lies in it; of the device on CUDA, else of the host.
-        own_ms: without what lies in it.
-        peak_mb, rise_mb: most memory while inside, above the level at the begin of the step, and at its own.
-        left_mb: memory that its calls in a step leave allocated.
-        macs, flops: operations of a step, with all that lies in it.
-        of_limit: its flops_per_second over those of the device's best product.
+        numbers: those of NUMBERS that are known, of a mean step with all that lies in the label; ms: of the device on
+            CUDA, else of the host; own_ms: without what lies in it; calls: of all steps; peak_mb, rise_mb: most memory
+            while inside, above the level at the begin of the step and at its own; left_mb: what its calls in a step
+            leave allocated; of_limit: flops_per_second over those of the device's best product.
     """
 
     label: str
-    phase: str = ""
-    depth: int = 0
-    calls: int = 0
-    ms: float = 0.0
-    own_ms: float = 0.0
-    host_ms: float = 0.0
-    device_ms: Optional[float] = None
-    share: float = 0.0
-    ms_per_call: Optional[float] = None
-    peak_mb: Optional[float] = None
-    rise_mb: Optional[float] = None
-    left_mb: Optional[float] = None
-    macs: float = 0.0
-    flops: float = 0.0
-    flops_per_second: Optional[float] = None
-    of_limit: Optional[float] = None
+    phase: str
+    depth: int
+    numbers: Dict[str, Any]
 
     @property
     def name(self) -> str:
         """Return the label as "self_attn" or "self_attn.backward"."""
         return f"{self.label}.{BACKWARD}" if self.phase == BACKWARD else self.label
+
+    @property
+    def ms(self) -> float:
+        """Return its milliseconds in a mean step."""
+        return float(self.numbers["ms"])
 
 
 def share_of_limit(share: Optional[float]) -> str:
@@ -80,68 +67,73 @@ def share_of_limit(share: Optional[float]) -> str:
     return ">100%" if share is not None and share > 1 else percent(share)
 
 
-_ms = partial(metric, unit="ms", better="lower")
-_mb = partial(metric, unit="MB", better="lower", profiled=True)
+_ms = partial(of_row, unit="ms", better="lower")
+_mb = partial(of_row, unit="MB", better="lower", profiled=True)
 #: The numbers of a row: its keys in CSV and JSON, and the columns of the table, in this order.
 NUMBERS = (
-    metric("calls", "calls"),
+    of_row("calls", "calls"),
     _ms("ms", "ms"),
     _ms("ms_per_call", "ms /call"),
     _ms("own_ms", "own ms"),
     _ms("host_ms", "host ms"),
     _ms("device_ms"),
-    metric("share", "share", percent),
+    of_row("share", "share", percent),
     _mb("peak_mb", "peak MB"),
     _mb("rise_mb", "rise MB"),
     _mb("left_mb", "leaves MB"),
-    metric("macs", "MACs", quantity),
-    metric("flops", "FLOPs", quantity),
-    metric("flops_per_second", "FLOPs /s", quantity, better="higher"),
-    metric("of_limit", "of limit", share_of_limit, better="higher"),
+    of_row("macs", "MACs", quantity),
+    of_row("flops", "FLOPs", quantity),
+    of_row("flops_per_second", "FLOPs /s", quantity, better="higher"),
+    of_row("of_limit", "of limit", share_of_limit, better="higher"),
 )
 
 
 def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
     """Return the labels in the order in which they begin, each backward after its forward, then `other` and the step.
     limit: FLOPs per second of the device's best product."""
-    cuda = None not in found.device_ns
+    cuda, steps = None not in found.device_ns, len(found.host_ns)
     labels: Dict[str, Dict[str, Part]] = {}
-    step = Part(STEP, calls=len(found.host_ns), ms=mean_ms(found, cuda), host_ms=mean_ms(found, False))
-    step.macs, step.flops = found.macs, found.flops
-    other = replace(step, label=OTHER, own_ms=step.ms)
-    places = {(tuple(span.chain), span.phase): mean_ms(span, cuda) for span in found.spans}
-    inside: Dict[Any, float] = {}
-    for (chain, phase), ms in places.items():
-        inside[chain[:-1], phase] = inside.get((chain[:-1], phase), 0.0) + ms
-    for span, (place, ms) in zip(found.spans, places.items()):
+    step = Part(STEP, "", 0, {"calls": steps, **amounts(found, cuda), "own_ms": 0.0})
+    other = Part(OTHER, "", 0, dict(step.numbers))
+    places = {(tuple(span.chain), span.phase): amounts(span, cuda) for span in found.spans}
+    own = {place: known["ms"] for place, known in places.items()}
+    for span, (place, known) in zip(found.spans, places.items()):
         (*above, label), phase = place
-        part = labels.setdefault(label, {}).setdefault(phase, Part(label, phase, len(above)))
-        part.own_ms += ms - inside.get(place, 0.0)
-        part.calls += span.calls
-        amounts = {"ms": ms, "host_ms": mean_ms(span, False), "macs": span.macs, "flops": span.flops}
-        for key, amount in amounts.items():
+        empty: Dict[str, Any] = dict.fromkeys(("calls", "own_ms", *known), 0)
+        part = labels.setdefault(label, {}).setdefault(phase, Part(label, phase, len(above), empty))
+        part.numbers["calls"] += span.calls
+        outer = tuple(above), phase
+        if outer in places:
+            own[outer] -= known["ms"]
+        for key, amount in known.items():
             if label not in above:  # else it is counted with the outer one
-                setattr(part, key, getattr(part, key) + amount)
-            if (tuple(above), phase) not in places:  # in no other
-                setattr(other, key, getattr(other, key) - amount)
-    other.own_ms = other.ms
+                part.numbers[key] += amount
+            if outer not in places:
+                other.numbers[key] -= amount
+    for (chain, phase), ms in own.items():
+        labels[chain[-1]][phase].numbers["own_ms"] += ms
+    other.numbers["own_ms"] = other.ms
     parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
     memory = {each.name: each for each in found.memory}
     for part in parts:
-        part.share, part.ms_per_call = part.ms / step.ms, part.ms * step.calls / part.calls if part.calls else None
-        part.device_ms = part.ms if cuda else None
-        known = memory.get("" if part is step else part.name)
-        if known:
-            part.peak_mb, part.rise_mb, part.left_mb = (size / MB for size in (known.peak, known.rise, known.left))
-        if part.ms > 0:
-            part.flops_per_second = part.flops / part.ms * 1e3
-            part.of_limit = part.flops_per_second / limit if limit else None
+        numbers, ms, known_memory = part.numbers, part.ms, memory.get("" if part is step else part.name)
+        rate = numbers["flops"] / ms * 1e3 if ms > 0 else None
+        numbers.update(share=ms / step.ms, ms_per_call=ms * steps / numbers["calls"] if numbers["calls"] else None)
+        numbers.update(flops_per_second=rate, of_limit=rate / limit if limit and rate is not None else None)
+        numbers.update({"device_ms": ms} if cuda else {})
+        if known_memory:
+            numbers.update((f"{key}_mb", getattr(known_memory, key) / MB) for key in ("peak", "rise", "left"))
     return parts
+
+
+def amounts(of: Union[Measured, Place], cuda: bool) -> Dict[str, float]:
+    """Return what a mean step, or a label in it, takes."""
+    return {"ms": mean_ms(of, cuda), "host_ms": mean_ms(of, False), "macs": of.macs, "flops": of.flops}
 
 
 def table_of(title: str, parts: List[Part]) -> Table:
     """Return a row for each label and phase.  On a CPU the host's milliseconds are all."""
-    cuda = parts[-1].device_ms is not None
+    cuda = "device_ms" in parts[-1].numbers
     numbers = [each for each in NUMBERS if cuda or each.key != "host_ms"]
     rows = [{"label": Cell(INDENT * part.depth + part.name, part.name), **cells(numbers, part)} for part in parts]
     return tabulated("labels", f"{title}: each label with all that lies in it; own: without", rows)
@@ -176,7 +168,7 @@ def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Li
             f"the steps ran beside other load, which took {percent(found.foreign_cpu)} of the CPUs: their times are "
             "too long; profile again when the machine is quiet"
         )
-    over = [part.name for part in parts if part.of_limit is not None and part.of_limit > 1]
+    over = [part.name for part in parts if (part.numbers["of_limit"] or 0) > 1]
     why = "it was measured beside other load" if limit and limit.flags else "it was measured too low"
     if over:
         names = ", ".join(over[:MOST_NAMED]) + (" ..." if len(over) > MOST_NAMED else "")
@@ -213,16 +205,18 @@ def sweep_of(found: Dict[str, Tuple[Optional[Measured], List[Part], str]]) -> Ta
     names = dict.fromkeys(name for _, parts, _ in found.values() for name in outermost(parts))
     rows = []
     for size, (known, parts, status) in found.items():
-        row = {"size": Cell(size)}
-        frames = mean([batch.frames for batch in known.batches]) if known else None
-        step: Any = parts[-1] if parts else Part(STEP)
-        row["frames"] = measured(round(frames) if frames else None)
-        row["step ms"] = measured(step.ms or None)
-        row["us /frame"] = measured(1e3 * step.ms / frames if frames else None)
-        row["peak MB"] = measured(step.peak_mb)
-        known_ms = {**outermost(parts), **{part.label: part.ms for part in parts if part.label == OTHER}}
-        row.update((name, measured(known_ms.get(name))) for name in [*names, OTHER])
-        rows.append({**row, "status": Cell(status)})
+        step = parts[-1].numbers if parts else {}
+        frames = mean([batch.frames for batch in known.batches]) if known else 0
+        shares = {**outermost(parts), **{part.label: part.ms for part in parts if part.label == OTHER}}
+        columns = {
+            "frames": round(frames) or None,
+            "step ms": step.get("ms"),
+            "us /frame": 1e3 * step["ms"] / frames if step else None,
+            "peak MB": step.get("peak_mb"),
+            **{name: shares.get(name) for name in [*names, OTHER]},
+        }
+        numbers = {title: measured(value) for title, value in columns.items()}
+        rows.append({"size": Cell(size), **numbers, "status": Cell(status)})
     return tabulated("sizes", "milliseconds of a step, forward and backward", rows)
 
 
@@ -241,13 +235,13 @@ def answer(kept: Kept) -> Answer:
         found[size] = known, parts, job.reason or job.status
         if not known:
             continue
-        step, several = parts[-1], f"{size}: " if len(config.sizes) > 1 else ""
-        peak = f", peak {number(step.peak_mb)} MB" if step.peak_mb else ""
-        operations = f"{quantity(step.macs, 'MACs')}, {quantity(step.flops, 'FLOPs')}"
-        total.append(f"{size}: a step: {number(step.ms)} ms, {operations}{peak}")
+        step, several = parts[-1].numbers, f"{size}: " if len(config.sizes) > 1 else ""
+        peak = f", peak {number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
+        operations = f"{quantity(step['macs'], 'MACs')}, {quantity(step['flops'], 'FLOPs')}"
+        total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
         tables.append(table_of(size, parts))
         told += [several + line for line in lines(config.choice, known, parts, limit)]
-        figures.append(figure(size, known, step.device_ms is not None))
+        figures.append(figure(size, known, "device_ms" in step))
         identity = ("name", "label", "phase", "depth")
         rows += [
             {"size": size, **{key: getattr(part, key) for key in identity}, **values(NUMBERS, part)} for part in parts
