@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from common.cli import ending
-from common.cli.ending import Shown
-from common.cli.tool import measured as carried_out
 from common.core import flag_types, paths
+from common.core.errors import UserError
 from common.core.settings import Settings
-from common.jobs.session import Executor
+from common.core.text import count
+from common.jobs.local import Local
+from common.jobs.progress import Progress
+from common.jobs.session import Executor, Session
 from common.jobs.spec import Task
-from common.records.schema import as_written
+from common.records import run, schema, store
+from common.records.run import Run
+from common.records.schema import Record, as_written
+from common.setup.interpreters import Choice
 from common.show.results import FORMATS
 from common.tools.kept import Answer, Kept, read
 
-#: The advice where a file of a run cannot be written.
-SPACE = "free some space and go on with --resume"
+#: Keys of a header that make two runs the same.
+SAME = ("tool", "name", "config", "settings")
 #: Seconds of --timeout by default; None is no limit.
 TIMEOUT = 600.0
 
@@ -72,6 +79,30 @@ def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:
                 setattr(arguments, name, value)
 
 
+def _opened(header: Record, log_dir: Path, resume: bool) -> Run:
+    """Return a new run with this header, or the newest one of an equal header to go on with.
+
+    Raises UserError where there is no such run, or another process is measuring it."""
+    if resume:
+        wanted = run.read_back({key: header[key] for key in SAME})
+        earlier = run.earlier(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
+        paths = [path for head, path in earlier if {key: getattr(head, key) for key in SAME} == wanted]
+        if not paths:
+            words = f"no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
+            raise UserError(f"--resume: {words}")
+        with run.claim_again(paths[-1]) as claim:
+            return Run(paths[-1], store.read(paths[-1]), claim)
+    claim = run.claim_folder(log_dir, f"{header['tool']}-{header['name']}")
+    new = Run(claim.path.with_name(schema.TOOL_FILE_NAME), claim=claim)
+    origin = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.origin()}
+    try:
+        new.add({**header, "schema": schema.SCHEMA, **origin})
+    except store.NotWritten:
+        new.discard_if_empty()
+        raise
+    return new
+
+
 def measured(
     tool: str,
     name: str,
@@ -82,15 +113,43 @@ def measured(
     answer: Callable[[Kept], Answer],
     executor: Optional[Executor] = None,
 ) -> int:
-    """Carry out the tasks of a run and print its answer; return the exit code, see common.cli.tool.
+    """Carry out the tasks of a run that are not done yet, then print its answer; return the exit code.
 
-    config: a Struct that tells the run from others, and that `answer` reads again."""
-    head = {"record": "tool", "tool": tool, "name": name}
+    Raises UserError for what is missing, for one task and so for all, and for other mistakes; a run without results
+    leaves nothing then.
 
-    def show(path: Path) -> Shown:
-        found = answer(read(path))
+    Args:
+        config: a Struct that tells the run from others, and that `answer` reads again.
+        settings: of every task.
+        executor: in place of this machine.
+    """
+    executor = executor or Local()
+    header = {
+        "record": "tool",
+        "tool": tool,
+        "name": name,
+        "config": as_written(config),
+        "settings": settings.to_json(),
+    }
+    with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
+        if not arguments.quiet:
+            print(f"measuring {name} on {settings.device}: {count(len(tasks), 'job')}", file=sys.stderr)
+        pending = [task for task in tasks if not of_tool.is_done(task.name)]
+        pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in pending}
+        with ending.measuring() as ended:
+            ending.warn_of_load(executor, settings)
+            with Progress(arguments.quiet) as progress:
+                progress.expect([task.like for task in pending])
+                runs = dict.fromkeys(pythons, of_tool)
+                session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
+                for task in pending:
+                    end, _ = session.carry_out(task)
+                    if end.status == "missing":
+                        raise UserError(end.reason or "the model is missing")
+        if ended.mistake and not any(of_tool.is_done(task.name) for task in tasks):
+            of_tool.close()
+            run.remove(of_tool.path)
+            raise ended.mistake
+        found = answer(read(of_tool.path))
         text = found.render(arguments.format)
-        return ending.printed(text, text, found.statuses, arguments)
-
-    header = {**head, "config": as_written(config), "settings": settings.to_json()}
-    return carried_out(header, tasks, Path(sys.executable), settings, arguments, show, executor)
+        return ending.finish(ended, ending.printed(text, text, found.statuses, arguments), arguments)
