@@ -32,9 +32,7 @@ SAME = ("tool", "name", "config", "settings")
 TIMEOUT = 600.0
 
 
-def add_flags(
-    group: Any, *, folder: str, quick: str, timeout: Optional[float] = TIMEOUT, measuring: bool = True
-) -> None:
+def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] = TIMEOUT) -> None:
     """Add the flags that every command about a model has.
 
     Args:
@@ -42,7 +40,6 @@ def add_flags(
         folder: what a run calls its folder, for --help.
         quick: what --preset quick changes, for --help.
         timeout: default of --timeout, in seconds; None is no limit.
-        measuring: whether the command measures, on this machine or a cluster, and can go on with a run.
     """
     group.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
     seconds = "none" if timeout is None else f"{timeout:g}"
@@ -63,12 +60,11 @@ def add_flags(
         help=f"Folder in which the run makes its own, {folder}. Default: log/ beside this script",
     )
     group.set_defaults(details=False)  # what is printed is all there is
-    if measuring:
-        group.add_argument(
-            "--resume",
-            action="store_true",
-            help="Continue the newest run with the same flags: processes that ended well are not run again.",
-        )
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="Continue the newest run with the same flags: processes that ended well are not run again.",
+    )
 
 
 def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:
