@@ -49,6 +49,7 @@ FIRST = (
     *("torch", "frames_per_second", "profiled_us", "profiled_mb", "measured_error", "limits", "heaviest"),
 )
 LONGEST_NAME = 40
+EMPTY = {"status": {"ok"}}  # by metric: words that tell nothing
 MOST_LINES = 3  # of one remark
 MOST_FAILURES = 5
 
@@ -105,7 +106,8 @@ def render_sweep(sweep: Sweep, width: int = WIDTH, colors: Mapping[str, str] = N
 def table(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
     """Return the lines of the table `of` metrics.COLUMNS, grouped by cell and kind, with as many columns as there is
     room for, the most important first, without empty columns."""
-    every = [metric for metric in metrics.columns(of, rows) if _tells(metric, rows)] if rows else []
+    columns = [metric for metric in metrics.columns(of, rows) if rows]
+    every = [metric for metric in columns if {metric.shown(row) for row in rows} - EMPTY.get(metric.key, {"-", ""})]
     order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
     titles = [", ".join(filter(None, [grid.words(row.header.values), kind_title(row)])) for row in rows]
     shown: List[Metric] = []
@@ -119,20 +121,13 @@ def table(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -
     return lines
 
 
-def _tells(metric: Metric, rows: Sequence[Row]) -> bool:
-    words = {metric.shown(row) for row in rows}
-    return bool(words - ({"ok"} if metric.key == "status" else {"-", ""}))
-
-
 def _cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
     """Return the cells of a row, marked where the status is bad and where the row is the fastest."""
-
-    def mark(metric: Metric, cell: Cell) -> str:
-        if metric.key == "status":
-            return cell.mark
-        return "good" if metric.key == "verdict" and row.is_fastest else ""
-
-    return [cell._replace(mark=mark(metric, cell)) for metric, cell in zip(shown, results.cells(row, shown))]
+    verdict_mark = "good" if row.is_fastest else ""
+    pairs = zip(shown, results.cells(row, shown))
+    return [
+        cell._replace(mark={"status": cell.mark, "verdict": verdict_mark}.get(metric.key, "")) for metric, cell in pairs
+    ]
 
 
 # Below it.

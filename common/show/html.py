@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import json
 import math
 import os
 import sys
@@ -69,11 +68,6 @@ def drawn(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     return value
-
-
-def packed_json(value: Any) -> str:
-    """Return data for plots as page.js unpacks it."""
-    return packed(json.dumps(drawn(value), allow_nan=False, separators=(",", ":")))
 
 
 def script_hash(source: str) -> str:

@@ -6,6 +6,7 @@ Without scripts the page is still complete: every plot has its numbers as a tabl
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -97,6 +98,7 @@ def assembled(
     )
     html.environment()  # raises UserError where it cannot be made
     shown = [_rendered(section, base) for section in sections]
+    figures = {name: figure for _, _, of_section in shown for name, figure in of_section.items()}
     return html.render(
         "show/templates/page.html.jinja",
         base,
@@ -107,7 +109,7 @@ def assembled(
         overline=overline,
         style=_source(HERE / "page.css"),
         policy=policy,
-        figures=html.packed_json({name: figure for _, _, of_section in shown for name, figure in of_section.items()}),
+        figures=html.packed(json.dumps(figures, allow_nan=False, separators=(",", ":"))),
         library=html.packed(library),
         script=script,
         written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",

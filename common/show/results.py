@@ -106,13 +106,11 @@ def _cell(row: Row, metric: Metric) -> Cell:
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """Return blocks of lines in the "table" or "markdown" format."""
-    parts = (_reasons, _ratios, _samples, _stages, _options, _notes)
-    return [listed(lines, format) for part in parts if (lines := part(rows))]
-
-
-def _reasons(rows: Sequence[Row]) -> Lines:
+    reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
     load = beside_load(rows)
-    return [*(f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason), *([load] if load else [])]
+    parts = [[*reasons, *([load] if load else [])]]
+    parts += [part(rows) for part in (_ratios, _samples, _stages, _options, _notes)]
+    return [listed(lines, format) for lines in parts if lines]
 
 
 def beside_load(rows: Sequence[Row]) -> str:
