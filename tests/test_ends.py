@@ -173,6 +173,15 @@ def test_without_any_environment_a_command_says_what_to_do(bare, tmp_path):
         assert done.returncode == 2 and "make setup" in line and script in line
 
 
+def test_a_python_that_prints_as_it_starts_lists_the_losses(bare, tmp_path):
+    """Some sites greet in their sitecustomize."""
+    (tmp_path / "sitecustomize.py").write_text("print('welcome')")
+    done = outcome(
+        bare, ROOT / "rnnt-bench", "list", "--only", "reference", "--device", "cpu", PYTHONPATH=str(tmp_path)
+    )
+    assert done.returncode == 0 and "reference" in done.stdout, done.stderr
+
+
 def test_targets_of_make_are_there():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     targets = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, flags=re.MULTILINE))

@@ -36,7 +36,8 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
     packages = dict.fromkeys(implementations.find(name).package for name in python_of)
     installed = {}
     for python in {choice.python for choice in python_of.values() if choice.python}:
-        installed[python] = json.loads(output([str(python), "-c", FINDS, *packages], timeout=120, cwd=ROOT) or "[]")
+        answer = output([str(python), "-c", FINDS, *packages], timeout=120, cwd=ROOT).strip()
+        installed[python] = json.loads(answer.rpartition("\n")[2] or "[]")  # a site's Python may print before it
     places = {}
     for name, choice in python_of.items():
         row = implementations.find(name)

@@ -43,7 +43,7 @@ def require(package: str) -> None:
     if Path(sys.argv[0]).resolve().parent == ROOT and "--in-place" not in sys.argv:
         ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
         asked = subprocess.run(ask, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        python = asked.stdout.strip()
+        python = asked.stdout.strip().rpartition("\n")[2]  # a site's Python may print before it
         if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
             go_on_with(python)
     advice = "" if INSTALLED else ", or run `make setup` and use .venv/main/bin/python"

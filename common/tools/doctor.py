@@ -85,7 +85,7 @@ def _surroundings(names: Sequence[str]) -> Iterator[str]:
     yield f"Python:   {platform.python_version()}, {sys.executable}"
     choices = interpreters.choose_all(names, in_place=False)
     for python in dict.fromkeys(choice.python for choice in choices.values() if choice.python):
-        torch = output([str(python), "-c", _ASK_TORCH], timeout=120).strip()
+        torch = output([str(python), "-c", _ASK_TORCH], timeout=120).strip().rpartition("\n")[2]
         yield f"torch:    {torch or 'none, or it does not import'} ({python})"
     for name in [] if INSTALLED else dict.fromkeys(find(name).environment for name in names):
         reason = environments.reason(name)
