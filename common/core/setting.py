@@ -7,9 +7,10 @@ what --sweep takes, what must agree between compared runs, and the headings of t
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from common.core.errors import UserError
+from common.core.text import gathered
 
 #: Part of a heading: a text to format with the value, or a function that makes it from the settings of the rows.
 Heading = Union[str, Callable[[Mapping[str, Any]], str]]
@@ -77,14 +78,10 @@ class Setting:
 
     def help_text(self) -> str:
         """Return the help of the flag with its default, as argparse takes it."""
-        return f"{self.help}. Default: {self.default_text or self._worded_default()}".replace("%", "%%")
-
-    def _worded_default(self) -> str:
-        names_of: Dict[str, List[str]] = {}
-        for name, value in self.presets.items():
-            names_of.setdefault(worded(value), []).append(name)
+        names_of = gathered((worded(value), name) for name, value in self.presets.items())
         others = "; ".join(f"{value} with {' and '.join(names)}" for value, names in names_of.items())
-        return worded(self.default) + (f" ({others})" if others else "")
+        default = self.default_text or worded(self.default) + (f" ({others})" if others else "")
+        return f"{self.help}. Default: {default}".replace("%", "%%")
 
     def parse(self, text: str) -> Any:
         """Return the value that the flag would give for `text`.  Raises UserError."""

@@ -604,18 +604,16 @@ def in_rows(values: Mapping[str, Any], device: Optional[str], kind: Optional[str
 
     None: the record does not have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
     known = {**values, "device": device, "kind": kind, "sort_utterance": bool(values.get("sort_utterance"))}
-
-    def value_of(key: str, declaration: Setting) -> Any:
-        """Return the value of a setting, None where it has no effect."""
-        value = values.get(key)
-        if key not in values and values and not declaration.heading_of_default:
-            value = declaration.default  # of records that are older than the setting
+    kept = {}
+    for key, declaration in SETTINGS.items():
+        if not (declaration.label or declaration.in_rows):
+            continue
+        older = bool(values) and not declaration.heading_of_default  # a record from before the setting
+        value = values.get(key, declaration.default if older else None)
         if value is None and values:
             value = declaration.unset
-        return value if declaration.applies(known) else None
-
-    kept = {key: declaration for key, declaration in SETTINGS.items() if declaration.label or declaration.in_rows}
-    return {key: value_of(key, declaration) for key, declaration in kept.items()}
+        kept[key] = value if declaration.applies(known) else None
+    return kept
 
 
 def described(values: Mapping[str, Any], groups: Sequence[str] = (MEASURED, LENGTHS)) -> List[str]:

@@ -12,7 +12,7 @@ import resource
 from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Optional
+from typing import Optional
 
 from common.system import cgroup
 
@@ -99,15 +99,11 @@ def _pages_of_parent(parent: int) -> int:
             span, _, _, _, inode, *_ = line.split()
             if inode != "0":
                 begin, end = (int(address, 16) // resource.getpagesize() for address in span.split("-"))
-                pages = [_entries(file, begin, end - begin) for file in (theirs, ours)]
+                theirs.seek(8 * begin)
+                ours.seek(8 * begin)
+                pages = (array("Q", file.read(8 * (end - begin))) for file in (theirs, ours))
                 count += sum(page & FILE_PAGE == FILE_PAGE and not mine & PRESENT for page, mine in zip(*pages))
     return count
-
-
-def _entries(pagemap: BinaryIO, begin: int, count: int) -> array[int]:
-    """Return the entries of `count` pages from page `begin` on."""
-    pagemap.seek(8 * begin)
-    return array("Q", pagemap.read(8 * count))
 
 
 def clear_peak() -> bool:
