@@ -21,7 +21,7 @@ from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands, configuration
 from common.tools.inference import grid
-from common.tools.inference.grid import Dimensions, Model, Profile, Variants
+from common.tools.inference.grid import PLAIN, Dimensions, Model, Profile
 from common.tools.inference.rows import TOOL, answer
 
 DESCRIPTION = """Measure whether a speech model is faster than real time, for each length of audio and batch size.
@@ -89,8 +89,7 @@ def parser() -> Parser:
         ),
     )
     for name, check, words in every:
-        default = getattr(Variants(), name)
-        group.add_argument(f"--{name}", type=_listed(check), default=default, metavar="A,B", help=words)
+        group.add_argument(f"--{name}", type=_listed(check), default=[PLAIN[name]], metavar="A,B", help=words)
     group = result.add_argument_group("the run")
     flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
     seed = settings.SETTINGS["seed"].default
@@ -123,7 +122,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     interpreters.with_torch("torchaudio", "yaml")
     commands.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20})
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
-    config.variants = Variants(**{key: getattr(arguments, key) for key in Variants.__struct_fields__})
+    config.variants = {key: getattr(arguments, key) for key in PLAIN}
     python = Path(config.pretrained_model.python or sys.executable)
     given = {key: getattr(arguments, key) or value for key, value in SAMPLES.items()}
     device = interpreters.resolve_device(arguments.device, [python])

@@ -12,6 +12,9 @@ from msgspec import Meta, Struct, field
 
 from common.tools.configuration import Positive, Seconds, Text
 
+#: The further axes, each with the value of the plain model.
+PLAIN = {"threads": None, "compile": False, "dtype": "float32", "quantize": "none"}
+
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
     """The model of a configuration, as common.tools.inference.recognisers loads it.
@@ -39,21 +42,13 @@ class Dimensions(Struct, forbid_unknown_fields=True, kw_only=True):
         configuration.check_list(self.batch_sizes, "batch_sizes")
 
 
-class Variants(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The further axes: the grid is repeated for each combination."""
-
-    threads: List[Optional[int]] = field(default_factory=lambda: [None])
-    compile: List[bool] = field(default_factory=lambda: [False])
-    dtype: List[str] = field(default_factory=lambda: ["float32"])
-    quantize: List[str] = field(default_factory=lambda: ["none"])
-
-
 class Profile(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A configuration; variants are of the command line."""
+    """A configuration.  variants: values of the further axes, of the command line; the grid is repeated for each
+    combination."""
 
     pretrained_model: Model
     profiling_dimensions: Dimensions = field(default_factory=Dimensions)
-    variants: Variants = field(default_factory=Variants)
+    variants: Dict[str, List[Any]] = field(default_factory=lambda: {key: [value] for key, value in PLAIN.items()})
 
 
 class Position(Struct, frozen=True):
@@ -90,9 +85,9 @@ class Position(Struct, frozen=True):
 
 def positions(config: Profile) -> List[Position]:
     """Return all positions of the grid, the batch sizes varying fastest."""
-    axes, grid = config.variants, config.profiling_dimensions
-    parts = axes.threads, axes.compile, axes.dtype, axes.quantize, grid.audio_mockup_secs, grid.batch_sizes
-    return [Position(*values) for values in itertools.product(*parts)]
+    grid = config.profiling_dimensions
+    parts = (config.variants[key] for key in PLAIN)
+    return [Position(*values) for values in itertools.product(*parts, grid.audio_mockup_secs, grid.batch_sizes)]
 
 
 def is_skipped(position: Position, grid: Dimensions) -> bool:

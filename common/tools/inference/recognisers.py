@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
@@ -95,20 +95,15 @@ def plain(module: nn.Module, sample_rate: Optional[int] = None) -> Wrapped:
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError and NotRunnable."""
     kind, source, arguments = model["type"], model["source"], model.get("arguments") or {}
-    makers: Dict[str, Callable[..., Recogniser]] = {
-        **{"factory": _factory, "torchaudio": _bundle, "transformers": _pipeline},
-        **dict.fromkeys(INTERFACES, _interface),
-    }
+    if kind == "factory":
+        module = loading.load(source, arguments, str(device)).model
+        return (module if isinstance(module, Recogniser) else plain(module)).to(device).eval()
+    makers = {"torchaudio": _bundle, "transformers": _pipeline, **dict.fromkeys(INTERFACES, _interface)}
     if kind not in makers:
-        near = f"{closest(kind, makers)}; there are {', '.join(makers)}"
+        near = f"{closest(kind, makers)}; there are factory, {', '.join(makers)}"
         raise UserError(f"pretrained_model.type: unknown {kind!r}{near}")
-    os.environ.update(loading.OFFLINE if kind != "factory" else {})
+    os.environ.update(loading.OFFLINE)
     return makers[kind](kind, source, arguments, device).to(device).eval()
-
-
-def _factory(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    module = loading.load(source, arguments, str(device)).model
-    return module if isinstance(module, Recogniser) else plain(module)
 
 
 def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:

@@ -136,23 +136,6 @@ def grid_of(name: str, rows: Sequence[Row], variant: str) -> Table:
     return Table(name, ", ".join(filter(None, [title, variant])) + "; columns: batch sizes", columns, lines)
 
 
-def cells_of(rows: Sequence[Row]) -> Table:
-    """Return every cell that was not skipped, with its numbers, without empty columns."""
-    listed = [
-        {
-            "audio": Shown(f"{each.position.seconds:g}s", each.position.seconds),
-            "batch": measured(each.position.size),
-            "how": Shown(each.position.variant),
-            **cells(NUMBERS, each),
-            "calls": measured(each.numbers.get("n")),
-            "status": Shown(each.status),
-        }
-        for each in rows
-        if each.status != SKIPPED
-    ]
-    return tabulated("cells", "Each cell", filled(listed))
-
-
 def total(rows: Sequence[Row]) -> List[str]:
     """Return the answer in a line: how fast at best, and how many live streams."""
     known = [each for each in rows if each.numbers]
@@ -181,6 +164,18 @@ def answer(kept: Kept) -> Answer:
     grids = [
         grid_of(name, part, variant if len(parts) > 1 else "") for name in GRIDS for variant, part in parts.items()
     ]
+    listed = [
+        {
+            "audio": Shown(f"{each.position.seconds:g}s", each.position.seconds),
+            "batch": measured(each.position.size),
+            "how": Shown(each.position.variant),
+            **cells(NUMBERS, each),
+            "calls": measured(each.numbers.get("n")),
+            "status": Shown(each.status),
+        }
+        for each in rows
+        if each.status != SKIPPED
+    ]
     example = dimensions.example_audio
     noise = "noise; where the path of the model depends on what is said (a beam search), give example_audio"
     lines = [*kept.machine, f"audio: {f'{example}, cut or looped' if example else noise}"]
@@ -195,7 +190,7 @@ def answer(kept: Kept) -> Answer:
     return Answer(
         kept.header.name,
         total(rows),
-        [*grids, cells_of(rows)],
+        [*grids, tabulated("cells", "Each cell", filled(listed))],
         lines,
         [f"{each.position.job}: {each.status}: {each.reason}" for each in rows if each.reason],
         [

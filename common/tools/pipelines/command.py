@@ -64,7 +64,10 @@ def parser() -> Parser:
         "--target-sr", type=flag_types.whole(1), metavar="HZ", help="Sample rate of audio. Default: 16000"
     )
     group.add_argument(
-        "--made-seconds", type=_seconds, metavar="A,B", help="Seconds of each made example. Default: 2,4,8"
+        "--made-seconds",
+        type=lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
+        metavar="A,B",
+        help="Seconds of each made example. Default: 2,4,8",
     )
     group.add_argument(
         "--trust-pickle", action="store_true", help="Load npy files of pickled objects, which can run any code."
@@ -80,11 +83,6 @@ def parser() -> Parser:
     group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="Number of timed calls. Default: 5")
     commands.add_flags(group, folder="pipeline-<config>", quick="the first example, one call and none before it")
     return result
-
-
-def _seconds(text: str) -> List[float]:
-    """Parse lengths in seconds, with commas between them."""
-    return [flag_types.positive(word) for word in flag_types.words(text)]
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:

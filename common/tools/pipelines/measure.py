@@ -37,10 +37,14 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     device = set_up_torch(settings)
     file = Path(job["folder"]) / f"{given['example']}-{number}.pt"
     before = file.with_name(f"{given['example']}-{number - 1}.pt")
-    source = _received(before) if number else _example(config, given["example"], settings.seed)
     seconds = None
-    if not number and config.general.dataset_type != "npy":
-        seconds = int(source["src_lengths"]) / config.general.target_sr
+    if number:
+        source = _received(before)
+    else:
+        name = config.examples[given["example"]]
+        source = audio.entries(config.general, settings.seed, config.trust_pickle)[name]()
+        if config.general.dataset_type != "npy":
+            seconds = int(source["src_lengths"]) / config.general.target_sr
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
@@ -55,13 +59,6 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
             _send(loading.imported(stage.converter)(outputs) if stage.converter else outputs, file)
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
     before.unlink(missing_ok=True)
-
-
-def _example(config: Pipeline, number: int, seed: int) -> audio.Example:
-    known, name = audio.entries(config.general, seed, config.trust_pickle), config.examples[number]
-    if name not in known:
-        raise UserError(f"the data set has no example {name} any more; start a new run without --resume")
-    return known[name]()
 
 
 def _received(path: Path) -> Any:

@@ -94,6 +94,13 @@ def answer(kept: Kept) -> Answer:
         lines.append(f"{count(busy, 'example')} ran beside other load: times are too long")
     if every[-1].not_counted:
         lines.append(f"not counted in FLOPs: {', '.join(every[-1].not_counted)}")
+    seconds, memory, flops = (every[-1].numbers[key] for key in ("run_time_s", "memory_bytes", "flops"))
+    total = []
+    if seconds is not None and memory is not None and flops is not None:
+        words = (
+            f"run time {number(seconds)} s, memory {number(memory / MB)} MB, {quantity(flops, 'FLOPs')} an utterance"
+        )
+        total = [f"{words} (mean of {count(len(well), 'example')})"]
     shown = f"{len(well)}" if len(well) == len(jobs) else f"{len(well)} of {len(jobs)}"
     table = [
         {
@@ -107,7 +114,7 @@ def answer(kept: Kept) -> Answer:
     counts = {"examples": len(well), "of": len(jobs), "busy": busy}
     return Answer(
         kept.header.name,
-        _total(every[-1], len(well)),
+        total,
         [tabulated("stages", "An utterance, stage by stage", filled(table))],
         lines,
         [
@@ -130,12 +137,3 @@ def answer(kept: Kept) -> Answer:
 def _end(jobs: List[Job]) -> int:
     """Return the number of the first stage that did not end well, or of the last."""
     return next((number for number, job in enumerate(jobs) if job.status != "ok"), len(jobs) - 1)
-
-
-def _total(part: Part, examples: int) -> List[str]:
-    """Return a line about the whole, where its numbers are known."""
-    seconds, memory, flops = (part.numbers[key] for key in ("run_time_s", "memory_bytes", "flops"))
-    if seconds is None or memory is None or flops is None:
-        return []
-    words = f"run time {number(seconds)} s, memory {number(memory / MB)} MB, {quantity(flops, 'FLOPs')} an utterance"
-    return [f"{words} (mean of {count(examples, 'example')})"]

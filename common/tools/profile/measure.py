@@ -52,28 +52,16 @@ from common.traces import memory as traced
 #: The file of a model, and paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
 ICEFALL = f"{ROOT / 'examples' / 'icefall.py'}:transducer"
 LAYERS = {
-    "": ("encoder.conformer.conformer_layers.*", "ffn1", "self_attn", "conv_module", "ffn2"),
-    "icefall": ("encoder.layers.*", "feed_forward_macaron", "self_attn", "conv_module", "feed_forward"),
+    "": ("encoder.conformer.conformer_layers.*", ".ffn1", ".self_attn", ".conv_module", ".ffn2"),
+    "icefall": ("encoder.layers.*", ".feed_forward_macaron", ".self_attn", ".conv_module", ".feed_forward"),
 }
+#: Ends of the labels of a layer and its parts.
+IN_LAYER = ("", "_feed_forward_macaron", "_self_attn", "_conv", "_feed_forward")
 #: Parts of common.tools.profile.transducer.Criterion, which are always labelled.
 PARTS = ("joiner", "rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned")
 #: Rounds of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
 COMPILING_ROUNDS = 4
 Given = Tuple[Any, ...]
-
-
-def classic_labels(config: str) -> Dict[str, List[str]]:
-    """Return patterns of modules by label, of a model of this configuration: those that icefall's profile began with;
-    the losses have their own."""
-    layer, *parts = LAYERS[config]
-    names = ("feed_forward_macaron", "self_attn", "conv", "feed_forward")
-    return {
-        "rnnt_encoder": ["encoder"],
-        "rnnt_encoder_embed": ["encoder.embed"],
-        "rnnt_encoder_layer": [layer],
-        **{f"rnnt_encoder_layer_{name}": [f"{layer}.{part}"] for name, part in zip(names, parts)},
-        "rnnt_decoder": ["decoder"],
-    }
 
 
 def unseen(position: Place, again: bool) -> ContextManager[None]:
@@ -202,7 +190,10 @@ class Profiling:
             by_depth = labelling.by_depth(owner, choice.depth or 1)
             labels = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
         else:
-            labels = labelling.by_patterns(model, classic_labels(choice.config))
+            layer, *parts = LAYERS[choice.config]  # those that icefall's profile began with
+            of_layer = {f"rnnt_encoder_layer{name}": [layer + part] for name, part in zip(IN_LAYER, ["", *parts])}
+            around = {f"rnnt_{name.replace('.', '_')}": [name] for name in ("encoder", "encoder.embed", "decoder")}
+            labels = labelling.by_patterns(model, {**around, **of_layer})
         known = {path for path, _ in model.named_modules()}
         parts = {f"criterion.{name}": name for name in PARTS}
         return {**labels, **{path: name for path, name in parts.items() if path in known}}

@@ -131,14 +131,6 @@ def amounts(of: Union[Measured, Place], cuda: bool) -> Dict[str, float]:
     return {"ms": mean_ms(of, cuda), "host_ms": mean_ms(of, False), "macs": of.macs, "flops": of.flops}
 
 
-def table_of(title: str, parts: List[Part]) -> Table:
-    """Return a row for each label and phase.  On a CPU the host's milliseconds are all."""
-    cuda = "device_ms" in parts[-1].numbers
-    numbers = [each for each in NUMBERS if cuda or each.key != "host_ms"]
-    rows = [{"label": Cell(INDENT * part.depth + part.name, part.name), **cells(numbers, part)} for part in parts]
-    return tabulated("labels", f"{title}: each label with all that lies in it; own: without", rows)
-
-
 def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Limit]) -> List[str]:
     """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to trust the numbers."""
     batches = found.batches
@@ -239,7 +231,9 @@ def answer(kept: Kept) -> Answer:
         peak = f", peak {number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
         operations = f"{quantity(step['macs'], 'MACs')}, {quantity(step['flops'], 'FLOPs')}"
         total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
-        tables.append(table_of(size, parts))
+        shown = [each for each in NUMBERS if "device_ms" in step or each.key != "host_ms"]  # else the host's are all
+        table = [{"label": Cell(INDENT * part.depth + part.name, part.name), **cells(shown, part)} for part in parts]
+        tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
         told += [several + line for line in lines(config.choice, known, parts, limit)]
         figures.append(figure(size, known, "device_ms" in step))
         identity = ("name", "label", "phase", "depth")
