@@ -34,8 +34,8 @@ from common.system.processes import die_with_parent
 SCHEMA = 1
 #: Utterances in the batches whose padding is printed.
 BATCH_SIZE = 30
-#: Of a chunk that a process works on: about a second of work, and never much memory.
-ENTRIES, CHARACTERS = 10_000, 2**25
+#: Of a chunk that a process works on: less than a second, since Ctrl-C waits for it, and never much memory.
+ENTRIES, CHARACTERS = 2_000, 2**25
 #: Chunks given out, and results that wait for one before them, for each process.
 AHEAD = 4
 #: Seconds: durations are of whole samples, and speeds divide them.
