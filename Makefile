@@ -20,6 +20,13 @@ export PYTHONSAFEPATH :=
 # The tests start some thousand processes: what these import is compiled once.
 test coverage: export PYTHONDONTWRITEBYTECODE :=
 
+# A flag that is given as a variable would be ignored, and all be measured.
+KNOWN := PYTHON PORT LOGDIR WINDOW ARGS ENVIRONMENTS NAME TEST_PROCESSES
+unknown := $(filter-out $(KNOWN) MAKE%,$(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name))))
+ifneq ($(unknown),)
+$(error no variable is named $(unknown): flags go into ARGS, as in make bench ARGS="--preset quick")
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help setup try bench profile inference pipelines flops test faults sanitize wheels lint coverage docs summary conformance vectors report compare gpu-check tensorboard trace-viewer lock results clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,10 @@ def test_the_command_is_the_script(tmp_path):
     done = run("rnnt-bench", "run", *flags)
     assert done.returncode == 0, done.stderr
     assert list(Path(tmp_path).glob("reference-*/results.jsonl"))
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make")
+@pytest.mark.parametrize("words, code", [(["preset=quick"], 2), (["ARGS=--sweep threads=1,2", "LOGDIR=a b"], 0)])
+def test_a_variable_that_make_does_not_know_is_named(words, code):
+    done = subprocess.run(["make", "-n", "-C", ROOT, "bench", *words], capture_output=True, text=True)
+    assert done.returncode == code and ("preset" in done.stderr) == (code == 2), done.stderr

@@ -40,7 +40,9 @@ def require(package: str) -> None:
     """
     if importlib.util.find_spec(package) is not None:
         return
-    if Path(sys.argv[0]).resolve().parent == ROOT and "--in-place" not in sys.argv:
+    script = Path(sys.argv[0]).resolve()
+    is_own = script.name.startswith("benchmark_") and script.is_file()  # a loss of the user's own
+    if (script.parent == ROOT or is_own) and "--in-place" not in sys.argv:
         ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
         asked = subprocess.run(ask, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         python = asked.stdout.strip().rpartition("\n")[2]  # a site's Python may print before it

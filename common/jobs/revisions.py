@@ -143,7 +143,7 @@ def _copy_files(folder: Path) -> None:
 def _check(tree: Path, name: str, flags: Flags) -> None:
     """Raise UserError for a revision that cannot be measured here."""
     if not (tree / "benchmark_all.py").is_file():
-        raise UserError(f"--rev {name}: has no benchmark_all.py; give a later revision")
+        raise UserError(f"--rev {name}: has no benchmarks; give a later revision")
     _words(tree, name, flags.given)
     for key in () if flags.in_place else sorted({find(name).environment for name in flags.names}):
         lock = environments.ENVIRONMENTS[key].requirements
