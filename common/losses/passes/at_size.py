@@ -32,7 +32,7 @@ from common.records.schema import AtSize
 
 #: Elements of the logits that are converted to float64 at a time.
 CHUNK = 1 << 23
-#: Units in the last place that sums as large as the loss may lose: float32 kernels lose 3 at T 400, and 10 at T 700.
+#: Units in the last place that sums as large as the loss may lose at least: float32 kernels lose 3 at T 400, 10 at 700.
 LOST_PLACES = 4
 #: Largest sum of differences over a frame, a symbol, ... as a share of the right sum, where sums are short.
 SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 1e-1}
@@ -174,15 +174,16 @@ def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Er
 
 
 def check(
-    context, tolerance: float, utterances: Optional[int] = None, lost_places: int = LOST_PLACES
+    context, tolerance: float, utterances: Optional[int] = None, lost_places: float = LOST_PLACES
 ) -> Tuple[AtSize, str]:
     """Judge the measured batch with the most padded cells, that with the fewest if the loss loops over cells in Python.
 
     Returns its errors, and what is wrong in words.
 
     A posterior is the exponential of a sum along a path, so an error of the sum is a relative error of the gradient.
-    Beyond the tolerance it may be as large as the rounding of the longest sums: some places of the loss's own size, and
-    one of a score for each of the T + U steps.  float16 and bfloat16 must be summed in float32.
+    Beyond the tolerance it may be as large as the rounding of the longest sums: some places of the loss's own size (T + U
+    additions are a random walk), and one of a score for each of the T + U steps.  float16 and bfloat16 must be summed
+    in float32.
 
     Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score at each step,
     and of a posterior.  An error that only this explains is not wrong, but ``imprecise``.
@@ -209,6 +210,7 @@ def check(
         del cells  # before the other scope takes as much
     right = -sum(likelihood for likelihood, _ in known)
     magnitude = max(abs(right), 1e-30)
+    lost_places = max(lost_places, math.sqrt(max(T + U for T, U in shapes)) / 2)
     eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
     scores = [(T + U) * score for T, U in shapes]
     rounding = eps * max(sum_ - lost_places * likelihood for sum_, (likelihood, _) in zip(scores, known))
