@@ -53,7 +53,7 @@ def test_bad_sweeps_are_one_line(text, words, capsys):
         (["--sweep", "vocab-size=8,9", "--vocab-size", 8], "--vocab-size is given too"),
         (["--sweep", "vocab-size=8", "--sweep", "vocab-size=9"], "is given twice"),
         (["--sweep", "max-frames=80,90"], "--max-frames only applies with --sort-utterance true"),
-        (["--sweep", "batch-size=1,2", "--sort-utterance", "true"], "--batch-size only applies with --sort-utterance false"),
+        (["--sweep", "batch-size=1,2", "--sort-utterance", "true"], "--batch-size only applies with"),
         (["--sweep", "vocab-size=8,9", "--resume"], "nothing|no run with these settings"),
         (["--sweep", "vocab-size=8,9", "--find-largest", "batch-size"], "--find-largest"),
     ],
