@@ -22,7 +22,7 @@ from common.core.errors import UserError
 from common.core.units import bytes_of
 from common.jobs import local, spec, worker
 from common.jobs.search import TOLERANCE, memory_limit, next_size
-from common.records.search import bounds
+from common.records.store import bounds
 from common.system import memory
 
 SEARCH = ["--find-largest", "batch-size", "--memory-limit", "1GiB"]

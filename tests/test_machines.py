@@ -7,7 +7,8 @@ import re
 from fixtures_machines import LARGE, measured, side_by_side
 from fixtures_runs import environment, header, status, write_records, write_run
 
-from common.analysis import logs, machines
+from common.analysis import logs
+from common.analysis.groups import families
 from common.show.machines import TITLE, numbers
 from common.show.page import page
 
@@ -31,8 +32,7 @@ def test_runs_from_before_cores_were_recorded_and_of_cuda_are_of_any(tmp_path):
 
 
 def test_configurations_that_differ_only_in_the_machine_stand_side_by_side(tmp_path):
-    groups = groups_of(side_by_side(tmp_path))
-    (family,) = machines.families(groups)
+    (family,) = families(groups_of(side_by_side(tmp_path)))
     assert sorted(machine.name for machine in family) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
     shown = {row[0].shown: [cell.shown for cell in row[1:5]] for row in numbers(family).rows}
     at, other = (0, 1) if "2 cores" in family[0].name else (1, 0)
@@ -48,7 +48,7 @@ def test_the_page_names_the_machines(tmp_path):
     titles = re.findall(r"<h2>(Machine .: .*?)</h2>", html)
     assert sorted(title.partition(": ")[2] for title in titles) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
     assert {title[:9] for title in titles} == {"Machine A", "Machine B"}
-    assert 'href="#machines-0">Machines side by side' in html and 'download="machines.csv"' in html
+    assert 'href="#machines-0">Machines side by side' in html and 'download="groups.csv"' in html
 
 
 def test_other_settings_and_searches_do_not_stand_side_by_side(tmp_path):
@@ -56,7 +56,7 @@ def test_other_settings_and_searches_do_not_stand_side_by_side(tmp_path):
     measured(tmp_path / "b", "k2", 10, settings={"vocab_size": 4096}, **LARGE)
     write_run(tmp_path / "c", name="k2", batch_size=7)
     groups = groups_of(tmp_path)
-    assert len(groups) == 3 and machines.families(groups) == []
+    assert len(groups) == 3 and families(groups) == []
     assert TITLE not in page_of(tmp_path)
 
 
@@ -66,6 +66,6 @@ def test_what_did_not_run_on_a_machine_says_so_there(tmp_path):
     first = {**header("k2"), "run_id": "small", "machine": {"cores": 2}}
     lines = [environment("correctness"), status("correctness", "unsupported", "no")]
     write_records(tmp_path / "s2", [first, *lines])
-    (family,) = machines.families(groups_of(tmp_path))
+    (family,) = families(groups_of(tmp_path))
     (missing,) = (row for row in numbers(family).rows if row[0].shown == "k2")
     assert sorted(cell.shown for cell in missing[1:3]) == ["-", "unsupported"]

@@ -6,8 +6,9 @@ Rows measured the same if their settings, machine and shape file agree as far as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_uppercase
 from typing import (
     Any,
     Callable,
@@ -16,6 +17,7 @@ from typing import (
     Iterable,
     List,
     Mapping,
+    NamedTuple,
     Optional,
     Sequence,
     Set,
@@ -25,10 +27,13 @@ from typing import (
 
 from common.analysis import standing
 from common.analysis.row import Configuration, Row
+from common.analysis.verdict import by_time, over_other
 from common.core import settings
+from common.core.grid import flag
 from common.core.implementations import BY_NAME, KINDS, LATTICES, with_variants
+from common.core.setting import worded
 from common.core.settings import SETTINGS
-from common.core.text import plain, without_folders
+from common.core.text import gathered, plain, without_folders
 from common.present.style import FAMILIES, PALETTE, Look
 from common.records.schema import Batch
 
@@ -288,3 +293,163 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> Lis
         newest.earlier_runs = len(earlier)
     kept = {id(group[0]) for group in groups}
     return [row for row in rows if id(row) in kept]
+
+
+# Sweeps: ordinary runs whose headers name the settings that vary.
+
+
+@dataclass
+class Sweep:
+    """Hold the rows of a sweep, by cell, then as tables rank them.  grid: the values of each swept setting."""
+
+    grid: Dict[str, List[Any]]
+    rows: List[Row]
+
+    @property
+    def name(self) -> str:
+        return "sweep-" + "_".join(map(flag, self.grid))
+
+    @property
+    def heading(self) -> str:
+        """Return one line: the grid, and what all cells have in common."""
+        axes = " x ".join(f"{flag(key)} {', '.join(map(worded, values))}" for key, values in self.grid.items())
+        varied = dict.fromkeys(self.grid)
+        shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
+        return plain(f"sweep over {axes}; {heading(shared)}")
+
+    def cells(self) -> List[Tuple[Mapping[str, Any], List[Row]]]:
+        """Return (values, rows) of each cell."""
+        by_cell = gathered((_place(row, self.grid), row) for row in self.rows)
+        return [(rows[0].header.values, rows) for rows in by_cell.values()]
+
+    def along(self, key: str) -> List[Row]:
+        """Return the rows in which only `key` varies; every other setting has the first of its values."""
+        others = {other: values[0] for other, values in self.grid.items() if other != key}
+        return [row for row in self.rows if all(row.header.values[other] == value for other, value in others.items())]
+
+
+def sweeps(rows: Sequence[Row]) -> List[Sweep]:
+    """Return the sweeps of rows with swept settings: those of equal keys whose other settings agree."""
+    result = []
+    for group in grouped(rows, lambda group, row: _without_swept(group[0]) == _without_swept(row)):
+        axes: Dict[str, List[Any]] = {
+            key: list(dict.fromkeys(row.header.values[key] for row in group)) for key in group[0].header.values
+        }
+        axes = {key: sorted(values) if is_numeric(values) else values for key, values in axes.items()}
+        made = Sweep(axes, sorted(group, key=lambda row: _place(row, axes)))
+        for _, of_cell in made.cells():
+            standing.rank_times(of_cell)
+            label(of_cell)
+        made.rows.sort(key=lambda row: (_place(row, axes), rank(row)))
+        result.append(made)
+    return result
+
+
+def _without_swept(row: Row) -> Any:
+    """Return what rows of one sweep share: its keys, and the other settings of the run."""
+    swept = row.header.values
+    return (
+        list(swept),
+        {key: value for key, value in row.header.settings.items() if key not in swept},
+        row.header.machine,
+    )
+
+
+def _place(row: Row, axes: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:
+    return tuple(values.index(row.header.values[key]) for key, values in axes.items())
+
+
+def is_numeric(values: Sequence[Any]) -> bool:
+    """Return whether a plot can place the values of a setting on an axis."""
+    return all(type(value) in (int, float) for value in values)
+
+
+# Configurations that were measured on several machines.
+
+#: Of a configuration, what is of the machine.
+MACHINE = ("device", "device_name", "cores", "threads")
+
+
+class Machine(NamedTuple):
+    """Describe a group of the report as one of several machines.
+
+    Attributes:
+        letter: "A", "B", ...
+        name: of the machine.
+        number: of the group in the report.
+        rows: of the group.
+        fastest: the exact loss with the fastest step; None where none was timed.
+    """
+
+    letter: str
+    name: str
+    number: int
+    rows: List[Row]
+    fastest: Optional[Row]
+
+    @property
+    def title(self) -> str:
+        return f"Machine {self.letter}: {self.name}"
+
+    def row(self, name: str) -> Optional[Row]:
+        """Return the row of an implementation; of several (two prune ranges, say) the fastest.  None where it has
+        none."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    def over_fastest(self, row: Optional[Row]) -> Optional[float]:
+        """Return a row's step time over that of the fastest, as measured; None where they cannot be compared."""
+        if row is None or self.fastest is None or not row.is_comparable:
+            return None
+        if row is self.fastest:
+            return 1.0
+        ratio = over_other(row, self.fastest, "step") if row.torch == self.fastest.torch else None
+        return ratio and ratio.ratio
+
+
+def families(groups: Sequence[Group]) -> List[List[Machine]]:
+    """Return lists of groups that differ only in their machine, without groups that are alone."""
+    rest: Dict[int, Configuration] = {}
+    for index, group in enumerate(groups):
+        known = known_configuration(group.rows)
+        if known and not group.search:
+            rest[index] = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
+    families = grouped(rest, lambda family, index: same_configuration(rest[family[0]], rest[index]))
+    several = [family for family in families if len(family) > 1]
+    return [[_machine(letter(at), index, groups[index].rows) for at, index in enumerate(family)] for family in several]
+
+
+def _machine(called: str, index: int, rows: List[Row]) -> Machine:
+    exact = by_time([row for row in rows if row.is_exact], "step")
+    return Machine(called, _machine_name(rows), index, rows, exact.row if exact else None)
+
+
+def letter(at: int) -> str:
+    """Return A, B, ..., Z, A2, ... for 0, 1, ..., 25, 26, ..."""
+    turn, index = divmod(at, len(ascii_uppercase))
+    return ascii_uppercase[index] + (str(turn + 1) if turn else "")
+
+
+def _machine_name(rows: Sequence[Row]) -> str:
+    """Return the name of the rows' machine, such as "AMD EPYC, 2 threads of 4 cores"."""
+    known = known_configuration(rows)
+    name = plain(known.get("device_name") or known.get("device") or "unknown")
+    if known.get("device") != "cpu":
+        return name
+    cores, threads = known.get("cores"), known.get("threads")
+    if cores is None:
+        return f"{name}, {threads} threads"
+    return f"{name}, {cores} cores" if threads in (None, cores) else f"{name}, {threads} threads of {cores} cores"
+
+
+def shared_configuration(row: Row) -> Configuration:
+    """Return the configuration of a row without the machine's part."""
+    return {key: value for key, value in row.configuration.items() if key not in MACHINE}
+
+
+def rows_by_name(family: Sequence[Machine]) -> Dict[str, Row]:
+    """Return the first row of every implementation by its name, sorted by kind."""
+    met: Dict[str, Row] = {}
+    for machine in family:
+        for row in machine.rows:
+            met.setdefault(row.name, row)
+    return dict(sorted(met.items(), key=lambda item: kind_rank(item[1])))

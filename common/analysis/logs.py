@@ -13,10 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
 
-from common.analysis import measured, sweep
-from common.analysis.groups import Group, collect, give_looks, newest_of_each, same_configuration
+from common.analysis import groups, measured
+from common.analysis.groups import Group, Sweep, collect, give_looks, newest_of_each, same_configuration
 from common.analysis.row import Row
-from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.paths import not_there
 from common.present import slices
@@ -68,7 +67,7 @@ class Log:
 
     @cached_property
     def sweeps(self) -> List[Sweep]:
-        return sweep.sweeps(self.swept)
+        return groups.sweeps(self.swept)
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:

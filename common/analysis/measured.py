@@ -17,7 +17,7 @@ from common.core.text import gathered
 from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
-from common.records.search import OUTCOMES, TOO_LARGE, answers, bounds, ends
+from common.records.store import OUTCOMES, TOO_LARGE, answers, bounds, ends
 from common.traces.files import perhaps_packed, trace_files
 from common.traces.windows import Profiled, profiled, read_windows
 

@@ -17,7 +17,7 @@ from common.jobs.spec import Job
 from common.records import store
 from common.records.run import Run
 from common.records.schema import Environment, Totals
-from common.records.search import OUTCOMES, answers, bounds
+from common.records.store import OUTCOMES, answers, bounds
 
 #: The search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
 TOLERANCE = 0.05

@@ -10,13 +10,12 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from common.analysis import metrics, verdict, wording
-from common.analysis.groups import groups, heading, kind_title
+from common.analysis import metrics, verdict
+from common.analysis.groups import Sweep, groups, heading, kind_title
 from common.analysis.logs import Log
 from common.analysis.metrics import MARKED_ERROR, Metric
 from common.analysis.row import Row
-from common.analysis.sweep import Sweep
-from common.analysis.wording import Words
+from common.analysis.verdict import Words
 from common.core import grid
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import count, error, gathered, plain
@@ -95,7 +94,7 @@ def render_sweep(sweep: Sweep, width: int = WIDTH, colors: Mapping[str, str] = N
     for values, rows in sweep.cells():
         pick = verdict.fastest(rows)
         if pick:
-            answers[grid.words(values)] = in_words(wording.answer(pick, wording.time_of(pick.scope)))
+            answers[grid.words(values)] = in_words(verdict.answer(pick, verdict.time_of(pick.scope)))
     lines = verdict_lines(answers, width, colors, "The fastest exact loss" if answers else "")
     return spaced(_blocks("answer sweep", sweep.heading, sweep.rows, width, colors, lines))
 
@@ -218,21 +217,21 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
     picks = verdict.of(rows, folders)
     answers: Dict[str, Words] = {}
     if picks.fastest:
-        answers["fastest exact"] = wording.answer(picks.fastest, wording.time_of(picks.fastest.scope))
+        answers["fastest exact"] = verdict.answer(picks.fastest, verdict.time_of(picks.fastest.scope))
     if picks.logits and picks.logits.step:
-        answers["given logits"] = wording.given_logits(picks.logits)
+        answers["given logits"] = verdict.logits_words(picks.logits)
     if picks.smallest:
-        answers["smallest exact"] = wording.answer(picks.smallest, wording.PEAK)
+        answers["smallest exact"] = verdict.answer(picks.smallest, verdict.PEAK)
     if picks.approximate:
-        answers["approximate"] = wording.approximate(picks.approximate)
+        answers["approximate"] = verdict.approximate(picks.approximate)
     if picks.fastest and not picks.fastest.withheld:
-        question, words = wording.corners(picks.fastest)
+        question, words = verdict.corners(picks.fastest)
         answers[question] = [words]
-    first = wording.headline(picks.fastest) if picks.fastest else ""
+    first = verdict.headline(picks.fastest) if picks.fastest else ""
     return verdict_lines({question: in_words(sentence) for question, sentence in answers.items()}, width, colors, first)
 
 
 def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
     picks = {"exact": verdict.largest(rows), "approximate": verdict.largest(rows, ("pruned",))}
-    answers = {name: in_words(wording.answer(pick, wording.SIZE)) for name, pick in picks.items() if pick}
+    answers = {name: in_words(verdict.answer(pick, verdict.SIZE)) for name, pick in picks.items() if pick}
     return verdict_lines({f"largest batch, {name}": answer for name, answer in answers.items()}, width, colors)

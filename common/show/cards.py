@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import List, Optional, Sequence
 
-from common.analysis import verdict, wording
+from common.analysis import verdict
 from common.analysis.row import Row
 from common.analysis.verdict import LogitsPick, Pick
 from common.core import snippets
@@ -25,7 +25,7 @@ OURS = "fused_transducer"  # the package that comes with the suite
 def title(rows: Sequence[Row]) -> str:
     """Return the answer as the title of the page; "" where nothing exact was timed."""
     pick = verdict.fastest(rows)
-    return wording.headline(pick) if pick else ""
+    return verdict.headline(pick) if pick else ""
 
 
 def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[Card]:
@@ -39,7 +39,7 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[Card]:
         result.append(_given_logits(picks.logits, picks.smallest, folders))
     if picks.approximate and _gains(picks.approximate):
         lines = _against(picks.approximate, picks.fastest)
-        words = wording.accuracy(picks.approximate.row)
+        words = verdict.accuracy(picks.approximate.row)
         if words:
             lines.append(("Accuracy", [Link(f"Its loss is {words}", picks.approximate.row.results), "."]))
         result.append(_card("If an approximation will do", picks.approximate, [*lines, _corners(picks.approximate)]))
@@ -49,13 +49,13 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[Card]:
 def of_search(rows: Sequence[Row]) -> List[Card]:
     """Return the card for rows of --find-largest, among the exact losses alone."""
     pick = verdict.largest([row for row in rows if row.is_exact])
-    return [_card("Largest batch, exact losses", pick, [_value("Size", pick, wording.SIZE)])] if pick else []
+    return [_card("Largest batch, exact losses", pick, [_value("Size", pick, verdict.SIZE)])] if pick else []
 
 
 def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Card:
     if pick.withheld:
-        return Card(question, "withheld", False, lines=[("Speed", [f"{wording.WITHHELD}."])])
-    answer = wording.either([row.marked for row in [pick.row, *pick.rivals]])
+        return Card(question, "withheld", False, lines=[("Speed", [f"{verdict.WITHHELD}."])])
+    answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
     if pick.row.loss in BY_NAME and BY_NAME[pick.row.loss].package == OURS:
         lines = [*lines, ("Origin", [f"{pick.row.loss} is this repository's own."])]
     code = snippets.snippet(pick.row.name)
@@ -71,11 +71,11 @@ def _given_logits(pick: LogitsPick, smallest: Optional[Pick], folders: Sequence[
         return _card(question, replace(scopes[0], withheld=True), [])
     lines: List[Line] = []
     for each in scopes:
-        words = [*wording.named(each, wording.time_of(each.scope)), "."]
+        words = [*verdict.named(each, verdict.time_of(each.scope)), "."]
         lines.append(("Step" if each.scope == "step" else "Loss alone", words))
     if pick.row is None:
         names = dict.fromkeys(row.marked for each in scopes for row in [each.row, *each.rivals])
-        return Card(question, wording.either(list(names)), False, lines)
+        return Card(question, verdict.either(list(names)), False, lines)
     best = Pick(pick.row, caveats=slices.caveats(pick.row.loss, folders))
     return _card(question, best, [*lines, _memory(pick.row, smallest), _corners(best)])
 
@@ -86,20 +86,20 @@ def _gains(pick: Pick) -> bool:
     return not any(known) or any(value < 1 for value in known if value)
 
 
-def _value(title: str, pick: Pick, measure: wording.Measure) -> Line:
-    return title, [*(wording.against_next if pick.sure else wording.named)(pick, measure), "."]
+def _value(title: str, pick: Pick, measure: verdict.Measure) -> Line:
+    return title, [*(verdict.against_next if pick.sure else verdict.named)(pick, measure), "."]
 
 
 def _speed(pick: Pick) -> Line:
-    return _value("Speed", pick, wording.time_of(pick.scope))
+    return _value("Speed", pick, verdict.time_of(pick.scope))
 
 
 def _memory(row: Row, smallest: Optional[Pick]) -> Line:
-    return "Memory", [*wording.memory(row, smallest), "."]
+    return "Memory", [*verdict.memory(row, smallest), "."]
 
 
 def _corners(pick: Pick) -> Line:
-    title, words = wording.corners(pick)
+    title, words = verdict.corners(pick)
     return title.capitalize(), [f"{words}."]
 
 
@@ -107,14 +107,14 @@ def _against(pick: Pick, exact: Optional[Pick]) -> List[Line]:
     """Return lines on an approximation's time and memory beside those of the fastest exact loss."""
     if exact is None:
         return [_speed(pick), _memory(pick.row, None)]
-    name = wording.name_of(exact.row)
+    name = verdict.name_of(exact.row)
     lines: List[Line] = []
     if pick.over:
-        ratio = f"{number(pick.over.ratio, 2)}x the time of {name}{wording.interval(pick.over)}: "
-        lines.append(("Speed", [ratio, wording.value(pick.row, wording.time_of(pick.scope)), "."]))
+        ratio = f"{number(pick.over.ratio, 2)}x the time of {name}{verdict.interval(pick.over)}: "
+        lines.append(("Speed", [ratio, verdict.value(pick.row, verdict.time_of(pick.scope)), "."]))
     if pick.memory and pick.row.peak_mb is not None:
         ratio = f"{number(pick.memory, 2)}x the peak of {name}: "
-        lines.append(("Memory", [ratio, wording.value(pick.row, wording.PEAK), "."]))
+        lines.append(("Memory", [ratio, verdict.value(pick.row, verdict.PEAK), "."]))
     return lines
 
 

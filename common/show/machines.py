@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import List, Optional, Sequence
 
 from common.analysis import groups, metrics
-from common.analysis.machines import Machine, rows_by_name, shared_configuration
+from common.analysis.groups import Machine, rows_by_name, shared_configuration
 from common.analysis.row import Row
 from common.core.text import number, plain
 from common.present.section import Section

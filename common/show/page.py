@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from common.analysis import logs
-from common.analysis.groups import Group
+from common.analysis.groups import Group, Sweep
+from common.analysis.groups import families as families_of
 from common.analysis.logs import Log
-from common.analysis.machines import families as families_of
 from common.analysis.row import Row
-from common.analysis.sweep import Sweep
 from common.core.errors import NOT_RUNNABLE, UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.paths import ROOT

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import List, Mapping, Sequence
 
-from common.analysis import metrics, standing, wording
+from common.analysis import metrics, standing, verdict
+from common.analysis.groups import Sweep, heading, is_numeric
 from common.analysis.groups import groups as grouped
-from common.analysis.groups import heading
 from common.analysis.logs import Log
 from common.analysis.metrics import Metric
 from common.analysis.row import SCOPES, Row
-from common.analysis.sweep import Sweep, is_numeric
 from common.core.errors import NOT_RUNNABLE
 from common.core.grid import flag
 from common.core.setting import worded
@@ -141,12 +140,12 @@ def _ratios(rows: Sequence[Row]) -> Lines:
     compared = [row.against_fastest for row in rows if row.against_fastest]
     alone = [row.loss_against_fastest for row in rows if row.loss_against_fastest]
     alone = [each for each in alone if each not in compared]
-    return [*(wording.over_fastest(each) for each in [*compared, *alone] if not each.is_fastest), *drifts(rows)]
+    return [*(verdict.over_fastest(each) for each in [*compared, *alone] if not each.is_fastest), *drifts(rows)]
 
 
 def drifts(rows: Sequence[Row]) -> Lines:
     """Return a line for each row whose ratio changes along the rounds."""
-    return [wording.drifting(*each) for each in standing.drifts(rows)]
+    return [verdict.drifting(*each) for each in standing.drifts(rows)]
 
 
 def _samples(rows: Sequence[Row]) -> Lines:

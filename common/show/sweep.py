@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
+from common.analysis.groups import Sweep, is_numeric
 from common.analysis.metrics import METRICS
 from common.analysis.row import Row
-from common.analysis.sweep import Sweep, is_numeric
 from common.core import grid
 from common.core.setting import worded
 from common.core.statistics import Summary
