@@ -48,7 +48,7 @@ def test_the_page_names_the_machines(tmp_path):
     titles = re.findall(r"<h2>(Machine .: .*?)</h2>", html)
     assert sorted(title.partition(": ")[2] for title in titles) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
     assert {title[:9] for title in titles} == {"Machine A", "Machine B"}
-    assert 'href="#machines-0">Machines side by side' in html and 'download="groups.csv"' in html
+    assert 'href="#machines-0">Machines side by side' in html and 'download="machines.csv"' in html
 
 
 def test_other_settings_and_searches_do_not_stand_side_by_side(tmp_path):

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
-import msgspec
-
 from common.analysis import ratios
 from common.analysis.ratios import Padding
 from common.analysis.times import Sample, Times
@@ -38,7 +36,8 @@ T = TypeVar("T", bound=JobLine)
 Configuration = Dict[str, Any]
 
 
-class Largest(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Largest:
     """Hold the result of --find-largest.
 
     Attributes:
