@@ -181,8 +181,8 @@ def check(
     Returns its errors, and what is wrong in words.
 
     A posterior is the exponential of a sum along a path, so an error of the sum is a relative error of the gradient.
-    Beyond the tolerance it may be as large as the rounding of the longest sums: some places of the loss's own size (T + U
-    additions are a random walk), and one of a score for each of the T + U steps.  float16 and bfloat16 must be summed
+    Beyond the tolerance it may be as large as the rounding of the longest sums: some places of the loss's own size (T +
+    U additions are a random walk), and one of a score for each of the T + U steps.  float16 and bfloat16 must be summed
     in float32.
 
     Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score at each step,
