@@ -182,7 +182,7 @@ def test_without_the_packages_it_says_what_to_do(tmp_path):
 # ---- manifests
 
 
-@pytest.mark.parametrize("name", ["cuts.jsonl", "cuts.jsonl.gz", "cuts.json", "cuts.json.gz"])
+@pytest.mark.parametrize("name", ["cuts.jsonl.gz", "cuts.json"])
 def test_cuts_in_every_format(run, tmp_path, lhotse, model, name):
     lhotse.CutSet.from_dicts(simple_cuts()).to_file(tmp_path / name)
     code, out, err = run("--manifest", tmp_path / name, "--bpe-model", model)
@@ -488,7 +488,7 @@ def test_chunks_and_processes_leave_no_trace(run, tmp_path, model, monkeypatch, 
     flags = ("--manifest", tmp_path / flags[0], *flags[1:])
     flags = flags if "--bpe-vocab-size" in flags else (*flags, "--bpe-model", model)
     outputs = []
-    for entries, jobs in ((1000, 1), (1, 1), (3, 2), (4, 3)):
+    for entries, jobs in ((1000, 1), (3, 2)):
         monkeypatch.setattr(generation, "ENTRIES", entries)
         code, _, err = run(*flags, "--jobs", jobs)
         assert (code, err) == (0, "")
@@ -509,8 +509,8 @@ def test_the_first_error_of_the_file_is_told(run, tmp_path, model, monkeypatch, 
 def processes_of(word):
     """Paths of the processes in whose command `word` is."""
     files = [str(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
-    found = subprocess.run(["grep", "-ls", f"^{sys.executable}.*{word}", *files], capture_output=True, text=True)
-    return found.stdout.split()
+    pattern = f"[{word[0]}]{word[1:]}"  # which is not its own command
+    return subprocess.run(["grep", "-ls", pattern, *files], capture_output=True, text=True).stdout.split()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
