@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
@@ -58,9 +58,10 @@ class Recogniser(nn.Module):
 
 
 class Wrapped(Recogniser):
-    """Calls `call(module, waves, lengths)`; module: what it computes with."""
+    """Calls `call(module, waves, lengths)`.  module: what it computes with; compiles: returns parts of it that take and
+    give tensors alone."""
 
-    def __init__(self, call: Callable[..., Any], module: Any, sample_rate: int, compiles: bool = False):
+    def __init__(self, call: Callable[..., Any], module: Any, sample_rate: int, compiles: Any = None):
         super().__init__()
         self.call, self.sample_rate, self.compiles = call, int(sample_rate), compiles
         self.module = module if isinstance(module, nn.Module) else nn.Module()
@@ -71,10 +72,11 @@ class Wrapped(Recogniser):
     def parts(self) -> Sequence[nn.Module]:
         if not self.compiles:
             raise NotRunnable("unsupported", "--compile: is not known to work for this type of model; leave it out")
-        return [self.module]
+        parts: List[nn.Module] = self.compiles(self.module)
+        return parts
 
 
-def plain(module: nn.Module, sample_rate: Optional[int] = None) -> Wrapped:
+def plain(module: nn.Module) -> Wrapped:
     """Return a module that takes waves, or waves and their lengths, as a recogniser.
 
     Its second argument is the lengths where it has to be given, else the first one whose name LENGTHS matches."""
@@ -88,8 +90,8 @@ def plain(module: nn.Module, sample_rate: Optional[int] = None) -> Wrapped:
             return module(waves, lengths)
         return module(waves, **{named: lengths}) if named else module(waves)
 
-    rate: Any = sample_rate or getattr(module, "sample_rate", SAMPLE_RATE)
-    return Wrapped(call, module, rate, compiles=True)
+    rate: Any = getattr(module, "sample_rate", SAMPLE_RATE)
+    return Wrapped(call, module, rate, lambda module: [module])
 
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
@@ -130,7 +132,7 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
     with _making(source, f"its weights are not below {torch.hub.get_dir()}; fetch them: {command}"):
         if decodes:
             parts = nn.ModuleList([bundle.get_feature_extractor(), bundle.get_decoder()])
-            return Wrapped(search, parts, bundle.sample_rate)
+            return Wrapped(search, parts, bundle.sample_rate, lambda module: [module[1].model.transcriber])
         module = bundle.get_model()
     separates = isinstance(bundle, getattr(pipelines, "SourceSeparationBundle", ()))
     channels = int(getattr(module, "audio_channels", 1))  # one, or two equal ones where the model wants them
@@ -139,7 +141,7 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
         # without lengths: bundles normalised by groups are trained so, and no wave here is padded
         return module(waves[:, None].expand(-1, channels, -1) if separates else waves)
 
-    return Wrapped(call, module, bundle.sample_rate, compiles=True)
+    return Wrapped(call, module, bundle.sample_rate, lambda module: [module])
 
 
 def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:

@@ -194,9 +194,8 @@ class Profiling:
             of_layer = {f"rnnt_encoder_layer{name}": [layer + part] for name, part in zip(IN_LAYER, ["", *parts])}
             around = {f"rnnt_{name.replace('.', '_')}": [name] for name in ("encoder", "encoder.embed", "decoder")}
             labels = labelling.by_patterns(model, {**around, **of_layer})
-        known = {path for path, _ in model.named_modules()}
-        parts = {f"criterion.{name}": name for name in PARTS}
-        return {**labels, **{path: name for path, name in parts.items() if path in known}}
+        criterion = dict(model.get_submodule("criterion").named_children())
+        return {**labels, **{f"criterion.{name}": name for name in PARTS if name in criterion}}
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
