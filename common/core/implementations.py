@@ -120,13 +120,7 @@ IMPLEMENTATIONS = (
         variants={"log-probs": "exact", "modified": "modified-last-blank", "hat": "hat"},
     ),
     Implementation(
-        "fast_rnnt",
-        "losses.benchmark_fast_rnnt",
-        "main",
-        "fast_rnnt",
-        built=True,
-        variants=OF_K2,
-        control=True,
+        "fast_rnnt", "losses.benchmark_fast_rnnt", "main", "fast_rnnt", built=True, variants=OF_K2, control=True
     ),
     Implementation("k2", "benchmark_k2", "k2", "k2", variants=OF_K2),
     Implementation("warprnnt_numba", "losses.benchmark_warprnnt_numba", "main", "warprnnt_numba"),
@@ -166,10 +160,7 @@ IMPLEMENTATIONS = (
         "losses.benchmark_reference",
         "main",
         "torch",
-        variants={
-            "compiled": "exact",
-            **{name: name for name in LATTICES},
-        },
+        variants={"compiled": "exact", **{name: name for name in LATTICES}},
         control=True,
     ),
     Implementation(
