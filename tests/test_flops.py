@@ -342,18 +342,17 @@ def on_device(device, make, shapes, backward, grad):
 
 
 QKV = [(2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 6, 8)]
-SDPA = F.scaled_dot_product_attention
 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
     ("make", "shapes"),
     [
-        (lambda: SDPA, QKV),
-        (lambda: partial(SDPA, is_causal=True), QKV),
-        (lambda: partial(SDPA, dropout_p=0.1), QKV),
-        (lambda: partial(SDPA, enable_gqa=True), [QKV[0], (2, 2, 6, 8), (2, 2, 6, 8)]),
-        (lambda: SDPA, [*QKV[:2], (2, 4, 6, 3)]),
+        (lambda: F.scaled_dot_product_attention, QKV),
+        (lambda: partial(F.scaled_dot_product_attention, is_causal=True), QKV),
+        (lambda: partial(F.scaled_dot_product_attention, dropout_p=0.1), QKV),
+        (lambda: partial(F.scaled_dot_product_attention, enable_gqa=True), [QKV[0], (2, 2, 6, 8), (2, 2, 6, 8)]),
+        (lambda: F.scaled_dot_product_attention, [*QKV[:2], (2, 4, 6, 3)]),
         (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), [(2, 5, 8)]),
         (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [(2, 5, 8)]),
         (lambda: nn.MultiheadAttention(8, 2), [(5, 2, 8)] * 3),

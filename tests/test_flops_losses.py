@@ -9,7 +9,6 @@ import pytest
 import torch
 from msgspec import structs
 from test_contract import V, adapter_of, setting_of
-from torch.utils.flop_counter import FlopCounterMode
 
 from common.analysis import times
 from common.core.implementations import find, with_variants
@@ -98,6 +97,8 @@ def test_torchaudio_counts_its_own_lattices_and_the_padded_denominators():
 def test_the_fused_loss_multiplies_the_cells_of_utterances(name, times):
     """Forward and both gradients; the plain code, which keeps no logits, computes them again."""
     adapter, model, (_, macs, missing) = counted(name, "step")
+    from torch.utils.flop_counter import FlopCounterMode
+
     step = prepare(adapter, model, setting_of(adapter, SHAPES, "cpu")[1], "step")
     with FlopCounterMode(display=False) as counter:
         step.run()
