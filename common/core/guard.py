@@ -96,7 +96,7 @@ def safe_streams() -> None:
     if not isinstance(sys.stdout, Stdout):
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace")
-        sys.stdout = Stdout(sys.stdout)
+        sys.stdout = Stdout(sys.stdout or open(os.devnull, "w"))  # noqa: SIM115
 
 
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
