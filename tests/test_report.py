@@ -243,6 +243,20 @@ def test_a_configuration_is_answer_ratios_table_plots_and_conditions(tmp_path):
     assert re.findall(r'data-figure="([^"]*)"', shown) == list(json.loads(unpacked(shown, "figures")))
 
 
+def test_the_table_has_a_heading_above_the_rows_of_a_kind(tmp_path):
+    timed(tmp_path, "a", [10, 11])
+    timed(tmp_path, "b", [20, 22], kind="pruned", exact=False)
+    records = [
+        {**line, "torch": "1.13.1"} if line["record"] == "environment" else line for line in records_of(tmp_path / "a")
+    ]
+    for name in ("c", "d"):
+        timed(tmp_path, name, [9, 9])
+    write_records(tmp_path / "a", records)
+    headings = re.findall(r'<tr class="kind">.*?>([^<]*)</th>', page_of(tmp_path))
+    assert [words.partition(",")[0] for words in headings] == ["exact", "exact", "approximate"], headings
+    assert "under torch 1.13.1" in headings[1]
+
+
 def test_several_configurations_are_numbered_by_kind_and_have_ids_of_their_own(tmp_path):
     def titles(*searches):
         groups = [Group(str(at), [], search) for at, search in enumerate(searches)]

@@ -90,11 +90,12 @@ function sort(table, heading) {
   const ascending = heading.getAttribute("aria-sort") !== "ascending";
   for (const other of heading.parentNode.children) other.setAttribute("aria-sort", "none");
   heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-  const body = table.tBodies[0];
   const value = (row) => row.cells[column].dataset.value;
   const numeric = heading.classList.contains("number");
-  const rows = [...body.rows].sort((one, other) => compare(value(one), value(other), numeric, ascending ? 1 : -1));
-  body.append(...rows);
+  for (const body of table.tBodies) {
+    const rows = [...body.rows].filter((row) => !row.classList.contains("kind"));
+    body.append(...rows.sort((one, other) => compare(value(one), value(other), numeric, ascending ? 1 : -1)));
+  }
 }
 
 for (const table of document.querySelectorAll("table.sortable")) {

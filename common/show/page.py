@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from common.analysis import logs
-from common.analysis.groups import Group, Sweep
+from common.analysis.groups import Group, Sweep, kind_title
 from common.analysis.groups import families as families_of
 from common.analysis.logs import Log
 from common.analysis.row import Row
@@ -178,6 +178,7 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
     rows = group.rows
     measured = [row for row in rows if row.is_measured]
     failed = [row for row in rows if row.reason]
+    kinds = [kind_title(row) for row in measured]
     columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
     figures: List[Optional[Figure]] = []
     if not group.search:
@@ -190,7 +191,7 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
         loaded=results.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
         lead=None if group.search else ratios.over_fastest(rows),
-        tables=[results.table(columns, name, measured)] if measured else [],
+        tables=[results.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
         failures=[Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in failed],
         figures=[figure for figure in figures if figure],
         notes=_notes(rows),
