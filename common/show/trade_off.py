@@ -1,8 +1,8 @@
 """Step time against peak memory, and the losses for which no other is both faster and smaller (the Pareto front).
 
-Losses of other models (other lattices) are shown as hollow symbols and are not ranked: with one of them, another model
-is trained.  The exact losses have a front of their own; a second one is of exact and pruned losses.  The losses on a
-front have their names beside them, all have them in the legend.
+Losses of other models (other lattices) and under another torch are hollow symbols, which are not ranked.  The exact
+losses have a front of their own; a second one is of exact and pruned losses.  The losses on a front have their names
+beside them, all have them in the legend.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ def known(rows: Sequence[Row]) -> Tuple[List[Row], List[Summary], List[Point]]:
     return [row for row, *_ in both], [times for _, times, _ in both], [(times.median, mb) for _, times, mb in both]
 
 
+def _is_ranked(row: Row) -> bool:
+    return row.of_one_model and not row.under
+
+
 def fronts(rows: Sequence[Row], at: Sequence[Point]) -> List[Front]:
     """Return the front of the exact losses and, where there are pruned ones, the front of both together."""
-    exact = [index for index, row in enumerate(rows) if row.is_exact]
-    of_one_model = [index for index, row in enumerate(rows) if row.of_one_model]
+    of_one_model = [index for index, row in enumerate(rows) if _is_ranked(row)]
+    exact = [index for index in of_one_model if rows[index].is_exact]
     kinds = [("exact losses", "dot", exact)] if exact else []
     if len(of_one_model) > len(exact):
         kinds.append(("exact and pruned losses" if exact else "pruned losses", "dash", of_one_model))
@@ -87,7 +91,7 @@ def _point(row: Row, times: Summary, point: Point, named: bool) -> Trace:
     text = {"mode": "markers+text", "text": [shown(row.label)], "textposition": "top right"} if named else {}
     spread = {**whiskers([times]), "thickness": 1, "width": 4}
     hover = "%{x:.4g} ms, %{y:.4g} MB"
-    look = marker(row.look, 13, hollow=not row.of_one_model)
+    look = marker(row.look, 13, hollow=not _is_ranked(row))
     return points(row.marked, [point], look, hover, cliponaxis=False, error_x=spread, **text)
 
 
@@ -98,9 +102,9 @@ def _in_words(of_kinds: Sequence[Front], both: Sequence[Row]) -> str:
         line = "dotted" if front.dash == "dot" else "dashed"
         names = ", ".join(both[index].label for index in front.members)
         sentences.append(f"Beaten in both by no other of the {front.of} ({line} line): {names}.")
-    others = [row.marked for row in both if not row.of_one_model]
+    others = [row.marked for row in both if not _is_ranked(row)]
     if others:
-        sentences.append(f"Hollow: losses of other models, which are not ranked: {', '.join(others)}.")
+        sentences.append(f"Hollow, not ranked: of other models, or under another torch: {', '.join(others)}.")
     return " ".join(sentences)
 
 
