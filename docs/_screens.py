@@ -52,10 +52,10 @@ def picture(rows: List[Row]) -> Figure:
             data.append(points(row.name, [(ms, mb)], marker(row.look, WINNER), **text))
         else:
             text = {"mode": "markers+text", "text": [row.marked], "textposition": "top center"}
-            data.append(points(row.name, [(ms, mb)], marker(row.look, LARGE), **text))
+            data.append(points(row.name, [(ms, mb)], marker(row.look, LARGE, hollow=bool(row.under)), **text))
     across, up = (span([point[axis] for point in at]) for axis in (0, 1))
     frame = layout(HEIGHT, None, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up))
-    title = "Time and memory of a training step (lower left is better; grey: other losses)"
+    title = "Time and memory of a training step (lower left is better; grey: other losses; hollow: another torch)"
     return Figure("picture", title, "", title, data, frame)
 
 
