@@ -69,17 +69,6 @@ def _durations(name: str, title: str, durations: Tuple[int, ...], asks: str, **v
     return Case(name, title, words, wrong, "", "with_durations", {"durations": given, **values})
 
 
-def _dtype(name: str, asks: str, wrong: str) -> Case:
-    """Return the case of a floating-point dtype."""
-    return Case(name, name, asks, wrong, "", "agrees", {"dtype": name})
-
-
-def _integers(name: str, asks: str) -> Case:
-    """Return the case of an integer dtype of targets and lengths."""
-    wrong = f"{name} targets and lengths give another result, without an error"
-    return Case(name, f"{name} targets and lengths", asks, wrong, "", "agrees", {"integers": name}, alone=True)
-
-
 CASES: Tuple[Case, ...] = (
     _agrees("ragged", "ragged batch", "three utterances of different T and U: loss and gradient of every cell"),
     _agrees(
@@ -369,11 +358,26 @@ CASES: Tuple[Case, ...] = (
         "logits, targets and lengths are the same after forward and backward",
         wrong="its inputs are overwritten",
     ),
-    _dtype("float16", "half precision", "another loss in float16"),
-    _dtype("bfloat16", "half precision with the range of float32", "another loss in bfloat16"),
-    _dtype("float64", "double precision, right to 1e-9", "an answer in float64 that is less precise than float64"),
-    _integers("int32", "all integers that the package is given are int32"),
-    _integers("int64", "all integers that the package is given are int64, as torch makes them by default"),
+    *(
+        Case(name, name, asks, wrong, "", "agrees", {"dtype": name})
+        for name, asks, wrong in (
+            ("float16", "half precision", "another loss in float16"),
+            ("bfloat16", "half precision with the range of float32", "another loss in bfloat16"),
+            ("float64", "double precision, right to 1e-9", "an answer in float64 that is less precise than float64"),
+        )
+    ),
+    *(
+        Case(
+            name,
+            f"{name} targets and lengths",
+            f"all integers that the package is given are {words}",
+            f"{name} targets and lengths give another result, without an error",
+            check="agrees",
+            values={"integers": name},
+            alone=True,
+        )
+        for name, words in (("int32", "int32"), ("int64", "int64, as torch makes them by default"))
+    ),
     Case(
         "deterministic",
         "five repeats, the same bits",

@@ -31,14 +31,14 @@ from common.core import text
 from common.core.implementations import KINDS, LATTICES, with_variants
 from common.core.paths import ROOT
 from common.core.text import count, escaped, gathered
-from common.present.table import Cell, Column, Table, Values
+from common.present.table import Cell, Column, Table
 from common.present.text import block, listed
 from common.records import documents
 from common.tools import kept
 from common.tools.kept import Answer, Kept
 
 # isort: split
-from msgspec import Struct
+from msgspec import Struct, structs
 
 TOOL, TITLE = "check", "Conformance: which loss is right in which corner"
 #: What `check --output` writes: the page of docs/, and what the verdict reads of it.
@@ -110,10 +110,6 @@ def outcome_of(row: Row, case: Case) -> Outcome:
     return row.cells.get(case.name, Outcome(NOT_APPLICABLE, "not asked"))
 
 
-def _is_odd(outcome: Outcome) -> bool:
-    return outcome.result not in (PASS, NOT_APPLICABLE) or leaves_nan(outcome)
-
-
 def leaves_nan(outcome: Outcome) -> bool:
     """Return whether the outcome passes although the gradient is NaN, which no optimizer may see."""
     return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
@@ -152,7 +148,9 @@ def tables(matrix: Matrix) -> List[Table]:
 
 
 def _odd_cases(row: Row, cases: Sequence[Case]) -> List[Case]:
-    return [case for case in cases if _is_odd(outcome_of(row, case))]
+    """Return the cases in which a loss is not as asked."""
+    outcomes = [(case, outcome_of(row, case)) for case in cases]
+    return [case for case, of in outcomes if of.result not in (PASS, NOT_APPLICABLE) or leaves_nan(of)]
 
 
 def meaning(case: Case, result: str) -> str:
@@ -219,7 +217,7 @@ def answer_of(matrix: Matrix) -> Answer:
         folded=True,
         rows=[
             *(
-                {"loss": row.name, "case": case.name, **_values(outcome_of(row, case))}
+                {"loss": row.name, "case": case.name, **structs.asdict(outcome_of(row, case))}
                 for row in judged
                 for case in matrix.cases
             ),
@@ -231,10 +229,6 @@ def answer_of(matrix: Matrix) -> Answer:
         ],
         statuses=["error" if row in failed else "ok" if row.status == JUDGED else row.status for row in matrix.rows],
     )
-
-
-def _values(outcome: Outcome) -> Values:
-    return {name: getattr(outcome, name) for name in Outcome.__struct_fields__}
 
 
 def page(matrix: Matrix) -> str:
