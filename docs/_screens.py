@@ -51,9 +51,10 @@ def picture(rows: List[Row]) -> Figure:
             text = {"mode": "markers+text", "text": [words], "textposition": "top left"}
             data.append(points(row.name, [(ms, mb)], marker(row.look, WINNER), **text))
         else:
-            text = {"mode": "markers+text", "text": [row.marked], "textposition": "top center"}
+            text = {"mode": "markers+text", "text": [row.marked], "textposition": "top center", "cliponaxis": False}
             data.append(points(row.name, [(ms, mb)], marker(row.look, LARGE, hollow=bool(row.under)), **text))
-    across, up = (span([point[axis] for point in at]) for axis in (0, 1))
+    across = span([0.6 * min(ms for ms, _ in at), *(ms for ms, _ in at)])  # with room for a name at the left
+    up = span([mb for _, mb in at])
     frame = layout(HEIGHT, None, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up))
     title = "Time and memory of a training step (lower left is better; grey: other losses; hollow: another torch)"
     return Figure("picture", title, "", title, data, frame)
