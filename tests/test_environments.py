@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -239,17 +238,6 @@ def test_another_build_in_an_extra_index_is_not_taken_and_what_the_index_lacks_i
     assert "tiny" in checkout.venv("other.reason").read_text()  # the first index has no version 2
     assert checkout.run("setup", "other", **indexes)[0] == 0
     assert checkout.installed("other") == "2"
-
-
-def test_a_cache_on_another_disk_is_not_filled(checkout):
-    elsewhere = Path("/dev/shm")
-    if not elsewhere.is_dir() or elsewhere.stat().st_dev == checkout.folder.stat().st_dev:
-        pytest.skip("no second disk")
-    del checkout.environment["UV_CACHE_DIR"]
-    with tempfile.TemporaryDirectory(dir=elsewhere) as home:
-        assert checkout.run("setup", "main", XDG_CACHE_HOME=home)[0] == 0
-        assert not list(Path(home).rglob("*.py"))
-    assert list(checkout.venv(".cache").rglob("tiny.py"))
 
 
 def test_what_cannot_be_compiled_does_not_stop_set_up(checkout):

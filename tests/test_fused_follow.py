@@ -131,18 +131,6 @@ def test_cells_whose_arcs_add_up_to_more_than_1_or_to_nothing(target):
     assert ((losses - exact).abs()[finite] <= 1e-9 * exact[finite].abs()).all()
 
 
-@pytest.mark.parametrize("stage", ["middle", "trained"])
-def test_any_number_of_threads_gives_the_same_bits(stage):
-    case, before, made = speech(stage), torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            made.append((forward(case)[0], *computed(case)[1].values()))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for others in made[1:] for a, b in zip(made[0], others))
-
-
 def test_posteriors_and_the_best_path_are_those_of_all_cells():
     case = speech("trained")
     _, posteriors = case.loss(case.tensors, return_posteriors=True)

@@ -173,21 +173,6 @@ def test_a_log_likelihood_of_minus_two_thousand(topology):
 # -- numbers -------------------------------------------------------------------------------------------------------
 
 
-def test_strides_and_expanded_inputs_do_not_matter():
-    case = problem([(6, 3), (6, 2)], **EXACT)
-    expected = right(case)
-    apart = [
-        torch.stack([case.tensors[0], case.tensors[0]], 3)[..., 0],  # no column beside the next
-        case.tensors[1].transpose(0, 1).contiguous().transpose(0, 1),
-        case.tensors[2].t().contiguous().t(),
-        torch.stack([case.tensors[3]] * 2, 1)[:, 0],
-    ]
-    spread = Problem(apart, case.targets.t().contiguous().t(), case.T_lengths, case.U_lengths, case.options)
-    assert max(errors(spread, expected).values()) < 1e-12
-    case.tensors[:2] = case.tensors[0][:, :1].expand(2, 6, -1), case.tensors[1][:1].expand(2, -1, -1)
-    assert max(errors(case).values()) < 1e-12
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_an_impossible_target_costs_inf_and_a_nan_shows(dtype):
     case = problem([(5, 2), (4, 2)], V=6, dtype=dtype, **EXACT)
