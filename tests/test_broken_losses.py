@@ -88,15 +88,41 @@ class Broken:
         return losses if reduction == "none" else losses.sum()
 
 
+def fault(name, **methods):
+    """A kernel whose methods of these names are others."""
+    return type(name, (Broken,), methods)
+
+
 def wrong_where(condition, factor=1.01):
     """losses with a factor where `condition`(self, logits) holds."""
 
-    class Wrong(Broken):
-        def losses(self, logits, *given):
-            losses = super().losses(logits, *given)
-            return losses * factor if condition(self, logits) else losses
+    def losses(self, logits, *given):
+        losses = Broken.losses(self, logits, *given)
+        return losses * factor if condition(self, logits) else losses
 
-    return Wrong
+    return fault("WrongWhere", losses=losses)
+
+
+class Keeps(Broken):
+    """Keeps, by shape, what it gave first from `least` frames on: the losses, or the gradient, as a captured graph does
+    whose inputs are not copied."""
+
+    kept, least = "losses", 0
+
+    def __init__(self):
+        super().__init__()
+        self.known = {}
+
+    def losses(self, logits, *given):
+        losses = super().losses(logits, *given)
+        if self.kept != "losses" or logits.size(1) < self.least:
+            return losses
+        return losses - losses.detach() + self.known.setdefault(logits.shape, losses.detach())
+
+    def gradient(self, gradient):
+        if self.kept != "gradient" or gradient.size(1) < self.least:
+            return gradient
+        return self.known.setdefault(gradient.shape, gradient)
 
 
 class CachesItsFirstAnswer(Broken):
@@ -107,35 +133,8 @@ class CachesItsFirstAnswer(Broken):
         return losses - losses.detach() + self.first
 
 
-class CachesByShape(Broken):
-    """From `least` frames on."""
-
-    least = 0
-
-    def __init__(self):
-        super().__init__()
-        self.known = {}
-
-    def losses(self, logits, *given):
-        losses = super().losses(logits, *given)
-        if logits.size(1) < self.least:
-            return losses
-        return losses - losses.detach() + self.known.setdefault(logits.shape, losses.detach())
-
-
-class CachesGradientsByShape(Broken):
-    def __init__(self):
-        super().__init__()
-        self.known = {}
-
-    def gradient(self, gradient):
-        return self.known.setdefault(gradient.shape, gradient)
-
-
 class StaleAfterALargerBatch(Broken):
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
+    largest = 0
 
     def losses(self, logits, *given):
         losses = super().losses(logits, *given)
@@ -158,59 +157,24 @@ class ThirdUtterance(Broken):
         return super().losses(logits, *given) * factors
 
 
-class IgnoresTheSign(Broken):
-    def upstream(self, upstream):
-        return upstream.abs()
-
-
-class IgnoresUpstream(Broken):
-    def upstream(self, upstream):
-        return torch.ones_like(upstream)
-
-
-class IgnoresUpstreamOfUtterances(Broken):
-    def upstream(self, upstream):
-        return upstream[:1].expand_as(upstream)
-
-
-class Clamps(Broken):
-    def logits(self, logits):
-        return logits.clamp(-50, 50)
-
-
-class SoftmaxWithoutMaximum(Broken):
-    def logits(self, logits):
-        return logits - logits.exp().sum(-1, keepdim=True).log()
-
-
-class GradientTimes(Broken):
-    factor = 1.001
-
+class GradientOfTheCallBefore(Broken):
     def gradient(self, gradient):
-        return gradient * self.factor
+        before, self.before = getattr(self, "before", gradient), gradient
+        return before if before.shape == gradient.shape and gradient.size(1) > 48 else gradient
 
 
-class GradientSlightlyOff(GradientTimes):
-    factor = 1.00005
+class Overwrites(Broken):
+    """Writes over its targets or lengths, before or after it has read them, from some call on."""
 
+    of, before, first = "targets", False, 0
 
-class OverwritesTargets(Broken):
-    def losses(self, logits, targets, *given):
-        targets.fill_(1)
-        return super().losses(logits, targets, *given)
-
-
-class OverwritesTargetsAtTheEnd(Broken):
-    def losses(self, logits, targets, *given):
-        losses = super().losses(logits, targets, *given)
-        targets.fill_(1)
-        return losses
-
-
-class OverwritesLengths(Broken):
     def losses(self, logits, targets, T_lengths, *given):
+        written = targets if self.of == "targets" else T_lengths
+        if self.before:
+            written.fill_(1)
         losses = super().losses(logits, targets, T_lengths, *given)
-        T_lengths.sub_(1)
+        if self.calls > self.first:
+            written.sub_(written - 1)
         return losses
 
 
@@ -220,30 +184,38 @@ class RoundsItsInput(Broken):
         return super().losses(logits, *given)
 
 
-class RoundsInside(Broken):
-    def logits(self, logits):
-        return logits.bfloat16().float()
+def keeping(name, **attributes):
+    return type(name, (Keeps,), attributes)
 
 
+def overwriting(name, **attributes):
+    return type(name, (Overwrites,), attributes)
+
+
+IgnoresTheSign = fault("IgnoresTheSign", upstream=lambda self, upstream: upstream.abs())
+Clamps = fault("Clamps", logits=lambda self, logits: logits.clamp(-50, 50))
+GradientTimes = fault("GradientTimes", gradient=lambda self, gradient: gradient * 1.001)
+OverwritesTargets = overwriting("OverwritesTargets", before=True)
+OverwritesLengths = overwriting("OverwritesLengths", of="T_lengths")
 SMALL = [
     CachesItsFirstAnswer,
-    CachesByShape,
-    CachesGradientsByShape,
+    keeping("CachesByShape"),
+    keeping("CachesGradientsByShape", kept="gradient"),
     StaleAfterALargerBatch,
     PreviousLengths,
     ThirdUtterance,
     IgnoresTheSign,
-    IgnoresUpstream,
-    IgnoresUpstreamOfUtterances,
+    fault("IgnoresUpstream", upstream=lambda self, upstream: torch.ones_like(upstream)),
+    fault("IgnoresUpstreamOfUtterances", upstream=lambda self, upstream: upstream[:1].expand_as(upstream)),
     Clamps,
-    SoftmaxWithoutMaximum,
+    fault("SoftmaxWithoutMaximum", logits=lambda self, logits: logits - logits.exp().sum(-1, keepdim=True).log()),
     GradientTimes,
-    GradientSlightlyOff,
+    fault("GradientSlightlyOff", gradient=lambda self, gradient: gradient * 1.00005),
     OverwritesTargets,
-    OverwritesTargetsAtTheEnd,
+    overwriting("OverwritesTargetsAtTheEnd"),
     OverwritesLengths,
     RoundsItsInput,
-    RoundsInside,
+    fault("RoundsInside", logits=lambda self, logits: logits.bfloat16().float()),
     wrong_where(lambda self, logits: self.calls >= 3),
     wrong_where(lambda self, logits: self.calls >= 10),
     wrong_where(lambda self, logits: logits.size(1) % 16 == 0),
@@ -326,28 +298,9 @@ def test_a_gradient_that_is_missing_where_another_is_not_wanted_is_refused(froze
 # Only a measured batch shows these.
 
 
-class Late(Broken):
-    """Smaller than the largest rounding error of a right loss: the factor of the whole shows it."""
-
-    def gradient(self, gradient):
-        return gradient * 1.002 if gradient.size(1) > 48 else gradient
-
-
-class KeepsLongGradients(Broken):
-    """As a captured graph does whose inputs are not copied: the right loss, the gradient of the first numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.known = {}
-
-    def gradient(self, gradient):
-        return self.known.setdefault(gradient.shape, gradient) if gradient.size(1) > 48 else gradient
-
-
-class GradientOfTheCallBefore(Broken):
-    def gradient(self, gradient):
-        before, self.before = getattr(self, "before", gradient), gradient
-        return before if before.shape == gradient.shape and gradient.size(1) > 48 else gradient
+#: Smaller than the largest rounding error of a right loss: the factor of the whole shows it.
+Late = fault("Late", gradient=lambda self, gradient: gradient * (1.002 if gradient.size(1) > 48 else 1))
+KeepsLongGradients = keeping("KeepsLongGradients", kept="gradient", least=49)
 
 
 def of_late_frames(loss, logits, given):
@@ -568,28 +521,7 @@ def test_a_search_judges_two_utterances():
 # Only the timed steps show these: they are right as often as the correctness pass asks, or on the batches that it has.
 
 
-class OverwritesTargetsLater(Broken):
-    def losses(self, logits, targets, *given):
-        losses = super().losses(logits, targets, *given)
-        if self.calls > 8:
-            targets.fill_(1)
-        return losses
-
-
-class CachesLongOnes(CachesByShape):
-    least = 60
-
-
-class KeepsAnyGradient(KeepsLongGradients):
-    def gradient(self, gradient):
-        return self.known.setdefault(gradient.shape, gradient)
-
-
-class NoGradientLater(Broken):
-    def gradient(self, gradient):
-        return gradient * (self.calls <= 8)
-
-
+CachesLongOnes = keeping("CachesLongOnes", least=60)
 TIMED = [
     wrong_where(lambda self, logits: self.calls > 8),
     wrong_where(lambda self, logits: logits.size(1) == 64, 1.001),
@@ -597,10 +529,10 @@ TIMED = [
     wrong_where(lambda self, logits: self.calls > 8, float("nan")),
     StaleAfterALargerBatch,
     CachesLongOnes,
-    OverwritesTargetsLater,
-    KeepsAnyGradient,
+    overwriting("OverwritesTargetsLater", first=8),
+    keeping("KeepsAnyGradient", kept="gradient"),
     GradientOfTheCallBefore,
-    NoGradientLater,
+    fault("NoGradientLater", gradient=lambda self, gradient: gradient * (self.calls <= 8)),
 ]
 
 
