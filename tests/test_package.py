@@ -72,7 +72,7 @@ def test_it_measures_where_it_stands(installed, tmp_path):
 def test_it_judges_where_it_stands(installed, tmp_path):
     done = rnnt_bench(installed, tmp_path, "check", "--only", "reference", "--cases", "ragged", "--quiet")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "log" / "check-cpu" / "tool.jsonl").is_file()
+    assert (tmp_path / "log" / "check-corners" / "tool.jsonl").is_file()
 
 
 def test_a_mistake_is_said_with_the_name_of_the_command(installed, tmp_path):

@@ -75,7 +75,7 @@ def parser() -> Parser:
         "--in-place", action="store_true", help="Judge in this Python only, with what it has installed."
     )
     quick = f"the cases {', '.join(QUICK)}"
-    commands.add_flags(result, folder="check-<device>", quick=quick, timeout=120.0)
+    commands.add_flags(result, folder="check-corners", quick=quick, timeout=120.0)
     return result
 
 
@@ -119,6 +119,5 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
             write_whole(advice, *files)
         return show.answer_of(matrix)
 
-    return commands.measured(
-        show.TOOL, device.replace(":", ""), config, tasks, settings.resolve({}, device), arguments, answer, executor
-    )
+    resolved = settings.resolve({}, device)
+    return commands.measured(show.TOOL, "corners", config, tasks, resolved, arguments, answer, executor, timed=False)

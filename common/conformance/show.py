@@ -187,7 +187,9 @@ def remarks(matrix: Matrix) -> List[str]:
     heads = [
         f"{short(row.name)} {called(row)}" for row in judged if short(row.name) != called(row) and ":" not in row.name
     ]
-    lines = ["; ".join([*legend, "* the loss is infinite as asked, the gradient nan"])]
+    if any(leaves_nan(outcome) for row in judged for outcome in row.cells.values()):
+        legend.append("* the loss is infinite as asked, the gradient nan")
+    lines = ["; ".join(legend)]
     lines += [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
     versions = gathered((row.torch, f"{row.name} {row.version}") for row in judged if ":" not in row.name)
     lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]

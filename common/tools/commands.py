@@ -108,6 +108,7 @@ def measured(
     arguments: argparse.Namespace,
     answer: Callable[[Kept], Answer],
     executor: Optional[Executor] = None,
+    timed: bool = True,
 ) -> int:
     """Carry out the tasks of a run that are not done yet, then print its answer; return the exit code.
 
@@ -118,6 +119,7 @@ def measured(
         config: a Struct that tells the run from others, and that `answer` reads again.
         settings: of every task.
         executor: in place of this machine.
+        timed: whether it measures times, which other load makes longer.
     """
     executor = executor or Local()
     header = {
@@ -133,7 +135,8 @@ def measured(
         pending = [task for task in tasks if not of_tool.is_done(task.name)]
         pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in pending}
         with ending.measuring() as ended:
-            ending.warn_of_load(executor, settings)
+            if timed:
+                ending.warn_of_load(executor, settings)
             with Progress(arguments.quiet) as progress:
                 progress.expect([task.like for task in pending])
                 runs = dict.fromkeys(pythons, of_tool)

@@ -141,4 +141,5 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         return found
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name).strip("-.") or "model"
-    return commands.measured(show.TOOL, name, config, [task], settings.resolve({}, "cpu"), arguments, answer, executor)
+    resolved = settings.resolve({}, "cpu")
+    return commands.measured(show.TOOL, name, config, [task], resolved, arguments, answer, executor, timed=False)
