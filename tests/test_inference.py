@@ -252,7 +252,7 @@ def test_numbers_of_a_cell():
     assert rows.factor(known["profiled_cpu_rtf"]) == "4.31E-03" and known["profiled_cuda_rtf"] is None
     assert known["rtf"] == 0.5 / 20 and known["utterances_per_second"] == 8 and known["n"] == 10
     assert rows.streams(0.5, 4, 5) == 40 and rows.streams(3.0, 4, 5) == 4 and rows.streams(6.0, 4, 5) == 0
-    assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47"
+    assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47 Gb"
 
 
 def test_the_answer_comes_first_and_says_what_ran_beside_load(tmp_path):

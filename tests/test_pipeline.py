@@ -180,7 +180,8 @@ def test_what_cannot_go_to_the_next_stage_is_named(config, capsys):
 
 def test_a_stage_is_over_general_and_that_over_the_command_line(config):
     path = config(
-        "general: {repeats: 4, dataset_size: 2, builder: 'x:y'}\nstage1: {factory: 'a:b'}\nstage2: {factory: 'a:b', repeats: 9}\n"
+        "general: {repeats: 4, dataset_size: 2, builder: 'x:y'}\n"
+        "stage1: {factory: 'a:b'}\nstage2: {factory: 'a:b', repeats: 9}\n"
     )
     given = configured(path, {"repeats": 7, "warmup": 3, "dataset_size": 5}, {})
     assert [stage.repeats for stage in given.stages] == [4, 9] and given.general.dataset_size == 2

@@ -97,13 +97,15 @@ def streams(p90_s: float, size: int, seconds: float) -> int:
     return size * math.floor(seconds / p90_s)
 
 
-def _both(words: Callable[[float], str], row: Row, key: str) -> str:
-    """Return "5.15E-02 + 3.62E-02": CPU, and CUDA where it was used."""
+def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> str:
+    """Return "5.15E-02 + 3.62E-02" or "0.00 + 1.47 Gb": CPU, and CUDA where it was used."""
     cpu, cuda = (row.numbers.get(key.format(kind)) for kind in ("cpu", "cuda"))
-    return " + ".join(map(words, [cpu or 0, *([cuda] if cuda else [])]))
+    known = [cpu or 0, *([cuda] if cuda else [])] if (cpu, cuda) != (None, None) else []
+    return " + ".join(map(words, known)) + unit if known else "-"
 
 
 def gigabytes(size: float) -> str:
+    """Return bytes in units of 2^30."""
     return f"{size / GIB:.{4 if 0 < size < GIB / 100 else 2}f}"
 
 
@@ -118,8 +120,8 @@ GRIDS: Dict[str, Any] = {
         lambda row: _both(factor, row, "profiled_{}_rtf"),
     ),
     "memory_peaks": (
-        "Memory peak in Gb: highest running sum of allocations in a batch, profiled",
-        lambda row: _both(gigabytes, row, "{}_peak_bytes"),
+        "Memory peak: highest running sum of allocations in a batch, profiled",
+        lambda row: _both(gigabytes, row, "{}_peak_bytes", " Gb"),
     ),
 }
 
