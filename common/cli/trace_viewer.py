@@ -26,8 +26,7 @@ _LABEL = re.compile(rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d
 
 
 def labelled(content: bytes) -> bytes:
-    """Return a trace with its labelled spans on a track of their own: Perfetto drops them where the call that opens
-    one, which begins before it and ends within it, is on the same track."""
+    """Return a trace with its labelled spans on a track of their own: Perfetto drops spans that overlap others."""
     tracks = {(match[2], b"1%09d" % int(match[3])) for match in _LABEL.finditer(content)}
     event = b'{"name": "thread_name", "ph": "M", "ts": 0, "pid": %s, "tid": %s, "args": {"name": "steps and stages"}},'
     names = b"".join(event % track for track in sorted(tracks))
