@@ -10,8 +10,11 @@ import own_joint
 import pytest
 import torch
 from commands import ROOT, rows_of, run
+from fixtures_runs import correctness as correctness_of_run
+from fixtures_runs import write_run
 from test_contract import TRAINED, adapter_of, context_of
 
+from common.analysis import logs
 from common.core import scripts, settings
 from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
@@ -597,6 +600,14 @@ def test_a_loss_that_breaks_is_found_by_shared_answers_too(tmp_path, monkeypatch
     assert list(tmp_path.iterdir())
     with pytest.raises(WrongResult, match="after timing"):
         list(timing.run(wrong))
+
+
+@pytest.mark.parametrize("errors", [{"grad_error": 0.5}, {"loss_error": 0.5}, {"grad_error": 1e-5}])
+def test_a_record_that_calls_itself_right_is_judged_by_its_errors(errors, tmp_path):
+    """A script may replace the judge in its process, not the command's."""
+    write_run(tmp_path / "log", jobs=[correctness_of_run(**errors)], passes=["correctness"])
+    (row,) = logs.rows([tmp_path / "log"])
+    assert row.status == ("ok" if errors == {"grad_error": 1e-5} else "error")
 
 
 # What its author is told: copies of the template with another expression.
