@@ -158,8 +158,12 @@ def machines() -> str:
     rows = []
     for folder in sorted((ROOT / "results").iterdir()):
         if folder.is_dir() and not folder.name.endswith(NO_WORKLOAD):
-            for group in logs.read([folder]).groups:
-                rows += [_machine(folder.name, [row for row in group.rows if row.status == "ok" and row.step.ms])]
+            log = logs.read([folder])
+            cells: Dict[str, List[Row]] = {}
+            for row in log.swept:
+                cells.setdefault(str(row.header.values), []).append(row)
+            for measured in [*(group.rows for group in log.groups), *cells.values()]:
+                rows.append(_machine(folder.name, [row for row in measured if row.status == "ok" and row.step.ms]))
     heads = ["workload", "machine", "fastest exact", "step ms", "next exact", "approximation", "torch"]
     return markdown_of(heads, sorted(filter(None, rows)))
 
@@ -171,6 +175,8 @@ def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
         return []
     first, settings = pick.row, pick.row.configuration
     of = f"{settings['max_frames']} frames" if settings.get("sort_utterance") else f"N {settings['batch_size']}"
+    made = (("T", settings.get("frames")), ("U", settings.get("tokens")))
+    of += "".join(f", {name} {length}" for name, length in made if isinstance(length, int))
     cores = f", {first.header.machine.cores} cores" if first.device == "cpu" else ""
     ratio = pick.next_ratio
     interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio and ratio.low and ratio.high else ""

@@ -278,6 +278,10 @@ def _in_order(work: Callable[[Any], Any], items: Iterable[Any], jobs: int) -> It
     # forked, since `work` may hold gigabytes, which the processes then share
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(work, os.getpid())) as pool:
+        # Ctrl-C between the fork of a process and its entry in the pool would leave it behind, and then wait for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        pool.submit(int)  # starts them all
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         try:
             remaining, error = iter(items), None
             while True:
