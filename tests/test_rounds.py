@@ -248,7 +248,7 @@ def test_who_is_ahead_by_the_batches_that_all_have():
 
 
 def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):
-    script = tmp_path / "benchmark_flash.py"
+    script = tmp_path / "benchmark_own_hat.py"
     text = (ROOT / "benchmark_mine.py").read_text()
     script.write_text(
         text.replace('    name = "mine"\n', '    topology = "hat"\n').replace("    hint = ", "    note = ")
@@ -256,7 +256,7 @@ def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):
     executor, name = Canned(), scripts.of_file(str(script)).name
     arguments = parsed(*QUICK, "--log-dir", tmp_path / "log", "--passes", "correctness")
     assert benchmark([name, "torchaudio", "torchaudio:hat"], arguments, [name], executor) == EXIT_OK
-    assert {row for row, _ in executor.seen} == {"flash", "torchaudio"}
+    assert {row for row, _ in executor.seen} == {"own_hat", "torchaudio"}
 
 
 def test_a_loss_that_was_named_and_cannot_run_fails_the_command(tmp_path):

@@ -64,11 +64,9 @@ class Local(Executor):
             if job.subject in STARTING:
                 try:
                     subject = importlib.import_module(SUBJECTS[job.subject])
-                    records = list(subject.run(description, python, timeout, note))
+                    return [*subject.run(description, python, timeout, note), job.status("ok", "")]
                 except KeyboardInterrupt:
                     raise Interrupted([job.status(*stopped)]) from None
-                ended = bool(records) and records[-1]["record"] == "status"
-                return records if ended else [*records, job.status("ok", "")]
             imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
             with Child.run(python, WORKER, description, ROOT, variables, job.round, imports) as child:
                 try:

@@ -25,7 +25,6 @@ SUBJECTS = {
     "conformance": "common.conformance.isolated",
 }
 #: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
-#: A status record at the end is the job's; without one it ended well.
 STARTING = ("conformance",)
 
 #: Environment variables of the processes of a pass; those of the others are as --allocator says.
