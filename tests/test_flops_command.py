@@ -16,7 +16,7 @@ from commands import ROOT, assert_user_error, run
 from fixtures_model_runs import command as in_process
 
 from common.core.units import quantity
-from common.records import documents
+from common.records import schema
 from common.tools.flops import command
 from common.tools.flops import show as flops
 
@@ -369,7 +369,7 @@ DOCUMENT = {
 
 
 def test_every_depth_adds_up_and_runs_are_added_but_not_their_parameters():
-    bucket = documents.typed({"name": "", "document": DOCUMENT}, flops.Bucket)
+    bucket = schema.typed({"name": "", "document": DOCUMENT}, flops.Bucket)
     for depth in (0, 1, 2, None):
         *found, total = flops.parts_of(bucket.document, "module", depth)
         parts = {part.name: part for part in found}

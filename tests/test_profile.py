@@ -283,7 +283,7 @@ def test_what_is_kept_and_shown(twelve):
     text = run("summarize.py", log).stdout
     assert text.startswith("batch-size 2: a step: ") and "VERDICT: decoder and loss: " in text
     assert "best matrix product" in text and 0 <= found["foreign_cpu"] <= 1
-    known = rows.documents.typed(found, Measured)
+    known = rows.schema.typed(found, Measured)
     every = [(box.level, box.begin, box.begin + box.width) for box in rows.boxes(known, False)]
     for level, begin, end in every:
         inside = [low <= begin + 1e-9 and end <= high + 1e-9 for up, low, high in every if up == level - 1]

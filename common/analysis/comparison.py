@@ -314,7 +314,9 @@ def compare(
 def _change(pair: Pair, scopes: Sequence[str], margins: Margins) -> Change:
     times = {scope: stand(pair.new, pair.baseline, scope, margins) for scope in scopes}
     peaks = {scope: _memory(pair, scope, margins.tolerance) for scope in scopes}
-    return Change(pair, margins, times, peaks, _errors(pair), _changed(pair))
+    keys = ("loss_error", "grad_error", "approximation_gap")
+    errors = ({key: getattr(run.checked, key) for key in keys} for run in (pair.baseline, pair.new))
+    return Change(pair, margins, times, peaks, ErrorChange(*_judged(pair), *errors), _changed(pair))
 
 
 def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
@@ -339,12 +341,6 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
     reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
     before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
     return MemoryChange("unclear", reason, None, before_mb, after_mb)
-
-
-def _errors(pair: Pair) -> ErrorChange:
-    keys = ("loss_error", "grad_error", "approximation_gap")
-    baseline, new = ({key: getattr(run.checked, key) for key in keys} for run in (pair.baseline, pair.new))
-    return ErrorChange(*_judged(pair), baseline, new)
 
 
 def _judged(pair: Pair) -> Tuple[str, str]:

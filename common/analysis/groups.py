@@ -138,7 +138,12 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
     that were timed.
     """
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
-    result = grouped(ordered, lambda group, row: _fit(group[0], row))
+
+    def fits(group: List[Row], row: Row) -> bool:
+        kinds = [(each.unreadable, bool(each.configuration), bool(each.largest)) for each in (group[0], row)]
+        return kinds[0] == kinds[1] and same_configuration(_shared(group[0]), _shared(row))
+
+    result = grouped(ordered, fits)
     for group in result:
         if group[0].largest:
             standing.set_apart(group)
@@ -146,11 +151,6 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
             standing.rank_times(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0].configuration)
-
-
-def _fit(first: Row, other: Row) -> bool:
-    kinds = [(row.unreadable, bool(row.configuration), bool(row.largest)) for row in (first, other)]
-    return kinds[0] == kinds[1] and same_configuration(_shared(first), _shared(other))
 
 
 def _shared(row: Row) -> Configuration:
@@ -205,7 +205,9 @@ def heading(group: Sequence[Row]) -> str:
     measured = {len(row.batches) for row in group} - {0}
     if len(measured) == 1 and not known.get("find_largest"):
         known["num_batches"] = measured.pop()
-    parts = [*settings.heading(known), *_variables(group)]
+    given = {f"{key}={without_folders(value)}" for row in group for key, value in row.environment.variables.items()}
+    own = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
+    parts = [*settings.heading(known), *sorted(given - own)]
     most = max(row.rounds for row in group)
     parts.append(f"{most} round{'' if most == 1 else 's'}")
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
@@ -213,12 +215,6 @@ def heading(group: Sequence[Row]) -> str:
         parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")
     scope = next((f"; scope {row.largest.scope}" for row in group if row.largest), "")
     return plain(", ".join(filter(None, parts))) + scope
-
-
-def _variables(group: Sequence[Row]) -> List[str]:
-    """Return the environment variables that tune a run, without the suite's own."""
-    given = {f"{key}={without_folders(value)}" for row in group for key, value in row.environment.variables.items()}
-    return sorted(given - {f"{key}={value}" for key, value in settings.VARIABLES.items()})
 
 
 # What measured the same.

@@ -39,8 +39,9 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
     every, searched, size = jobs, header.settings.get("find_largest"), bounds(answers(jobs))[0]
     if searched:  # throughput at sizes, or over utterances, that the search gave up
         pools = [end.pool for end in ends(jobs, "throughput") if end.size == size]
-        jobs = {job: lines for job, lines in jobs.items() if _is_kept(lines, size, pools[-1:])}
-    well = [line for lines in jobs.values() if _outcome(lines) == "ok" for line in lines]
+        left_out = [id(end) for end in ends(jobs, "throughput") if end.size != size or end.pool not in pools[-1:]]
+        jobs = {job: lines for job, lines in jobs.items() if id(lines[-1]) not in left_out}
+    well = [line for lines in jobs.values() if (end := store.status_of(lines)) and end.status == "ok" for line in lines]
     timed = [line for line in well if isinstance(line, Sample)]
     samples = [line for line in timed if not line.warmup]
     correctness, trace = newest(jobs, Correctness), newest(jobs, Trace)
@@ -81,11 +82,6 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
         step = [sample for sample in samples if sample.scope == "step"]
         made.utterances_per_second, made.frames_per_second = times.rates(step, batches)
     return made
-
-
-def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
-    end = store.status_of(lines)
-    return end.status if end else None
 
 
 def _configuration(made: Row) -> Configuration:
@@ -239,12 +235,6 @@ def _inflation(numbers: Profiled, line: Optional[Trace], jobs: Jobs, samples: Se
 
 
 # Searches.
-
-
-def _is_kept(lines: Sequence[JobLine], size: Optional[int], pools: Sequence[Optional[int]]) -> bool:
-    """Return whether a job is behind the result: whether it is no throughput of another size or pool."""
-    end = store.status_of(lines)
-    return end is None or end.pass_name != "throughput" or (end.size == size and end.pool in pools)
 
 
 def _search(made: Row, every: Jobs, samples: Sequence[Sample]) -> None:

@@ -17,7 +17,7 @@ from common.core.errors import UserError
 from common.core.implementations import Implementation, find
 from common.core.paths import ROOT
 from common.core.text import clipped
-from common.records import documents
+from common.records import schema
 from common.records.schema import Record, as_written
 from common.system.processes import Child, signal_name
 
@@ -114,7 +114,7 @@ def _take(row: Row, names: Sequence[str], lines: Sequence[Mapping[str, Any]], en
         for name, value in line.get("versions", {}).items():
             setattr(row, name, value)
         if "outcome" in line:
-            row.cells[line["case"]] = documents.typed(line["outcome"], Outcome)
+            row.cells[line["case"]] = schema.typed(line["outcome"], Outcome)
         elif "signal" in line:
             row.cells[line["case"]] = Outcome(*how_it_ended(-line["signal"], line["oom"], ()))
     if started and started not in row.cells:

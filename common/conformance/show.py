@@ -33,7 +33,7 @@ from common.core.paths import ROOT
 from common.core.text import count, escaped, gathered
 from common.present.table import Cell, Column, Table
 from common.present.text import block, listed
-from common.records import documents
+from common.records import schema
 from common.tools import kept
 from common.tools.kept import Answer, Kept
 
@@ -258,7 +258,7 @@ def page(matrix: Matrix) -> str:
 
 def matrix_of(run: Kept) -> Matrix:
     """Return the matrix of a run: its rows in the order of the implementations, and those that are missing here."""
-    head, config = run.header, documents.typed(run.header.config, Config)
+    head, config = run.header, schema.typed(run.header.config, Config)
     kinds = {implementation.name: implementation.kind for implementation in with_variants()}
     reasons = {name: ("missing", reason) for name, reason in config.missing.items()}
     reasons.update((name, (job.status, job.reason)) for name, job in run.jobs.items() if not job.values)

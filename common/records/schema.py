@@ -729,13 +729,13 @@ def decoded(line: bytes) -> Optional[Line]:
         raise ValueError(f"more than {DEEPEST} lists and objects in each other")
     try:
         record: Line = _DECODER.decode(line)
-        return record
     except msgspec.ValidationError:
         if msgspec.json.decode(line, type=_Head).record not in KINDS:
             return None
         raise
     except msgspec.DecodeError:  # json takes more: half of a surrogate pair in a path on a command line, infinity
-        return typed(json.loads(line))
+        record = typed(json.loads(line))
+    return record
 
 
 def _depth(line: bytes) -> int:
@@ -747,10 +747,10 @@ def _depth(line: bytes) -> int:
     return deepest
 
 
-def typed(record: Record) -> Line:
-    """Return a record as its type.  Raises ValueError."""
-    line: Line = msgspec.convert(record, Kind)
-    return line
+def typed(content: Any, kind: Any = Kind) -> Any:
+    """Return what JSON holds as a Struct, or a list of Structs; by default a record.  Raises ValueError, which says
+    which field is wrong."""
+    return msgspec.convert(content, kind)
 
 
 def as_written(part: Any) -> Any:

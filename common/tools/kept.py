@@ -17,7 +17,7 @@ from common.present.slices import Slice
 from common.present.style import Figure
 from common.present.table import Table, Values
 from common.present.text import aligned, block, csv_text, json_text, listed
-from common.records import documents, schema, store
+from common.records import schema, store
 from common.records.schema import Environment, Measured, Record, ToolHeader
 from common.records.store import files_named
 
@@ -38,7 +38,7 @@ class Job:
 
     def of(self, kind: Type[Kind]) -> List[Kind]:
         """Return what was measured as the tool's own type.  Raises ValueError."""
-        return [documents.typed(value, kind) for value in self.values]
+        return [schema.typed(value, kind) for value in self.values]
 
 
 @dataclass

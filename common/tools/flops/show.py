@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import List, Optional, Sequence, Union
 
-from common.records import documents
+from common.records import schema
 
 # isort: split
 import msgspec
@@ -273,7 +273,7 @@ def answer(kept: Kept) -> Answer:
 
     Rows for CSV and JSON are those of the utterances, without any of the parts and the total.
     """
-    config, job = documents.typed(kept.header.config, Config), kept.job(JOB)
+    config, job = schema.typed(kept.header.config, Config), kept.job(JOB)
     buckets = job.of(Bucket)
     if not buckets:
         return Answer(kept.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])

@@ -13,7 +13,7 @@ from common.core.text import error as error_in_words
 from common.core.units import GIB, MB
 from common.present.table import Cell as Shown
 from common.present.table import Column, Table, filled, measured, tabulated
-from common.records import documents
+from common.records import schema
 from common.tools.inference import grid
 from common.tools.inference.grid import Position
 from common.tools.kept import Answer, Job, Kept, of_row
@@ -156,7 +156,7 @@ def total(rows: Sequence[Row]) -> List[str]:
 
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
-    config = documents.typed(kept.header.config, grid.Profile)
+    config = schema.typed(kept.header.config, grid.Profile)
     dimensions, rows = config.profiling_dimensions, []
     for position in grid.positions(config):
         skipped = grid.is_skipped(position, dimensions)

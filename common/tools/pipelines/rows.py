@@ -10,7 +10,7 @@ from common.core.statistics import mean, median
 from common.core.text import count, number
 from common.core.units import MB, quantity
 from common.present.table import Cell, filled, tabulated
-from common.records import documents
+from common.records import schema
 from common.tools.kept import NOT_RUN, Answer, Job, Kept, of_row
 from common.tools.pipelines.stages import Costs, Pipeline
 
@@ -71,7 +71,7 @@ def whole(parts: List[Part]) -> Part:
 
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
-    config = documents.typed(kept.header.config, Pipeline)
+    config = schema.typed(kept.header.config, Pipeline)
     names = [stage.name for stage in config.stages]
     jobs = {example: [kept.job(config.job(example, stage)) for stage in config.stages] for example in config.examples}
     ends = {example: _end(each) for example, each in jobs.items()}

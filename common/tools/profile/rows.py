@@ -15,7 +15,7 @@ from common.core.text import number, percent
 from common.core.units import MB, quantity
 from common.present.style import PALETTE, Figure, axis, bars, layout, pattern, shown
 from common.present.table import Cell, Table, measured, tabulated
-from common.records import documents
+from common.records import schema
 from common.tools.kept import Answer, Kept, of_row
 from common.tools.profile import choice as records
 from common.tools.profile.choice import Choice, Limit, Measured, Place
@@ -214,7 +214,7 @@ def sweep_of(found: Dict[str, Tuple[Optional[Measured], List[Part], str]]) -> Ta
 
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
-    config = documents.typed(kept.header.config, records.Profile)
+    config = schema.typed(kept.header.config, records.Profile)
     limit: Optional[Limit] = next(iter(kept.job(LIMIT).of(Limit)), None)
     best = limit.flops_per_second if limit else None
     tables, told, total, rows, figures = [], list(kept.machine), [], [], []
