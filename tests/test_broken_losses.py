@@ -21,6 +21,7 @@ from common.core.implementations import BY_NAME, find
 from common.data import batching
 from common.losses import fingerprint, oracle, vectorised
 from common.losses.passes import afterwards, at_size, correctness, small_batches, timing
+from common.measure import device
 from common.records.schema import Stop
 
 CPU = torch.device("cpu")
@@ -562,6 +563,19 @@ def test_no_sample_has_numbers_that_the_loss_has_seen(monkeypatch):
 
     list(timing.run(broken(Notes(), monkeypatch)))
     assert len(seen) > 18 and len(set(seen)) == len(seen)
+
+
+def test_what_a_loss_changes_of_its_process_is_said(monkeypatch):
+    threads = torch.get_num_threads()
+    context = broken(
+        fault("MoreThreads", logits=lambda self, logits: torch.set_num_threads(threads + 1) or logits)(), monkeypatch
+    )
+    context.state = device.state()
+    try:
+        ends = [line for line in timing.run(context) if isinstance(line, Stop)]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(end.changed == ["the number of threads"] for end in ends)
 
 
 def test_what_is_kept_of_held_inputs_is_found(monkeypatch):

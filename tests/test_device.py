@@ -179,6 +179,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
         device=torch.device("cuda:0"),
         batches=[3, 1],
         round=1,
+        state={},
         all_batches=None,
         loops_in_python=False,
         hold_inputs=lambda batches: fake.calls.append(("hold inputs", *batches)),

@@ -73,6 +73,10 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
         limit_percent=percent,
         notes=_notes(samples, limits, percent, header, correctness, numbers, trace),
     )
+    stops = [line for line in well if isinstance(line, schema.Stop)]
+    changed = sorted({name for line in stops for name in line.changed})
+    if changed:
+        made.notes.append(f"changes {', '.join(changed)} of its process: its times are of other settings")
     if lacks_traces and status == "ok":
         made.notes.append(NO_TRACES)
     made.configuration = _configuration(made)

@@ -31,6 +31,7 @@ class Context:
     folder: Optional[Path] = None  # where traces go
     limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
     shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see fingerprint.remembered
+    state: Dict[str, Any] = field(default_factory=dict)  # of device.state, before the script of the loss was loaded
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
     def shapes(self, batch: int):
@@ -83,7 +84,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
     import torch
 
     importlib.import_module("common.measure.clock")  # which keeps the clock as it is before the script
-    dtype = getattr(torch, settings.dtype)
+    dtype, state = getattr(torch, settings.dtype), device.state()
     adapter = scripts.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)
     from common.data import measured_batches
@@ -107,6 +108,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
         all_batches=batches,
         batches=selected,
         round=job.get("round"),
+        state=state,
         folder=Path(job["folder"]) if job.get("folder") else None,
         limit_bytes=job.get("limit_bytes"),
         shared=Path(job["shared"]) if job.get("shared") else None,

@@ -70,6 +70,18 @@ def host_threads(device: Any) -> int:
     return 1 if device.type == "cuda" else torch.get_num_threads()
 
 
+def state() -> Dict[str, Any]:
+    """Return what a loss may change of its process and times depend on, by name."""
+    import torch
+
+    return {
+        "the number of threads": torch.get_num_threads(),
+        "the default dtype": torch.get_default_dtype(),
+        "the grad mode": torch.is_grad_enabled(),
+        "the flushing of denormals": not bool(torch.full((1,), 1e-40).mul(1)),
+    }
+
+
 def cache_bytes(device: Any) -> Optional[int]:
     """Return the bytes of all last-level caches of the device; None if unknown (CUDA before torch 2.5)."""
     import torch

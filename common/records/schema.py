@@ -506,6 +506,7 @@ class Stop(JobLine, kw_only=True, tag="stop"):
         loss_error: largest relative error of the losses of the last timed step of each batch against float64; null
             with --find-largest
         grad_error: error of the gradient of the last timed step along a random direction, as a share of its length
+        changed: what the loss has changed of its process (threads, default dtype, ...), in words
     """
 
     scope: str
@@ -513,6 +514,7 @@ class Stop(JobLine, kw_only=True, tag="stop"):
     why: str
     loss_error: Optional[float] = None
     grad_error: Optional[float] = None
+    changed: List[str] = []
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):

@@ -22,7 +22,7 @@ from common.losses.passes.afterwards import Last, Taken, check
 from common.losses.step import LossStep
 from common.measure import sampling
 from common.measure.clock import Clock, time_step
-from common.measure.device import host_threads
+from common.measure.device import host_threads, state
 from common.records.schema import Sample, Stop
 from common.system import memory
 
@@ -96,8 +96,10 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
         if of_scope.taken and not settings.find_largest:  # in a search memory is short
             last = Last.of(context, scope, *of_scope.latest.pop())
         ends.append((Stop(scope=scope, round=context.round, why=why), of_scope.taken, last))
+    now = state()
+    changed = [name for name, value in context.state.items() if value != now[name]]
     for end, taken, last in ends:
-        wrong = ""
+        wrong, end.changed = "", changed
         if last is not None:
             end.loss_error, end.grad_error, wrong = check(context, end.scope, taken, last)
         yield end
