@@ -98,9 +98,7 @@ class Batches:
         )
 
     def _slice(self, index: int) -> slice:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
-        index %= len(self)
+        index = range(len(self))[index]  # raises IndexError
         return slice(self._bounds[index], self._bounds[index + 1])
 
 
@@ -121,7 +119,7 @@ def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
     if max_frames < 1:
         raise UserError(f"--max-frames {max_frames}: a batch needs at least 1 frame")
     frames, tokens = np.asarray(shapes).astype(np.int64).T
-    order = np.lexsort((_descending(tokens), _descending(frames)))
+    order = np.lexsort((-tokens, -frames))
     frames = frames[order]
     total = np.cumsum(frames)
     # first the end of a batch that starts at i, for every i at once; then from batch to batch
@@ -171,10 +169,3 @@ def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[
 def lightest(batches: Batches, indices: Sequence[int]) -> int:
     """Return the batch of `indices` with the fewest padded cells."""
     return min(indices, key=lambda index: batches.cells(index)[1])
-
-
-def _descending(values: np.ndarray) -> np.ndarray:
-    """Return keys that sort non-negative int64 `values` largest first, in the smallest type: numpy sorts 16 bits
-    faster."""
-    largest = values.max(initial=0)
-    return (largest - values).astype(np.min_scalar_type(largest))

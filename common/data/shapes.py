@@ -20,7 +20,7 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from common.core.errors import UserError
-from common.core.files import another, open_file, read_bytes, write_whole
+from common.core.files import another, read_bytes, write_whole
 from common.core.paths import not_a_file
 
 #: What the JSON file beside a shape file says, or one entry of it.
@@ -88,14 +88,10 @@ def check_output(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """Return the hex digest of the file's bytes.  Raises UserError for a file that cannot be read."""
-    digest = hashlib.sha256()
     try:
-        with open_file(path) as stream:
-            for block in iter(lambda: stream.read(1 << 20), b""):
-                digest.update(block)
+        return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    return digest.hexdigest()
 
 
 def subsampled(frames: Any, factor: int = 4) -> Any:
