@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from common.data.shapes import subsampled
 from common.flops import rules
-from common.tools.profile.choice import Sizes
+from common.tools.profile.rows import Sizes
 from common.tools.profile.transducer import SUBSAMPLING, Criterion, Decoder, Transducer
 
 #: Standard deviation of weights before they are scaled.

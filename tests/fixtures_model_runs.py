@@ -10,9 +10,9 @@ from common.core.guard import guarded
 from common.jobs import worker
 from common.jobs.session import Executor
 from common.records import schema
-from common.tools.inference import grid
-from common.tools.pipelines import stages
-from common.tools.profile import choice
+from common.tools.inference import rows as grid
+from common.tools.pipelines import rows as stages
+from common.tools.profile import rows as choice
 
 MACHINE = {"cpu": "made up", "cores": 2, "memory_bytes": 2**33, "os": "Linux", "python": "3.11"}
 

@@ -18,7 +18,7 @@ from common.tools.inference import audio
 from common.tools.kept import answers, read
 from common.tools.pipelines import command as cli
 from common.tools.pipelines import rows
-from common.tools.pipelines.stages import MODEL_TYPES, General, configured
+from common.tools.pipelines.rows import MODEL_TYPES, General, configured
 
 STAGES = '''
 import time

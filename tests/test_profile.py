@@ -18,8 +18,8 @@ from common.tools.kept import answers, read
 from common.tools.profile import command as cli
 from common.tools.profile import labels as labelling
 from common.tools.profile import rows, transducer
-from common.tools.profile.choice import Limit, Measured, Sizes
 from common.tools.profile.labels import Labels, Spans
+from common.tools.profile.rows import Limit, Measured, Sizes
 
 icefall = SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "icefall.py")))
 SMALL = {

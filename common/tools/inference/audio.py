@@ -63,7 +63,7 @@ ARRAYS = ("id", "src_tokens", "src_lengths")
 def entries(dataset: Any, seed: int, trust_pickle: bool = False) -> Dict[str, Callable[[], Example]]:
     """Return the examples of a data set by name, each as what reads it.  Raises UserError.
 
-    dataset: a common.tools.pipelines.stages.General."""
+    dataset: a common.tools.pipelines.rows.General."""
     if dataset.dataset_type == "made":
         listed = _made(dataset, seed)
     elif not dataset.dataset_path:

@@ -20,9 +20,7 @@ from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands, configuration
-from common.tools.inference import grid
-from common.tools.inference.grid import PLAIN, Dimensions, Model, Profile
-from common.tools.inference.rows import TOOL, answer
+from common.tools.inference.rows import PLAIN, TOOL, Dimensions, Model, Profile, answer, is_skipped, positions
 
 DESCRIPTION = """Measure whether a speech model is faster than real time, for each length of audio and batch size.
 
@@ -142,8 +140,8 @@ def planned(config: Profile, python: Path) -> List[Task]:
             (("threads", position.threads),),
             python=python,
         )
-        for position in grid.positions(config)
-        if not grid.is_skipped(position, dimensions)
+        for position in positions(config)
+        if not is_skipped(position, dimensions)
     ]
 
 

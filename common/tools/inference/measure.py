@@ -10,9 +10,10 @@ import itertools
 import math
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from types import SimpleNamespace
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import msgspec
 import torch
@@ -29,8 +30,8 @@ from common.measure.stages import Step
 from common.records.schema import Measured
 from common.system.memory import process_peak_bytes
 from common.tools.inference import audio, recognisers
-from common.tools.inference.grid import Cell, Position, Profile
 from common.tools.inference.recognisers import Recogniser
+from common.tools.inference.rows import Cell, Position, Profile
 from common.traces import files
 from common.traces import memory as traced
 from common.traces.reader import CPU, CUDA
@@ -147,34 +148,22 @@ def quantized(model: Recogniser) -> Recogniser:
     return changed
 
 
-@dataclass
-class Sample:
-    """A timed call, as common.measure.sampling takes it.  first_ns: until the first token of a model that streams."""
+def time_call(call: Step, clock: Clock) -> SimpleNamespace:
+    """Return the time of one call, as common.measure.sampling takes it; on CUDA synchronised at both ends.
 
-    total_wall_ns: int
-    first_ns: Optional[int] = None
-    foreign_cpu: Optional[float] = None
-    flags: List[str] = field(default_factory=list)
-
-
-def time_call(call: Step, clock: Clock) -> Sample:
-    """Return the time of one call; on CUDA synchronised at both ends."""
+    first_ns: until the first token of a model that streams, else None."""
     taken = time_step(call, clock)
     first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"]
-    return Sample(taken["total_wall_ns"], first if getattr(call, "streamed", False) else None)
+    given = first if getattr(call, "streamed", False) else None
+    return SimpleNamespace(total_wall_ns=taken["total_wall_ns"], first_ns=given, foreign_cpu=None, flags=[])
 
 
-def timed(call: Step, device: torch.device, settings: Settings) -> List[Sample]:
+def timed(call: Step, device: torch.device, settings: Settings) -> List[SimpleNamespace]:
     """Return timed calls, after two in a row that took as long, or ten, as warm-up."""
     clock, threads = Clock(device), host_threads(device)
     caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
-
-    def sample(*_: Any) -> Sample:
-        return time_call(call, clock)
-
-    for _ in sampling.warm_up(sample, [0], math.inf, threads):
-        pass
-    return list(sampling.sweep(sample, [0], **caps, threads=threads))
+    list(sampling.warm_up(lambda *_: time_call(call, clock), [0], math.inf, threads))
+    return list(sampling.sweep(lambda *_: time_call(call, clock), [0], **caps, threads=threads))
 
 
 def peaks(call: Step, device: torch.device) -> Dict[str, Any]:
@@ -205,10 +194,6 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
     return {"profiled": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **highest}
 
 
-#: Symbols of a sequence up to which edits are counted; a longer one is compared place by place, which never gives less.
-MOST_EDITED = 2_000
-
-
 def difference(plain: Any, other: Any) -> float:
     """Return the distance of two outputs, 0 where they are equal.
 
@@ -228,16 +213,12 @@ def difference(plain: Any, other: Any) -> float:
         error = float((left - right).norm() / left.norm().clamp_min(1e-30))
         return error if error == error else float("inf")
     symbols = [[symbol for leaf in each for symbol in _symbols(leaf)] for each in (first, second)]
-    return edits(*symbols) / max(*map(len, symbols), 1)
-
-
-def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return how many insertions, deletions and substitutions make `second` of `first`."""
-    if max(len(first), len(second)) > MOST_EDITED:
-        return sum(a != b for a, b in zip(first, second)) + abs(len(first) - len(second))
+    longest = max(*map(len, symbols), 1)
+    if longest > 2_000:  # compared place by place, which never gives less
+        return (sum(a != b for a, b in zip(*symbols)) + abs(len(symbols[0]) - len(symbols[1]))) / longest
     from torchaudio.functional import edit_distance
 
-    return int(edit_distance(first, second))
+    return float(edit_distance(*symbols)) / longest
 
 
 def _symbols(leaf: Any) -> List[Any]:

@@ -18,8 +18,7 @@ from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands
-from common.tools.pipelines.rows import TOOL, answer
-from common.tools.pipelines.stages import General, Pipeline, configured
+from common.tools.pipelines.rows import TOOL, General, Pipeline, answer, configured
 
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 

@@ -25,7 +25,7 @@ from common.records.schema import Measured
 from common.tools import loading
 from common.tools.inference import audio
 from common.tools.inference.measure import peaks, time_call
-from common.tools.pipelines.stages import Costs, Pipeline, Stage
+from common.tools.pipelines.rows import Costs, Pipeline, Stage
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:

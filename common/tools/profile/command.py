@@ -18,8 +18,7 @@ from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands, configuration
-from common.tools.profile.choice import Choice, Profile, Sizes
-from common.tools.profile.rows import LIMIT, TOOL, answer
+from common.tools.profile.rows import LIMIT, TOOL, Choice, Profile, Sizes, answer
 
 DESCRIPTION = """Show where a training step goes: time, memory and operations of each part of a model and its loss.
 

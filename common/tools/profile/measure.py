@@ -36,16 +36,13 @@ from common.losses.inputs import Batch, padded_sizes
 from common.measure import peaks, profiler
 from common.measure.clock import Clock
 from common.measure.device import environment, host_threads, set_up_torch
-from common.records import schema
+from common.records.schema import Measured
 from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 from common.tools import loading
-from common.tools.profile import choice as records
 from common.tools.profile import labels as labelling
+from common.tools.profile import rows as records
 from common.tools.profile import transducer
-from common.tools.profile.choice import Choice, Compiled, Limit
-from common.tools.profile.labels import Labels, Place, Spans
-from common.tools.profile.transducer import SUBSAMPLING, Criterion, Imported, Transducer
 from common.traces import files
 from common.traces import memory as traced
 
@@ -57,14 +54,12 @@ LAYERS = {
 }
 #: Ends of the labels of a layer and its parts.
 IN_LAYER = ("", "_feed_forward_macaron", "_self_attn", "_conv", "_feed_forward")
-#: Parts of common.tools.profile.transducer.Criterion, which are always labelled.
-PARTS = ("joiner", "rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned")
 #: Rounds of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
 COMPILING_ROUNDS = 4
 Given = Tuple[Any, ...]
 
 
-def unseen(position: Place, again: bool) -> ContextManager[None]:
+def unseen(position: labelling.Place, again: bool) -> ContextManager[None]:
     """Return a span that records nothing."""
     return nullcontext()
 
@@ -74,23 +69,23 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     UserError, OutOfMemory."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
     if "choice" not in given:
-        yield schema.Measured(value=limit(settings))
+        yield Measured(value=limit(settings))
         return
     folder = Path(job["folder"]) / job["job"].replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    profiling = Profiling(msgspec.convert(given["choice"], Choice), settings)
+    profiling = Profiling(msgspec.convert(given["choice"], records.Choice), settings)
     yield environment(settings, profiling.device)
-    yield schema.Measured(value=profiling.measured(folder))
+    yield Measured(value=profiling.measured(folder))
 
 
-def limit(settings: Settings) -> Limit:
+def limit(settings: Settings) -> records.Limit:
     """Return the rate of the device's best matrix product.  Raises NotRunnable."""
     device, load = set_up_torch(settings), ForeignLoad()
     dtype = getattr(torch, settings.dtype)
     with torch.no_grad():
         taken = list(peaks.products(device, dtype, Clock(device), peaks.SECONDS))
     best = max(2e9 * each.n**3 / min(each.ns) for each in taken)
-    return Limit(flops_per_second=best, flags=busy_flags(load.share(), host_threads(device)))
+    return records.Limit(flops_per_second=best, flags=busy_flags(load.share(), host_threads(device)))
 
 
 class Inputs:
@@ -103,7 +98,7 @@ class Inputs:
         self.lengths = torch.tensor(rows[:, 0].tolist(), device=device)
         targets = torch.from_numpy(symbols((N, U), sizes.vocab_size, TARGETS, *key)).to(device)
         self.symbols = nn.functional.pad(targets.long(), (1, 0))
-        pairs = [(int(shapes.subsampled(length, SUBSAMPLING)), int(U)) for length, U in rows]
+        pairs = [(int(shapes.subsampled(length, transducer.SUBSAMPLING)), int(U)) for length, U in rows]
         T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
         none = torch.empty(0, device=device)  # the model makes them
         self.batch, self.adapter = Batch(none, none, targets, T, U_lengths, pairs), adapter
@@ -119,7 +114,7 @@ class Inputs:
 class Profiling:
     """A model that is ready to step, and its measurements.  Raises UserError for what cannot be made or run."""
 
-    def __init__(self, choice: Choice, settings: Settings):
+    def __init__(self, choice: records.Choice, settings: Settings):
         self.choice, self.settings = choice, settings
         row = find(choice.loss)
         try:
@@ -142,9 +137,11 @@ class Profiling:
 
         A file of encoder frames gives the fewest feature frames that have so many."""
         path = Path(self.settings.shape_file)
-        rows, factor = shapes.load(path), shapes.known_factor(path) or SUBSAMPLING
+        rows, factor = shapes.load(path), shapes.known_factor(path) or transducer.SUBSAMPLING
         rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
-        rows = rows[(shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= adapter.fewest_targets)]
+        rows = rows[
+            (shapes.subsampled(rows[:, 0], transducer.SUBSAMPLING) >= 1) & (rows[:, 1] >= adapter.fewest_targets)
+        ]
         if not len(rows):
             raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
         batches = measured_batches.in_batches(rows, self.settings)
@@ -159,7 +156,7 @@ class Profiling:
         return [Inputs(batches[index], sizes, adapter, self.device, seed, index) for index in chosen]
 
     def _model(self, adapter: Any) -> nn.Module:
-        choice, criterion = self.choice, Criterion(adapter, self.device)
+        choice, criterion = self.choice, transducer.Criterion(adapter, self.device)
         if choice.model:
             loaded = loading.load(choice.model, choice.arguments, str(self.device))
             if criterion.layout.approximate or criterion.layout.tensors != ("logits",):
@@ -167,9 +164,9 @@ class Profiling:
                     f"--loss {adapter.name}: takes no logits, which a model by import path gives; "
                     "give an exact one of logits, such as --loss torchaudio"
                 )
-            made: nn.Module = Imported(loaded.model, criterion)
+            made: nn.Module = transducer.Imported(loaded.model, criterion)
         else:
-            make = loading.imported(ICEFALL) if choice.config else Transducer
+            make = loading.imported(ICEFALL) if choice.config else transducer.Transducer
             made = make(choice.sizes, criterion)
         for module in made.modules() if not choice.dropout else ():
             if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -194,14 +191,14 @@ class Profiling:
             of_layer = {f"rnnt_encoder_layer{name}": [layer + part] for name, part in zip(IN_LAYER, ["", *parts])}
             around = {f"rnnt_{name.replace('.', '_')}": [name] for name in ("encoder", "encoder.embed", "decoder")}
             labels = labelling.by_patterns(model, {**around, **of_layer})
-        criterion = dict(model.get_submodule("criterion").named_children())
-        return {**labels, **{f"criterion.{name}": name for name in PARTS if name in criterion}}
+        of_loss = model.get_submodule("criterion").named_children()  # which are always labelled
+        return {**labels, **{f"criterion.{name}": name for name, part in of_loss if isinstance(part, transducer.Part)}}
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def labelled(self, given: Given, span: Optional[labelling.Span] = unseen) -> None:
         """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a step without labels."""
-        labels = Labels(self.model, self.labels if span else {}, span or unseen)
+        labels = labelling.Labels(self.model, self.labels if span else {}, span or unseen)
         amp = torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext()
         try:
             with labels:
@@ -237,7 +234,7 @@ class Profiling:
         """Return all that is measured; traces go to `folder`."""
         for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
             self.timed(partial(self.labelled, inputs.given()))
-        counter, counts = FlopCounter(self.model), Spans(lambda: counter.total())
+        counter, counts = FlopCounter(self.model), labelling.Spans(lambda: counter.total())
         for inputs in self.inputs:
             with counter:
                 self.timed(partial(self.labelled, inputs.given(), counts))
@@ -266,12 +263,12 @@ class Profiling:
     def times(self) -> Dict[str, Any]:
         """Return the times of bare and labelled steps in turn, those of each label in each step, and the load."""
         host, clock, load = Clock(torch.device("cpu")), self.clock, ForeignLoad()
-        places: Dict[Place, records.Place] = {}
+        places: Dict[labelling.Place, records.Place] = {}
         bare: List[Any] = []
         labelled: List[Any] = []
         for number in range(self.choice.steps):
             inputs = self.inputs[number % len(self.inputs)]
-            taken = Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
+            taken = labelling.Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
             runs = [(bare, None), (labelled, taken)]
             for kept, span in runs if number % 2 else reversed(runs):
                 kept.append(self.timed(partial(self.labelled, inputs.given(), span)))
@@ -316,7 +313,7 @@ class Profiling:
             for name, several in spans_of.items()
         ]
 
-    def compile(self) -> Compiled:
+    def compile(self) -> records.Compiled:
         """Compile the forward of each labelled module that holds no other; of joiner and losses the modules alone.
 
         Then run steps with labels and without, until one round of them compiles nothing.  Return what that took: no
@@ -339,7 +336,7 @@ class Profiling:
                 self.timed(partial(self.labelled, inputs.given(), None))
             if graphs() == before:
                 break
-        return Compiled(ns=time.perf_counter_ns() - begin, modules=modules, graphs=graphs())
+        return records.Compiled(ns=time.perf_counter_ns() - begin, modules=modules, graphs=graphs())
 
 
 def graphs() -> int:

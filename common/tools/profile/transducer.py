@@ -19,7 +19,7 @@ from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import table
 from common.losses.layouts.pruned import SIMPLE_LOSS_SCALE, Pruned
-from common.tools.profile.choice import Sizes
+from common.tools.profile.rows import Sizes
 
 SUBSAMPLING = 4
 
