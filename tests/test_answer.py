@@ -8,7 +8,6 @@ import pytest
 from commands import ROOT
 from fixtures_runs import (
     correctness,
-    memory,
     records_of,
     status,
     summarize,
@@ -63,26 +62,10 @@ def test_losses_under_another_torch_are_a_group_of_their_own(log):
     assert "next is torchaudio at 2.98x" in " ".join(screen(log).split())
 
 
-def test_a_ratio_of_one_round_says_so(tmp_path):
-    for name, ms in (("a", 10), ("b", 500)):
-        timed(tmp_path, name, [ms])
-    line = next(line for line in screen(tmp_path).splitlines() if line.startswith("b "))
-    assert "one round" in line and "unclear" not in line
-
-
 def test_what_did_not_run_is_one_line_with_how_to_get_it(log):
     text = " ".join(screen(log).split())
     assert "did not run:" in text and "nemo (make setup ENVIRONMENTS=nemo)" in text and "apex (needs CUDA)" in text
     assert "k2: error: timing-1: killed by SIGKILL" in text
-
-
-def test_a_measured_peak_has_a_line_on_the_screen_though_the_trace_failed(tmp_path):
-    failed = [status("trace", "error", "no space left on device")]
-    jobs = [correctness(), memory(8), failed]
-    write_run(tmp_path / "k2", name="k2", jobs=jobs, passes=["correctness", "memory", "trace"])
-    lines = screen(tmp_path).splitlines()
-    assert any(line.startswith("k2 ") and {"error", "8.000"} <= set(line.split()) for line in lines)
-    assert any("no space left on device" in line for line in lines)
 
 
 def test_the_verdict_is_of_the_rows(log):
@@ -161,13 +144,6 @@ def test_the_gaps_of_a_pruned_loss_are_no_range(tmp_path):
     assert "does not bound it in training" in verdict
 
 
-def test_what_cannot_be_told_apart_is_unclear(tmp_path):
-    timed(tmp_path, "torchaudio", [100, 130, 90])
-    timed(tmp_path, "k2", [101, 100, 120])
-    (group,) = groups(logs.rows([tmp_path]))
-    assert not verdict.of(group).fastest.sure and "unclear" in screen(tmp_path).partition("VERDICT")[2]
-
-
 def test_a_line_has_as_many_columns_as_there_is_room_for_and_colors_change_nothing(log):
     rows = logs.rows([log])
     heads = {}
@@ -194,12 +170,6 @@ def test_searches_and_sweeps_end_in_a_verdict_too():
     assert re.search(r"largest batch, exact: +fused, \d+ utterances", of["largest"])
     assert re.search(r"vocab-size 500: +fused, [\d.]+ ms a step", of["vocabulary"])
     assert max(len(line) for text in of.values() for line in text.splitlines()) <= 100
-
-
-def test_a_row_without_a_step_is_told_by_its_loss(tmp_path):
-    jobs = [correctness(), *(timing(f"timing-{at}", [], [10, 20]) for at in (1, 2, 3))]
-    write_run(tmp_path / "a", jobs=jobs, scopes=["loss"], rounds=3, passes=["correctness", "timing"])
-    assert re.search(r"fastest exact: +torchaudio, .* ms a loss", screen(tmp_path))
 
 
 def test_losses_of_one_lattice_have_a_verdict_of_their_own(tmp_path):

@@ -9,13 +9,11 @@ from fixtures_runs import (
     environment,
     one_row,
     read_rows,
-    records_of,
     sample,
     status,
     summarize,
     timing,
     traced_run,
-    write_records,
     write_run,
 )
 from fixtures_traces import MIB, REAL, kineto, span, steps, write
@@ -167,17 +165,6 @@ def test_windows_average_first_peak_and_inflation(tmp_path):
     assert any("first window only" in note for note in row["notes"])
     # Warm-up 1, active 2, two batches: steps 1, 2, 4, 5 run batches 9, 4, 4, 9 of 200, 100, 100, 200 us unprofiled.
     assert row["profiler_inflation"] == pytest.approx(250 / 150)
-
-
-@pytest.mark.parametrize("flags", [[], ["busy"]])
-def test_load_beside_the_profiled_steps_is_said(tmp_path, flags):
-    folder = traced_run(tmp_path / "a", kineto(steps([100, 200])))
-    records = [{**line, "flags": flags} if line["record"] == "trace" else line for line in records_of(folder)]
-    write_records(folder, records)
-    assert any("profiled steps ran beside other load" in note for note in one_row(folder)["notes"]) == bool(flags)
-    without = [{key: line[key] for key in line if line["record"] != "trace" or key != "flags"} for line in records]
-    write_records(folder, without)  # as older runs are
-    assert "profiled steps ran" not in str(one_row(folder)["notes"])
 
 
 def test_cuda_peak_is_the_highest_of_all_windows(tmp_path):
