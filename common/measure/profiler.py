@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
+from common.core.errors import UserError
 from common.core.files import write_whole
 from common.core.settings import Settings
 from common.measure.stages import Step, observed_by
@@ -77,7 +78,10 @@ def profile(
             profiler.step()
     foreign = load.share() if load.ready() else None
     pack(folder, settings.gzip_traces)
-    write_whole("free some space", (tables_file(folder), "\n".join(tables)))
+    try:
+        write_whole("free some space", (tables_file(folder), "\n".join(tables)))
+    except UserError as error:
+        raise OSError(str(error)) from error  # a full disk costs this row, not the run
     return foreign
 
 
