@@ -75,7 +75,7 @@ def test_a_killed_worker_costs_only_its_row(flags, log):
 
 
 def test_a_hung_worker_times_out(flags, log):
-    process = start("benchmark_torchaudio.py", *flags, "--passes", "correctness", "--timeout", "4")
+    process = start("benchmark_torchaudio.py", *flags, "--passes", "correctness", "--timeout", "12")
     worker = wait_for_worker(process, "correctness")
     os.kill(worker, signal.SIGSTOP)
     output, errors = process.communicate(timeout=300)
