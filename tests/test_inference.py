@@ -241,9 +241,8 @@ def test_numbers_of_a_cell():
     measured_cell = cell([0.5] * 8 + [3.0] * 2, cpu_us=172_400, profiled=2, cuda_peak_bytes=round(1.47 * 2**30))
     row = rows.row(position, Job("ok", values=[as_written(measured_cell)]))
     assert position.job == "5s-x4-threads-2-bfloat16" and not position.is_plain
-    known = row.numbers
-    assert rows.factor(known["profiled_cpu_rtf"]) == "4.31E-03" and known["profiled_cuda_rtf"] is None
-    assert known["rtf"] == 0.5 / 20 and known["utterances_per_second"] == 8 and known["n"] == 10
+    assert rows.factor(row["profiled_cpu_rtf"]) == "4.31E-03" and row["profiled_cuda_rtf"] is None
+    assert row["rtf"] == 0.5 / 20 and row["utterances_per_second"] == 8 and row["n"] == 10
     assert rows.streams(0.5, 4, 5) == 40 and rows.streams(3.0, 4, 5) == 4 and rows.streams(6.0, 4, 5) == 0
     assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47 Gb"
 

@@ -97,8 +97,8 @@ class Answer:
 
 
 def of_row(key: str, title: str = "", words: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
-    """Return the metric of a row that has its known numbers by key, see common.analysis.metrics."""
-    return metric(key, title, words, lambda row: row.numbers.get(key), **fields)
+    """Return the metric of a row that is a mapping of its known numbers by key, see common.analysis.metrics."""
+    return metric(key, title, words, lambda row: row.get(key), **fields)
 
 
 def read(path: Path) -> Kept:

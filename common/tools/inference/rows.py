@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
-from typing import Annotated, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence
 
 from common.tools import configuration  # first: it goes on in another Python where this one lacks msgspec
 
@@ -142,18 +142,8 @@ class Cell(Struct, kw_only=True):
     output_error: Optional[float] = None
 
 
-class Row(NamedTuple):
-    """A cell of the grid; its numbers are those of NUMBERS that are known."""
-
-    position: Position
-    status: str
-    reason: str = ""
-    numbers: Mapping[str, Any] = {}
-
-    @property
-    def label(self) -> str:
-        """Return "32s x 1"."""
-        return f"{self.position.seconds:g}s x {self.position.size}"
+#: A cell of the grid: its `position`, `status` and `reason`, and those of NUMBERS that are known.
+Row = Dict[str, Any]
 
 
 def factor(value: Optional[float]) -> str:
@@ -193,12 +183,14 @@ def row(position: Position, job: Job) -> Row:
     rtf: seconds of computing for a second of audio, the median of calls; profiled_cpu_rtf, profiled_cuda_rtf: of self
     time under the profiler."""
     known = job.of(Cell)
+    row = {"position": position, "status": job.status, "reason": job.reason}
     if not known or job.status != "ok":
-        return Row(position, job.status, job.reason)
+        return row
     (cell,), audio = known, position.size * position.seconds
     parts = {part: quantile([ns / 1e9 for ns in cell.wall_ns], part / 100) for part in (20, 50, 80, 90, 99)}
     first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
-    numbers = {
+    return {
+        **row,
         **{name: getattr(cell, name) for name in Cell.__struct_fields__},
         **{f"p{part}_s": parts[part] for part in (50, 90, 99)},
         **{"n": len(cell.wall_ns), "rtf": parts[50] / audio, "utterances_per_second": position.size / parts[50]},
@@ -208,7 +200,6 @@ def row(position: Position, job: Job) -> Row:
         "profiled_cpu_rtf": cell.cpu_us / (1e6 * cell.profiled * audio),
         "profiled_cuda_rtf": cell.cuda_us / (1e6 * cell.profiled * audio) or None,
     }
-    return Row(position, "ok", "", numbers)
 
 
 def streams(p90_s: float, size: int, seconds: float) -> int:
@@ -219,7 +210,7 @@ def streams(p90_s: float, size: int, seconds: float) -> int:
 
 def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> str:
     """Return "5.15E-02 + 3.62E-02" or "0.00 + 1.47 Gb": CPU, and CUDA where it was used."""
-    cpu, cuda = (row.numbers.get(key.format(kind)) for kind in ("cpu", "cuda"))
+    cpu, cuda = (row.get(key.format(kind)) for kind in ("cpu", "cuda"))
     known = [cpu or 0, *([cuda] if cuda else [])] if (cpu, cuda) != (None, None) else []
     return " + ".join(map(words, known)) + unit if known else "-"
 
@@ -233,7 +224,7 @@ def gigabytes(size: float) -> str:
 GRIDS: Dict[str, Any] = {
     "real_time_factors": (
         "Real-time factor: seconds of computing for a second of audio",
-        lambda row: factor(row.numbers["rtf"]),
+        lambda row: factor(row["rtf"]),
     ),
     "profiled_real_time_factors": (
         "Real-time factor from self time, profiled (the last two of six batches)",
@@ -251,27 +242,33 @@ def grid_of(name: str, rows: Sequence[Row], variant: str) -> Table:
     title, words = GRIDS[name]
     shown: Dict[float, List[Shown]] = {}
     for each in rows:
-        shown.setdefault(each.position.seconds, []).append(Shown(words(each) if each.status == "ok" else each.status))
-    sizes = dict.fromkeys(each.position.size for each in rows)
+        words_or_status = words(each) if each["status"] == "ok" else each["status"]
+        shown.setdefault(each["position"].seconds, []).append(Shown(words_or_status))
+    sizes = dict.fromkeys(each["position"].size for each in rows)
     columns = [Column("audio", False), *(Column(f"{size}") for size in sizes)]
     lines = [[Shown(f"{seconds:g}s"), *line] for seconds, line in shown.items()]
     return Table(name, ", ".join(filter(None, [title, variant])) + "; columns: batch sizes", columns, lines)
 
 
+def label(row: Row) -> str:
+    """Return "32s x 1"."""
+    return f"{row['position'].seconds:g}s x {row['position'].size}"
+
+
 def total(rows: Sequence[Row]) -> List[str]:
     """Return the answer in a line: how fast at best, and how many live streams."""
-    known = [each for each in rows if each.numbers]
+    known = [each for each in rows if "rtf" in each]
     if not known:
         return []
-    fastest = min(known, key=lambda each: each.numbers["rtf"])
-    best = max(known, key=lambda each: each.numbers["streams"])
-    least, most = fastest.numbers["rtf"], best.numbers["streams"]
+    fastest = min(known, key=lambda each: each["rtf"])
+    best = max(known, key=lambda each: each["streams"])
+    least, most = fastest["rtf"], best["streams"]
     word = "faster" if least < 1 else "slower"
-    words = f"{word} than real time: at best a factor of {factor(least)} ({fastest.label})"
+    words = f"{word} than real time: at best a factor of {factor(least)} ({label(fastest)})"
     if not most:
         return [f"{words}; no real-time stream: no batch ends before its audio does"]
-    load = ", beside other load" if best.numbers["busy"] else ""
-    return [f"{words}; most concurrent real-time streams: {most} ({best.label}, 90% of calls in time{load})"]
+    load = ", beside other load" if best["busy"] else ""
+    return [f"{words}; most concurrent real-time streams: {most} ({label(best)}, 90% of calls in time{load})"]
 
 
 def answer(kept: Kept) -> Answer:
@@ -280,28 +277,28 @@ def answer(kept: Kept) -> Answer:
     dimensions, rows = config.profiling_dimensions, []
     for position in positions(config):
         skipped = is_skipped(position, dimensions)
-        rows.append(Row(position, SKIPPED) if skipped else row(position, kept.job(position.job)))
-    variants = list(dict.fromkeys(each.position.variant for each in rows))
-    parts = {variant: [each for each in rows if each.position.variant == variant] for variant in variants}
+        rows.append(row(position, Job(SKIPPED) if skipped else kept.job(position.job)))
+    variants = dict.fromkeys(each["position"].variant for each in rows)
+    parts = {variant: [each for each in rows if each["position"].variant == variant] for variant in variants}
     grids = [
         grid_of(name, part, variant if len(parts) > 1 else "") for name in GRIDS for variant, part in parts.items()
     ]
     listed = [
         {
-            "audio": Shown(f"{each.position.seconds:g}s", each.position.seconds),
-            "batch": measured(each.position.size),
-            "how": Shown(each.position.variant),
+            "audio": Shown(f"{each['position'].seconds:g}s", each["position"].seconds),
+            "batch": measured(each["position"].size),
+            "how": Shown(each["position"].variant),
             **cells(NUMBERS, each),
-            "calls": measured(each.numbers.get("n")),
-            "status": Shown(each.status),
+            "calls": measured(each.get("n")),
+            "status": Shown(each["status"]),
         }
         for each in rows
-        if each.status != SKIPPED
+        if each["status"] != SKIPPED
     ]
     example = dimensions.example_audio
     noise = "noise; where the path of the model depends on what is said (a beam search), give example_audio"
     lines = [*kept.machine, f"audio: {f'{example}, cut or looped' if example else noise}"]
-    known = [each.numbers for each in rows if each.numbers]
+    known = [each for each in rows if "rtf" in each]
     busy, fewest = sum(bool(each["busy"]) for each in known), min((each["n"] for each in known), default=0)
     if busy:
         lines.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
@@ -314,13 +311,13 @@ def answer(kept: Kept) -> Answer:
         total(rows),
         [*grids, tabulated("cells", "Each cell", filled(listed))],
         lines,
-        [f"{each.position.job}: {each.status}: {each.reason}" for each in rows if each.reason],
+        [f"{each['position'].job}: {each['status']}: {each['reason']}" for each in rows if each["reason"]],
         [
             {
-                **{key: getattr(each.position, name) for key, name in {**ways, **places}.items()},
-                **{"status": each.status, "reason": each.reason, **values(NUMBERS, each)},
+                **{key: getattr(each["position"], name) for key, name in {**ways, **places}.items()},
+                **{"status": each["status"], "reason": each["reason"], **values(NUMBERS, each)},
             }
             for each in rows
         ],
-        [each.status for each in rows if each.status != SKIPPED],
+        [each["status"] for each in rows if each["status"] != SKIPPED],
     )

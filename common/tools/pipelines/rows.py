@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Dict, List, Literal, Mapping, NamedTuple, Optional
+from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional
 
 from common.tools import configuration  # first: it goes on in another Python where this one lacks msgspec
 
@@ -176,40 +176,31 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     return Pipeline(general=general, stages=stages)
 
 
-class Part(NamedTuple):
-    """A stage over the examples that ended well, or the whole; its numbers are those of NUMBERS that are known.
+def part(stage: str, costs: List[Costs], seconds: Optional[float], failed: int) -> Dict[str, Any]:
+    """Return a stage over the examples that ended well, from what it costs on each.
 
-    failed: how many examples ended in it."""
-
-    stage: str
-    failed: int
-    not_counted: List[str]
-    numbers: Dict[str, Optional[float]]
-
-
-def part(stage: str, costs: List[Costs], seconds: Optional[float], failed: int) -> Part:
-    """Return a stage from what it costs on each example.  seconds: of all their audio.
-
-    run_time_s is the mean of each example's median over repeats, rtf all of these over the seconds of all audio;
-    memory_bytes and process_bytes are means over examples."""
+    seconds: of all their audio; failed: how many examples ended in it.  run_time_s is the mean of each example's median
+    over repeats, rtf all of these over the seconds of all audio; memory_bytes and process_bytes are means."""
     times = [median(each.wall_ns) / 1e9 for each in costs]
-    numbers: Dict[str, Optional[float]] = {"run_time_s": mean(times) if times else None}
-    numbers["rtf"] = sum(times) / seconds if seconds else None
+    row = {
+        "stage": stage,
+        "failed": failed,
+        "not_counted": sorted({name for each in costs for name in each.not_counted}),
+    }
+    row.update(run_time_s=mean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
     for key in ("memory_bytes", "process_bytes", "macs", "flops"):
         known = [getattr(each, key) for each in costs if getattr(each, key) is not None]
-        numbers[key], numbers[f"most_{key}"] = (mean(known) if known else None), max(known, default=None)
-    return Part(stage, failed, sorted({name for each in costs for name in each.not_counted}), numbers)
+        row.update({key: mean(known) if known else None, f"most_{key}": max(known, default=None)})
+    return row
 
 
-def whole(parts: List[Part]) -> Part:
+def whole(parts: List[Dict[str, Any]]) -> Dict[str, Any]:
     """Return stages that run one after the other as one."""
-    numbers: Dict[str, Optional[float]] = {}
-    for key in parts[0].numbers:
-        known = [each.numbers[key] for each in parts]
-        added = [each for each in known if each is not None]
-        numbers[key] = None if None in known else (sum if key in ADDED else max)(added)
-    names = sorted({name for each in parts for name in each.not_counted})
-    return Part("all", sum(each.failed for each in parts), names, numbers)
+    row: Dict[str, Any] = {"stage": "all", "failed": sum(each["failed"] for each in parts)}
+    for key in (each.key for each in NUMBERS):
+        known = [each[key] for each in parts]
+        row[key] = None if None in known else (sum if key in ADDED else max)(known)
+    return {**row, "not_counted": sorted({name for each in parts for name in each["not_counted"]})}
 
 
 def answer(kept: Kept) -> Answer:
@@ -235,9 +226,9 @@ def answer(kept: Kept) -> Answer:
     busy = sum(any(each.busy for each in costs) for costs in well.values())
     if busy:
         lines.append(f"{count(busy, 'example')} ran beside other load: times are too long")
-    if every[-1].not_counted:
-        lines.append(f"not counted in FLOPs: {', '.join(every[-1].not_counted)}")
-    seconds, memory, flops = (every[-1].numbers[key] for key in ("run_time_s", "memory_bytes", "flops"))
+    if every[-1]["not_counted"]:
+        lines.append(f"not counted in FLOPs: {', '.join(every[-1]['not_counted'])}")
+    seconds, memory, flops = (every[-1][key] for key in ("run_time_s", "memory_bytes", "flops"))
     total = []
     if seconds is not None and memory is not None and flops is not None:
         words = (
@@ -247,10 +238,10 @@ def answer(kept: Kept) -> Answer:
     ended = f"{len(well)}" if len(well) == len(jobs) else f"{len(well)} of {len(jobs)}"
     table = [
         {
-            "stage": Cell(each.stage),
+            "stage": Cell(each["stage"]),
             "examples": Cell(ended, len(well)),
             **cells(NUMBERS, each),
-            "status": Cell(f"{each.failed} failed" if each.failed else ""),
+            "status": Cell(f"{each['failed']} failed" if each["failed"] else ""),
         }
         for each in every
     ]
@@ -267,9 +258,10 @@ def answer(kept: Kept) -> Answer:
         ],
         [
             {
-                **{"stage": each.stage, **counts},
+                "stage": each["stage"],
+                **counts,
                 **values(NUMBERS, each),
-                **{"not_counted": each.not_counted, "failed": each.failed},
+                **{key: each[key] for key in ("not_counted", "failed")},
             }
             for each in every
         ],

@@ -7,7 +7,7 @@ labels and `other` to the step.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Annotated, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from common.tools.configuration import Positive  # first: it goes on in another Python where this one lacks msgspec
 
@@ -185,31 +185,18 @@ class Limit(Struct, kw_only=True):
     flags: List[str] = []
 
 
-class Part(NamedTuple):
-    """A row: a label in one phase, wherever it lies; `other`, which no label has; or the step.
+#: A row: a label in one phase, wherever it lies; `other`, which no label has; or the step.  `name` is "self_attn" or
+#: "self_attn.backward", `depth` how many labels it lies in; those of NUMBERS that are known are of a mean step with all
+#: that lies in the label.  ms: of the device on CUDA, else of the host; own_ms: without what lies in it; calls: of all
+#: steps; peak_mb, rise_mb: most memory while inside, above the level at the begin of the step and at its own; left_mb:
+#: what its calls in a step leave allocated; of_limit: flops_per_second over those of the device's best product.
+Part = Dict[str, Any]
 
-    Attributes:
-        depth: how many labels it lies in.
-        numbers: those of NUMBERS that are known, of a mean step with all that lies in the label; ms: of the device on
-            CUDA, else of the host; own_ms: without what lies in it; calls: of all steps; peak_mb, rise_mb: most memory
-            while inside, above the level at the begin of the step and at its own; left_mb: what its calls in a step
-            leave allocated; of_limit: flops_per_second over those of the device's best product.
-    """
 
-    label: str
-    phase: str
-    depth: int
-    numbers: Dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Return the label as "self_attn" or "self_attn.backward"."""
-        return f"{self.label}.{BACKWARD}" if self.phase == BACKWARD else self.label
-
-    @property
-    def ms(self) -> float:
-        """Return its milliseconds in a mean step."""
-        return float(self.numbers["ms"])
+def row_of(label: str, phase: str, depth: int, numbers: Mapping[str, Any]) -> Part:
+    """Return a row with these numbers, to which others are added."""
+    name = f"{label}.{BACKWARD}" if phase == BACKWARD else label
+    return {"name": name, "label": label, "phase": phase, "depth": depth, **numbers}
 
 
 def share_of_limit(share: Optional[float]) -> str:
@@ -243,36 +230,36 @@ def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
     limit: FLOPs per second of the device's best product."""
     cuda, steps = None not in found.device_ns, len(found.host_ns)
     labels: Dict[str, Dict[str, Part]] = {}
-    step = Part(STEP, "", 0, {"calls": steps, **amounts(found, cuda), "own_ms": 0.0})
-    other = Part(OTHER, "", 0, dict(step.numbers))
+    step = row_of(STEP, "", 0, {"calls": steps, **amounts(found, cuda), "own_ms": 0.0})
+    other = {**step, "name": OTHER, "label": OTHER}
     places = {(tuple(span.chain), span.phase): amounts(span, cuda) for span in found.spans}
     own = {place: known["ms"] for place, known in places.items()}
     for span, (place, known) in zip(found.spans, places.items()):
         (*above, label), phase = place
         empty: Dict[str, Any] = dict.fromkeys(("calls", "own_ms", *known), 0)
-        part = labels.setdefault(label, {}).setdefault(phase, Part(label, phase, len(above), empty))
-        part.numbers["calls"] += span.calls
+        part = labels.setdefault(label, {}).setdefault(phase, row_of(label, phase, len(above), empty))
+        part["calls"] += span.calls
         outer = tuple(above), phase
         if outer in places:
             own[outer] -= known["ms"]
         for key, amount in known.items():
             if label not in above:  # else it is counted with the outer one
-                part.numbers[key] += amount
+                part[key] += amount
             if outer not in places:
-                other.numbers[key] -= amount
+                other[key] -= amount
     for (chain, phase), ms in own.items():
-        labels[chain[-1]][phase].numbers["own_ms"] += ms
-    other.numbers["own_ms"] = other.ms
+        labels[chain[-1]][phase]["own_ms"] += ms
+    other["own_ms"] = other["ms"]
     parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
     memory = {each.name: each for each in found.memory}
     for part in parts:
-        numbers, ms, known_memory = part.numbers, part.ms, memory.get("" if part is step else part.name)
-        rate = numbers["flops"] / ms * 1e3 if ms > 0 else None
-        numbers.update(share=ms / step.ms, ms_per_call=ms * steps / numbers["calls"] if numbers["calls"] else None)
-        numbers.update(flops_per_second=rate, of_limit=rate / limit if limit and rate is not None else None)
-        numbers.update({"device_ms": ms} if cuda else {})
+        ms, known_memory = part["ms"], memory.get("" if part is step else part["name"])
+        rate = part["flops"] / ms * 1e3 if ms > 0 else None
+        part.update(share=ms / step["ms"], ms_per_call=ms * steps / part["calls"] if part["calls"] else None)
+        part.update(flops_per_second=rate, of_limit=rate / limit if limit and rate is not None else None)
+        part.update({"device_ms": ms} if cuda else {})
         if known_memory:
-            numbers.update((f"{key}_mb", getattr(known_memory, key) / MB) for key in ("peak", "rise", "left"))
+            part.update((f"{key}_mb", getattr(known_memory, key) / MB) for key in ("peak", "rise", "left"))
     return parts
 
 
@@ -310,7 +297,7 @@ def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Li
             f"the steps ran beside other load, which took {percent(found.foreign_cpu)} of the CPUs: their times are "
             "too long; profile again when the machine is quiet"
         )
-    over = [part.name for part in parts if (part.numbers["of_limit"] or 0) > 1]
+    over = [part["name"] for part in parts if (part["of_limit"] or 0) > 1]
     why = "it was measured beside other load" if limit and limit.flags else "it was measured too low"
     if over:
         names = ", ".join(over[:MOST_NAMED]) + (" ..." if len(over) > MOST_NAMED else "")
@@ -324,14 +311,14 @@ def outermost(parts: List[Part]) -> Dict[str, float]:
     """Return the milliseconds of each label that lies in no other, forward and backward together."""
     result: Dict[str, float] = {}
     for part in parts:
-        if part.depth == 0 and part.phase:
-            result[part.label] = result.get(part.label, 0.0) + part.ms
+        if part["depth"] == 0 and part["phase"]:
+            result[part["label"]] = result.get(part["label"], 0.0) + part["ms"]
     return result
 
 
 def verdict(parts: List[Part], busy: bool) -> str:
     """Return what share of a step the transducer's own parts take, and the largest label beside them."""
-    shares = {label: ms / parts[-1].ms for label, ms in outermost(parts).items()}
+    shares = {label: ms / parts[-1]["ms"] for label, ms in outermost(parts).items()}
     own = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
     *names, last = [name for name, known in own.items() if known] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))
@@ -347,9 +334,9 @@ def sweep_of(found: Dict[str, Tuple[Optional[Measured], List[Part], str]]) -> Ta
     names = dict.fromkeys(name for _, parts, _ in found.values() for name in outermost(parts))
     rows = []
     for size, (known, parts, status) in found.items():
-        step = parts[-1].numbers if parts else {}
+        step = parts[-1] if parts else {}
         frames = mean([batch.frames for batch in known.batches]) if known else 0
-        shares = {**outermost(parts), **{part.label: part.ms for part in parts if part.label == OTHER}}
+        shares = {**outermost(parts), **{part["label"]: part["ms"] for part in parts if part["label"] == OTHER}}
         columns = {
             "frames": round(frames) or None,
             "step ms": step.get("ms"),
@@ -377,19 +364,19 @@ def answer(kept: Kept) -> Answer:
         found[size] = known, parts, job.reason or job.status
         if not known:
             continue
-        step, several = parts[-1].numbers, f"{size}: " if len(config.sizes) > 1 else ""
+        step, several = parts[-1], f"{size}: " if len(config.sizes) > 1 else ""
         peak = f", peak {number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
         operations = f"{quantity(step['macs'], 'MACs')}, {quantity(step['flops'], 'FLOPs')}"
         total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
         shown = [each for each in NUMBERS if "device_ms" in step or each.key != "host_ms"]  # else the host's are all
-        table = [{"label": Cell(INDENT * part.depth + part.name, part.name), **cells(shown, part)} for part in parts]
+        table = [
+            {"label": Cell(INDENT * part["depth"] + part["name"], part["name"]), **cells(shown, part)} for part in parts
+        ]
         tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
         told += [several + line for line in lines(config.choice, known, parts, limit)]
         figures.append(figure(size, known, "device_ms" in step))
         identity = ("name", "label", "phase", "depth")
-        rows += [
-            {"size": size, **{key: getattr(part, key) for key in identity}, **values(NUMBERS, part)} for part in parts
-        ]
+        rows += [{"size": size, **{key: part[key] for key in identity}, **values(NUMBERS, part)} for part in parts]
     if len(found) > 1:
         tables.append(sweep_of(found))
     statuses = {size: kept.job(size) for size in config.sizes}
