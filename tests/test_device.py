@@ -19,7 +19,8 @@ from fixtures_runs import correctness, environment, one_row, sample, status, sum
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.losses import inputs, subject
-from common.losses.passes import probe, timing
+from common.losses.passes import memory as memory_pass
+from common.losses.passes import timing
 from common.measure import clock, device, memory
 from common.records import schema
 from common.setup import interpreters
@@ -298,9 +299,9 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
         settings=SimpleNamespace(memory_limit="4GiB"),
         limit_bytes=None,
     )
-    monkeypatch.setattr(probe.batching, "heaviest", lambda batches: [1, 2])
+    monkeypatch.setattr(memory_pass.batching, "heaviest", lambda batches: [1, 2])
     monkeypatch.setattr(memory, "limit", lambda *limit: order.append("limit"))
-    probe.limit_of(asked, "step")
+    memory_pass.limit_of(asked, "step")
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
 
 

@@ -130,7 +130,8 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
                 f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing: use "
                 "--passes correctness",
             )
-        yield from importlib.import_module(f"common.losses.passes.{name}").run(context)
+        module, function = ("memory", name) if name in ("probe", "throughput") else (name, "run")
+        yield from getattr(importlib.import_module(f"common.losses.passes.{module}"), function)(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
         needed = f"{adapter.name} needs {error.name}: {adapter.hint}"
         raise NotRunnable("missing", needed) from error
