@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Iterator, Union
+from typing import Any, Iterator, Union
 
 from common.data import batching
 from common.losses.passes import timing
@@ -39,7 +39,7 @@ def run(context) -> Iterator[Memory]:
         context.step(scope, context.batches[0], utterances=1).run()
         for batch in heavy[:1] if context.loops_in_python or scope != scopes[-1] else heavy:
             fresh = partial(context.step, scope, batch)
-            peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
+            peaks: Any = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
             yield Memory(scope=scope, batch=batch, **peaks)
 
 
