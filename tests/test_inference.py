@@ -221,8 +221,8 @@ def test_the_shipped_configurations_are_right(path):
 
 def test_a_quick_profile_is_of_the_smallest_cells():
     for words, cells in (([], {"1s-x1", "2s-x1"}), (["--batch_sizes=[3]"], {"1s-x3", "2s-x3"})):
-        given = cli.configured(cli.DEFAULT, words, quick=True)
-        assert {task.name for task in cli.planned(given, None)} == cells
+        planned = cli.planned(cli.configured(cli.DEFAULT, words, quick=True), None)
+        assert {task.name for task in planned} == cells
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -249,8 +249,7 @@ def test_numbers_of_a_cell():
 
 def test_the_answer_comes_first_and_says_what_ran_beside_load(tmp_path):
     for busy in (0, 2):
-        (path,) = [write_inference(tmp_path / f"{busy}", busy=busy)]
-        text = rows.answer(read(path)).render("table")
+        text = rows.answer(read(write_inference(tmp_path / f"{busy}", busy=busy))).render("table")
         first = text.splitlines()[0]
         assert "faster than real time" in first and "streams: 40" in first and "2s-x4: oom" in text
         assert ("beside other load" in first) == ("cells ran beside other load" in text) == bool(busy)

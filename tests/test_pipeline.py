@@ -9,7 +9,7 @@ import wave
 import numpy
 import pytest
 import torch
-from commands import ROOT, assert_user_error, run
+from commands import ROOT, run
 from fixtures_model_runs import InProcess, command, costs, write_pipeline
 
 from common.core.errors import UserError
@@ -304,12 +304,3 @@ def test_arrays_are_read_without_pickle(tmp_path):
     net = {"src_tokens": torch.ones(1, 5), "src_lengths": torch.tensor([5])}
     numpy.save(npy.dataset_path, numpy.array([{"id": 7, "net_input": net}], dtype=object), allow_pickle=True)
     assert audio.entries(npy, 0, trust_pickle=True)["7"]()["src_tokens"].shape == (1, 5)
-
-
-def test_the_script_ends_in_one_line(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        command(cli, "--dataset-size", 0)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and "--dataset-size" in line and "at least 1" in line
-    assert_user_error(run("rnnt-bench", "pipelines", "--config", tmp_path / "nosuch.yaml"), "nosuch.yaml")
-    assert torch.is_grad_enabled()

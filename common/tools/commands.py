@@ -28,11 +28,9 @@ from common.tools.kept import Answer, Kept, read
 
 #: Keys of a header that make two runs the same.
 SAME = ("tool", "name", "config", "settings")
-#: Seconds of --timeout by default; None is no limit.
-TIMEOUT = 600.0
 
 
-def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] = TIMEOUT) -> None:
+def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] = 600.0) -> None:
     """Add the flags that every command about a model has.
 
     Args:

@@ -30,8 +30,6 @@ Count = Annotated[int, Meta(ge=0)]
 #: A number above 0; NaN and infinity are refused by `check_list`.
 Seconds = Annotated[float, Meta(gt=0)]
 
-LONGEST_MESSAGE = 500  # characters of what msgspec says
-
 
 def read(path: Path) -> Dict[str, Any]:
     """Return the keys and values in a YAML file.  Raises UserError."""
@@ -46,7 +44,7 @@ def converted(values: Any, kind: Type[Converted], where: str) -> Converted:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        message, _, path = short(plain(str(error)), LONGEST_MESSAGE).partition(" - at ")
+        message, _, path = short(plain(str(error)), 500).partition(" - at ")
         unknown = re.search("unknown field `(.*)`", message)
         near = f"{closest(unknown[1], keys_of(kind))}; there are {', '.join(keys_of(kind))}" if unknown else ""
         raise UserError(": ".join(filter(None, [where, path.strip("`").lstrip("$."), message])) + near) from None

@@ -24,7 +24,6 @@ from common.records.store import files_named
 Kind = TypeVar("Kind")
 #: The status of a job that a run was stopped before.
 NOT_RUN = "not run"
-LONGEST = 60  # characters of a cell in the terminal
 
 
 @dataclass
@@ -90,7 +89,7 @@ class Answer:
             return (csv_text if format == "csv" else json_text)(self.rows)
         below = listed([*self.lines, *self.failures], format)
         tables = [
-            block(table, format) if format == "markdown" else f"{plain(table.title)}\n{aligned(table, LONGEST)}"
+            block(table, format) if format == "markdown" else f"{plain(table.title)}\n{aligned(table, 60)}"
             for table in self.tables
         ]
         return "\n\n".join(filter(None, [listed(self.total, format), *tables, below])) + "\n"

@@ -13,9 +13,6 @@ from common.core.errors import UserError
 from common.core.files import open_file, read_text
 from common.core.paths import not_a_file
 
-#: Standard deviation of noise in the place of audio: about that of speech.
-LEVEL = 0.1
-
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
     """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError."""
@@ -38,9 +35,9 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
 
 
 def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
-    """Return (samples,) of so many seconds, at least one sample."""
+    """Return (samples,) of so many seconds, at least one sample, about as loud as speech."""
     samples = max(round(seconds * sample_rate), 1)
-    return LEVEL * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
+    return 0.1 * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
 
 
 def batch(path: Optional[str], seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:

@@ -35,7 +35,6 @@ INTERFACES = {
     **dict.fromkeys(("SpectralMaskEnhancement", "WaveformEnhancement"), ("enhancement", "enhance_batch")),
     "SNREstimator": ("metrics", "estimate_batch"),
 }
-SPEAKERS = 2  # of an estimate of SpeechBrain
 
 
 class Recogniser(nn.Module):
@@ -185,7 +184,7 @@ def _argument(label: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optiona
     if re.fullmatch(r"wav\d?_lens|lengths", label):
         return lengths / waves.shape[1]
     if label == "predictions":
-        return waves[..., None].expand(-1, -1, SPEAKERS)  # (N, samples, speakers)
+        return waves[..., None].expand(-1, -1, 2)  # (N, samples, speakers): an estimate of SpeechBrain is of two
     return waves if re.fullmatch(r"wavs\d?|mix|noisy", label) else None
 
 

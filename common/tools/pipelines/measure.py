@@ -52,7 +52,11 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     elif not number:
         source = source["src_tokens"], source["src_lengths"]
     with torch.no_grad():
-        call = Call(_model(stage, device), _on(device, source))
+        model = loading.made(stage.factory, stage.arguments)
+        if not callable(model):
+            raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
+        module = model.to(device).eval() if isinstance(model, torch.nn.Module) else model
+        call = Call(module, _on(device, source))
         costs = measured(call, stage, device)
         if number < len(config.stages) - 1:
             outputs = call.outputs()
@@ -78,15 +82,6 @@ def _send(outputs: Any, path: Path) -> None:
             "between stages go tensors, numbers and texts in lists, tuples and dicts, not all that this "
             f"{type(outputs).__name__} has; give a converter that makes such ones"
         ) from error
-
-
-def _model(stage: Stage, device: torch.device) -> Callable[..., Any]:
-    made = loading.made(stage.factory, stage.arguments)
-    if isinstance(made, torch.nn.Module):
-        return made.to(device).eval()
-    if not callable(made):
-        raise UserError(f"{stage.name}: {stage.factory} makes {type(made).__name__}, which cannot be called")
-    return made
 
 
 def _on(device: torch.device, inputs: Any) -> Any:

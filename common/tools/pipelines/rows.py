@@ -20,7 +20,7 @@ from common.core.units import MB, quantity
 from common.present.table import Cell, filled, tabulated
 from common.records import schema
 from common.tools.configuration import Count, Positive, Seconds, Text
-from common.tools.kept import NOT_RUN, Answer, Job, Kept, of_row
+from common.tools.kept import NOT_RUN, Answer, Kept, of_row
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 #: Statuses of an example that ended by itself, and did not end well, are all but these.
@@ -208,7 +208,11 @@ def answer(kept: Kept) -> Answer:
     config = schema.typed(kept.header.config, Pipeline)
     names = [stage.name for stage in config.stages]
     jobs = {example: [kept.job(config.job(example, stage)) for stage in config.stages] for example in config.examples}
-    ends = {example: _end(each) for example, each in jobs.items()}
+    last = len(names) - 1
+    ends = {  # the number of the first stage that did not end well, or of the last
+        example: next((number for number, job in enumerate(each) if job.status != "ok"), last)
+        for example, each in jobs.items()
+    }
     statuses = {example: each[number].status for (example, each), number in zip(jobs.items(), ends.values())}
     well = {name: [job.of(Costs)[0] for job in each] for name, each in jobs.items() if statuses[name] == "ok"}
     lengths = [costs[0].seconds for costs in well.values()]
@@ -267,8 +271,3 @@ def answer(kept: Kept) -> Answer:
         ],
         list(statuses.values()),
     )
-
-
-def _end(jobs: List[Job]) -> int:
-    """Return the number of the first stage that did not end well, or of the last."""
-    return next((number for number, job in enumerate(jobs) if job.status != "ok"), len(jobs) - 1)

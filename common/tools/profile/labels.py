@@ -167,12 +167,6 @@ class Spans:
         calls.append((not again, begin, self.mark()))
 
 
-def named(position: Place) -> str:
-    """Return "self_attn" or "self_attn.backward"."""
-    chain, phase = position
-    return f"{chain[-1]}.{BACKWARD}" if phase == BACKWARD else chain[-1]
-
-
 def by_patterns(
     model: torch.nn.Module, patterns: Mapping[str, Sequence[str]], flag: str = "--label {}="
 ) -> Dict[str, str]:

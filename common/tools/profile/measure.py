@@ -54,9 +54,6 @@ LAYERS = {
 }
 #: Ends of the labels of a layer and its parts.
 IN_LAYER = ("", "_feed_forward_macaron", "_self_attn", "_conv", "_feed_forward")
-#: Rounds of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
-COMPILING_ROUNDS = 4
-Given = Tuple[Any, ...]
 
 
 def unseen(position: labelling.Place, again: bool) -> ContextManager[None]:
@@ -106,7 +103,7 @@ class Inputs:
         longest = max(T for T, _ in pairs)
         self.described = records.Batch(N=N, frames=total, frames_max=frames, T_max=longest, U_max=U, tokens=tokens)
 
-    def given(self) -> Given:
+    def given(self) -> Tuple[Any, ...]:
         """Return the arguments of the model's forward for one step."""
         return self.features, self.lengths, self.symbols, self.batch, self.adapter.prepare(self.batch)
 
@@ -196,7 +193,7 @@ class Profiling:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def labelled(self, given: Given, span: Optional[labelling.Span] = unseen) -> None:
+    def labelled(self, given: Tuple[Any, ...], span: Optional[labelling.Span] = unseen) -> None:
         """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a step without labels."""
         labels = labelling.Labels(self.model, self.labels if span else {}, span or unseen)
         amp = torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext()
@@ -293,7 +290,7 @@ class Profiling:
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
-        recorded = partial(self.labelled, span=lambda place, _: record_function(labelling.named(place)))
+        recorded = partial(self.labelled, span=lambda place, _: record_function(records.named(place[0][-1], place[1])))
         given = [self.inputs[number % len(self.inputs)].given() for number in range(1 + active)]
         steps = [SimpleNamespace(run=partial(self.timed, partial(recorded, each))) for each in given]
         with warnings.catch_warnings():
@@ -329,7 +326,7 @@ class Profiling:
                     part.forward = torch.compile(part.forward)
                     modules += 1
         print(f"compiling {modules} modules; on a CPU this takes minutes ...", file=sys.stderr)
-        for _ in range(COMPILING_ROUNDS):
+        for _ in range(4):  # a first shape, a second one of any size, one that finds nothing to do
             before = graphs()
             for inputs in self.inputs:
                 self.timed(partial(self.labelled, inputs.given()))

@@ -33,8 +33,6 @@ OWN_PARTS = {
     "joiner": ("joiner",),
     "loss": ("rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned"),
 }
-#: Indents what lies in the row above; spaces would be taken away.
-INDENT = "· "
 MOST_NAMED = 4  # labels in a line
 
 
@@ -193,10 +191,14 @@ class Limit(Struct, kw_only=True):
 Part = Dict[str, Any]
 
 
+def named(label: str, phase: str) -> str:
+    """Return "self_attn" or "self_attn.backward"."""
+    return f"{label}.{BACKWARD}" if phase == BACKWARD else label
+
+
 def row_of(label: str, phase: str, depth: int, numbers: Mapping[str, Any]) -> Part:
     """Return a row with these numbers, to which others are added."""
-    name = f"{label}.{BACKWARD}" if phase == BACKWARD else label
-    return {"name": name, "label": label, "phase": phase, "depth": depth, **numbers}
+    return {"name": named(label, phase), "label": label, "phase": phase, "depth": depth, **numbers}
 
 
 def share_of_limit(share: Optional[float]) -> str:
@@ -370,7 +372,7 @@ def answer(kept: Kept) -> Answer:
         total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
         shown = [each for each in NUMBERS if "device_ms" in step or each.key != "host_ms"]  # else the host's are all
         table = [
-            {"label": Cell(INDENT * part["depth"] + part["name"], part["name"]), **cells(shown, part)} for part in parts
+            {"label": Cell("· " * part["depth"] + part["name"], part["name"]), **cells(shown, part)} for part in parts
         ]
         tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
         told += [several + line for line in lines(config.choice, known, parts, limit)]
@@ -386,9 +388,6 @@ def answer(kept: Kept) -> Answer:
     )
 
 
-ROW = 44  # pixels of a level
-LETTER = 0.0095  # width of a letter, as a part of the figure's
-GREY = "#bbbbbb"  # color of forward and backward
 CAPTION = (
     "Each box is a label, as wide as its milliseconds in a mean step; what lies in it is below it, all calls of a "
     "label together. White has no label."
@@ -412,25 +411,19 @@ def mean_ms(of: Taken, cuda: bool) -> float:
 
 
 def boxes(found: Measured, cuda: bool) -> Iterator[Box]:
-    """Yield the boxes of each phase, of its labels side by side below it, and of what lies in these."""
-    at, chains = 0.0, [(span.chain, span.phase) for span in found.spans]
-
-    def placed(spans: List[Place], begin: float, level: int) -> Iterator[Box]:
-        for span in spans:
-            label, outer = span.chain[-1], span.chain[-2] if span.chain[1:] else ""
-            short = label.removeprefix(f"{outer}_").removeprefix("rnnt_")
-            yield Box(label, f"{label}, {span.phase}", short, level, begin, mean_ms(span, cuda))
-            inside = [each for each in found.spans if (each.chain[:-1], each.phase) == (span.chain, span.phase)]
-            yield from placed(inside, begin, level + 1)
-            begin += mean_ms(span, cuda)
-
+    """Yield the box of each phase, and those of its labels: each in that which it lies in, after those beside it."""
+    at = 0.0
     for phase in dict.fromkeys(span.phase for span in found.spans):
-        of_phase = [span for span in found.spans if span.phase == phase]
-        roots = [span for span in of_phase if (span.chain[:-1], phase) not in chains]
-        width = sum(mean_ms(span, cuda) for span in roots)
-        yield Box("", phase, phase, 0, at, width)
-        yield from placed(roots, at, 1)
-        at += width
+        free: Dict[Tuple[str, ...], float] = {(): at}  # where the next box in each chain of labels begins
+        for span in [each for each in found.spans if each.phase == phase]:  # what a label lies in comes before it
+            (*above, label), width = span.chain, mean_ms(span, cuda)
+            outer = tuple(above) if tuple(above) in free else ()
+            short = label.removeprefix(f"{''.join(above[-1:])}_").removeprefix("rnnt_")
+            yield Box(label, f"{label}, {phase}", short, 1 + len(outer), free[outer], width)
+            free[(*above, label)] = free[outer]
+            free[outer] += width
+        yield Box("", phase, phase, 0, at, free[()] - at)
+        at = free[()]
 
 
 def figure(title: str, found: Measured, cuda: bool) -> Figure:
@@ -440,9 +433,10 @@ def figure(title: str, found: Measured, cuda: bool) -> Figure:
         of_label.setdefault(box.label, []).append(box)
     every = [box for some in of_label.values() for box in some]
     levels, end = max(box.level for box in every) + 1, mean_ms(found, cuda)
+    letter = 0.0095 * end  # the width of a letter
     data = []
     for index, (label, some) in enumerate(of_label.items()):
-        color = PALETTE[(index - 1) % len(PALETTE)] if label else GREY
+        color = PALETTE[(index - 1) % len(PALETTE)] if label else "#bbbbbb"
         look = {"color": color, "opacity": 0.7, "pattern": pattern((index - 1) // len(PALETTE) if label else 0)}
         data.append(
             bars(
@@ -454,7 +448,7 @@ def figure(title: str, found: Measured, cuda: bool) -> Figure:
                 orientation="h",
                 base=[box.begin for box in some],
                 width=0.92,
-                text=[shown(box.short) if box.width > LETTER * (len(box.short) + 1) * end else "" for box in some],
+                text=[shown(box.short) if box.width > letter * (len(box.short) + 1) else "" for box in some],
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
@@ -464,7 +458,7 @@ def figure(title: str, found: Measured, cuda: bool) -> Figure:
             )
         )
     vertical = {"range": [0.6 - levels, 0.6], "showgrid": False, "showticklabels": False}
-    frame = layout(ROW * levels + 70, 150, xaxis=axis("ms", range=[0, end]), yaxis=vertical, barmode="overlay")
+    frame = layout(44 * levels + 70, 150, xaxis=axis("ms", range=[0, end]), yaxis=vertical, barmode="overlay")
     largest = sorted((box for box in every if box.level), key=lambda box: -box.width)[:5]
     summary = "Time of the step: " + ", ".join(f"{box.name} {number(box.width)} ms" for box in largest)
     key = f"profile-time-{title.replace(' ', '-')}"
