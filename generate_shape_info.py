@@ -39,52 +39,107 @@ OF_MANIFEST = (
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog=PROG, description=__doc__, epilog=EXAMPLES)
     source = top.add_argument_group("source (exactly one)").add_mutually_exclusive_group(required=True).add_argument
-    manifest = "Manifest of lhotse: cuts or supervisions, .json or .jsonl, .gz or not."
-    source("--manifest", type=path, metavar="FILE", help=manifest)
+    source(
+        "--manifest",
+        type=path,
+        metavar="FILE",
+        help="Manifest of lhotse: cuts or supervisions, .json or .jsonl, .gz or not.",
+    )
     source("--from-figures", action="store_true", help="Draw from the published figures of train-clean-100.")
 
     of_source = top.add_argument_group("about the source").add_argument
-    recordings = "Manifest of the recordings of supervisions. Default: the one beside them with recordings in its name"
-    of_source("--recordings", type=path, metavar="FILE", help=recordings)
-    features = "Manifest of the features of supervisions, for their frames. Without FILE: also write (feature frames, "
-    features += "U) beside the output as NAME.features.pt, for the profile of a model."
-    of_source("--features", type=path, nargs="?", const=WRITE, metavar="FILE", help=features)
+    of_source(
+        "--recordings",
+        type=path,
+        metavar="FILE",
+        help="Manifest of the recordings of supervisions. Default: the one beside them with recordings in its name",
+    )
+    of_source(
+        "--features",
+        type=path,
+        nargs="?",
+        const=WRITE,
+        metavar="FILE",
+        help="Manifest of the features of supervisions, for their frames. Without FILE: also write (feature frames, "
+        "U) beside the output as NAME.features.pt, for the profile of a model.",
+    )
     of_source("--seed", type=seed, help="Seed of --from-figures. Default: that of the suite's shape_info.pt")
 
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
-    model = "SentencePiece model, such as icefall's lang_bpe_500/bpe.model."
-    tokens("--bpe-model", type=path, metavar="FILE", help=model)
-    trained = "Train a model of V tokens and write it beside the output."
-    tokens("--bpe-vocab-size", type=whole(1), metavar="V", help=trained)
-    kind = "Type of model to train; icefall trains unigram. Default: bpe"
-    tokens("--bpe-model-type", choices=("bpe", "unigram"), default="bpe", help=kind)
+    tokens(
+        "--bpe-model", type=path, metavar="FILE", help="SentencePiece model, such as icefall's lang_bpe_500/bpe.model."
+    )
+    tokens(
+        "--bpe-vocab-size", type=whole(1), metavar="V", help="Train a model of V tokens and write it beside the output."
+    )
+    tokens(
+        "--bpe-model-type",
+        choices=("bpe", "unigram"),
+        default="bpe",
+        help="Type of model to train; icefall trains unigram. Default: bpe",
+    )
 
     frames = top.add_argument_group("frames").add_argument
-    factor = "Subsampling factor of the encoder. Default: 4"
-    frames("--subsampling-factor", type=int, choices=(1, 2, 4, 6, 8), default=4, help=factor)
-    speeds = (
-        "Speeds; every utterance is counted once at each. icefall trains on 0.9 1.0 1.1; its training cuts have all "
+    frames(
+        "--subsampling-factor",
+        type=int,
+        choices=(1, 2, 4, 6, 8),
+        default=4,
+        help="Subsampling factor of the encoder. Default: 4",
     )
-    speeds += (
-        "three already, so leave this out for them. At other speeds than 1.0 frames follow from the duration even "
+    frames(
+        "--speed-perturbation",
+        type=positive,
+        nargs="+",
+        metavar="X",
+        default=[1.0],
+        help="Speeds; every utterance is counted once at each. icefall trains on 0.9 1.0 1.1; its training cuts have "
+        "all three already, so leave this out for them. At other speeds than 1.0 frames follow from the duration even "
+        "where there are features, as in lhotse. Default: 1.0",
     )
-    speeds += "where there are features, as in lhotse. Default: 1.0"
-    frames("--speed-perturbation", type=positive, nargs="+", metavar="X", default=[1.0], help=speeds)
-    again = "Also perturb cuts and supervisions that are perturbed already, as icefall's training cuts are (..._sp0.9)."
-    frames("--perturb-again", action="store_true", help=again)
-    shift = "Frame shift in seconds, where there are no features. Default: 0.01"
-    frames("--frame-shift", type=positive, metavar="S", default=0.01, help=shift)
+    frames(
+        "--perturb-again",
+        action="store_true",
+        help="Also perturb cuts and supervisions that are perturbed already, as icefall's training cuts are "
+        "(..._sp0.9).",
+    )
+    frames(
+        "--frame-shift",
+        type=positive,
+        metavar="S",
+        default=0.01,
+        help="Frame shift in seconds, where there are no features. Default: 0.01",
+    )
 
     out = top.add_argument_group("output").add_argument
     out("--keep-empty", action="store_true", help="Keep utterances without text, with U = 0.")
-    shorter, longer = (f"Leave out {what} utterances, after perturbation" for what in ("shorter", "longer"))
-    out("--min-duration", type=positive, metavar="S", help=f"{shorter} (icefall: 1).")
-    out("--max-duration", type=positive, metavar="S", help=f"{longer} (icefall: 20).")
+    out(
+        "--min-duration",
+        type=positive,
+        metavar="S",
+        help="Leave out shorter utterances, after perturbation (icefall: 1).",
+    )
+    out(
+        "--max-duration",
+        type=positive,
+        metavar="S",
+        help="Leave out longer utterances, after perturbation (icefall: 20).",
+    )
     out("--limit", type=whole(1), metavar="N", help="Read only the first N utterances. Default: all")
-    jobs = "Number of processes that read and tokenise; the files are the same for any number. Default: 1"
-    out("--jobs", type=whole(1, 1024), metavar="N", default=1, help=jobs)
-    default = Path("shape_info.pt")
-    out("--output", type=path, metavar="FILE", default=default, help=f"File to write. Default: {default}")
+    out(
+        "--jobs",
+        type=whole(1, 1024),
+        metavar="N",
+        default=1,
+        help="Number of processes that read and tokenise; the files are the same for any number. Default: 1",
+    )
+    out(
+        "--output",
+        type=path,
+        metavar="FILE",
+        default=Path("shape_info.pt"),
+        help="File to write. Default: shape_info.pt",
+    )
     return top
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Dict
 
 from common.core.errors import NotRunnable
-from common.setup.uv import Uv
+from common.setup.environments import Uv
 
 HERE = Path(__file__).resolve().parent
 #: Each lock is good from this Python on.

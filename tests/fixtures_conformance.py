@@ -7,8 +7,7 @@ from pathlib import Path
 from fixtures_model_runs import write_tool
 
 from common.conformance import show
-from common.conformance.cases import CASES
-from common.conformance.outcomes import Outcome, Row
+from common.conformance.cases import CASES, Outcome, Row
 
 GONE = "gone is not installed: pip install <gone>"
 

@@ -17,11 +17,21 @@ import torch
 from commands import ROOT, assert_user_error, run
 from fixtures_conformance import made, write_check
 
-from common.conformance import command, large, show
-from common.conformance.cases import BY_NAME, CASES
-from common.conformance.isolated import examine
-from common.conformance.judge import judge
-from common.conformance.outcomes import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome, Row
+from common.conformance import checks, command, show
+from common.conformance.cases import (
+    BY_NAME,
+    CASES,
+    CRASHES,
+    DIFFERS,
+    ERROR,
+    NOT_APPLICABLE,
+    PASS,
+    REFUSES,
+    TIMEOUT,
+    Outcome,
+    Row,
+)
+from common.conformance.judge import examine, judge
 from common.core import scripts, settings
 from common.core.implementations import BY_NAME as IMPLEMENTATIONS
 from common.core.implementations import KINDS, with_variants
@@ -319,8 +329,8 @@ def test_the_reference_row_is_right_wherever_it_is_asked():
     ],
 )
 def test_large_logits_are_asked_within_the_memory_that_there_is(monkeypatch, room, result, words):
-    monkeypatch.setattr(large, "LARGE_V", 2**12)
-    monkeypatch.setattr(large.memory, "available_memory", lambda: room + large.LEFT_BYTES)
+    monkeypatch.setattr(checks, "LARGE_V", 2**12)
+    monkeypatch.setattr(checks.memory, "available_memory", lambda: room + checks.LEFT_BYTES)
     outcome = judge(BY_NAME["large"].allowing(large=True), adapter_of(Reference), CPU)
     assert outcome.result == result and words in outcome.message, outcome
 

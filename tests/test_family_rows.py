@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.conformance.isolated import simulator
+from common.conformance.judge import simulator
 from common.core import settings
 from common.core.errors import NotRunnable
 from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, with_variants

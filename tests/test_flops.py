@@ -13,8 +13,7 @@ from torch import nn
 
 from common.core.errors import UserError
 from common.flops import rules
-from common.flops.counter import FlopCounter, NotCounted
-from common.flops.modules import OUTSIDE
+from common.flops.counter import OUTSIDE, FlopCounter, NotCounted
 from common.flops.rules import Count
 
 needs_nodes = pytest.mark.skipif(

@@ -47,10 +47,8 @@ def lhotse():
 @pytest.fixture(scope="module")
 def model(lhotse, tmp_path_factory):
     """A BPE model of 40 tokens."""
-    from common.data.sources import bpe
-
     path = tmp_path_factory.mktemp("model") / "bpe.model"
-    path.write_bytes(bpe.train([text for _, text in SECONDS_AND_TEXT], 40))
+    path.write_bytes(generation.train([text for _, text in SECONDS_AND_TEXT], 40))
     return path
 
 

@@ -18,7 +18,7 @@ from common.analysis import verdict
 from common.analysis.row import Row
 from common.analysis.standing import BESIDE_LOAD, rank_times
 from common.analysis.times import Times
-from common.system import cgroup, load, machine
+from common.system import load, machine
 
 TICKS = os.sysconf("SC_CLK_TCK")
 #: What keeps one core busy, for at most 20 s.
@@ -76,8 +76,8 @@ def test_a_quota_of_a_cgroup_bounds_the_threads_and_its_throttling_is_load(liste
             (tmp_path / name).write_text(text.format(us=us))
 
     (tmp_path / "listed").write_text(f"{listed}\n")
-    monkeypatch.setattr(cgroup, "LISTED", tmp_path / "listed")
-    monkeypatch.setattr(cgroup, "TOP", tmp_path)
+    monkeypatch.setattr("common.system.memory.CGROUP", tmp_path / "listed")
+    monkeypatch.setattr("common.system.memory.CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     write(0)
     assert machine.cpu_count() == 2

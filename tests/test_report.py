@@ -33,7 +33,7 @@ from fixtures_traces import kineto, memory, steps, write
 
 from common.analysis import logs
 from common.analysis.groups import Group, pareto
-from common.conformance.outcomes import DIFFERS, Outcome
+from common.conformance.cases import DIFFERS, Outcome
 from common.present import slices, style, table
 from common.present.section import Section
 from common.present.slices import Slice

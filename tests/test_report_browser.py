@@ -9,7 +9,7 @@ from fixtures_runs import timed, traced_run, write_sweep
 from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs
-from common.conformance.outcomes import DIFFERS, PASS, Outcome
+from common.conformance.cases import DIFFERS, PASS, Outcome
 from common.show import page
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import List, TextIO
 
-from common.setup.uv import Uv
+from common.setup.environments import Uv
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "fused_transducer"

@@ -6,7 +6,57 @@ A new case is one entry here, and a new function in checks.py if none of those t
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping, Tuple
+from typing import Any, Callable, Dict, Literal, Mapping, Optional, Tuple, get_args
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from common.core.text import finite
+
+Result = Literal["pass", "differs", "refuses", "crashes", "timeout", "n/a", "error"]
+RESULTS = get_args(Result)
+PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE, ERROR = RESULTS
+#: End of the message of a loss that passes because it is infinite as it must be, although its gradient is NaN.
+NAN_GRADIENT = "gradient nan"
+JUDGED = "judged"
+
+
+class Outcome(Struct, frozen=True, omit_defaults=True):
+    """The result of a case for one implementation.
+
+    message: one line; errors are relative, and None if they were not compared; one that is infinite or NaN becomes
+    UNBOUNDED, since JSON has neither.
+    """
+
+    result: Result
+    message: str = ""
+    loss_error: Optional[float] = None
+    grad_error: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        for name in ("loss_error", "grad_error"):
+            error = getattr(self, name)
+            force_setattr(self, name, None if error is None else finite(error))
+
+
+class Row(Struct, omit_defaults=True):
+    """The outcomes of an implementation by the name of the case, with the versions that it was judged with.
+
+    status: "judged", or why it could not be, with a reason: "missing", "unsupported", or "error" if the suite failed;
+    device_name: of the GPU, or the CPU's model name; simulator: in which kernels for CUDA ran on a CPU.
+    """
+
+    name: str
+    kind: str
+    status: str = JUDGED
+    reason: str = ""
+    version: Optional[str] = None
+    torch: Optional[str] = None
+    python: Optional[str] = None
+    device_name: Optional[str] = None
+    cuda: Optional[str] = None
+    simulator: Optional[str] = None
+    cells: Dict[str, Outcome] = {}
 
 
 @dataclass(frozen=True)

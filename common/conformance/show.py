@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence
 
-from common.conformance.cases import BY_NAME, CASES, Case
-from common.conformance.outcomes import (
+from common.conformance.cases import (
+    BY_NAME,
+    CASES,
     CRASHES,
     DIFFERS,
     ERROR,
@@ -24,6 +25,7 @@ from common.conformance.outcomes import (
     REFUSES,
     RESULTS,
     TIMEOUT,
+    Case,
     Outcome,
     Row,
 )

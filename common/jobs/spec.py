@@ -22,7 +22,7 @@ SUBJECTS = {
     "inference": "common.tools.inference.measure",
     "pipeline": "common.tools.pipelines.measure",
     "profile": "common.tools.profile.measure",
-    "conformance": "common.conformance.isolated",
+    "conformance": "common.conformance.judge",
 }
 #: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
 STARTING = ("conformance",)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import AbstractSet, List, Optional
 
-from common.system import cgroup
+from common.system import memory
 
 #: Environment variable with the folder of the host's /proc, where a container mounts it (a convention of monitors).
 PROC = "HOST_PROC"
@@ -57,7 +57,7 @@ def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
     for row in mine:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, row[1:9])
         ticks += user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK") + cgroup.throttled_seconds() if mine else None
+    return ticks / os.sysconf("SC_CLK_TCK") + memory.throttled_seconds() if mine else None
 
 
 def _own_seconds() -> float:

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
-from common.system import cgroup, git
-from common.system.memory import proc_field, total_memory
+from common.system import git
+from common.system.memory import cgroup_cpus, proc_field, total_memory
 
 
 def cpu_count() -> int:
     """Return how many CPUs this process may use: by its affinity, and by the quota of its cgroups, rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(count, math.ceil(cgroup.cpus() or count))
+    return min(count, math.ceil(cgroup_cpus() or count))
 
 
 def describe() -> Dict[str, Any]:

@@ -12,9 +12,64 @@ import resource
 from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional
+from typing import Dict, List, Optional
 
-from common.system import cgroup
+CGROUPS, CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
+    """Return the words of these files of each cgroup around this process that has one of them, innermost first.
+
+    controller: "cpu" or "memory".
+    """
+    groups: List[str] = []
+    with suppress(OSError):
+        groups = CGROUP.read_text().splitlines()
+    groups_values = []
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = CGROUPS / controllers
+        inside = top / path.lstrip("/")
+        for folder in [inside, *inside.parents][: len(inside.parts) - len(top.parts) + 1]:
+            words = {}
+            for file in files:
+                with suppress(OSError):
+                    words[file] = (folder / file).read_text().split()
+            groups_values += [words] if words else []
+    return groups_values
+
+
+def memory_room() -> List[int]:
+    """Return the bytes left in each cgroup; its page cache counts as used."""
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    groups = _cgroup_values("memory", *names[0], *names[1])
+    pairs = [(words[most][0], words[used][0]) for words in groups for most, used in names if {most, used} <= {*words}]
+    return [max(int(most) - int(used), 0) for most, used in pairs if most != "max"]
+
+
+def cgroup_cpus() -> Optional[float]:
+    """Return how many CPUs this process may use at once by the tightest quota; None where there is none."""
+    quotas = []
+    for words in _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        quota, period = words.get("cpu.max") or [
+            *words.get("cpu.cfs_quota_us", []),
+            *words.get("cpu.cfs_period_us", []),
+        ]
+        if quota not in ("max", "-1"):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def throttled_seconds() -> float:
+    """Return for how long the quotas have kept threads of these cgroups from running, summed over CPUs."""
+    seconds = 0.0
+    for words in _cgroup_values("cpu", "cpu.stat"):
+        stat = dict(zip(words["cpu.stat"][::2], words["cpu.stat"][1::2]))
+        seconds += int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9
+    return seconds
+
 
 CLEAR_PEAK = "5"  # written to /proc/self/clear_refs, it resets VmHWM (proc(5))
 
@@ -64,7 +119,7 @@ def total_memory() -> Optional[int]:
 def available_memory() -> Optional[int]:
     """Return the bytes that can be allocated without swapping: the least of the machine's and each cgroup's count."""
     available = _proc_bytes("/proc/meminfo", "MemAvailable")
-    return None if available is None else min([available, *cgroup.memory_room()])
+    return None if available is None else min([available, *memory_room()])
 
 
 def status_bytes(key: str) -> Optional[int]:

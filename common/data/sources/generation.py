@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import math
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 from collections import Counter, deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -25,9 +28,10 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optiona
 import numpy as np
 
 from common.core.errors import UserError
+from common.core.files import open_file
 from common.data import batching, shapes
 from common.data.shapes import Provenance, path_of, versions
-from common.data.sources import bpe, manifests, published
+from common.data.sources import manifests, published
 from common.data.sources.manifests import Utterance
 from common.system.processes import die_with_parent
 
@@ -43,20 +47,9 @@ ROUNDING = 1e-4
 Chunk = List[Tuple[int, Any]]
 
 
-@dataclass
-class Generated:
-    """A generated shape file.
-
-    Args:
-        rows: T and U, int32 (rows, 2).
-        features: feature frames and U, int32 (rows, 2), if they are to be written.
-        beside: (path, content) of further files.
-    """
-
-    rows: np.ndarray
-    features: Optional[np.ndarray]
-    provenance: Provenance
-    beside: List[Tuple[Path, bytes]] = field(default_factory=list)
+#: T and U, int32 (rows, 2); feature frames and U, if they are to be written; the provenance; (path, content) of files
+#: that are written beside it.
+Generated = Tuple[np.ndarray, Optional[np.ndarray], Provenance, List[Tuple[Path, bytes]]]
 
 
 def generate(flags: argparse.Namespace) -> List[str]:
@@ -65,20 +58,19 @@ def generate(flags: argparse.Namespace) -> List[str]:
     outputs = [flags.output, *([flags.output.with_suffix(".features.pt")] if flags.write_features else [])]
     for path in outputs:
         shapes.check_output(path)
-    generated = _from_figures(flags) if flags.from_figures else _from_manifest(flags, outputs)
-    provenance, rows = generated.provenance, generated.rows
+    made = _from_figures(flags) if flags.from_figures else _from_manifest(flags, outputs)
+    rows, features, provenance, beside = made
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if epoch.isdigit():
         provenance["created"] = datetime.fromtimestamp(int(epoch), timezone.utc).isoformat()
-    shapes.save(flags.output, rows, {"schema": SCHEMA, **provenance}, *generated.beside)
+    shapes.save(flags.output, rows, {"schema": SCHEMA, **provenance}, *beside)
     (t_min, u_min), (t_max, u_max) = rows.min(axis=0), rows.max(axis=0)
     lines = [
         *(f"{name.replace('_', ' ')}: {count:,}" for name, count in provenance.get("counts", {}).items()),
-        *(f"wrote {path}" for path, _ in generated.beside),
+        *(f"wrote {path}" for path, _ in beside),
         f"wrote {flags.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
     ]
-    if generated.features is not None:
-        features = generated.features
+    if features is not None:
         of_features = {**provenance, "options": {**provenance["options"], "subsampling_factor": 1}}
         shapes.save(outputs[1], features, {"schema": SCHEMA, **of_features})
         lines.append(f"wrote {outputs[1]}: feature frames {features[:, 0].min()} to {features[:, 0].max()}")
@@ -114,11 +106,11 @@ def _from_figures(flags: argparse.Namespace) -> Generated:
     }
     figures = published.load_figures()
     features = published.draw_features(figures, seed) if flags.write_features else None
-    return Generated(published.draw(figures, seed), features, provenance)
+    return published.draw(figures, seed), features, provenance, []
 
 
 def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
-    model = bpe.load(flags.bpe_model) if flags.bpe_model else None
+    model = load_model(flags.bpe_model) if flags.bpe_model else None
     trained_at = path_of(flags.output).with_suffix(".bpe.model")
     recordings = flags.recordings or (None if flags.features else manifests.beside(flags.manifest))
     inputs = [path for path in (flags.manifest, recordings, flags.features) if path]
@@ -130,26 +122,25 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
 
     timing = manifests.Timing(flags.frame_shift, tuple(flags.speed_perturbation), flags.perturb_again)
     reader, entries = manifests.opened(flags.manifest, timing, recordings, flags.features)
-    chunks = _chunks(islice(entries, flags.limit))
-    work = Work(reader, model, flags)
-    parts = list(_in_order(work, chunks, flags.jobs))
+    work = partial(_part_of, reader, model, flags)
+    parts = list(_in_order(work, _chunks(islice(entries, flags.limit)), flags.jobs))
     beside = []
     if model is None:  # the utterances were read, to train; now they are counted
         texts = [utterance.text for part in parts for utterance in part.utterances if utterance.text]
-        model = bpe.train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
+        model = train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
         beside.append((trained_at, model))
         for part in parts:
-            part.rows = table(part.utterances, bpe.counter(model), flags, part.counts)
+            part.rows = table(part.utterances, counter(model), flags, part.counts)
     counts: Counter = Counter()
     for part in parts:
         counts.update(part.counts)
     if not counts["rows"]:
         empty = counts["without_supervision"] + counts["with_empty_text"]
-        why = (
-            f"{empty} have no text, {counts['rows_left_out_as_too_short']} rows are too short, others are not between "
+        raise UserError(
+            f"{flags.manifest}: no utterance is left: of {counts['utterances_read']} read, {empty} have no text, "
+            f"{counts['rows_left_out_as_too_short']} rows are too short, others are not between --min-duration and "
+            "--max-duration"
         )
-        why += "--min-duration and --max-duration"
-        raise UserError(f"{flags.manifest}: no utterance is left: of {counts['utterances_read']} read, {why}")
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
     if_given = ("min_duration", "max_duration", "perturb_again")
     provenance = {
@@ -157,7 +148,7 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
         "bpe_model": {
             "name": (flags.bpe_model or trained_at).name,
             "sha256": hashlib.sha256(model).hexdigest(),
-            "vocab_size": bpe.vocab_size(model),
+            "vocab_size": _processor(model).vocab_size(),
             "trained_here": flags.bpe_model_type if beside else None,
         },
         "options": {
@@ -169,7 +160,7 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
     }
     rows = np.concatenate([part.rows[at] for at in range(len(flags.speed_perturbation)) for part in parts])
     features = rows[:, [2, 1]] if flags.write_features else None
-    return Generated(rows[:, :2], features, provenance, beside)
+    return rows[:, :2], features, provenance, beside
 
 
 # From entries of a manifest to rows of a shape file, chunk by chunk.
@@ -185,20 +176,13 @@ class Part:
     utterances: Sequence[Utterance] = ()
 
 
-@dataclass
-class Work:
-    """Makes rows of a chunk, in whatever process.  model: a SentencePiece model; None: the utterances alone."""
-
-    reader: manifests.Reader
-    model: Optional[bytes]
-    flags: argparse.Namespace
-
-    def __call__(self, chunk: Chunk) -> Part:
-        counts: Counter = Counter()
-        utterances = [self.reader.utterance(number, line, counts) for number, line in chunk]
-        if self.model is None:
-            return Part([], counts, utterances)
-        return Part(table(utterances, bpe.counter(self.model), self.flags, counts), counts)
+def _part_of(reader: manifests.Reader, model: Optional[bytes], flags: argparse.Namespace, chunk: Chunk) -> Part:
+    """Make rows of a chunk, in whatever process.  model: a SentencePiece model; None: the utterances alone."""
+    counts: Counter = Counter()
+    utterances = [reader.utterance(number, line, counts) for number, line in chunk]
+    if model is None:
+        return Part([], counts, utterances)
+    return Part(table(utterances, counter(model), flags, counts), counts)
 
 
 def table(
@@ -316,3 +300,79 @@ def _begin(work: Callable[[Any], Any], parent: int) -> None:
 
 def _serve(item: Any) -> Any:
     return _work(item)
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+_LOG_NOTHING_BELOW_FATAL = 3
+
+
+def load_model(path: Path) -> bytes:
+    """Return the SentencePiece model in `path`.  Raises UserError for a file that is missing or not a model."""
+    try:
+        with open_file(path) as stream:
+            content = stream.read()
+    except OSError as error:
+        raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model") from error
+    try:
+        if not content:  # sentencepiece reads this as a model without pieces
+            raise RuntimeError("empty")
+        _processor(content)
+    except RuntimeError as error:
+        advice = "name one, or train one with --bpe-vocab-size"
+        raise UserError(f"--bpe-model {path}: not a SentencePiece model; {advice}") from error
+    return content
+
+
+def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
+    """Train a SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>. icefall's own
+    lang_bpe_500 has the type ``unigram``, in spite of its name.  The same texts give the same model.  Raises UserError
+    where `texts` cannot give so many tokens, with the largest or smallest possible number."""
+    import sentencepiece
+
+    sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(  # as icefall trains a model
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            user_defined_symbols=["<blk>", "<sos/eos>"],
+            unk_id=2,
+            bos_id=-1,
+            eos_id=-1,
+            character_coverage=1.0,
+            input_sentence_size=100_000_000,
+            minloglevel=_LOG_NOTHING_BELOW_FATAL,
+        )
+    except RuntimeError as error:
+        raise UserError(f"--bpe-vocab-size {vocab_size}: {_advice(str(error), len(texts))}") from error
+    return model.getvalue()
+
+
+@lru_cache(maxsize=1)
+def counter(model: bytes) -> Callable[[List[str]], List[int]]:
+    """Return a function from texts to the number of tokens of each, in one thread."""
+    encode = partial(_processor(model).encode, out_type=int, num_threads=1)
+    return lambda texts: list(map(len, encode(texts)))
+
+
+def _processor(model: bytes) -> Any:
+    import sentencepiece
+
+    sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model)
+    return processor
+
+
+def _advice(problem: str, texts: int) -> str:
+    largest = re.search(r"value <= (\d+)", problem)
+    if largest:
+        return f"the text of {texts} utterances has no more than {largest[1]} tokens; ask for at most {largest[1]}"
+    smallest = re.search(r"required_chars\. \d+ vs (\d+)", problem)
+    if smallest:
+        return f"the text has so many characters that it takes {smallest[1]} tokens; ask for at least {smallest[1]}"
+    return f"no model could be trained on the text of {texts} utterances ({' '.join(problem.split())})"

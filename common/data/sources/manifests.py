@@ -112,25 +112,21 @@ def lines(path: Path) -> Iterator[Tuple[int, str]]:
     """Yield (entry, counted from 1; its JSON) of the manifest `path`; its content decides the format, not its name.
     Raises UserError for what is no such manifest."""
     try:
-        yield from _lines(path)
+        with open_file(path) as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            text = io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if compressed else raw, encoding="utf-8")
+            number = 0
+            while line := text.readline(LONGEST):
+                number += 1
+                if line.startswith("["):
+                    yield from enumerate(map(json.dumps, json.loads(line + text.read(LONGEST))), start=1)
+                elif line.strip():
+                    yield number, line
     except OSError as error:  # a damaged gzip header is one too
         raise UserError(f"cannot read {path}: {error.strerror or error}; name {WANTED}") from error
     except (EOFError, ValueError, RecursionError, MemoryError, zlib.error) as error:
         raise UserError(f"{path}: damaged, or not {WANTED} ({one_line(error)})") from error
-
-
-def _lines(path: Path) -> Iterator[Tuple[int, str]]:
-    with open_file(path) as raw:
-        compressed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        text = io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if compressed else raw, encoding="utf-8")
-        number = 0
-        while line := text.readline(LONGEST):
-            number += 1
-            if line.startswith("["):
-                yield from enumerate(map(json.dumps, json.loads(line + text.read(LONGEST))), start=1)
-            elif line.strip():
-                yield number, line
 
 
 def one_line(error: Exception) -> str:

@@ -8,9 +8,9 @@ its order is random.  generate_shape_info.py makes the exact shapes from the cor
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import List, Tuple
+from types import SimpleNamespace
+from typing import Tuple
 
 import numpy as np
 
@@ -28,26 +28,14 @@ SEED = 34
 FEATURES_SEED = 1097
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The figures as published, by their keys in the file."""
-
-    utterances: int
-    T_min: int
-    T_max: int
-    U_min: int
-    U_max: int
-    T_percent: List[float]  # percentages
-    T_at_percent: List[float]  # T at each of these percentages
-    T_bin_edges: List[float]
-    U_per_1000_T_percent: List[float]  # percentages
-    U_per_1000_T_at_percent_by_T_bin: List[List[float]]  # of each bin of T, U per 1000 T at each of these percentages
+#: The figures as published, by their keys in the file: the number of utterances; least and largest T and U; T at each
+#: of T_percent percentages; edges of bins of T, and in each bin U per 1000 T at each of U_per_1000_T_percent.
+Figures = SimpleNamespace
 
 
 def load_figures() -> Figures:
     """Return the published figures."""
-    content = json.loads(FIGURES.read_text(encoding="utf-8"))
-    return Figures(**{each.name: content[each.name] for each in fields(Figures)})
+    return Figures(**json.loads(FIGURES.read_text(encoding="utf-8")))
 
 
 def draw(figures: Figures, seed: int = SEED) -> np.ndarray:
