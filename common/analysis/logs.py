@@ -53,7 +53,12 @@ class Log:
     def newest(self) -> Log:
         """Return the log with only the newest run of each implementation and configuration; "earlier_runs" of each
         counts the others."""
-        return Log(*(newest_of_each(rows, _same_run) for rows in (self.rows, self.searches, self.swept)))
+
+        def same_run(first: Row, other: Row) -> bool:
+            known = first.run_id is not None and other.run_id is not None and first.header.values == other.header.values
+            return known and first.name == other.name and same_configuration(first.configuration, other.configuration)
+
+        return Log(*(newest_of_each(rows, same_run) for rows in (self.rows, self.searches, self.swept)))
 
     def of(self, folders: Collection[Path]) -> Log:
         """Return the log of these run folders alone."""
@@ -172,9 +177,3 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
             row.environment = Environment(device=device)
         result.append(row)
     return result
-
-
-def _same_run(first: Row, other: Row) -> bool:
-    """Return whether two rows are runs of one implementation and configuration."""
-    known = first.run_id is not None and other.run_id is not None and first.header.values == other.header.values
-    return known and first.name == other.name and same_configuration(first.configuration, other.configuration)

@@ -130,11 +130,6 @@ def bandwidth(limits: Sequence[Limits]) -> Optional[float]:
     return max(rates_, default=None)
 
 
-def product_rate(limits: Sequence[Limits]) -> Optional[float]:
-    """Return the operations per second of the fastest matrix product; None where none was measured."""
-    return max((2e9 * each.n**3 / min(each.ns) for line in limits for each in line.products), default=None)
-
-
 def least_work(scope: str, kind: str, batch: Batch, settings: Mapping[str, Any], share: float) -> Tuple[float, float]:
     """Return (bytes to move, operations of matrix products) of a batch without its padding, at least.
 
@@ -171,7 +166,8 @@ def limit_percent(
 ) -> Dict[str, float]:
     """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
     records hold too little.  at_size: of the correctness pass, which counted the needed cells."""
-    moved, products = bandwidth(limits), product_rate(limits)
+    moved, every = bandwidth(limits), [each for line in limits for each in line.products]
+    products = max((2e9 * each.n**3 / min(each.ns) for each in every), default=None)
     known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and not settings.get("amp")
     if not (moved and known and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}

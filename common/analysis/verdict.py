@@ -229,13 +229,10 @@ def time_of(scope: str) -> Measure:
     return Measure(lambda row: f"{number(row.median_ms(scope))} ms a {scope}", "the time")
 
 
-def _largest(row: Row) -> str:
-    unit = "frames" if search_of(row).of == "max-frames" else "utterances"
-    return plain(f"{metrics.largest(row)} {unit}")
-
-
 PEAK = Measure(lambda row: f"{number(row.peak_mb)} MB", "the peak")
-SIZE = Measure(_largest, "the size")
+SIZE = Measure(
+    lambda row: f"{metrics.largest(row)} {'frames' if search_of(row).of == 'max-frames' else 'utterances'}", "the size"
+)
 
 
 def name_of(row: Row) -> str:
