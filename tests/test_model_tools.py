@@ -7,10 +7,9 @@ import os
 
 import pytest
 from commands import ROOT, run
-from fixtures_model_runs import InProcess, command, write_profile
+from fixtures_model_runs import InProcess, command
 
 from common.analysis.logs import read_any
-from common.core.errors import UserError
 from common.show import page
 from common.tools.flops import command as flops
 from common.tools.inference import command as inference
@@ -63,14 +62,6 @@ def test_a_count_is_kept_and_shown(tmp_path):
     text = page.page(read_any([tmp_path]).groups, tmp_path, paths=[tmp_path])
     assert "Operations of a model" in text and "torch.nn-Linear" in text and "30 MACs" in text
     assert "30 MACs" in run("summarize.py", tmp_path).stdout
-
-
-def test_a_log_of_profiles_alone_has_a_report(tmp_path):
-    with pytest.raises(UserError, match="no runs"):
-        read_any([tmp_path])
-    write_profile(tmp_path)
-    assert not read_any([tmp_path]).groups and "encoder" in run("summarize.py", tmp_path).stdout
-    assert run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "r.html").returncode == 0
 
 
 # -- models, sizes and configurations that nobody should give: one clear line -----------------------------------------

@@ -196,17 +196,6 @@ def test_labels_change_no_gradient_and_leave_no_hook():
     assert calls == {((name,), phase): 1 + (name == "layer") for name in paths for phase in ("forward", "backward")}
 
 
-def test_backward_lies_in_the_backward_of_the_caller():
-    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3))
-    paths = {"0": "outer", "0.0": "inner", "1": "last"}
-    taken = labelled(model, paths, lambda _: model(torch.ones(2, 3)).sum().backward())
-    assert set(taken) == {
-        (chain, phase) for chain in (("outer",), ("outer", "inner"), ("last",)) for phase in ("forward", "backward")
-    }
-    for phase in ("forward", "backward"):
-        assert taken[("outer", "inner"), phase][1] <= taken[("outer",), phase][1]
-
-
 def test_patterns_are_of_whole_names():
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])})
     assert labelling.by_patterns(model, {"x": ("layers.*",)}) == {"layers.0": "x", "layers.1": "x"}

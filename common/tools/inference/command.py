@@ -67,27 +67,24 @@ def parser() -> Parser:
         "Default: the suite's examples/profile.yaml",
     )
     group = result.add_argument_group("further axes: the grid is repeated for each value")
-    every: Sequence[Tuple[str, Any, str]] = (
-        ("threads", flag_types.threads, "Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs"),
-        (
-            "dtype",
-            _one_of("float32", "bfloat16", "float16"),
+    every: Dict[str, Tuple[Any, str]] = {
+        "threads": (_listed(flag_types.threads), "Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs"),
+        "dtype": (
+            flag_types.some_of(("float32", "bfloat16", "float16")),
             "Data types: float32; bfloat16 and float16 by autocast. Default: float32",
         ),
-        (
-            "quantize",
-            _one_of("none", "dynamic"),
+        "quantize": (
+            flag_types.some_of(("none", "dynamic")),
             "Quantization: none; dynamic for weights of Linear and LSTM in int8, on a CPU. Default: none",
         ),
-        (
-            "compile",
-            flag_types.str2bool,
+        "compile": (
+            _listed(flag_types.str2bool),
             "Whether to run torch.compile on the parts of the model that take tensors alone; false,true measures both. "
             "Outputs are checked against those in float32 before anything is timed. Default: false",
         ),
-    )
-    for name, check, words in every:
-        group.add_argument(f"--{name}", type=_listed(check), default=[PLAIN[name]], metavar="A,B", help=words)
+    }
+    for name, (kind, words) in every.items():
+        group.add_argument(f"--{name}", type=kind, default=[PLAIN[name]], metavar="A,B", help=words)
     group = result.add_argument_group("the run")
     flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
     seed = settings.SETTINGS["seed"].default
@@ -106,21 +103,12 @@ def _listed(check: Callable[[str], Any]) -> Callable[[str], List[Any]]:
     return lambda text: list(dict.fromkeys(check(word) for word in flag_types.words(text)))
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def check(word: str) -> str:
-        if word not in choices:
-            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(choices)}")
-        return word
-
-    return check
-
-
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     """Profile the model of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     commands.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20})
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
-    config.variants = {key: getattr(arguments, key) for key in PLAIN}
+    config.variants = {key: list(getattr(arguments, key)) for key in PLAIN}
     python = Path(config.pretrained_model.python or sys.executable)
     given = {key: getattr(arguments, key) or value for key, value in SAMPLES.items()}
     device = interpreters.resolve_device(arguments.device, [python])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import Optional
 
 from common.cli import flags
 from common.cli.parser import Parser
@@ -18,7 +18,7 @@ from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands
-from common.tools.pipelines.rows import TOOL, General, Pipeline, answer, configured
+from common.tools.pipelines.rows import TOOL, General, answer, configured
 
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 
@@ -97,14 +97,8 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     config.examples = list(audio.entries(config.general, arguments.seed, config.trust_pickle))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
-    resolved, tasks = settings.resolve(same, device), planned(config)
-    return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
-
-
-def planned(config: Pipeline) -> List[Task]:
-    """Return a task for each stage of each example, in order."""
-    data = as_written(config)
-    return [
+    resolved, data = settings.resolve(same, device), as_written(config)
+    tasks = [
         Task(
             config.job(name, stage),
             "pipeline",
@@ -114,3 +108,4 @@ def planned(config: Pipeline) -> List[Task]:
         for number, name in enumerate(config.examples)
         for place, stage in enumerate(config.stages)
     ]
+    return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)

@@ -139,17 +139,16 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     values = configuration.read(path)
     numbered = [key for key in values if re.fullmatch(r"stage\d+", key)]
     names = [f"stage{number}" for number in range(1, 1 + len(numbered))]
-    for key in values:
+    for key, given in values.items():
         if key not in ("general", *names):
             gap = "; stages are numbered from 1, without a gap" if key.startswith("stage") else ""
             raise UserError(f"{path}: unknown key {shown(key)}{gap or closest(key, ['general', *names])}")
+        if not isinstance(given, dict) and (key != "general" or given):
+            raise UserError(f"{path}: {key}: give keys and values, not {shown(given)}")
     if not names:
         raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
-    given = values.get("general") or {}
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: general: give keys and values, not {shown(given)}")
     of_stages = {*Stage.__struct_fields__} - {"name"}
-    shared = {**flags, **given, **quick}
+    shared = {**flags, **(values.get("general") or {}), **quick}
     whole = {key: value for key, value in shared.items() if key not in of_stages}
     general = configuration.converted(whole, General, f"{path}: general")
     accepted = MODEL_TYPES.get(general.model_type or "", (len(names),))
@@ -162,8 +161,6 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     stages: List[Stage] = []
     for key in names:
         where = f"{path}: {key}"
-        if not isinstance(values[key], dict):
-            raise UserError(f"{where}: give keys and values, not {shown(values[key])}")
         over = {name: value for name, value in quick.items() if name in of_stages}
         stage = configuration.converted({"name": key, **shared, **values[key], **over}, Stage, where)
         if stage.name in [other.name for other in stages]:

@@ -20,7 +20,6 @@ from common.core.errors import UserError
 from common.flops import rules
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-MOST_NAMED = 40  # modules, where a pattern matches none
 #: Of a span: its label and those it lies in, outermost first; its phase.
 Place = Tuple[Tuple[str, ...], str]
 #: Makes what a span is entered by, of its place and whether a checkpoint computes it again.
@@ -183,9 +182,7 @@ def by_patterns(
         ]
         if not matched:
             known = list(dict.fromkeys(_starred(path) for path in paths if path.count(".") <= depth))
-            raise UserError(
-                f"{flag.format(label)}{pattern}: matches no module; there are {', '.join(known[:MOST_NAMED])}"
-            )
+            raise UserError(f"{flag.format(label)}{pattern}: matches no module; there are {', '.join(known[:40])}")
         label_of.update((path, label) for path in matched if path not in label_of)
     return label_of
 

@@ -416,11 +416,11 @@ def boxes(found: Measured, cuda: bool) -> Iterator[Box]:
     for phase in dict.fromkeys(span.phase for span in found.spans):
         free: Dict[Tuple[str, ...], float] = {(): at}  # where the next box in each chain of labels begins
         for span in [each for each in found.spans if each.phase == phase]:  # what a label lies in comes before it
-            (*above, label), width = span.chain, mean_ms(span, cuda)
-            outer = tuple(above) if tuple(above) in free else ()
-            short = label.removeprefix(f"{''.join(above[-1:])}_").removeprefix("rnnt_")
+            chain, label, width = tuple(span.chain), span.chain[-1], mean_ms(span, cuda)
+            outer = chain[:-1] if chain[:-1] in free else ()
+            short = label.removeprefix(f"{''.join(chain[-2:-1])}_").removeprefix("rnnt_")
             yield Box(label, f"{label}, {phase}", short, 1 + len(outer), free[outer], width)
-            free[(*above, label)] = free[outer]
+            free[chain] = free[outer]
             free[outer] += width
         yield Box("", phase, phase, 0, at, free[()] - at)
         at = free[()]
