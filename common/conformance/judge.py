@@ -4,7 +4,7 @@ Everything that does not end the process becomes an Outcome.  Lines before and a
 case ended the process: {"versions"}, or {"not_run", "reason"}; then for each case {"start"} and {"case", "outcome"}, or
 {"case", "signal", "oom"} if the fork of the case was killed; {"lost"} if no other case can be judged here.  On a CPU a
 case that may corrupt memory runs in a fork.  If a case lost the CUDA context, the process ends, since the other cases
-need another one.  If a process dies, how it died is the outcome of its case, and another one goes on with the next case.
+need another one.  If a process dies, how it died is the outcome of its case, and another goes on with the next case.
 """
 
 from __future__ import annotations

@@ -8,11 +8,24 @@ that nobody asks for.  A convolution computes with its padding.  Of complex numb
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import torch
 
-from common.flops.rules import Call, Count, add, add_rows, elements, is_complex, is_sparse, output, products, size
+from common.flops.rules import (
+    Call,
+    Count,
+    add,
+    add_rows,
+    elements,
+    is_complex,
+    is_sparse,
+    nothing,
+    output,
+    products,
+    size,
+)
 
 Number = Callable[[Call], int]
 
@@ -31,16 +44,12 @@ def _add_products(*rows: Tuple[str, Number, Number]) -> None:
 # -- matrices --------------------------------------------------------------------------------------------------------
 
 
-def _macs(first: str, second: str) -> Callable[[Call], int]:
+def _matrices(first: str, second: str, call: Call) -> int:
     """Count (..., M, K) by (..., K, N) or by (K); a sparse matrix counts for the numbers it stores."""
-
-    def count(call: Call) -> int:
-        one, other = call[first], call[second]
-        if is_sparse(other):
-            return size(other) * (one.numel() // one.shape[-1])
-        return size(one) * (other.shape[-1] if other.dim() > 1 else 1)
-
-    return count
+    one, other = call[first], call[second]
+    if is_sparse(other):
+        return size(other) * (one.numel() // one.shape[-1])
+    return size(one) * (other.shape[-1] if other.dim() > 1 else 1)
 
 
 def _scaled_bias(call: Call) -> int:
@@ -89,27 +98,18 @@ def _convolved(call: Call, source: Any, out: Any) -> int:
     return (source if call["transposed"] else out).numel() * (weight.numel() // weight.shape[0])
 
 
-def _wanted_bias(call: Call) -> int:
-    upstream = call["grad_output"]
-    return elements(upstream) - upstream.shape[1] if call["output_mask"][2] else 0
-
-
-def _none(call: Call) -> int:
-    return 0
-
-
 _add_products(
-    ("mm bmm _int_mm", _macs("self", "mat2"), _none),
-    ("mv dot vdot", lambda call: size(call["self"]), _none),
-    ("addmm _sparse_addmm", _macs("mat1", "mat2"), _scaled_bias),
-    ("addmv", _macs("mat", "vec"), _scaled_bias),
-    ("baddbmm addbmm", _macs("batch1", "batch2"), _scaled_bias),
+    ("mm bmm _int_mm", partial(_matrices, "self", "mat2"), nothing),
+    ("mv dot vdot", lambda call: size(call["self"]), nothing),
+    ("addmm _sparse_addmm", partial(_matrices, "mat1", "mat2"), _scaled_bias),
+    ("addmv", partial(_matrices, "mat", "vec"), _scaled_bias),
+    ("baddbmm addbmm", partial(_matrices, "batch1", "batch2"), _scaled_bias),
     ("addr", lambda call: call.out.numel(), _scaled_bias),
     ("sparse_sampled_addmm", lambda call: size(call.out) * call["mat1"].shape[-1], _scaled_bias),
-    ("_addmm_activation", _macs("mat1", "mat2"), lambda call: 2 * call.out.numel()),
+    ("_addmm_activation", partial(_matrices, "mat1", "mat2"), lambda call: 2 * call.out.numel()),
     ("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias),  # elsewhere it is an addmm
     ("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias),
-    ("_trilinear", _trilinear, _none),
+    ("_trilinear", _trilinear, nothing),
     (
         "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
         lambda call: call.out.numel() * call["X"].shape[-1],
@@ -124,31 +124,27 @@ _add_products(
     (
         "convolution_backward convolution_backward_overrideable",
         lambda call: sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"]),
-        _wanted_bias,
+        lambda call: call["output_mask"][2] * (elements(call["grad_output"]) - call["grad_output"].shape[1]),
     ),
     # a recursive filter: each output is a sum over those before it, and the first coefficient is 1
     (
         "torchaudio::_lfilter_core_loop",
         lambda call: call["input_signal_windows"].numel() * (call["a_coeff_flipped"].shape[-1] - 1),
-        _none,
+        nothing,
     ),
 )
 
 # -- factorisations --------------------------------------------------------------------------------------------------
 
 
-def _factored(name: str, macs: Callable[[int, int], int], others: Callable[[int, int], int]) -> Callable[[Call], Count]:
-    """Return a rule for square matrices, the argument `name`, from (rows, right-hand sides) of one of them."""
-
-    def count(call: Call) -> Count:
-        n = call[name].shape[-1]
-        matrices = size(call[name]) // max(n * n, 1)
-        result = call.out[0] if isinstance(call.out, (list, tuple)) else call.out
-        sides = size(result) // max(matrices * n, 1)
-        divisions = 0 if call["unitriangular"] else others(n, sides)
-        return products(matrices * macs(n, sides), matrices * divisions)
-
-    return count
+def _factored(name: str, macs: Callable[[int, int], int], others: Callable[[int, int], int], call: Call) -> Count:
+    """Count square matrices, the argument `name`, from (rows, right-hand sides) of one of them."""
+    n = call[name].shape[-1]
+    matrices = size(call[name]) // max(n * n, 1)
+    result = call.out[0] if isinstance(call.out, (list, tuple)) else call.out
+    sides = size(result) // max(matrices * n, 1)
+    divisions = 0 if call["unitriangular"] else others(n, sides)
+    return products(matrices * macs(n, sides), matrices * divisions)
 
 
 # Gaussian elimination: n (n - 1) (2 n - 1) / 6 MACs and n (n - 1) / 2 divisions; a substitution n (n - 1) / 2 MACs and,
@@ -168,7 +164,7 @@ for _names, _argument, _products, _others in (
     ("linalg_lu_solve", "LU", lambda n, k: k * n * (n - 1), lambda n, k: k * n),
     ("cholesky_solve", "input2", lambda n, k: k * n * (n - 1), lambda n, k: 2 * k * n),
 ):
-    add(_names, _factored(_argument, _products, _others))
+    add(_names, partial(_factored, _argument, _products, _others))
 
 
 def _eliminated(n: int) -> int:
@@ -218,15 +214,11 @@ def _attention_backward(call: Call) -> Count:
     return products(2 * of.scores * of.features, others)
 
 
-def _flex(call: Call) -> Count:
+def _flex(backward: bool, call: Call) -> Count:
     """Q K^T, scale, softmax 3, times V: a block mask is not looked at, what score_mod does is not counted."""
     of = _sizes(*call.args[:3])  # of a higher-order operator, whose arguments have no names
-    return products(of.scores * of.features, 4 * of.scores)
-
-
-def _flex_backward(call: Call) -> Count:
-    of = _sizes(*call.args[:3])
-    return products(2 * of.scores * of.features, 5 * of.scores + of.keys + of.values - of.given)
+    others = 5 * of.scores + of.keys + of.values - of.given if backward else 4 * of.scores
+    return products((1 + backward) * of.scores * of.features, others)
 
 
 def _self_attention(source: Any, heads: int, mask: Any, scaled: int = 2) -> Count:
@@ -270,8 +262,8 @@ _FUSED = "flash_attention efficient_attention cudnn_attention flash_attention_fo
 for _names, _count in (
     (" ".join(f"_scaled_dot_product_{kind}" for kind in _FUSED.split()), _attention),
     (" ".join(f"_scaled_dot_product_{kind}_backward" for kind in _FUSED.split()), _attention_backward),
-    ("higher_order::flex_attention", _flex),
-    ("higher_order::flex_attention_backward", _flex_backward),
+    ("higher_order::flex_attention", partial(_flex, False)),
+    ("higher_order::flex_attention_backward", partial(_flex, True)),
     ("_native_multi_head_attention", _multi_head_attention),
     ("_transformer_encoder_layer_fwd", _encoder_layer),
 ):
@@ -317,13 +309,10 @@ def _mkldnn_layer_backward(call: Call) -> Count:
     return products(macs, steps * call["hidden_size"] * (23 + (8 if call["has_biases"] else 0)))
 
 
-def _cudnn_layers(backward: bool) -> Callable[[Call], Count]:
-    def count(call: Call) -> Count:
-        units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
-        others = _elements_of(call["weight"], 1) + _CELLS[_MODES[call["mode"]]][backward] * units
-        return products((1 + backward) * _steps(call) * _elements_of(call["weight"], 2), _steps(call) * others)
-
-    return count
+def _cudnn_layers(backward: bool, call: Call) -> Count:
+    units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
+    others = _elements_of(call["weight"], 1) + _CELLS[_MODES[call["mode"]]][backward] * units
+    return products((1 + backward) * _steps(call) * _elements_of(call["weight"], 2), _steps(call) * others)
 
 
 def _cell(kind: str, gates: int) -> Callable[[Call], int]:
@@ -335,8 +324,8 @@ def _cell(kind: str, gates: int) -> Callable[[Call], int]:
 for _names, _rule in (
     ("mkldnn_rnn_layer", _mkldnn_layer),
     ("mkldnn_rnn_layer_backward", _mkldnn_layer_backward),
-    ("_cudnn_rnn", _cudnn_layers(False)),
-    ("_cudnn_rnn_backward", _cudnn_layers(True)),
+    ("_cudnn_rnn", partial(_cudnn_layers, False)),
+    ("_cudnn_rnn_backward", partial(_cudnn_layers, True)),
 ):
     add(_names, _rule)
 add_rows(

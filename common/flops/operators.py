@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any, Callable, List, Tuple
 
 from common.flops.rules import Call, add, add_rows, elements, given, is_complex, nothing, output, size
@@ -39,11 +40,6 @@ def _multiplied(whole: int) -> Callable[[Call], int]:
     return lambda call: elements(call.out, whole if is_complex(call["self"]) and is_complex(call["other"]) else 2)
 
 
-def _added_product(call: Call) -> int:
-    factors = call["scalars"] if call["value"] is None else call["value"]  # lists of tensors may have one for each
-    return (2 if factors in (None, 1) else 3) * output(call)
-
-
 def _fused_step(call: Call) -> int:
     """Count the step of an optimizer as the operators of one tensor, of which it is made."""
     name = call.name.replace("aten::_fused_", "").rstrip("_")
@@ -63,7 +59,14 @@ add_rows(
     ("mul", _multiplied(6), 1),
     ("div", _multiplied(11), 1),
     ("add sub rsub", lambda call: (1 if call["alpha"] in (None, 1) else 2) * output(call), 1),
-    ("addcmul addcdiv", _added_product, 1),
+    # lists of tensors may have a factor for each
+    (
+        "addcmul addcdiv",
+        lambda call: (
+            (2 if (call["scalars"] if call["value"] is None else call["value"]) in (None, 1) else 3) * output(call)
+        ),
+        1,
+    ),
     ("glu", output, 2),
     ("linalg_cross lerp", output, 3),
     ("logaddexp logaddexp2", output, 4),
@@ -104,12 +107,6 @@ def _norm(call: Call) -> int:
     return 2 * elements(call["self"]) - (output(call) if order == 1 else 0)
 
 
-def _distances(call: Call) -> int:
-    """A difference, its power and a sum for each coordinate of each pair."""
-    vectors = call["x1"] if call["x1"] is not None else call["self"]
-    return output(call) * vectors.shape[-1]
-
-
 def _along(call: Call) -> int:
     """Return the number of groups of an operation along one dimension."""
     tensor = call["self"]
@@ -129,17 +126,14 @@ def _normalised_backward(call: Call) -> int:
     return (each + weighted * (2 * wanted[1] + wanted[2])) * elements(call["input"])
 
 
-def _bag(sum_: Tuple[int, int], mean: Tuple[int, int], largest: Tuple[int, int]) -> Callable[[Call], int]:
-    """Count (per value that is looked up, per value of a bag) by the mode; 1 more per value with weights."""
-
-    def count(call: Call) -> int:
-        bags = call["grad"] if call["grad"] is not None else call.out[0]
-        values = call["indices"].numel() * bags.shape[-1]
-        per_value, per_bag = (sum_, mean, largest)[call["mode"]]
-        weights = values if call["per_sample_weights"] is not None else 0
-        return weights + max(per_value * values + per_bag * bags.numel(), 0)
-
-    return count
+def _bag(modes: Tuple[Tuple[int, int], ...], call: Call) -> int:
+    """Count (per value that is looked up, per value of a bag) by the mode: sum, mean, largest; 1 more per value with
+    weights."""
+    bags = call["grad"] if call["grad"] is not None else call.out[0]
+    values = call["indices"].numel() * bags.shape[-1]
+    per_value, per_bag = modes[call["mode"]]
+    weights = values if call["per_sample_weights"] is not None else 0
+    return weights + max(per_value * values + per_bag * bags.numel(), 0)
 
 
 add_rows(
@@ -151,7 +145,12 @@ add_rows(
     ("std_mean", lambda call: 4 * elements(call["self"]) + elements(call.out[0]), 1),
     ("linalg_vector_norm norm", _norm, 1),
     ("dist", lambda call: max(elements(call["self"]), elements(call["other"])), 3),
-    ("_cdist_forward _pdist_forward", _distances, 3),
+    # a difference, its power and a sum for each coordinate of each pair
+    (
+        "_cdist_forward _pdist_forward",
+        lambda call: output(call) * (call["self"] if call["x1"] is None else call["x1"]).shape[-1],
+        3,
+    ),
     ("cumsum cumprod", lambda call: _number(call.out) * max(size(call.out) - _along(call), 0), 1),
     ("logsumexp", given("self"), 2),
     ("logcumsumexp _logcumsumexp", lambda call: max(elements(call["self"]) - _along(call), 0), 3),
@@ -166,8 +165,8 @@ add_rows(
         1,
     ),
     ("embedding_dense_backward", given("grad_output"), 1),
-    ("_embedding_bag _embedding_bag_forward_only", _bag((1, -1), (1, 0), (0, 0)), 1),
-    ("_embedding_bag_backward _embedding_bag_dense_backward", _bag((1, 0), (1, 1), (0, 1)), 1),
+    ("_embedding_bag _embedding_bag_forward_only", partial(_bag, ((1, -1), (1, 0), (0, 0))), 1),
+    ("_embedding_bag_backward _embedding_bag_dense_backward", partial(_bag, ((1, 0), (1, 1), (0, 1))), 1),
     (
         "_embedding_bag_per_sample_weights_backward",
         lambda call: call["indices"].numel() * (2 * call["grad"].shape[-1] - 1),

@@ -148,7 +148,11 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
         given = [parse(text) for text in flags["input_shape"]]
         made_with = configuration.read(Path(flags["args"])) if flags["args"] else {}
         made_with.update((key, configuration.parsed(value, f"--arg {key}")) for key, value in flags["arg"])
-        device = _device(flags["device"])
+        try:
+            device = str(torch.device(flags["device"]))
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"--device {flags['device']}: {first_line(error)}") from error
         if flags["register"]:
             loading.module(str(Path(flags["register"]).with_suffix(".py")))
         loaded = loading.load(flags["model"], made_with, device)
@@ -171,15 +175,6 @@ def _lengths(flags: Mapping[str, Any]) -> Dict[str, List[int]]:
     if flags["audio"]:
         return bucketed(lengths(Path(flags["audio"]), flags["sample_rate"]))
     return {"pseudo": [flags["pseudo_input"]]} if flags["pseudo_input"] else {"": [0]}
-
-
-def _device(name: str) -> str:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name}: {first_line(error)}") from error
-    return str(device)
 
 
 def _inputs(loaded: Loaded, given: Sequence[Given], device: str, samples: int, flags: Mapping[str, Any]) -> Inputs:
@@ -206,8 +201,12 @@ def _count(counter: FlopCounter, model: torch.nn.Module, given: Inputs, flags: M
             # hooks do not see a call that is not of a module's `forward`
             with counter.modules.call(owner) if isinstance(owner, torch.nn.Module) else nullcontext():
                 outputs = function(*given.positional, **given.keywords)
-            if flags["backward"]:
-                _backward(outputs)
+            if flags["backward"]:  # from ones for every output that has a gradient
+                leaves = torch.utils._pytree.tree_flatten(outputs)[0]
+                wanted = [output for output in leaves if isinstance(output, torch.Tensor) and output.requires_grad]
+                if not wanted:
+                    raise UserError("--backward: no output of the model has a gradient")
+                torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # whatever a model that is given something else raises
@@ -216,12 +215,3 @@ def _count(counter: FlopCounter, model: torch.nn.Module, given: Inputs, flags: M
             hint = "; if it looks at values, which the meta device has not, try --device cpu"
             hint = hint if flags["device"] == "meta" else ""
             raise UserError(f"the model does not take {given.shapes()} ({why}){hint}") from error
-
-
-def _backward(outputs: Any) -> None:
-    """Run the backward from ones for every output that has a gradient."""
-    leaves = torch.utils._pytree.tree_flatten(outputs)[0]
-    wanted = [output for output in leaves if isinstance(output, torch.Tensor) and output.requires_grad]
-    if not wanted:
-        raise UserError("--backward: no output of the model has a gradient")
-    torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])

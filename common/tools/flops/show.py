@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import List, Optional, Sequence, Union
 
 from common.records import schema
@@ -26,6 +26,8 @@ TOOL, TITLE = "flops", "Operations of a model"
 JOB = "count"
 #: What the rows can be.
 BREAKDOWNS = ("module", "class", "operator")
+#: Of a part; own: without the modules below.
+AMOUNTS = ("calls", "trainable", "frozen", "macs", "flops", "backward_macs", "backward_flops", "own_macs", "own_flops")
 #: Classes of layers that one operator runs on a CPU, and one operator a step on the meta device.
 RECURRENT = {"LSTM", "GRU", "RNN"}
 
@@ -101,44 +103,28 @@ class Bucket(Struct, kw_only=True):
         }
 
 
-@dataclass
-class Part:
+class Part(SimpleNamespace):
     """A module with all below it, the modules of a class without what is below them, an operator, or everything.
 
-    name: path, class or operator; kind: the class of a module, else ""; own: without the modules below.
+    name: path, class or operator; kind: the class of a module, else ""; and its AMOUNTS.
     """
 
-    name: str
-    kind: str = ""
-    calls: int = 0
-    trainable: int = 0
-    frozen: int = 0
-    macs: int = 0
-    flops: int = 0
-    backward_macs: int = 0
-    backward_flops: int = 0
-    own_macs: int = 0
-    own_flops: int = 0
+    def __init__(self, name: str, kind: str = "", calls: int = 0):
+        super().__init__(**{"name": name, "kind": kind, **dict.fromkeys(AMOUNTS, 0), "calls": calls})
 
     def add(self, counted: Union[Module, Operator], own: bool = False) -> None:
         """Add a module's parameters, or operations.  own: they are of the part itself, not of a module below."""
-        if isinstance(counted, Module):
-            amounts = {"trainable": counted.trainable, "frozen": counted.frozen}
-        else:
-            amounts = {"macs": counted.macs, "flops": counted.flops}
-            backward = {f"backward_{key}": amount for key, amount in amounts.items() if counted.phase == "backward"}
-            amounts = {
-                **amounts,
-                **backward,
-                **({f"own_{key}": amount for key, amount in amounts.items()} if own else {}),
-            }
-        for key, amount in amounts.items():
-            setattr(self, key, getattr(self, key) + amount)
+        keys = ("trainable", "frozen") if isinstance(counted, Module) else ("macs", "flops")
+        backward = isinstance(counted, Operator) and counted.phase == "backward"
+        prefixes = ["", *(["backward_"] if backward else []), *(["own_"] if own else [])]
+        for key in keys:
+            for prefix in prefixes if isinstance(counted, Operator) else [""]:
+                vars(self)[prefix + key] += getattr(counted, key)
 
     def row(self, total: Part) -> Values:
         """Return the part as CSV and JSON have it, with its shares, None where the total is nothing."""
         shares = {"macs_share": (self.macs, total.macs), "flops_share": (self.flops, total.flops)}
-        return {**asdict(self), **{key: part / whole if whole else None for key, (part, whole) in shares.items()}}
+        return {**vars(self), **{key: part / whole if whole else None for key, (part, whole) in shares.items()}}
 
 
 def parts_of(document: Document, by: str = "module", depth: Optional[int] = None) -> List[Part]:
@@ -247,15 +233,6 @@ def parts_table(parts: Sequence[Part], by: str) -> Table:
     return Table(by, title, [*(Column(name, False) for name in names), *(Column(each.title) for each in shown)], rows)
 
 
-def _totals(total: Part) -> List[str]:
-    """Return the lines above the tables."""
-    parameters = total.trainable + total.frozen
-    return [
-        f"total: {quantity(total.macs, 'MACs')} ({total.macs}), {quantity(total.flops, 'FLOPs')} ({total.flops})",
-        f"parameters: {quantity(parameters)} ({parameters}; trainable {total.trainable}, frozen {total.frozen})",
-    ]
-
-
 def _remarks(document: Document, device: str) -> List[str]:
     """Return the lines below the tables."""
     missing = (f"{each.operator} in {each.path or 'the model'} ({each.reason})" for each in document.not_counted)
@@ -279,6 +256,8 @@ def answer(kept: Kept) -> Answer:
         return Answer(kept.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])
     whole = merged(buckets)
     parts = parts_of(whole.document, config.by, config.depth)
+    total = parts[-1]
+    parameters = total.trainable + total.frozen
     spoken = [
         bucket.row(config.sample_rate)
         for bucket in [*buckets, *([whole] if len(buckets) > 1 else [])]
@@ -288,9 +267,12 @@ def answer(kept: Kept) -> Answer:
     tables = [tabulated("buckets", "utterances by length", lengths)] if spoken else []
     return Answer(
         kept.header.name,
-        total=_totals(parts[-1]),
+        total=[
+            f"total: {quantity(total.macs, 'MACs')} ({total.macs}), {quantity(total.flops, 'FLOPs')} ({total.flops})",
+            f"parameters: {quantity(parameters)} ({parameters}; trainable {total.trainable}, frozen {total.frozen})",
+        ],
         tables=[*tables, parts_table(parts, config.by)],
         lines=_remarks(whole.document, config.flags["device"]),
-        rows=spoken or [part.row(parts[-1]) for part in parts],
+        rows=spoken or [part.row(total) for part in parts],
         statuses=[job.status],
     )
