@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 DRIVER = shutil.which("chromedriver") or ""
 FLAGS = (
@@ -33,6 +35,10 @@ def _axe() -> Optional[Path]:
 
 
 AXE = _axe()
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER and find_spec("selenium")),
+    reason="needs selenium, and chromium and chromedriver on PATH (Debian: apt-get install chromium chromium-driver)",
+)
 
 
 def unpacked(html: str, name: str) -> str:

@@ -1,13 +1,15 @@
-"""What a command ends with: one screen with a table by kind, what did not run, correctness and the verdict."""
+"""What a command ends with: the screen, the verdict, and each row against the fastest of its kind, by hand."""
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
-from commands import ROOT
+from commands import ROOT, has_words
 from fixtures_runs import (
     correctness,
+    read_rows,
     records_of,
     status,
     summarize,
@@ -17,8 +19,14 @@ from fixtures_runs import (
     write_run,
 )
 
-from common.analysis import logs, metrics, verdict
+from common.analysis import logs, metrics, ratios, standing, verdict
 from common.analysis.groups import collect, groups
+from common.analysis.ratios import Ratio
+from common.analysis.row import Row
+from common.analysis.standing import Margins, Standing
+from common.analysis.times import Times
+from common.core import statistics
+from common.records.schema import Environment, Header
 from common.show import answer, cards
 
 
@@ -181,3 +189,188 @@ def test_losses_of_one_lattice_have_a_verdict_of_their_own(tmp_path):
     timed(tmp_path, "torchaudio", [5, 5, 5, 5, 5], peak=400)
     (group,) = logs.read([tmp_path]).groups
     assert verdict.of(group.rows).fastest.row.name == "torchaudio"
+
+
+def row(name, *rounds, kind="exact", scope="step", run_id="one", torch="2.11.0", **fields):
+    """rounds: each {batch: median ms}."""
+    times = Times(medians={str(number): batches for number, batches in enumerate(rounds, start=1)})
+    place = {"step" if scope == "step" else "loss_alone": times}
+    header, environment = Header(name=name, run_id=run_id), Environment(torch=torch)
+    return Row(name, kind=kind, header=header, environment=environment, **{**place, **fields})
+
+
+def filled(*rows):
+    standing.rank_times(rows)
+    return {each.name: each.against_fastest.as_json() if each.against_fastest else {} for each in rows}
+
+
+def test_ratios_are_paired_per_batch_and_round():
+    a = row("a", {"0": 10, "1": 1000}, {"0": 20, "1": 900})
+    b = row("b", {"0": 20, "1": 2000}, {"0": 50, "1": 3240})  # 2 and 2; 2.5 and 3.6
+    standings = filled(b, a)
+    assert standings["a"]["is_fastest"] and (standings["a"]["ratio"], standings["a"]["verdict"]) == (1.0, "fastest")
+    assert standings["b"]["fastest"] == "a" and not standings["b"]["is_fastest"] and standings["b"]["paired"]
+    assert standings["b"]["ratio"] == pytest.approx(math.sqrt(2 * 3))
+    half = statistics.student_t(0.95, 1) * math.log(3 / 2) / 2  # deviation / sqrt(2) of log 2 and log 3
+    assert math.log(standings["b"]["high"] / standings["b"]["ratio"]) == pytest.approx(half)
+    assert (standings["b"]["verdict"], standings["b"]["rounds"], standings["b"]["batches"]) == ("unclear", 2, 2)
+
+
+@pytest.mark.parametrize(
+    "factors, verdict",
+    [((2, 2.1, 2.05), "slower"), ((1.001, 1.0, 1.002), "same"), ((1.0, 1.5, 1.01), "unclear"), ((5,), "unclear")],
+)
+def test_the_verdict_is_of_the_interval_over_rounds(factors, verdict):
+    fast = row("a", *[{"0": 10 + number} for number, _ in enumerate(factors)])
+    slow = row("b", *[{"0": (10 + number) * factor} for number, factor in enumerate(factors)])
+    assert filled(fast, slow)["b"]["verdict"] == verdict
+
+
+def test_only_batches_that_both_have_count_and_a_few_make_nobody_the_fastest():
+    """c is the fastest on the one batch it was measured on, which says nothing of the other."""
+    standings = filled(row("c", {"0": 5}), row("a", {"0": 10, "1": 100}), row("b", {"0": 30, "1": 110}))
+    expected = {"a": 1, "b": math.sqrt(3 * 1.1), "c": 0.5}
+    assert {name: each["ratio"] for name, each in standings.items()} == pytest.approx(expected)
+    assert (standings["b"]["batches"], standings["c"]["batches"]) == (2, 1)
+    standings = filled(row("a", {"0": 10}), row("b", {"1": 5}))  # nothing in common
+    assert [each["ratio"] for each in standings.values() if not each["is_fastest"]] == [None]
+
+
+def test_kinds_and_torches_are_apart_and_failed_rows_are_not_compared():
+    """No ratio crosses kinds or torches; the torch of most losses in their own environment is home."""
+    rows = (
+        row("exact", {"0": 10}),
+        row("slow", {"0": 20}),
+        row("pruned", {"0": 1}, kind="pruned"),
+        row("pruned2", {"0": 4}, kind="pruned"),
+        row("k2", {"0": 3}, torch="1.13.1"),
+        row("exact@k2", {"0": 6}, torch="1.13.1"),
+        row("died", {"0": 5}, status="oom"),
+        row("missing", status="missing"),
+    )
+    standings = filled(*rows)
+    ratios_of = {name: each["ratio"] and round(each["ratio"], 9) if each else None for name, each in standings.items()}
+    expected = {"exact": 1, "slow": 2, "pruned": 1, "pruned2": 4, "k2": 1, "exact@k2": 2, "died": None, "missing": None}
+    assert ratios_of == expected
+    assert (standings["pruned2"]["fastest"], standings["exact@k2"]["fastest"]) == ("pruned", "k2")
+    assert {each.name for each in rows if each.under == "1.13.1"} == {"k2", "exact@k2"}
+
+
+def test_a_row_is_compared_by_its_step_or_by_its_loss():
+    def timed(name, **of):
+        return row(name, **{key: Times(medians={str(at): {"0": ms} for at in range(3)}) for key, ms in of.items()})
+
+    both, loss, step = timed("both", step=10, loss_alone=2), timed("loss", loss_alone=1), timed("step", step=30)
+    standings = filled(both, loss, step)
+    assert standings["both"]["scope"] == "step" and standings["both"]["is_fastest"]
+    assert standings["step"]["ratio"] == pytest.approx(3)
+    assert (standings["loss"]["scope"], standings["loss"]["fastest"]) == ("loss", "loss")
+    alone = both.loss_against_fastest
+    assert alone.times == pytest.approx(2) and alone.ratio.low is not None and alone.baseline is loss
+
+
+def test_rounds_of_other_runs_are_not_paired():
+    standings = filled(row("a", {"0": 10}, {"0": 20}), row("b", {"0": 11}, {"0": 22}, run_id="other"))
+    assert standings["b"]["ratio"] == pytest.approx(1.1) and not standings["b"]["paired"]
+    assert standings["b"]["low"] < 1  # Welch: the spread of both sides is in it
+
+
+# The verdict on a ratio.
+
+
+def ratio(value=1.5, low=1.4, high=1.6, baseline=(1.0,) * 4, new=(1.5,) * 4, error=0.01):
+    return Ratio(value, low, high, 2, baseline, new, error, len(new) - 1)
+
+
+def judged(of, paired=True, busy=(0.0, 0.0), same=0.02, **fields):
+    margins = Margins(0.02, same, 0.95)
+    return Standing(Row("a"), Row("b"), "step", margins, of, paired, busy=busy, **fields)
+
+
+def test_who_may_be_as_fast_as_the_fastest():
+    def is_rival(*numbers):
+        return judged(ratio(*numbers)).may_be_as_fast
+
+    assert is_rival(1.2, None, None) and is_rival(4.0, 0.9, 20.0)
+    assert not is_rival(47.0, None, None) and not is_rival(1.2, 1.1, 1.3)
+    assert judged(ratio(4.0, 3.9, 4.1), beside_load=True).may_be_as_fast
+    assert not judged(ratio(11.0, 10.9, 11.1), beside_load=True).may_be_as_fast
+
+
+@pytest.mark.parametrize(
+    "of, paired, busy, words",
+    [
+        (ratio(baseline=(1.0, 1.0)), True, (0, 0), "2 rounds on a side cannot tell a change from chance"),
+        (ratio(low=None, high=None, baseline=(1.0,), error=None), False, (0, 0), "1 round on a side"),
+        (ratio(baseline=(1.0, 1.0, 1.6, 1.6)), False, (0, 0), "drifts by 60.0%"),
+        (ratio(baseline=(1.0, 1.0, 1.6, 1.6)), True, (0, 0), ""),  # the other side's rounds drifted beside them
+        (ratio(baseline=(1.0, 1.0, 1.4, 1.4)), False, (0, 0), ""),
+        (ratio(), False, (0.2, 0), "20% of the baseline's samples"),
+        (ratio(), False, (0.1, 0.1), ""),
+        (ratio(), True, (0.9, 0), ""),
+    ],
+)
+def test_what_puts_a_difference_in_doubt(of, paired, busy, words):
+    answer = judged(of, paired, busy)
+    assert answer.doubt.startswith(words) if words == "" else words in answer.doubt
+    assert (answer.verdict == "unclear") == bool(words)
+    assert not words or answer.reason == f"50.0% more time, but {answer.doubt}"
+
+
+@pytest.mark.parametrize(
+    "of, options, verdict, words",
+    [
+        (ratio(1.05, 0.99, 1.11), {}, "unclear", "more --rounds would narrow it"),
+        (ratio(0.8, 0.001, 1081), {}, "unclear", "0.001 to 1081 times the baseline, reaches over"),
+        (ratio(0.8, 0.1, 8), {"busy": (0.9, 0.4)}, "unclear", "and 40% of the new ones ran beside other load: end"),
+        (ratio(), {"busy": (0.9, 0.4)}, "slower", "ran beside other load"),  # a clear one names it too
+        (ratio(1.01, 0.95, 1.07), {}, "unclear", "reaches over"),
+        (ratio(1.01, 0.95, 1.07), {"same": 0.1}, "same", "within the 10%"),
+        (ratio(1.05, 0.95, 1.12), {"same": 0.1}, "unclear", "reaches over"),
+        (ratio(1.05, 1.03, 1.07), {"same": 0.1}, "slower", "5.0% more time"),  # that is sure
+        (ratio(1.01, 0.95, 1.07), {"same": 0.1, "paired": False, "busy": (0.5, 0.0)}, "unclear", "50% of the"),
+        (ratio(0.5, 0.45, 0.55), {}, "faster", "50.0% less time"),
+        (ratio(), {"beside_load": True}, "beside load", "end what else runs"),
+    ],
+)
+def test_a_verdict_has_its_reason(of, options, verdict, words):
+    answer = judged(of, **options)
+    assert answer.verdict == verdict and words in answer.reason
+
+
+# On disk.
+
+
+def write_pair(folder, factors):
+    for name, of in (("quick", [1] * len(factors)), ("late", factors)):
+        rounds = [timing(f"timing-{at}", [10 * f, 20 * f], []) for at, f in enumerate(of, start=1)]
+        head = {"passes": ["correctness", "timing"], "rounds": len(of), "scopes": ["step"]}
+        write_run(folder / name, name=name, jobs=[correctness(), *rounds], run_id="one run", **head)
+
+
+def test_an_interrupted_row_is_compared_by_the_rounds_that_it_ended(tmp_path):
+    write_pair(tmp_path, [2, 2.1, 2.2, 2.1])
+    (header, *lines) = records_of(tmp_path / "late")
+    write_records(tmp_path / "late", [header, *(line for line in lines if line["job"] != "timing-4")])
+    rows = {row["name"]: row for row in read_rows(tmp_path)}
+    against = rows["late"]["against_fastest"]
+    assert rows["late"]["status"] == "interrupted" and against["ratio"] == pytest.approx(2.1, rel=0.01)
+    assert (against["rounds"], against["verdict"]) == (3, "slower")
+    text = summarize(tmp_path)
+    assert " 2.10x slower " in text and "round by round 2.00, 2.10, 2.20" in text
+    wrong = [{**line, "ok": False} if line["record"] == "correctness" else line for line in lines[:-1]]
+    write_records(tmp_path / "late", [header, *wrong])
+    assert not {row["name"]: row for row in read_rows(tmp_path)}["late"]["against_fastest"]
+
+
+def test_a_drift_along_the_rounds_is_told_and_noise_is_not(tmp_path):
+    """By hand: 10% from the first round to the last on a line; and rounds that go up and down."""
+    steady = ratios.drift([math.exp(0.02 * at) for at in range(6)])
+    assert (steady.factor, steady.low, steady.high) == pytest.approx((math.exp(0.1),) * 3) and steady.is_sure
+    assert not ratios.drift([1.0, 1.1, 1.0, 1.1, 1.0, 1.1]).is_sure and ratios.drift([1, 2, 3]) is None
+    write_pair(tmp_path / "steady", [2, 2.1, 2.0, 2.1, 2.0])
+    write_pair(tmp_path / "drifting", [2, 2.4, 2.8, 3.4, 4.0])
+    for folder, told in (("steady", False), ("drifting", True)):
+        for details in (True, False):
+            text = " ".join(summarize(tmp_path / folder, details=details).split())
+            assert has_words(text, "late step", "from the first round to the last") == told

@@ -1,11 +1,20 @@
-"""`rnnt-bench compare`: what it prints, refuses and exits with, on runs of made-up numbers."""
+"""`rnnt-bench compare`: verdicts on real samples, what it prints, refuses and exits with, and its page.
+
+tests/data/compare/README.md tells where the samples are from.  A seed draws rounds of one run into two groups:
+whatever is drawn, nothing changed between them."""
 
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
 
 import pytest
+from browsers import AXE, Browser, needs_browser, unpacked
 from commands import assert_user_error, has_words, run
 from fixtures_runs import (
     correctness,
@@ -14,15 +23,209 @@ from fixtures_runs import (
     records_of,
     sample,
     status,
+    timed,
     timing,
     write_records,
     write_run,
 )
+from msgspec.structs import replace
+
+from common.analysis import comparison, measured
+from common.analysis.comparison import Pair
+from common.analysis.row import Row
+from common.core import statistics
+from common.records import schema
+
+DATA = Path(__file__).parent / "data" / "compare"
+NAMES = ("torchaudio", "optimized_transducer")
+
+
+@pytest.fixture
+def seeds(thorough):
+    return range(200 if thorough else 40)
+
+
+@cache
+def real(load, name):
+    (run,) = comparison.read_runs(DATA / load / f"{name}.jsonl")
+    return run
+
+
+def timing_jobs(run):
+    return [lines for job, lines in run.jobs.items() if job.startswith("timing-")]
+
+
+def drawn(run, rounds, run_id, factor=1.0, calm=False):
+    """A run of these rounds of `run`, counted anew, its times multiplied.  calm: without what is known of the load."""
+
+    def copy(line, number):
+        changed = {"job": f"timing-{number}"}
+        if isinstance(line, schema.Sample):
+            changed.update(round=number, total_wall_ns=line.total_wall_ns * factor, flags=[] if calm else line.flags)
+        return replace(line, **changed)
+
+    lines = [copy(line, number) for number, lines in enumerate(rounds, start=1) for line in lines]
+    return measured.row([replace(run.header, run_id=run_id), *lines], run.folder, traces=False)
+
+
+def separate_runs(run, seed, rounds, **options):
+    """Two groups of rounds that have nothing to do with each other."""
+    chosen = random.Random(seed).sample(timing_jobs(run), 2 * rounds)
+    return Pair(
+        drawn(run, chosen[:rounds], "one", calm=True), drawn(run, chosen[rounds:], "other", calm=True, **options)
+    )
+
+
+def in_alternation(run, seed, rounds, **options):
+    """Neighbouring rounds as pairs, either of them the baseline's, as --rev measures them."""
+    luck, jobs = random.Random(seed), timing_jobs(run)
+    pairs = luck.sample([jobs[start : start + 2] for start in range(0, len(jobs) - 1, 2)], rounds)
+    for pair in pairs:
+        luck.shuffle(pair)
+    return Pair(drawn(run, [first for first, _ in pairs], "x"), drawn(run, [two for _, two in pairs], "x", **options))
+
+
+def verdicts(pairs, **options):
+    """Count each verdict, over both scopes."""
+    rows = [row for pair in pairs for row in comparison.compare([pair], **options)]
+    return Counter(time.verdict for row in rows for time in row.time.values())
+
+
+def changes(verdict):
+    """Share of the verdicts that claim a change."""
+    return (verdict["faster"] + verdict["slower"]) / sum(verdict.values())
+
+
+@pytest.mark.parametrize("draw", [separate_runs, in_alternation])
+@pytest.mark.parametrize("rounds", [3, 10])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("load", ["one-thread", "two-threads"])
+def test_the_same_code_is_not_found_changed(load, name, rounds, draw, seeds):
+    """False alarms: at most 5%, with the default tolerance and with none that would help."""
+    pairs = [draw(real(load, name), seed, rounds) for seed in seeds]
+    assert changes(verdicts(pairs)) <= 0.05
+    assert changes(verdicts(pairs, tolerance=1e-9)) <= 0.05
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_code_under_another_load_is_not_found_changed(name):
+    """The rounds that ran alone against those beside other load: what is recorded of it forbids a verdict, however
+    clear the times look."""
+    run = real("two-threads", name)
+    flagged = [any(getattr(line, "flags", None) for line in lines) for lines in timing_jobs(run)]
+    alone, beside = (
+        [lines for lines, busy in zip(timing_jobs(run), flagged) if busy is side] for side in (False, True)
+    )
+    looks_changed = 0
+    for seed in range(50):
+        luck = random.Random(seed)
+        left, other = drawn(run, luck.sample(alone, 4), "one"), drawn(run, luck.sample(beside, 4), "other")
+        assert set(verdicts([Pair(left, other), Pair(other, left)])) <= {"same", "unclear"}
+        calm = (drawn(run, timing_jobs(side), side.run_id, calm=True) for side in (left, other))
+        looks_changed += verdicts([Pair(*calm)])["slower"]
+    assert looks_changed > 0
+
+
+def quieter(run, spread):
+    """The run with all deviations from a batch's median shrunk alike, so that rounds deviate by `spread` (0.01 for 1%).
+
+    The real samples' shape, their drift and their outliers stay; their size is that of a machine of one's own.
+    """
+    samples = [line for lines in timing_jobs(run) for line in lines if isinstance(line, schema.Sample)]
+    centers = {key: statistics.median([line.total_wall_ns for line in mine]) for key, mine in by_batch(samples).items()}
+    rounds = by_batch(samples, "round")
+    deviations = []
+    for (*key, _), mine in rounds.items():
+        deviations.append(math.log(statistics.median([line.total_wall_ns for line in mine]) / centers[tuple(key)]))
+    power = spread / math.sqrt(statistics.mean([deviation**2 for deviation in deviations]))
+
+    def shrunk(line):
+        if not isinstance(line, schema.Sample):
+            return line
+        center = centers[line.scope, line.batch]
+        return replace(line, total_wall_ns=center * (line.total_wall_ns / center) ** power)
+
+    lines = [shrunk(line) for lines in run.jobs.values() for line in lines]
+    return measured.row([run.header, *lines], run.folder, traces=False)
+
+
+def by_batch(samples, *batches):
+    medians = {}
+    for line in samples:
+        medians.setdefault(tuple(getattr(line, key) for key in ("scope", "batch", *batches)), []).append(line)
+    return medians
+
+
+@pytest.mark.parametrize("draw, rounds", [(separate_runs, 12), (in_alternation, 10)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_planted_slowdown_of_3_percent_is_found_when_the_spread_allows_it(name, draw, rounds, seeds):
+    """Rounds that deviate by 1% and a tolerance of 1%: the spread allows it where the interval is within +-1%."""
+    run, counts, narrow = quieter(real("one-thread", name), 0.01), Counter(), 0
+    for seed in seeds:
+        (row,) = comparison.compare([draw(run, seed, rounds, factor=1.03)], tolerance=0.01)
+        for time in row.time.values():
+            if math.log(time.high / time.low) <= 0.02:
+                narrow += 1
+                counts[time.verdict] += 1
+    assert narrow >= len(seeds) / 4 and counts["slower"] >= 0.9 * narrow and counts["faster"] == counts["same"] == 0
+
+
+def test_a_planted_slowdown_below_the_spread_is_not_guessed(seeds):
+    """3% cannot be seen beside all that load; nothing is claimed, least of all that it is faster."""
+    run = real("two-threads", "torchaudio")
+    counts = verdicts([in_alternation(run, seed, 10, factor=1.03) for seed in seeds])
+    assert changes(counts) <= 0.05 and counts["faster"] <= 0.025 * sum(counts.values())
+
+
+def test_intervals_are_wider_the_more_of_them_there_are():
+    pairs = [separate_runs(real("one-thread", name), 1, 8) for name in NAMES]
+    alone, both = comparison.compare(pairs[:1], ["step"]), comparison.compare(pairs)
+    assert (alone[0].margins.confidence, both[0].margins.confidence) == pytest.approx((0.95, 0.9875))
+    assert both[0].time["step"].high > alone[0].time["step"].high
+
+
+@pytest.mark.parametrize(
+    "ratio, exact, verdict",
+    [(1.0, True, "same"), (1.05, True, "more"), (0.9, True, "less"), (1.05, False, "same"), (1.2, False, "more")],
+)
+def test_memory(ratio, exact, verdict):
+    """The process's peak is not exact."""
+
+    def side(peak):
+        counters = {"device_allocated": {}, "torch_allocated": {"0": peak} if exact else {}, "process": {"0": peak}}
+        return Row("a", peaks_mb={"step": counters})
+
+    (change,) = comparison.compare([Pair(side(100.0), side(100 * ratio))], ["step"])
+    assert change.memory["step"].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "baseline, new, expected",
+    [
+        ((1e-7, 2e-6), (2e-7, 3e-6), "same"),
+        ((1e-9, 2e-6), (9e-7, 2e-6), "same"),  # rounding
+        ((1e-7, 2e-6), (1e-7, 5e-5), "worse"),
+        ((1e-7, 5e-5), (1e-7, 2e-6), "better"),
+        ((2e-5, 2e-6), (1e-7, 5e-5), "unclear"),
+        ((1e-7, 2e-6), (1e-7, 5e-3), "wrong"),
+        ((1e-7, 5e-3), (1e-7, 2e-6), "better"),
+        ((1e-7, 5e-3), (1e-7, 5e-3), "wrong"),
+        (None, (1e-7, 2e-6), "unclear"),
+    ],
+)
+def test_errors(baseline, new, expected):
+    def side(errors):
+        of = errors and {"loss_error": errors[0], "grad_error": errors[1], "tolerance": 1e-4, "ok": max(errors) < 1e-4}
+        return Row("a", checked=schema.Correctness(**(of or {})))
+
+    (change,) = comparison.compare([Pair(side(baseline), side(new))])
+    assert change.errors.verdict == expected
+
 
 ROUNDS = [0.98, 1.0, 1.02, 1.01, 0.99]
 
 
-def measured(folder, factor=1.0, rounds=ROUNDS, flags=(), jobs=(), name="torchaudio", run_id=None, **settings):
+def written(folder, factor=1.0, rounds=ROUNDS, flags=(), jobs=(), name="torchaudio", run_id=None, **settings):
     """A run of steps of 100 ms and losses of 10 ms times `factor`, with the spread of ROUNDS."""
     results = [correctness(), memory(8, 32)]
     for number, luck in enumerate(rounds, start=1):
@@ -46,7 +249,7 @@ def rows(*arguments, code=0):
 
 
 def test_two_run_folders(tmp_path):
-    before, after = measured(tmp_path / "a"), measured(tmp_path / "b", 1.5)
+    before, after = written(tmp_path / "a"), written(tmp_path / "b", 1.5)
     (row,) = rows(before, after)
     step = row["time"]["step"]
     assert step["verdict"] == "slower" and step["ratio"] == pytest.approx(1.5) and step["low"] > 1.4
@@ -58,7 +261,7 @@ def test_two_run_folders(tmp_path):
 
 
 def test_the_exit_code_for_ci(tmp_path):
-    before, slow, broken = measured(tmp_path / "a"), measured(tmp_path / "b", 1.5), tmp_path / "c"
+    before, slow, broken = written(tmp_path / "a"), written(tmp_path / "b", 1.5), tmp_path / "c"
     compare(before, slow)
     compare(before, slow, "--fail-on-slower", "60%")
     compare(slow, before, "--fail-on-slower", "2%")
@@ -77,10 +280,10 @@ def test_the_exit_code_for_ci(tmp_path):
 def test_what_is_not_there_any_more_fails_unless_it_was_left_out_on_purpose(tmp_path):
     sides = tmp_path / "a", tmp_path / "b"
     for side in sides:
-        measured(side / "torchaudio-30")
-        measured(side / "ot-30", name="optimized_transducer")
+        written(side / "torchaudio-30")
+        written(side / "ot-30", name="optimized_transducer")
     for name in ("k2", "warp-rnnt"):
-        measured(sides[0] / f"{name}-30", name=name)
+        written(sides[0] / f"{name}-30", name=name)
     write_run(sides[0] / "apex-30", "apex", [[environment("correctness"), status("correctness", "missing", "no apex")]])
     strict = *sides, "--fail-on-slower", "50%"
     done = compare(*strict, code=1)
@@ -100,7 +303,7 @@ def test_what_is_not_there_any_more_fails_unless_it_was_left_out_on_purpose(tmp_
 @pytest.mark.parametrize("format", ["table", "markdown"])
 def test_what_neither_side_could_measure_is_one_line(tmp_path, format):
     for side in ("a", "b"):
-        measured(tmp_path / side / "torchaudio-30")
+        written(tmp_path / side / "torchaudio-30")
         for name in ("apex", "awni"):
             failed = [environment("correctness"), status("correctness", "missing", "pip install it")]
             write_run(tmp_path / side / f"{name}-30", name, [failed])
@@ -115,10 +318,10 @@ def test_what_neither_side_could_measure_is_one_line(tmp_path, format):
 
 def test_log_folders_are_paired_by_implementation_and_settings(tmp_path):
     for side, factor in (("a", 1), ("b", 1.5)):
-        measured(tmp_path / side / "torchaudio-30", factor)
-        measured(tmp_path / side / "torchaudio-max-frames-10000", 1 / factor, sort_utterance=True)
-        measured(tmp_path / side / "k2-30", name="k2")
-    measured(tmp_path / "b" / "ot-30", name="optimized_transducer")
+        written(tmp_path / side / "torchaudio-30", factor)
+        written(tmp_path / side / "torchaudio-max-frames-10000", 1 / factor, sort_utterance=True)
+        written(tmp_path / side / "k2-30", name="k2")
+    written(tmp_path / "b" / "ot-30", name="optimized_transducer")
     compared = rows(tmp_path / "a", tmp_path / "b")
     verdicts = sorted((row["name"], row["time"]["step"]["verdict"]) for row in compared)
     assert verdicts == [("k2", "unclear"), ("torchaudio", "faster"), ("torchaudio", "slower")]
@@ -127,8 +330,8 @@ def test_log_folders_are_paired_by_implementation_and_settings(tmp_path):
 
 def test_two_implementations_of_one_run_are_paired_by_round(tmp_path):
     drifting = [1, 2, 4, 8]
-    measured(tmp_path / "torchaudio-30", 1, drifting, run_id="x")
-    measured(tmp_path / "k2-30", 1.1, drifting, run_id="x", name="k2")
+    written(tmp_path / "torchaudio-30", 1, drifting, run_id="x")
+    written(tmp_path / "k2-30", 1.1, drifting, run_id="x", name="k2")
     (row,) = rows("--in", tmp_path, "torchaudio", "k2")
     step = row["time"]["step"]
     assert row["name"] == "k2 against torchaudio" and step["paired"] and step["verdict"] == "slower"
@@ -138,9 +341,9 @@ def test_two_implementations_of_one_run_are_paired_by_round(tmp_path):
 
 
 def test_the_run_that_has_both_is_preferred_to_the_newest_of_each(tmp_path):
-    measured(tmp_path / "torchaudio-30", run_id="x")
-    measured(tmp_path / "k2-30", 2, run_id="x", name="k2")
-    measured(tmp_path / "k2-30.2", 7, name="k2", started="2027-01-01T00:00:00+00:00")
+    written(tmp_path / "torchaudio-30", run_id="x")
+    written(tmp_path / "k2-30", 2, run_id="x", name="k2")
+    written(tmp_path / "k2-30.2", 7, name="k2", started="2027-01-01T00:00:00+00:00")
     assert rows("--in", tmp_path, "torchaudio", "k2")[0]["time"]["step"]["ratio"] == pytest.approx(2)
 
 
@@ -158,7 +361,7 @@ def test_the_run_that_has_both_is_preferred_to_the_newest_of_each(tmp_path):
     ],
 )
 def test_other_settings_are_refused(settings, words, tmp_path):
-    done = run("rnnt-bench", "compare", measured(tmp_path / "a"), measured(tmp_path / "b", **settings))
+    done = run("rnnt-bench", "compare", written(tmp_path / "a"), written(tmp_path / "b", **settings))
     assert_user_error(done, "not comparable", words, tmp_path / "a", tmp_path / "b")
     assert done.stdout == ""
 
@@ -177,7 +380,7 @@ def test_other_settings_are_refused(settings, words, tmp_path):
     ],
 )
 def test_other_environments_are_refused(change, words, tmp_path):
-    before, after = measured(tmp_path / "a"), measured(tmp_path / "b")
+    before, after = written(tmp_path / "a"), written(tmp_path / "b")
     changed = [{**line, **change} if line["record"] == "environment" else line for line in records_of(after)]
     write_records(after, changed)
     assert_user_error(run("rnnt-bench", "compare", before, after), "not comparable", words)
@@ -198,21 +401,21 @@ def test_memory_is_the_highest_peak_of_the_batches_that_both_sides_have(tmp_path
 
 def test_rounds_that_did_not_end_well_do_not_count(tmp_path):
     died = [sample("timing-6", "step", 4, 9999), status("timing-6", "error", "killed by SIGKILL")]
-    (row,) = rows(measured(tmp_path / "a"), measured(tmp_path / "b", jobs=[died]))
+    (row,) = rows(written(tmp_path / "a"), written(tmp_path / "b", jobs=[died]))
     assert row["time"]["step"]["new_rounds"] == 5 and row["time"]["step"]["ratio"] == pytest.approx(1)
     assert (row["new"]["status"], row["new"]["reason"]) == ("error", "timing-6: killed by SIGKILL")
 
 
 def test_scope_and_tolerance(tmp_path):
-    before, after = measured(tmp_path / "a"), measured(tmp_path / "b", 1.1)
+    before, after = written(tmp_path / "a"), written(tmp_path / "b", 1.1)
     (row,) = rows(before, after, "--scope", "loss", "--tolerance", "30%")
     assert list(row["time"]) == list(row["memory"]) == ["loss"]
     assert row["time"]["loss"]["verdict"] == "same" and row["confidence"] == pytest.approx(0.95)
 
 
 def test_markdown_for_a_pull_request(tmp_path):
-    hostile = measured(tmp_path / "b", 1.5, name="a|<script>alert(1)</script>\x1b[31m")
-    text = compare(measured(tmp_path / "a"), hostile, "--format", "markdown").stdout
+    hostile = written(tmp_path / "b", 1.5, name="a|<script>alert(1)</script>\x1b[31m")
+    text = compare(written(tmp_path / "a"), hostile, "--format", "markdown").stdout
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1 and len(table) == 2 + 4
     assert "<script>" not in text and "\x1b" not in text
@@ -245,7 +448,7 @@ def test_bad_usage(arguments, words):
 
 
 def test_files_that_are_no_results(tmp_path):
-    good, bad = measured(tmp_path / "good"), tmp_path / "results.jsonl"
+    good, bad = written(tmp_path / "good"), tmp_path / "results.jsonl"
     (tmp_path / "empty").mkdir()
     assert_user_error(run("rnnt-bench", "compare", good, tmp_path / "empty"), "no results.jsonl in it")
     bad.write_text('{"record":"status","job":"x"}\n')
@@ -259,7 +462,7 @@ def test_a_screen_tells_the_verdict(tmp_path):
     """Ten losses, one of which became slower, in 100 columns and 40 lines."""
     for at in range(10):
         for side, factor in (("a", 1.0), ("b", 1.5 if at == 3 else 1.0)):
-            measured(tmp_path / side / f"l{at}", factor, name=f"loss{at}", run_id=side)
+            written(tmp_path / side / f"l{at}", factor, name=f"loss{at}", run_id=side)
     text = run("rnnt-bench", "compare", tmp_path / "a", tmp_path / "b").stdout
     lines = text.splitlines()
     assert len(lines) <= 44 and max(map(len, lines)) <= 100 and "\x1b" not in text
@@ -272,7 +475,7 @@ def test_a_screen_tells_the_verdict(tmp_path):
 
 def test_two_losses_of_two_torches_are_not_comparable(tmp_path):
     for folder, torch, name in (("torchaudio", "2.11.0", "torchaudio"), ("k2", "1.13.1", "k2")):
-        measured(tmp_path / folder, run_id="x", name=name)
+        written(tmp_path / folder, run_id="x", name=name)
         head, *lines = records_of(tmp_path / folder)
         lines = [{**line, "torch": torch} if "torch" in line else line for line in lines]
         write_records(tmp_path / folder, [head, *lines])
@@ -282,8 +485,43 @@ def test_two_losses_of_two_torches_are_not_comparable(tmp_path):
 
 def test_the_verdict_of_two_noisy_runs_begins_with_what_they_cannot_tell(tmp_path):
     for side, rounds in (("a", [1.0, 1.3, 0.8, 1.2]), ("b", [1.1, 0.8, 1.2, 1.0])):
-        measured(tmp_path / side, 1.0, rounds, run_id=side)
+        written(tmp_path / side, 1.0, rounds, run_id=side)
     text = " ".join(run("rnnt-bench", "compare", tmp_path / "a", tmp_path / "b").stdout.partition("VERDICT")[2].split())
     assert (
         re.match(r"times: too noisy; detectable at 80% power: \d+%", text) and "0 faster, 0 slower, 2 unclear" in text
     )
+
+
+def compared(tmp_path, *rows):
+    """Return the page of two log folders.  rows: (name, baseline ms, new ms) of the rounds."""
+    for name, *sides in rows:
+        for side, ms in zip(("baseline", "new"), sides):
+            timed(tmp_path / side, name, ms, run_id=side)
+    done = run("rnnt-bench", "compare", tmp_path / "baseline", tmp_path / "new", "--output", tmp_path / "page.html")
+    assert done.returncode == 0 and "VERDICT" in done.stdout and str(tmp_path / "page.html") in done.stderr
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+STEADY, SLOWER = [10, 10.1, 10.2, 10.1, 10], [20, 20.2, 20.3, 20.1, 20]
+
+
+def test_the_title_counts_what_changed_and_cards_say_why(tmp_path):
+    page = compared(tmp_path, ("k2", STEADY, SLOWER), ("torchaudio", STEADY, STEADY))
+    assert re.search(r"<h1>Times: 2 slower, 2 same</h1>", page)
+    (card,) = re.findall(r'<div class="card clear bad"><dt>Slower</dt>.*?</div>', page, re.DOTALL)
+    assert "k2, step time" in card and "more time" in card and "torchaudio" not in card
+    drawn = unpacked(page, "figures")
+    assert "k2, step" in drawn and '"type":"log"' in drawn
+
+
+@needs_browser
+@pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
+def test_it_opens_offline_and_axe_finds_no_violation(tmp_path):
+    compared(tmp_path, ("k2", STEADY, SLOWER), ("<b>own", SLOWER, STEADY))
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.open(tmp_path / "page.html")
+        assert browser.violations() == [] and browser.console() == []
+        assert browser.js("document.querySelectorAll('.scatterlayer .points path').length") == 4
+    finally:
+        browser.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ROOT, assert_user_error, run
-from fixtures_conformance import made, write_check
+from fixtures_model_runs import made, write_check
 
 from common.conformance import checks, command, show
 from common.conformance.cases import (

@@ -1,17 +1,19 @@
-"""The package rnnt_bench: what ``pip install .`` brings, and its command rnnt-bench, there and in a checkout."""
+"""The package rnnt_bench: installed, from Python, and its commands doctor and submit."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from commands import ROOT, run
+from commands import ROOT, assert_user_error, rows_of, run
 
+import rnnt_bench
 from common.command import COMMANDS
+from common.tools import submit
 
 pytest.importorskip("setuptools")
 
@@ -26,7 +28,7 @@ def installed(tmp_path_factory):
     return folder
 
 
-def rnnt_bench(folder, cwd, *arguments):
+def installed_command(folder, cwd, *arguments):
     """Run the installed command in `cwd`."""
     variables = {
         "PYTHONPATH": str(folder / "site"),
@@ -51,7 +53,7 @@ def test_the_checkout_stays_as_it_was(installed):
 
 
 def test_it_lists_the_losses_of_its_own_python(installed, tmp_path):
-    done = rnnt_bench(installed, tmp_path, "list")
+    done = installed_command(installed, tmp_path, "list")
     assert done.returncode == 0, done.stderr
     row = next(line for line in done.stdout.splitlines() if line.startswith("reference "))
     assert sys.executable in row and ".venv/main/bin" not in row.replace(sys.executable, "")
@@ -60,23 +62,23 @@ def test_it_lists_the_losses_of_its_own_python(installed, tmp_path):
 def test_it_measures_where_it_stands(installed, tmp_path):
     files = sorted((installed / "site").rglob("*"))
     flags = ("--only", "reference,k2", "--preset", "quick", "--passes", "correctness", "--quiet")
-    done = rnnt_bench(installed, tmp_path, "run", *flags)
+    done = installed_command(installed, tmp_path, "run", *flags)
     assert done.returncode == 0, done.stderr
     assert "k2" in done.stdout and list((tmp_path / "log").glob("reference-*/results.jsonl"))
     assert (tmp_path / "log" / "report.html").is_file()
-    again = rnnt_bench(installed, tmp_path, "summarize", "--format", "json")
+    again = installed_command(installed, tmp_path, "summarize", "--format", "json")
     assert again.returncode == 0 and '"reference"' in again.stdout
     assert sorted((installed / "site").rglob("*")) == files
 
 
 def test_it_judges_where_it_stands(installed, tmp_path):
-    done = rnnt_bench(installed, tmp_path, "check", "--only", "reference", "--cases", "ragged", "--quiet")
+    done = installed_command(installed, tmp_path, "check", "--only", "reference", "--cases", "ragged", "--quiet")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log" / "check-corners" / "tool.jsonl").is_file()
 
 
 def test_a_mistake_is_said_with_the_name_of_the_command(installed, tmp_path):
-    done = rnnt_bench(installed, tmp_path, "run", "--frobnicate")
+    done = installed_command(installed, tmp_path, "run", "--frobnicate")
     assert done.returncode == 2 and done.stderr.startswith("rnnt-bench run: error: "), done.stderr
 
 
@@ -95,15 +97,220 @@ def test_the_help_lists_every_command_and_a_typo_is_understood():
     assert run("rnnt-bench", "--version").stdout.startswith("rnnt-bench 0.")
 
 
-def test_the_command_is_the_script(tmp_path):
-    flags = ("--only", "reference", "--preset", "quick", "--passes", "correctness", "--log-dir", tmp_path, "--quiet")
-    done = run("rnnt-bench", "run", *flags)
-    assert done.returncode == 0, done.stderr
-    assert list(Path(tmp_path).glob("reference-*/results.jsonl"))
-
-
 @pytest.mark.skipif(not shutil.which("make"), reason="no make")
 @pytest.mark.parametrize("words, code", [(["preset=quick"], 2), (["ARGS=--sweep threads=1,2", "LOGDIR=a b"], 0)])
 def test_a_variable_that_make_does_not_know_is_named(words, code):
     done = subprocess.run(["make", "-n", "-C", ROOT, "bench", *words], capture_output=True, text=True)
     assert done.returncode == code and ("preset" in done.stderr) == (code == 2), done.stderr
+
+
+pytest.importorskip("torch")
+
+#: A package with a right loss and a wrong one, and a name that the suite has too.
+PACKAGE = """
+import sys
+sys.path.insert(0, {root!r})
+from common.losses import vectorised
+del sys.path[0]
+
+def loss(logits, targets, T_lengths, U_lengths, blank=0, reduction="mean"):
+    return vectorised.transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction=reduction)
+
+def broken(logits, targets, T_lengths, U_lengths):
+    raise ValueError("as planned")
+
+def negative(logits, targets, T_lengths, U_lengths):
+    return -loss(logits, targets, T_lengths, U_lengths, reduction="none")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the package `mypackage` and the module mypackage.rnnt."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "mypackage").mkdir()
+    (folder / "mypackage" / "__init__.py").touch()
+    (folder / "mypackage" / "rnnt.py").write_text(PACKAGE.format(root=str(ROOT)))
+    return folder
+
+
+QUICK = ("--preset", "quick", "--device", "cpu", "--quiet")
+
+
+def test_a_function_of_a_package_is_measured_as_a_row(folder, tmp_path):
+    flags = ["--loss", "mypackage.rnnt:loss", "--loss", "minus=mypackage.rnnt:negative", "--skip", "all"]
+    flags += ["--loss", "broken=mypackage/rnnt.py:broken"]
+    done = run("benchmark_all.py", *flags, *QUICK, "--passes", "timing", "--log-dir", tmp_path, cwd=folder)
+    rows = rows_of(tmp_path)
+    assert done.returncode == 1 and rows.keys() == {"mypackage.rnnt.loss", "minus", "broken"}, done.stderr
+    assert rows["mypackage.rnnt.loss"]["status"] == "ok" and rows["mypackage.rnnt.loss"]["loss_ms"]["median"] > 0
+    assert rows["minus"]["status"] == "error" and "log-likelihood" in rows["minus"]["reason"]
+    assert rows["broken"]["status"] == "error" and "(rnnt.py, line " in rows["broken"]["reason"]
+    again = rnnt_bench.load(tmp_path)
+    assert {row["name"] for row in again} == rows.keys()
+
+
+def test_a_loss_that_is_not_there_is_one_line(folder):
+    assert_user_error(run("benchmark_all.py", "--loss", "nowhere.rnnt:loss", cwd=folder), "--loss", "nowhere")
+    assert_user_error(run("benchmark_all.py", "--loss", "nowhere.py:loss", cwd=folder), "--loss", "no such file")
+    assert_user_error(run("benchmark_all.py", "--loss", "loss", cwd=folder), "--loss", "MODULE:FUNCTION")
+
+
+def test_a_function_of_a_file_is_checked(folder):
+    result = rnnt_bench.check(f"{folder}/mypackage/rnnt.py:loss", cases="ragged", device="cpu")
+    assert result.right and result.cells["ragged"]["result"] == "pass"
+    wrong = rnnt_bench.check(f"{folder}/mypackage/rnnt.py:negative", cases="ragged", device="cpu")
+    assert not wrong and wrong.findings[0].startswith("ragged: ")
+
+
+SCRIPT = """
+import json, sys
+import torch
+import common  # a package of the user's, which stays as it is
+import rnnt_bench
+
+def my_loss(logits, targets, T_lengths, U_lengths):
+    from mypackage.rnnt import loss
+    return loss(logits, targets, T_lengths, U_lengths, reduction="sum")
+
+if __name__ == "__main__":
+    rows = rnnt_bench.measure(my_loss, vocab_size=20, preset="quick", passes="timing", device="cpu")
+    rnnt_bench.assert_is_transducer_loss(lambda *given: my_loss(*given))
+    assert common.MINE and sys.modules["common"] is common
+    frame = rows.to_frame()
+    print(json.dumps([rows[0]["name"], rows[0]["status"], rows[0]["configuration"]["vocab_size"], len(frame)]))
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_measures_its_own_function(folder):
+    (folder / "common.py").write_text("MINE = True\n")
+    (folder / "mine.py").write_text(SCRIPT)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}  # as installed, with what else the checkout has
+    line = [sys.executable, "mine.py"]
+    done = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["mine.my_loss", "ok", 20, 1]
+
+
+def reference(logits, targets, T_lengths, U_lengths):
+    from common.losses import vectorised
+
+    return vectorised.transducer_loss(logits, targets, T_lengths, U_lengths, reduction="none")
+
+
+def test_the_helper_for_tests_says_what_is_wrong():
+    rnnt_bench.assert_is_transducer_loss(reference)
+    with pytest.raises(AssertionError, match="mean over the batch"):
+        rnnt_bench.assert_is_transducer_loss(lambda *given: reference(*given).mean())
+
+
+def test_a_closure_cannot_be_measured_in_another_process():
+    with pytest.raises(ValueError, match="top level"):
+        rnnt_bench.measure(lambda *given: 0)
+
+
+def test_a_folder_without_results_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no runs"):
+        rnnt_bench.load(tmp_path)
+
+
+def test_the_block_has_versions_and_an_answer_of_each_loss():
+    done = run("rnnt-bench", "doctor", "--only", "reference,warp-rnnt", "--device", "cpu", "--seconds", "300")
+    assert done.returncode == 0, done.stdout + done.stderr
+    heads = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+    assert {"suite:", "machine:", "driver:", "Python:", "torch:", "compiler:", "reference"} <= heads
+    assert "warp-rnnt (needs CUDA)" in done.stdout and "correct: 1 row" in done.stdout
+
+
+def test_it_ends_in_time_and_says_that_not_all_was_asked():
+    done = run("rnnt-bench", "doctor", "--only", "reference", "--device", "cpu", "--seconds", "0.001")
+    assert done.returncode == 130 and "not all was asked within 0.001 s" in done.stdout
+
+
+RESULTS = sorted(path for path in (ROOT / "results").iterdir() if path.is_dir())
+#: Small, and whole.
+WHOLE = next(path for path in RESULTS if path.name.endswith("-batch-30"))
+SECRET = ("/home/jane/corpus", "jane", "speech-x", "ssn 123")
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
+def test_every_folder_of_results_is_complete_and_consistent(folder):
+    assert not list(submit.problems(folder))
+
+
+def changed(folder, change, name="fused-30"):
+    """Change each record of a row by a function."""
+    path = folder / name / "results.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def changes(kind, **values):
+    """Return a function that gives records of a kind these values."""
+    return lambda line: line.update(values) if line["record"] == kind else None
+
+
+def with_secrets(line):
+    """Put text of the user's into every field that takes a text, and into a new one."""
+    path = "/home/jane/corpus/speech-x.pt"
+    line["new"] = path
+    if line["record"] == "run":
+        line.update(command=["benchmark_all.py", path])
+        line["settings"]["shape_file"] = path
+        line["machine"]["os"] = f"Linux of jane, {path}"
+    if line["record"] == "environment":
+        line.update(shape_file=path, warnings=[path], variables={"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"})
+    if line["record"] == "status":
+        line.update(reason="ssn 123", stderr_tail=["ssn 123"])
+
+
+def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
+    log = tmp_path / "log"
+    shutil.copytree(WHOLE, log)
+    changed(log, with_secrets)
+    (log / "report.html").write_text("x")
+    (log / "fused-30" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
+    (log / "fast_rnnt-30").rename(tmp_path / "elsewhere")
+    (log / "fast_rnnt-30").symlink_to(tmp_path / "elsewhere")
+    done = run("rnnt-bench", "submit", log, "--into", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "results").iterdir()
+    assert folder.name == "2026-11-22-amd-epyc-2-cores" and str(folder) in done.stdout
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"results.jsonl"} and not any(
+        path.parent.name.endswith("fast_rnnt") for path in files
+    )
+    text = "".join(path.read_text() for path in files)
+    assert not [secret for secret in SECRET if secret in text] and "OMP_NUM_THREADS" in text
+    before, after = ({row.name: row for row in submit.rows_of(path)} for path in (WHOLE, folder))
+    for name, row in after.items():
+        assert row.status == before[name].status and row.step.ms == before[name].step.ms
+        assert row.memory == before[name].memory and row.checked.grad_error == before[name].checked.grad_error
+    again = run("rnnt-bench", "submit", log, "--into", tmp_path / "results")
+    assert_user_error(again, "is there already", "--name")
+
+
+def more_rounds(line):
+    if line["record"] == "run":
+        line["settings"]["rounds"] = 9
+
+
+FAULTS = {
+    "no revision": changes("run", git_revision=None),
+    "uncommitted changes": changes("run", git_dirty=True),
+    "do not say on which machine": changes("run", machine={}),
+    "beside other load": changes("sample", flags=["busy", "loaded"], foreign_cpu=0.9),
+    "--resume": more_rounds,
+    "of 2 devices": changes("environment", device_name="another"),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_what_is_not_whole_is_refused_in_one_line(tmp_path, words):
+    shutil.copytree(WHOLE, tmp_path / "kept")
+    changed(tmp_path / "kept", FAULTS[words])
+    lines = list(submit.problems(tmp_path / "kept"))
+    assert any(words in line for line in lines) and all("\n" not in line for line in lines)

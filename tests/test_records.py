@@ -1,11 +1,13 @@
-"""Records on disk: checked when they are read, and readable after whatever happened to their writer."""
+"""Records on disk: checked when read, readable whatever happened to their writer; nothing measured is lost."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
 import runpy
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,14 +15,14 @@ import sys
 import tracemalloc
 
 import pytest
-from commands import ROOT
-from fixtures_runs import correctness, header, records_of, timing, write_records
+from commands import ROOT, assert_user_error, run, within
+from fixtures_runs import correctness, header, memory, read_rows, records_of, timed, timing, write_records, write_run
 
-from common.core import settings
+from common.core import files, settings
 from common.core.errors import UserError
 from common.records import schema, store
 from common.records.run import open_runs
-from common.setup import environments
+from common.traces import reader
 
 RUN = {"record": "run", "schema": schema.SCHEMA, "name": "x"}
 ENDED = {"record": "status", "job": "trace", "status": "ok"}
@@ -100,25 +102,6 @@ def test_what_is_no_result_file_is_said(tmp_path, text, words):
     assert str(tmp_path) in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "line, words",
-    [
-        ("nonsense", "line 2"),
-        ('{"record":"status","job":"memory","status":3}', "`$.status`"),
-        ('{"record":' * 10**5, "in each other"),
-        ('{"record":"trace","job":"trace","files":[],"profiler":' + "[" * 40 + "]" * 40 + "}", "in each other"),
-    ],
-    ids=["nonsense", "a type", "nesting", "whole but nested"],
-)
-def test_what_is_no_record_is_left_out_and_named(tmp_path, capsys, line, words):
-    path = write_records(tmp_path, [RUN, ENDED])
-    path.write_text(path.read_text().replace("\n", f"\n{line}\n", 1))
-    for _ in range(2):
-        assert [type(record) for record in store.read(path)] == [schema.Header, schema.Status]
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert f"{path}, line 2: " in warning and words in warning
-
-
 @pytest.mark.parametrize("value", ["-1", "0", "NaN", "1e999", "1e300", "true", '"1"', "null"])
 def test_times_that_no_clock_gave_are_left_out(tmp_path, value):
     path = write_records(tmp_path, [header("k2"), *timing("timing-1", [1.5], [])])
@@ -186,20 +169,6 @@ def test_a_python_without_msgspec_is_told_what_to_install(tmp_path):
     assert {*os.listdir(tmp_path)} - {"__pycache__"} == {"sitecustomize.py"}
 
 
-def test_a_script_goes_on_in_the_main_environment_where_this_python_lacks_msgspec(tmp_path):
-    """`./benchmark_all.py` works under the system's Python after `make setup`."""
-    if environments.interpreter("main") is None:
-        pytest.skip("the main environment is not there, or out of date")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    bare = tmp_path / "bare" / "bin" / "python"
-    for script in ("benchmark_all.py", "summarize.py"):
-        done = subprocess.run([bare, ROOT / script, "--help"], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0 and script in done.stdout, done.stderr
-    words = [bare, ROOT / "losses/benchmark_reference.py", "--in-place"]  # in this Python, or not at all
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and "msgspec" in done.stderr
-
-
 def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
     """A job has 5,000 of them, which are in its file."""
     job = timing("timing-1", [1.0] * 5000, [])
@@ -213,3 +182,124 @@ def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
         assert len(store.read(run.path)) == 1 + len(job)
     with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, True) as run_of:
         assert run_of["torchaudio"].is_done("timing-1") and len(run_of["torchaudio"].records) == 3
+
+
+def insert(path, index, *lines):
+    """Put lines into a file before the line of this index."""
+    old = path.read_text().splitlines()
+    path.write_text("\n".join([*old[:index], *lines, *old[index:]]) + "\n")
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("no record", ""),
+        ('{"record":"run","name":' + "[" * 10**5 + "]" * 10**5 + "}", "in each other"),
+        ('{"record":' * 10**5, "in each other"),
+        ('{"record":"trace","job":"trace","files":[],"profiler":' + "[" * 40 + "]" * 40 + "}", "in each other"),
+        ('{"record":"status","job":["memory"],"status":"ok"}', "`$.job`"),
+        ('{"record":"status","job":"memory","status":3}', "`$.status`"),
+        ('{"record":"sample","job":"timing-1","scope":"step","round":1,"batch":4,"total_wall_ns":-1}', ""),
+    ],
+    ids=["nonsense", "nesting", "cut", "whole but nested", "a list for a text", "a number for a text", "no time"],
+)
+def test_a_broken_record_costs_itself_and_is_named(line, words, tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / "log" / name, name=name)
+    before, path = read_rows(tmp_path / "log"), tmp_path / "log" / "a" / "results.jsonl"
+    insert(path, 5, line)
+    for command in (
+        ["summarize.py", tmp_path / "log", "--format", "json"],
+        ["rnnt-bench", "report", tmp_path / "log", "--output", tmp_path / "page.html"],
+        ["rnnt-bench", "compare", "--in", tmp_path / "log", "a", "b"],
+    ):
+        done = run(*command)
+        (warning,) = done.stderr.splitlines()
+        assert (
+            done.returncode == 0
+            and warning.startswith("warning: ")
+            and f"{path}, line 6" in warning
+            and words in warning
+        )
+        assert command[0] != "summarize.py" or json.loads(done.stdout) == before
+
+
+def test_an_addition_after_one_that_could_not_be_undone_costs_no_line_but_its_own(tmp_path):
+    """Its writer was killed between the two."""
+    path = write_run(tmp_path / "a") / "results.jsonl"
+    whole, half = path.read_text(), '{"record":"environment","job":"mem'
+    path.write_text(whole + half)
+    store.append(path, [{}])
+    assert path.read_text() == f"{whole}{half}\n{{}}\n"
+    assert read_rows(tmp_path)[0]["status"] == "ok"
+
+
+def test_an_attempt_that_lost_its_status_is_not_mixed_with_the_next(tmp_path):
+    path = write_run(tmp_path / "a") / "results.jsonl"
+    peaks = memory(1000)
+    peaks[-1]["status"] = 5
+    insert(path, 1, *(json.dumps(line) for line in peaks))
+    (row,) = read_rows(tmp_path)
+    assert row["memory"]["step"]["torch_allocated_mb"] == 32
+
+
+@pytest.mark.parametrize("spoiled, code", [("new", 1), ("baseline", 0)])
+def test_times_that_are_no_numbers_on_the_new_side_do_not_pass(spoiled, code, tmp_path):
+    for side in ("baseline", "new"):
+        timed(tmp_path / side, "torchaudio", [10, 11, 12])
+    path = tmp_path / spoiled / "torchaudio" / "results.jsonl"
+    records = records_of(path)
+    for record in records:
+        if record["record"] == "sample":
+            record["total_wall_ns"] = float("nan")
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    done = run("rnnt-bench", "compare", tmp_path / "baseline", tmp_path / "new", "--fail-on-slower", "2%")
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    assert ("no times" in done.stderr) is bool(code)
+
+
+@pytest.mark.parametrize("read", [store.read, reader.read, files.read_text])
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(read, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with within(10), pytest.raises(UserError, match="pipe|device|not a file"):
+            read(tmp_path / name)
+
+
+def test_a_folder_of_a_stranger_costs_its_own_row(tmp_path):
+    write_run(tmp_path / "torchaudio-30", "torchaudio")
+    for name in ("stranger", "large"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "stranger" / "results.jsonl")
+    with (tmp_path / "large" / "results.jsonl").open("wb") as stream:
+        stream.truncate(2**29)
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))}
+    done = run("summarize.py", tmp_path, "--format", "json", **limit)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["torchaudio"]["status"] == "ok" and "Traceback" not in done.stderr
+    assert "not a file" in rows["stranger"]["reason"] and "memory" in rows["large"]["reason"]
+
+
+def test_links_are_not_written_through(tmp_path, tiny_shapes):
+    """A link in the place of a file of a log folder, and of the page."""
+    flags = "--in-place --preset quick --limits false --passes correctness --resume".split()
+    victim, log = tmp_path / "victim", tmp_path / "log"
+    flags += ["--shape-file", tiny_shapes, "--log-dir", log]
+    assert run("benchmark_all.py", "--only", "reference", *flags[:-5], *flags[-4:]).returncode == 0
+    (folder,) = log.glob("reference-*")
+    (log / "report.html").unlink(missing_ok=True)
+    for name in (".measuring.lock", "results.jsonl"):
+        victim.write_bytes((folder / "results.jsonl").read_bytes())
+        before = victim.read_bytes()
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(log, tmp_path / "copy")
+        link = tmp_path / "copy" / folder.name / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim)
+        flags[-1] = tmp_path / "copy"
+        assert_user_error(run("benchmark_all.py", "--only", "reference", *flags), link, "is a link")
+        assert victim.read_bytes() == before
+    (log / "report.html").symlink_to(victim)
+    assert run("rnnt-bench", "report", log, "--output", log / "report.html").returncode == 0
+    assert victim.read_bytes() == before and not (log / "report.html").is_symlink()

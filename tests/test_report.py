@@ -1,4 +1,4 @@
-"""The report without a browser: cards and plots by hand, what is on the page, hostile and broken input, the command."""
+"""The report: cards, plots, sweeps and machines by hand, hostile and broken input, and a real browser."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ import hashlib
 import io
 import json
 import re
-import subprocess
 import sys
 from html import unescape
 from urllib.parse import unquote
 
 import pytest
-from browsers import unpacked
-from commands import ROOT, assert_user_error, has_words, run
-from fixtures_conformance import write_check
+from browsers import AXE, Browser, needs_browser, unpacked
+from commands import assert_user_error, has_words, run
+from fixtures_model_runs import write_check
 from fixtures_runs import (
+    allocation,
     correctness,
     environment,
     header,
+    kineto,
+    memory,
+    read_rows,
     records_of,
     sample,
     status,
+    steps,
+    summarize,
+    three,
     timed,
     traced_run,
+    write,
     write_records,
     write_run,
+    write_sweep,
 )
-from fixtures_traces import kineto, memory, steps, write
 
 from common.analysis import logs
-from common.analysis.groups import Group, pareto
-from common.conformance.cases import DIFFERS, Outcome
+from common.analysis.groups import Group, families, pareto
+from common.conformance.cases import DIFFERS, PASS, Outcome
 from common.present import slices, style, table
 from common.present.section import Section
 from common.present.slices import Slice
@@ -41,6 +48,8 @@ from common.present.style import Figure
 from common.setup import interpreters
 from common.show import cards as cards_of
 from common.show import facts, html, over_time, page, ratios, trade_off
+from common.show.machines import TITLE, numbers
+from common.show.sweep import figures
 
 LIBRARY = "/* plotly */"
 
@@ -191,7 +200,7 @@ def test_samples_far_from_the_median_are_arrows_at_the_edge(tmp_path):
 
 def test_memory_within_a_step_is_drawn_to_one_scale(tmp_path):
     for name, peak in (("a", 9), ("b", 40)):
-        events = [*steps([100, 200]), *(memory(at, total << 20) for at, total in ((1010, 3), (1130, peak)))]
+        events = [*steps([100, 200]), *(allocation(at, total << 20) for at, total in ((1010, 3), (1130, peak)))]
         traced_run(tmp_path / name, kineto(events), name=name)
     figure = over_time.memory_within(rows_of(tmp_path))
     lines = [trace for trace in figure.data if trace["mode"] == "lines"]
@@ -225,7 +234,7 @@ def attributes(name, text):
 
 def test_a_configuration_is_answer_ratios_table_plots_and_conditions(tmp_path):
     for name in ("a", "b"):
-        traced_run(tmp_path / name, kineto([*steps([100, 200]), memory(1010, 3), memory(1130, 9)]), name=name)
+        traced_run(tmp_path / name, kineto([*steps([100, 200]), allocation(1010, 3), allocation(1130, 9)]), name=name)
     write_records(tmp_path / "k2", [header("k2"), status("correctness", "missing", "no k2: pip install k2")])
     write_records(tmp_path / "died", [header("died"), status("correctness", "error", "it broke")])
     section = page.sections(groups_of(tmp_path), tmp_path, [], [])[0]
@@ -348,12 +357,6 @@ def test_facts_of_a_row_that_did_not_run_say_no_more_than_those_of_one_that_did(
     assert dict(facts.machine(rows[1:]))["Device"] == "cpu"
 
 
-def test_an_earlier_run_is_counted_and_not_shown(tmp_path):
-    for day in (1, 2):
-        write_run(tmp_path / f"t.{day}", started=f"2026-01-0{day}T00:00:00+00:00")
-    assert has_words(page_of(tmp_path), "1 earlier run", "not shown")
-
-
 # The command.
 
 
@@ -386,18 +389,6 @@ def test_bad_usage_is_one_clear_line(tmp_path, arguments, words):
 def test_nothing_readable_is_exit_code_1(tmp_path):
     write(tmp_path / "log" / "a" / "w.1.pt.trace.json", "{")
     assert run("rnnt-bench", "report", cwd=tmp_path).returncode == 1
-
-
-def test_a_python_without_jinja2_goes_on_in_the_main_environment(tmp_path):
-    main = interpreters.environments.interpreter("main")
-    if main is None or subprocess.run([main, "-c", "import jinja2"], capture_output=True).returncode:
-        pytest.skip("the main environment is not there, or without jinja2")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    write_run(tmp_path / "log" / "a")
-    command = [tmp_path / "bare" / "bin" / "python", ROOT / "rnnt-bench", "report"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "log" / "report.html").stat().st_size > 5e5
 
 
 def no_jinja2(monkeypatch):
@@ -441,6 +432,211 @@ def test_the_report_after_a_run_is_beside_it_and_costs_nothing_else(tmp_path, ca
     assert "warning: cannot write" in capsys.readouterr().err
 
 
-def test_help_is_quick_and_imports_no_torch_and_no_jinja2():
-    code = "import sys, common.cli.report; assert not {'torch', 'numpy', 'jinja2'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+EVIL = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A page of runs with traces, one with a hostile name, with a sweep and a conformance matrix."""
+    log = tmp_path_factory.mktemp("log")
+    window = kineto([*steps([100, 200]), allocation(1010, 3 << 20), allocation(1130, 9 << 20)])
+    for name in ("torchaudio", "optimized_transducer_with_a_long_name", EVIL):
+        traced_run(log / str(len(name)), window, name=name)
+    timed(log, "fused", [0.01, 0.01, 0.01])
+    write_sweep(log / "sweep", {"vocab_size": [500, 4000]}, ["torchaudio", "k2"])
+    write_check(log, ragged=Outcome(DIFFERS, EVIL), **{"V-2": Outcome(PASS)})
+    return page.write(logs.read_any([log]), log / "report.html", [log])
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "look", [{"width": 1200}, {"width": 390, "dark": True}, {"width": 680, "media": "print"}], ids=str
+)
+def test_the_page_opens_offline_without_an_error_and_fits_its_width(browser, report, look):
+    browser.requests()
+    browser.open(report, **look)
+    browser.unfold()
+    assert browser.console() == [] and browser.js("window.broken === undefined")
+    assert {address.partition(":")[0] for address in browser.requests()} <= {"file", "data", "blob"}
+    plots = browser.js("document.querySelectorAll('.plot').length")
+    assert plots >= 5 and browser.js("document.querySelectorAll('.plot .main-svg').length") >= plots
+    assert browser.js("document.documentElement.scrollWidth") <= look["width"]
+    assert browser.js("document.querySelector('#ratios-group-0 .scatterlayer path') !== null")
+    code = "getComputedStyle(document.querySelector('.code pre')).backgroundImage"
+    assert look.get("media") or "gradient" in browser.js(code)  # a shade says that it scrolls
+
+
+@needs_browser
+def test_a_heading_sorts_its_table(browser, report):
+    browser.open(report)
+    cells = "[...document.querySelectorAll('#group-0 table.sortable td.name')].map((it) => it.textContent)"
+    before = browser.js(cells)
+    browser.js("document.querySelector('#group-0 > .scroll th button').click()")
+    assert len(before) > 2 and browser.js(cells) != before
+
+
+@needs_browser
+@pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
+def test_axe_finds_no_violation(browser, report):
+    browser.open(report, width=390)
+    browser.unfold()
+    assert browser.violations() == []
+
+
+LARGE = {"cores": 64, "threads": 64, "run_id": "large"}
+
+
+def measured(folder, name, step_ms, cores=2, threads=2, device_name="Some CPU", settings=None, **head):
+    """Two rounds of `step_ms` on both batches, on a machine of so many cores."""
+    device = {"device_name": device_name, "threads": threads}
+    jobs = []
+    for lines in (correctness(), memory(8), [environment("trace"), status("trace")]):
+        jobs.append([{**line, **device} if line["record"] == "environment" else line for line in lines])
+    for job in ("timing-1", "timing-2"):
+        jobs.append(
+            [environment(job, **device), *(sample(job, "step", batch, step_ms) for batch in (4, 9)), status(job)]
+        )
+    first = {**header(name, **(settings or {})), "run_id": "small", **head}
+    first["machine"] = {"cpu": device_name, "cores": cores} if cores else {}
+    write_records(folder, [first, *(line for lines in jobs for line in lines)])
+
+
+def side_by_side(folder):
+    measured(folder / "s1", "a", 10)
+    measured(folder / "s2", "b", 20)
+    measured(folder / "s3", "p", 5, kind="pruned")
+    measured(folder / "l1", "a", 2, **LARGE)
+    measured(folder / "l2", "b", 1, **LARGE)
+    measured(folder / "l3", "p", 4, kind="pruned", **LARGE)
+    return folder
+
+
+def test_runs_from_before_cores_were_recorded_and_of_cuda_are_of_any(tmp_path):
+    measured(tmp_path / "old", "k2", 10, cores=None, started="2025-01-01T00:00:00+00:00")
+    measured(tmp_path / "new", "k2", 10, cores=2)
+    (row,) = logs.rows([tmp_path])
+    assert row.earlier_runs == 1 and row.configuration["cores"] == 2
+    first = {**header("k2", device="cuda:0"), "machine": {"cores": 8}}
+    write_records(tmp_path / "gpu", [first, status("correctness", "missing", "no k2")])
+    assert logs.rows([tmp_path / "gpu"])[0].configuration["cores"] is None
+
+
+def test_configurations_that_differ_only_in_the_machine_stand_side_by_side(tmp_path):
+    (family,) = families(groups_of(side_by_side(tmp_path)))
+    assert sorted(machine.name for machine in family) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
+    shown = {row[0].shown: [cell.shown for cell in row[1:5]] for row in numbers(family).rows}
+    at, other = (0, 1) if "2 cores" in family[0].name else (1, 0)
+    small = {name: (values[at], values[2 + at]) for name, values in shown.items()}
+    large = {name: (values[other], values[2 + other]) for name, values in shown.items()}
+    assert small == {"a": ("10.00", "1.00"), "b": ("20.00", "2.00"), "p (approx.)": ("5.000", "0.500")}
+    assert large == {"a": ("2.000", "2.00"), "b": ("1.000", "1.00"), "p (approx.)": ("4.000", "4.00")}
+
+
+def test_the_page_names_the_machines(tmp_path):
+    html = page_of(side_by_side(tmp_path))
+    assert html.index('id="machines-0"') < html.index('id="group-0"')
+    titles = re.findall(r"<h2>(Machine .: .*?)</h2>", html)
+    assert sorted(title.partition(": ")[2] for title in titles) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
+    assert {title[:9] for title in titles} == {"Machine A", "Machine B"}
+    assert 'href="#machines-0">Machines side by side' in html and 'download="machines.csv"' in html
+
+
+def test_other_settings_and_searches_do_not_stand_side_by_side(tmp_path):
+    measured(tmp_path / "a", "k2", 10)
+    measured(tmp_path / "b", "k2", 10, settings={"vocab_size": 4096}, **LARGE)
+    write_run(tmp_path / "c", name="k2", batch_size=7)
+    groups = groups_of(tmp_path)
+    assert len(groups) == 3 and families(groups) == []
+    assert TITLE not in page_of(tmp_path)
+
+
+def test_what_did_not_run_on_a_machine_says_so_there(tmp_path):
+    measured(tmp_path / "s1", "a", 10)
+    measured(tmp_path / "l1", "a", 2, **LARGE)
+    first = {**header("k2"), "run_id": "small", "machine": {"cores": 2}}
+    lines = [environment("correctness"), status("correctness", "unsupported", "no")]
+    write_records(tmp_path / "s2", [first, *lines])
+    (family,) = families(groups_of(tmp_path))
+    (missing,) = (row for row in numbers(family).rows if row[0].shown == "k2")
+    assert sorted(cell.shown for cell in missing[1:3]) == ["-", "unsupported"]
+
+
+GRID = {"vocab_size": [500, 1000, 4000], "dtype": ["float32", "bfloat16"]}
+
+
+def jobs_of(name, values):
+    """linear grows as V, square as V^2 and dies at the last one, neither half precision."""
+    V, half = values["vocab_size"], values["dtype"] == "bfloat16"
+    if name == "square" and half:
+        return [[status("correctness", "unsupported", "takes float32 only")]]
+    if name == "square" and V == 4000:
+        return [correctness(), [status("timing-1", "oom", "no memory")]]
+    return three((V / 100) ** (2 if name == "square" else 1) / (2 if half else 1), peak_mb=V / 50)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return write_sweep(tmp_path / "log", GRID, ["square", "linear"], jobs_of)
+
+
+def test_rows_are_by_cell_then_by_time_and_beside_ordinary_ones(log):
+    write_run(log / "t-30")
+    read = logs.read([log])
+    (sweep,) = read.sweeps
+    shown = [(*row.header.values.values(), row.name, row.status, row.median_ms("step")) for row in sweep.rows]
+    assert shown[:2] == [(500, "float32", "linear", "ok", 5), (500, "float32", "square", "ok", 25)]
+    assert shown[8:10] == [(4000, "float32", "linear", "ok", 40), (4000, "float32", "square", "oom", None)]
+    assert sweep.grid == GRID and [row.name for row in read.rows] == ["torchaudio"]
+    over = [row.over_fastest for row in sweep.rows if row.name == "square" and row.over_fastest]
+    assert over == pytest.approx([5, 10])
+
+
+def test_the_screen_is_grouped_by_cell_and_the_files_have_the_keys(log):
+    text = summarize(log, details=False)
+    lines = text.splitlines()
+    assert lines[0].startswith("sweep over vocab-size 500, 1000, 4000 x dtype float32, bfloat16; ")
+    at = lines.index("vocab-size 4000, dtype float32, exact:")
+    assert lines[at + 1].split()[:3] == ["linear", "40.00", "1.00"] and "square: oom: timing-1: no memory" in text
+    assert "vocab-size 4000, dtype float32:  linear, 40.00 ms a step" in text and max(map(len, lines)) <= 100
+    assert "| vocab-size | dtype | implementation |" in summarize(log, "--format", "markdown")
+    rows = list(csv.DictReader(io.StringIO(summarize(log, "--format", "csv", "--all-columns"))))
+    assert len(rows) == 12 and rows[-1]["sweep_vocab_size"] == "4000" and rows[-1]["sweep_dtype"] == "bfloat16"
+    assert read_rows(log)[0]["sweep"] == {"vocab_size": 500, "dtype": "float32"}
+
+
+def test_the_newest_of_a_cell_is_shown(tmp_path):
+    for day in (1, 2):
+        write_sweep(tmp_path / f"s.{day}", {"threads": [1, 2]}, started=f"2026-01-0{day}T00:00:00+00:00")
+    assert [(row.folder.parent.name, row.earlier_runs) for row in logs.read([tmp_path]).swept] == [("s.2", 1)] * 2
+
+
+def test_curves_over_numbers_and_bars_over_words(log):
+    drawn = {figure.key: figure for figure in figures(logs.read([log]).sweeps[0])}
+    curve = drawn["sweep-vocab-size-time"]
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in curve.data] == [
+        ("linear", [500, 1000, 4000], [5, 10, 40]),
+        ("square", [500, 1000], [25, 100]),
+    ]
+    assert curve.layout["xaxis"]["type"] == curve.layout["yaxis"]["type"] == "log"
+    assert "At dtype float32." in curve.caption and "Not drawn: square at 4000 (oom)." in curve.caption
+    assert drawn["sweep-vocab-size-memory"].data[0]["y"] == [10, 20, 80]
+    bars = drawn["sweep-dtype-time"]
+    assert [(trace["type"], trace["x"], trace["y"]) for trace in bars.data] == [
+        ("bar", ["float32", "bfloat16"], [5, 2.5]),
+        ("bar", ["float32"], [25]),
+    ]
+
+
+def test_the_page_has_a_section_for_each_sweep(log, tmp_path):
+    write_sweep(tmp_path / "log" / "other", {"threads": [1, 2]}, ["<script>alert(1)</script>"])
+    read = logs.read([log])
+    html = page.page(read.groups, log, LIBRARY, read.sweeps)
+    assert "<h2>Sweep over threads</h2>" in html and "<h2>Sweep over vocab-size and dtype</h2>" in html
+    assert "timing-1: no memory" in html and "<script>alert" not in html

@@ -1,19 +1,24 @@
-"""A loss of one's own: copies of benchmark_mine.py, in folders of their own, through the real commands."""
+"""A loss of one's own: copies of benchmark_mine.py through the real commands, and code to copy."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
 
-from common.core import scripts
-from common.core.implementations import with_variants
+from common.core import scripts, snippets
+from common.core.implementations import BY_NAME, with_variants
+from common.setup import environments
 
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false"]
-RIGHT = ["--passes", "correctness"]
 RESULT = "return losses"
 
 
@@ -46,7 +51,7 @@ def run_copy(path, *arguments):
 def test_a_copy_measures_its_own_file(copy, quick, tmp_path):
     """A wrong loss in the copy is found wrong, under the copy's name, though nobody changed `name`."""
     path = copy(replaced={RESULT: "return -2 * losses"})
-    done = run_copy(path, *quick, *RIGHT, "--only", "reference")
+    done = run_copy(path, *quick, "--passes", "correctness", "--only", "reference")
     assert done.returncode == 1, done.stderr
     rows = rows_of(tmp_path / "log")
     assert set(rows) == {"flash", "reference"} and rows["reference"]["status"] == "ok"
@@ -58,7 +63,7 @@ def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
     path = copy(
         "lattice.py", replaced={'name = "mine"': 'name = "lat"\n    variants = {"again": {"fewest_targets": 1}}'}
     )
-    arguments = [*quick, *RIGHT, "--only", f"reference,{path},{path}:again,{copy()}"]
+    arguments = [*quick, "--passes", "correctness", "--only", f"reference,{path},{path}:again,{copy()}"]
     done = run("benchmark_all.py", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "log")
@@ -156,3 +161,63 @@ def test_an_author_is_told_what_is_wrong(tmp_path, tiny_shapes, body, status, wo
     done = run("benchmark_all.py", "--only", tmp_path / "benchmark_flash.py", "--log-dir", tmp_path / "log", *flags)
     row = rows_of(tmp_path / "log")["flash"]
     assert row["status"] == status and words in row["reason"] and words.split()[0] in done.stdout, done.stderr
+
+
+#: Made inputs in the names of the snippets, and torchaudio's loss or torch's own of the same logits.
+BEGIN = """
+import torch
+torch.manual_seed(0)
+N, T, U, D, V = 3, 9, 4, 8, 11
+encoder_out, decoder_out = torch.randn(N, T, D), torch.randn(N, U + 1, D)
+output_linear, am_linear, lm_linear = (torch.nn.Linear(D, V) for _ in range(3))
+targets = torch.randint(1, V, (N, U), dtype=torch.int32)
+T_lengths, U_lengths = torch.tensor([9, 7, 8], dtype=torch.int32), torch.tensor([4, 3, 2], dtype=torch.int32)
+"""
+RIGHT = """
+def alone(logits, targets):
+    scores = logits.log_softmax(-1).double()
+    T, U = scores.size(0), scores.size(1) - 1
+    alpha = {}
+    for t in range(T):
+        for u in range(U + 1):
+            ways = [torch.zeros((), dtype=torch.float64)] if t == u == 0 else []
+            ways += [alpha[t - 1, u] + scores[t - 1, u, 0]] if t else []
+            ways += [alpha[t, u - 1] + scores[t, u - 1, int(targets[u - 1])]] if u else []
+            alpha[t, u] = torch.stack(ways).logsumexp(0)
+    return -(alpha[T - 1, U] + scores[T - 1, U, 0])
+"""
+END = """
+right = [alone(full[n, :t, : u + 1], targets[n]) for n, (t, u) in enumerate(zip(T_lengths, U_lengths))]
+print(float(loss.detach()), float(sum(right)) / len(right))
+"""
+
+
+def printed(text: str, python: Path) -> str:
+    """Return what a program prints: in this process where it is for this Python, which has torch already."""
+    if python.parent != Path(sys.executable).parent:
+        return subprocess.run([python, "-W", "ignore", "-c", text], check=True, capture_output=True, text=True).stdout
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+        exec(text, {"__name__": "__main__"})
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("name", snippets.SNIPPETS)
+def test_a_snippet_runs_and_computes_the_loss(name):
+    code = snippets.snippet(name)
+    assert 3 <= len(code.splitlines()) <= 12 and max(map(len, code.splitlines())) < 80
+    implementation = BY_NAME[name]
+    python = environments.interpreter(implementation.environment)
+    if python is None:
+        pytest.skip(f"there is no environment {implementation.environment}")
+    module = "fused_transducer" if name == "fused" else implementation.package
+    load = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    if implementation.built:
+        load += f"from common.setup import extensions; sys.modules[{module!r}] = extensions.load({module!r}, 'cpu')\n"
+    text = "".join([BEGIN, load, snippets.JOINER, "full = logits.detach().clone()\n", code, RIGHT, END])
+    loss, right = map(float, printed(text, python).split())
+    if name.endswith("pruned"):
+        assert 0 < loss < 100 * right
+    else:
+        assert loss == pytest.approx(right, rel=1e-4)

@@ -1,20 +1,56 @@
+"""summarize.py: which runs are rows, their numbers by hand, the formats, and metrics, each of which is one entry."""
+
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from commands import has_words
+from fixtures_model_runs import write_inference
 from fixtures_runs import (
     COMMAND,
+    FORMATS,
+    MIB,
+    REAL,
+    allocation,
+    correctness,
+    environment,
+    kineto,
+    memory,
     one_row,
     read_rows,
+    sample,
+    span,
     status,
+    steps,
     summarize,
+    three,
+    timing,
+    traced_run,
+    write,
     write_run,
+    write_sweep,
 )
+
+from common.analysis import comparison, logs, metrics
+from common.analysis.comparison import two_sides
+from common.analysis.metrics import Metric
+from common.core import settings
+from common.records import schema
+from common.show import comparison as comparison_table
+from common.show import results
+from common.tools.inference import rows as inference
+from common.tools.kept import read
+from common.tools.pipelines import rows as pipelines
+from common.tools.profile import rows as profile
 
 # Which runs.
 
@@ -72,6 +108,9 @@ def test_bad_usage_is_one_clear_line(tmp_path, arguments, words):
         b'{"record":"status","job":"x"}\n',
         b'{"record":"run","schema":1,"name":"x","settings":[1]}\n',
         b'{"record":"run","schema":1}\n',
+        b'{"record":"run","schema":1,"name":"x","started":5}\n',
+        b'{"record":"run","schema":1,"name":["x"]}\n',
+        b'{"record":"run","schema":1,"name":"x","settings":{"l2":["x"],"scopes":[]}}\n',
     ],
 )
 def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path, damage):
@@ -95,7 +134,7 @@ def test_output_file_and_a_terminal_without_unicode(tmp_path):
 
 def test_help_teaches_and_nothing_imports_torch():
     assert "profiled step us" in summarize("--help")
-    code = "import sys, summarize; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, summarize, common.cli.report; assert not {'torch', 'numpy', 'jinja2'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=COMMAND.parent)
 
 
@@ -113,3 +152,441 @@ def test_csv_has_ten_columns_that_do_not_change_with_the_run(tmp_path):
     names = "name,kind,status,device,vocab_size,step_ms,step_ms_low,step_ms_high,loss_ms,peak_mb"
     assert short.splitlines()[0] == names and short.splitlines()[1].startswith("k2,exact,ok,")
     assert len(whole.splitlines()[0].split(",")) > 30
+
+
+# One run.
+
+
+def test_timing_memory_errors_and_cells_of_a_run(tmp_path):
+    row = one_row(write_run(tmp_path / "torchaudio-30"))
+    assert (row["name"], row["status"], row["reason"], row["exact"]) == ("torchaudio", "ok", "", True)
+    assert row["step_ms"] == pytest.approx({"median": 25, "p20": 15, "p80": 35, "n": 4})
+    assert row["loss_ms"] == pytest.approx({"median": 2.5, "p20": 1.5, "p80": 3.5, "n": 4})
+    assert row["step_forward_ms"]["median"] == pytest.approx(10)
+    assert row["stages"]["step"] == pytest.approx({"joiner": 2.5, "backward": 15})
+    low, high = row["step_ms_interval"]  # of the rounds' medians 15 and 35: two logs, t(1) = 12.7062
+    assert math.log(high / low) == pytest.approx(12.7062 * math.log(35 / 15))
+    assert math.sqrt(low * high) == pytest.approx(math.sqrt(15 * 35))
+    assert row["memory"]["step"] == {
+        "device_allocated_mb": None,
+        "device_reserved_mb": None,
+        "device_used_mb": None,
+        "torch_allocated_mb": 32,
+        "process_mb": 64,
+    }
+    assert (row["padded_cells"], row["useful_cells"], row["useful_fraction"]) == (300, 150, 0.5)
+    assert (row["loss_error"], row["grad_error"], row["rounds"], row["flagged_samples"]) == (1e-7, 2e-6, 2, 0)
+    assert (row["device"], row["torch_version"], row["implementation_version"]) == ("cpu", "2.11.0+cpu", "1.4")
+    assert row["configuration"]["batch_size"] == 30 and row["configuration"]["max_frames"] is None
+    assert row["configuration"]["threads"] == 2 and row["configuration"]["shape_file_sha256"] == "abc"
+
+
+def test_headline_of_a_light_and_a_heavy_batch(tmp_path):
+    """The mean of what each batch takes, whatever the number of its samples; utterances and frames over their sum."""
+    job = timing("timing-1", [10, 90, 11, 100, 12], [1])
+    batches = [{**batch, "frames": 15} for batch in environment("timing-1")["batches"]]
+    job[0] = environment("timing-1", batches=batches)
+    row = one_row(write_run(tmp_path / "a", jobs=[job], passes=["timing"], rounds=1))
+    assert row["step_ms"]["median"] == pytest.approx((11 + 95) / 2) and row["step_ms"]["p80"] < 1.1 * 53
+    assert row["utterances_per_second"] == pytest.approx(4 / 0.106)
+    assert row["frames_per_second"] == pytest.approx(30 / 0.106)
+    assert row["stages"]["step"]["joiner"] == pytest.approx(5.3)
+
+
+def test_cuda_step_is_wall_time_and_events_stand_beside_it(tmp_path):
+    lines = [
+        environment("timing-1", device="cuda", device_name="NVIDIA H200"),
+        sample("timing-1", "step", 4, 10, forward_wall_ns=None, forward_event_ns=3_000_000, total_event_ns=9_000_000),
+        status("timing-1"),
+    ]
+    peaks = [
+        environment("memory"),
+        {
+            "record": "memory",
+            "job": "memory",
+            "scope": "step",
+            "batch": 4,
+            "device_allocated_bytes": 3 * MIB,
+            "device_reserved_bytes": 6 * MIB,
+            "torch_allocated_bytes": None,
+            "process_bytes": None,
+        },
+        status("memory"),
+    ]
+    write_run(tmp_path / "a", jobs=[lines, peaks], passes=["timing", "memory"], rounds=1, device="cuda")
+    row = one_row(tmp_path / "a")
+    assert (row["step_ms"]["median"], row["step_event_ms"]["median"], row["step_forward_ms"]["median"]) == (10, 9, 3)
+    assert row["step_ms_interval"] is None
+    assert row["memory"]["step"]["device_allocated_mb"] == 3 and row["memory"]["step"]["process_mb"] is None
+
+
+def test_only_jobs_that_ended_well_are_timed(tmp_path):
+    lost = [environment("timing-2"), sample("timing-2", "step", 4, 500)]
+    jobs = [
+        correctness(),
+        timing("timing-1", [10, 20], [1, 2]),
+        [*lost, status("timing-2", "oom", "out of memory: 3 GB")],
+    ]
+    row = one_row(write_run(tmp_path / "a", jobs=jobs))
+    assert row["step_ms"]["n"] == 2 and row["rounds"] == 1
+    assert (row["status"], row["reason"]) == ("oom", "timing-2: out of memory: 3 GB")
+
+
+@pytest.mark.parametrize(
+    "jobs, expected, reason",
+    [
+        ([[status("correctness", "missing", "pip install k2")]], "missing", "pip install k2"),
+        (
+            [[status("correctness", "unsupported", "no CUDA")], [status("memory", "missing", "x")]],
+            "unsupported",
+            "no CUDA",
+        ),
+        (
+            [correctness(), [status("timing-1", "timeout", "600 s")], [status("memory", "oom", "x")]],
+            "timeout",
+            "timing-1: 600 s",
+        ),
+        ([correctness(), [status("timing-1", "interrupted", "Ctrl-C")]], "interrupted", "timing-1: Ctrl-C"),
+        (
+            [correctness(), timing("timing-1", [1], [1])],
+            "interrupted",
+            "stopped before: 1 of 2 timing rounds, memory, trace",
+        ),
+        ([correctness(), timing("timing-1", [1], [1])[:-1]], "interrupted", "timing-1: stopped before its end"),
+        ([], "interrupted", "stopped before: correctness, 2 of 2 timing rounds, memory, trace"),
+        ([correctness(ok=False)], "interrupted", None),
+        ([[status("correctness", "some new word", "x")]], "error", "correctness: x"),
+    ],
+)
+def test_the_worst_job_is_the_status(tmp_path, jobs, expected, reason):
+    row = one_row(write_run(tmp_path / "a", jobs=jobs))
+    assert row["status"] == expected
+    assert reason is None or row["reason"] == reason
+    assert expected in summarize(tmp_path / "a")
+
+
+def test_a_wrong_loss_is_an_error_even_when_its_job_ended(tmp_path):
+    row = one_row(write_run(tmp_path / "a", jobs=[correctness(ok=False, grad_error=1e300)], passes=["correctness"]))
+    assert row["status"] == "error" and "oracle" in row["reason"]
+    assert " inf" in summarize(tmp_path / "a")
+
+
+def test_an_imprecise_row_is_called_so_and_is_no_error(tmp_path):
+    sizes = {"batch": 0, "N": 2, "T_max": 9, "U_max": 4}
+    judged = {"loss_error": 5e-4, "grad_error": 1e-6, "grad_tolerance": 1e-4, "imprecise": 5e-4, "ok": True}
+    folder = write_run(tmp_path / "a", jobs=[correctness(at_size={**sizes, **judged})], passes=["correctness"])
+    row = one_row(folder)
+    assert row["imprecise"] == 5e-4 and row["status"] == "ok"
+    text = summarize(folder)
+    assert " imprecise " in text and has_words(text, "imprecise", "5.0e-04")
+    assert ",0.0005," in summarize(folder, "--format", "csv", "--all-columns")
+
+
+# Profiled numbers.
+
+
+def test_windows_average_first_peak_and_inflation(tmp_path):
+    first = kineto(
+        steps([100, 200], first=1)
+        + [allocation(1, 4 * MIB, 4), allocation(2, 16 * MIB, 12), allocation(3, 4 * MIB, -12)]
+    )
+    second = kineto(steps([300, 400], first=4) + [allocation(1, 32 * MIB)])
+    row = one_row(traced_run(tmp_path / "a", first, second))
+    assert row["status"] == "ok"
+    assert [
+        (window["average_step_time_us"], window["steps"], window["peak_memory_mb"]) for window in row["windows"]
+    ] == [(150, 2, 16.0), (350, 2, 32.0)]
+    assert (row["average_step_time_us"], row["peak_memory_mb"]) == (250, 16.0)
+    assert any("first window only" in note for note in row["notes"])
+    # Warm-up 1, active 2, two batches: steps 1, 2, 4, 5 run batches 9, 4, 4, 9 of 200, 100, 100, 200 us unprofiled.
+    assert row["profiler_inflation"] == pytest.approx(250 / 150)
+
+
+def test_cuda_peak_is_the_highest_of_all_windows(tmp_path):
+    texts = [
+        kineto(steps([100]) + [allocation(1, peak * MIB, device_type=1, device_id=0), allocation(2, 99 * MIB)])
+        for peak in (2, 5, 3)
+    ]
+    row = one_row(traced_run(tmp_path / "a", *texts))
+    assert row["peak_memory_mb"] == 5 and not any("first window" in note for note in row["notes"])
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "no steps"])
+def test_a_broken_trace_costs_only_the_profiled_numbers_of_its_row(tmp_path, damage):
+    good = kineto(steps([100, 200]))
+    traced_run(tmp_path / "broken", good, good, name="k2")
+    traced_run(tmp_path / "whole", good, good)
+    bad = tmp_path / "broken" / "w.10.pt.trace.json"
+    {
+        "cut": lambda: bad.write_text(good[: len(good) // 2]),
+        "gone": bad.unlink,
+        "no steps": lambda: bad.write_text(kineto([allocation(1, 1)])),
+    }[damage]()
+    broken, whole = read_rows(tmp_path)
+    assert broken["status"] == "error" and "w.10.pt.trace.json" in broken["reason"]
+    assert (
+        broken["average_step_time_us"] is None
+        and broken["peak_memory_mb"] is None
+        and broken["profiler_inflation"] is None
+    )
+    assert broken["windows"][0]["average_step_time_us"] == 150 and broken["windows"][1]["average_step_time_us"] is None
+    assert broken["step_ms"]["n"] == 4 and broken["memory"]["step"]["torch_allocated_mb"] == 8
+    assert whole["status"] == "ok" and whole["average_step_time_us"] == 150
+    assert "w.10.pt.trace.json" in summarize(tmp_path)
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.11.0"])
+def test_real_traces_of_someone_else(version):
+    folder = REAL / f"torch-{version}"
+    row = one_row(folder)
+    assert (row["name"], row["status"], row["device"], row["step_ms"]) == (f"torch-{version}", "ok", "cpu", None)
+    assert len(row["windows"]) == 2 and all(window["steps"] == 2 for window in row["windows"])
+    means = [window["average_step_time_us"] for window in row["windows"]]
+    assert row["average_step_time_us"] == pytest.approx(sum(means) / 2)
+    assert row["peak_memory_mb"] == 648 / MIB
+    assert set(row["profiled_stages_us"]) == {"joiner", "loss", "backward"}
+    assert row == one_row(sorted(folder.iterdir())[0], sorted(folder.iterdir())[1])
+
+
+def like_a_stub(first, step=100):
+    """A window whose last step looks cut off: a tenth as long as the other, with none of its operators."""
+    return kineto([*steps([step], first=first), span(f"ProfilerStep#{first + 1}", 2 * step + 2000, step / 10)])
+
+
+def test_a_run_of_this_suite_has_no_stub(tmp_path):
+    """Its loop runs all its steps, or there is no record of the traces."""
+    row = one_row(traced_run(tmp_path / "a", like_a_stub(1), like_a_stub(4)))
+    assert [window["steps"] for window in row["windows"]] == [2, 2]
+    (row,) = read_rows(traced_run(tmp_path / "b", kineto(steps([100])), kineto(steps([4], operators=0))))
+    assert row["average_step_time_us"] == 52 and "stub" not in str(row["notes"])
+
+
+def test_workers_are_rows_of_their_own(tmp_path):
+    write(tmp_path / "a" / "host_1.5.pt.trace.json", kineto(steps([100])))
+    write(tmp_path / "a" / "host_2.5.pt.trace.json", kineto(steps([300])))
+    write(tmp_path / "a" / "host_2.6.pt.trace.json", kineto(steps([500])))
+    times = {row["name"]: row["average_step_time_us"] for row in read_rows(tmp_path)}
+    assert times == {"a host_1": 100, "a host_2": 400}
+
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\r\n\u202ered|`x`\x00\x9b"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_hostile_names_are_harmless_text(tmp_path, format):
+    write_run(
+        tmp_path / "a", name=HOSTILE, jobs=[[status("correctness", "missing", "=cmd()" + HOSTILE)]], device=HOSTILE
+    )
+    write_run(
+        tmp_path / "b", name='=HYPERLINK("x")', jobs=[[status(HOSTILE, "error", "-2+3 " + HOSTILE)]], device="\ud800"
+    )
+    text = kineto(
+        [
+            *steps([100]),
+            {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": HOSTILE,
+                "pid": 1,
+                "tid": 1,
+                "ts": 1,
+                "dur": 1,
+                "args": {"a": 1},
+            },
+        ]
+    )
+    write(tmp_path / ("@c" + HOSTILE.replace("/", "").replace("\x00", "")) / "w.1.pt.trace.json", text)
+    text = summarize(tmp_path, "--format", format)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    if format == "markdown":
+        assert "<script" not in text and "&lt;script&gt;" in text
+        tables = [line for line in text.splitlines() if line.startswith("|")]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1
+    elif format == "csv":
+        table = list(csv.reader(io.StringIO(text)))
+        assert len(table) == 4 and len({len(line) for line in table}) == 1
+        assert not [cell for line in table for cell in line if re.match(r"[=+@-]", cell)]
+        assert any(line[0] == '\'=HYPERLINK("x")' for line in table)
+    elif format == "json":
+        assert {row["name"] for row in json.loads(text)} >= {HOSTILE, '=HYPERLINK("x")'}
+    else:
+        assert "<script>alert(1)</script> red|`x`" in text
+
+
+def test_the_heading_tells_the_batches_that_were_there(tmp_path):
+    write_run(tmp_path / "a", num_batches=80)
+    write_run(tmp_path / "b", name="k2", jobs=[[status("correctness", "missing", "no k2")]], num_batches=80)
+    assert summarize(tmp_path).startswith("batch size 30 (first 2 batches), ")
+    write_run(tmp_path / "b", name="k2", jobs=[[status("correctness", "missing", "no k2")]], num_batches=1)
+    assert summarize(tmp_path / "b").startswith("batch size 30 (first 1 batch), ")
+
+
+def test_table_is_grouped_sorted_and_fits(tmp_path):
+    for name, ms in (("optimized_transducer", 1000.5), ("k2", 300.25), ("torchaudio", 12345.6)):
+        jobs = [correctness(), timing("timing-1", [ms, ms * 1.3], [ms / 3]), memory(12345.6)]
+        write_run(tmp_path / name, name=name, jobs=jobs, passes=["correctness", "timing", "memory"], rounds=1)
+    write_run(
+        tmp_path / "k2-pruned",
+        name="k2-pruned",
+        exact=False,
+        jobs=[[status("correctness", "missing", "pip install k2")]],
+    )
+    write_run(tmp_path / "sorted", name="k2", sort_utterance=True, batches="spread")
+    text = summarize(tmp_path)
+    lines = text.splitlines()
+    assert lines[0] == (
+        "batch size 30 (first 2 batches), V 500, joiner 512, float32, cpu Some CPU, 2 threads, denormals: flush, "
+        "allocator: system, 1 round, 50% of the padded cells useful"
+    )
+    names = [line.split()[0] for line in lines if re.match(r"(k2|torchaudio|optimized)\S* .*(ok|missing) ", line)]
+    assert names == ["k2", "optimized_transducer", "torchaudio", "k2-pruned", "k2"]
+    assert any(line.startswith("max frames 10000, sorted (spread 2 batches)") for line in lines)
+    assert "k2-pruned: missing: pip install k2" in lines
+    assert "k2 step: joiner 34.5 ms, backward 207 ms" in lines
+    assert " 345.3 +-7.8% 2 " in text  # one sample of each batch: that of 300.25 and 390.325
+    assert " 3.33x one round " in text
+    (ratio,) = [line for line in lines if line.startswith("optimized_transducer step over k2's: 3.33x")]
+    assert "over 2 batches" in ratio and "no interval" in ratio and "rounds of different runs" in ratio
+    assert text.count("profiled") >= 2 and "\x1b" not in text
+
+
+@pytest.mark.parametrize("format", ["table", "markdown"])
+def test_labels_are_cut_as_names_are(tmp_path, format):
+    write(tmp_path / "a" / "w.1.pt.trace.json", kineto([*steps([100]), span("x" * 3_000_000, 1001, 40)]))
+    text = summarize(tmp_path, "--format", format)
+    assert "a profiled: xxx" in text and "... 40.0 us" in text and max(map(len, text.splitlines())) < 250
+
+
+def test_markdown_is_one_table_per_group_with_numbers_to_the_right(tmp_path):
+    write_run(tmp_path / "a")
+    lines = summarize(tmp_path, "--format", "markdown").splitlines()
+    assert lines[0].startswith("**batch size 30") and lines[1] == ""
+    heads, rules, cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:5])
+    assert len(heads) == len(rules) == len(cells)
+    row = dict(zip(heads, zip(rules, cells)))
+    assert row["implementation"] == ("---", "torchaudio") and row["status"] == ("---", "ok")
+    assert row["step ms +- n"] == ("---:", "25.00 +-12% 4")
+
+
+def test_json_has_the_promised_keys_and_no_infinity(tmp_path):
+    jobs = [
+        [
+            environment("correctness"),
+            {"record": "correctness", "job": "correctness", "loss_error": None},
+            status("correctness"),
+        ]
+    ]
+    folder = write_run(tmp_path / "a", jobs=jobs)
+    path = folder / schema.FILE_NAME
+    path.write_text(path.read_text().replace('"loss_error":null', '"loss_error":Infinity'))
+    text = summarize(folder, "--format", "json")
+    (row,) = json.loads(text, parse_constant=pytest.fail)
+    assert {
+        "name",
+        "log_dir",
+        "status",
+        "reason",
+        "device",
+        "torch_version",
+        "implementation_version",
+        "windows",
+        "average_step_time_us",
+        "peak_memory_mb",
+        "step_ms",
+        "loss_ms",
+        "loss_error",
+        "grad_error",
+    } <= set(row)
+
+
+@pytest.mark.parametrize(
+    "device, settings_given, expected",
+    [
+        ("cpu", {"allocator": "system"}, ["denormals: flush", "allocator: system"]),
+        ("cpu", {"allocator": "reuse", "denormals": "keep"}, ["denormals: keep", "allocator: reuse"]),
+        ("cuda", {}, ["TF32: on", "L2: warm"]),
+    ],
+)
+def test_the_head_says_what_else_changes_the_numbers(tmp_path, device, settings_given, expected):
+    variables = {**settings.REUSE_VARIABLES, "LD_PRELOAD": "/opt/lib/libjemalloc.so"}
+    line = environment("timing-1", device=device, variables=variables, **settings_given)
+    jobs = [correctness(), [line, *timing("timing-1", [2, 2], [1, 1])[1:]]]
+    write_run(tmp_path, jobs=jobs, passes=["correctness", "timing"], rounds=1, device=device, tf32=True, l2="warm")
+    head = summarize(tmp_path).splitlines()[0].split(", ")
+    assert head[-5:-2] == [*expected, "LD_PRELOAD=libjemalloc.so"] and not any("MALLOC_" in part for part in head)
+
+
+@pytest.fixture
+def with_rtf(monkeypatch):
+    """Seconds of compute for a second of speech, with_rtf up: ten times the step's seconds."""
+    metric = Metric("rtf", "RTF", lambda row: row.step.ms and row.step.ms.median / 100, better="lower")
+    monkeypatch.setitem(metrics.METRICS, "rtf", metric)
+
+
+def test_a_metric_in_one_line_is_everywhere(with_rtf, tmp_path):
+    write_run(tmp_path / "a")  # a step takes 25 ms
+    write_sweep(tmp_path / "s", {"vocab_size": [500, 4000]}, ["k2"], lambda name, values: three(50))
+    log = logs.read([tmp_path])
+    table = results.render(log.rows)
+    line = next(line for line in table.splitlines() if line.startswith("torchaudio"))
+    assert line.endswith(" 0.2500") and "RTF" in table and " RTF |" in results.render(log.rows, "markdown")
+    (row,) = json.loads(results.render(log.rows, "json"))
+    assert row["rtf"] == 0.25
+    (row,) = csv.DictReader(io.StringIO(results.render(log.rows, "csv")))
+    assert row["rtf"] == "0.25"
+    assert metrics.scalars(log.rows[0])["metrics/rtf"] == 0.25
+    for closed in ("page", "answer", "readme"):
+        assert "RTF" not in [column.title for column in results.table(closed, "", log.rows).columns]
+    assert "0.5000" in results.of_log(log)
+
+
+def test_compare_shows_metrics_with_their_units(monkeypatch, tmp_path):
+    """compare takes a list of keys, like every table."""
+    sides = [write_run(tmp_path / name) and tmp_path / name for name in ("a", "b")]
+    for key, unit in (("step_median", "MS"), ("peak_mb", "Mb")):
+        monkeypatch.setitem(metrics.METRICS, key, metrics.METRICS[key]._replace(unit=unit))
+    text = comparison_table.render(comparison.compare(two_sides(*sides).pairs), [])
+    assert text.count(" MS") == 2 and text.count(" Mb") == 2 and "e-0" in text
+    monkeypatch.setitem(metrics.COLUMNS, "comparison", ("step_median", "peak_mb"))
+    assert "e-0" not in comparison_table.render(comparison.compare(two_sides(*sides).pairs), [])
+
+
+def test_one_that_no_row_knows_has_no_column(with_rtf, tmp_path):
+    write_run(tmp_path / "a", jobs=[])
+    text = results.render(logs.rows([tmp_path]))
+    assert "RTF" not in text and "frames" in text
+
+
+def test_every_list_names_metrics_that_are_there_and_their_keys_are_one_each():
+    assert all(key in metrics.METRICS for keys in metrics.COLUMNS.values() for key in keys)
+    assert len(metrics.ALL) == len(metrics.METRICS)
+    assert {metric.better for metric in metrics.METRICS.values()} == {"", "lower", "higher"}
+
+
+MADE = Metric("made", "made", lambda row: 2.5)
+
+
+def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
+    """A key of CSV and JSON, and a column."""
+    for kind in (inference, pipelines, profile):
+        assert len({number.key for number in kind.NUMBERS}) == len(kind.NUMBERS)
+        monkeypatch.setattr(kind, "NUMBERS", (*kind.NUMBERS, MADE))
+    answer = inference.answer(read(write_inference(tmp_path)))
+    assert answer.rows[0]["made"] == 2.5
+    for table in answer.tables[-1:]:
+        assert table.values()[0]["made"] == 2.5
+
+
+def test_the_spread_is_that_of_the_batches_whether_they_were_repeated_or_not(tmp_path):
+    """One definition in one column; what repeats of a batch differ by is a line of its own."""
+    once = [timing("timing-1", [10, 20], [])]
+    often = [timing("timing-1", [9, 18, 10, 20, 11, 22], [])]
+    for name, rounds in (("once", once), ("often", often)):
+        write_run(tmp_path / name, name=name, jobs=[correctness(), *rounds], rounds=1, passes=["correctness", "timing"])
+    rows = {row.name: row for row in logs.rows([tmp_path])}
+    spreads = {name: metrics.METRICS["half"].value(row) for name, row in rows.items()}
+    assert spreads["once"] == spreads["often"] == pytest.approx(20)  # medians 10 and 20: 12 and 18 around 15
+    assert metrics.of_repeats(rows["once"], "step") is None and metrics.of_repeats(rows["often"], "step") > 0
+    text = summarize(tmp_path)
+    (line,) = [line for line in text.splitlines() if line.startswith("repeats of one batch")]
+    assert "often step" in line and "once" not in line

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import random
-import unicodedata
 
 import pytest
-from fixtures_traces import MIB, REAL, REAL_FILES, kineto, memory, span, steps, write
+from fixtures_runs import MIB, REAL, REAL_FILES, allocation, kineto, span, steps, write
 
 from common.analysis.logs import rows
 from common.core.errors import UserError
-from common.show.results import FORMATS, render
 from common.traces import events as trace_events
 from common.traces import memory as traced
 from common.traces.reader import CPU, CUDA, TraceError, read
@@ -48,8 +44,8 @@ def test_steps_labels_and_the_peak_of_each_device(tmp_path):
         {**span("ProfilerStep#9", 1, 1), "ph": "i"},
         span("loss", 1001, 40),
         span("loss", 1200, 50),
-        *(memory(at, total * MIB) for at, total in ((1, 4), (2, 16), (3, -4))),
-        *(memory(4, total * MIB, device_type=CUDA, device_id=id) for total, id in ((7, 0), (9, 1))),
+        *(allocation(at, total * MIB) for at, total in ((1, 4), (2, 16), (3, -4))),
+        *(allocation(4, total * MIB, device_type=CUDA, device_id=id) for total, id in ((7, 0), (9, 1))),
     ]
     trace = read_text(tmp_path, events)
     assert durations(trace) == [(7, 100.0), (8, 200.0), (9, 300.0)] and trace.label_us == {"loss": 90.0}
@@ -113,7 +109,7 @@ def test_names_that_are_not_json_are_salvaged_over_many_small_chunks(tmp_path, m
     for number, name in enumerate(names):
         events.append(steps([100 + number], first=number)[0])
         raw = kineto([span("NAME", 5, number + 1)]).split('"traceEvents": [\n')[1].split("\n  ],")[0]
-        events += [raw.replace("NAME", name), memory(number, number * MIB)]
+        events += [raw.replace("NAME", name), allocation(number, number * MIB)]
     events.append({**span("long", 1, 2), "args": {"Call stack": "frame;" * 5000}})
     monkeypatch.setattr(trace_events, "CHUNK", 700)
     trace = read_text(tmp_path, events)
@@ -147,21 +143,22 @@ WHOLE, STUB, SMALL_BATCH = (300, 6), (10, 1), (10, 6)
 
 
 @pytest.mark.parametrize(
-    "of_windows, whole",
+    "of_windows, whole, stubs",
     [
-        ([loop(WHOLE, WHOLE, STUB)], 2),
-        ([loop(WHOLE, WHOLE, SMALL_BATCH)], 3),  # short, with as many operators: short utterances
-        ([loop(WHOLE, WHOLE, (290, 0))], 3),
-        ([loop((300, 0), (200, 0), (10, 0))], 3),
-        ([loop(WHOLE, WHOLE), loop(STUB, first=3)], 2),  # alone in its window
-        ([loop(WHOLE, WHOLE), loop(SMALL_BATCH, first=3)], 3),
-        ([loop(WHOLE, STUB), loop(WHOLE, first=3)], 3),  # the loop went on
+        ([loop(WHOLE, WHOLE, STUB)], 2, 1),
+        ([loop(WHOLE, WHOLE, SMALL_BATCH)], 3, 0),  # short, with as many operators: short utterances
+        ([loop(WHOLE, WHOLE, (290, 0))], 3, 0),
+        ([loop((300, 0), (200, 0), (10, 0))], 3, 0),
+        ([loop(WHOLE, WHOLE), loop(STUB, first=3)], 2, 1),  # alone in its window
+        ([loop(WHOLE, WHOLE), loop(SMALL_BATCH, first=3)], 3, 0),
+        ([loop(WHOLE, STUB), loop(WHOLE, first=3)], 3, 0),  # the loop went on
+        ([loop(WHOLE, STUB), loop(WHOLE, STUB, first=3), loop(WHOLE, STUB)], 4, 2),  # the last is of another loop
     ],
 )
-def test_a_last_step_is_a_stub_if_it_is_short_and_has_few_operators(tmp_path, of_windows, whole):
+def test_a_last_step_is_a_stub_if_it_is_short_and_has_few_operators(tmp_path, of_windows, whole, stubs):
     numbers = numbers_of(tmp_path, *of_windows)
     assert sum(window.steps for window in numbers.windows) == whole
-    assert sum("stub" in note for note in numbers.notes) == (whole == 2)
+    assert sum("stub" in note for note in numbers.notes) == stubs
 
 
 # Memory.
@@ -173,7 +170,7 @@ def test_a_curve_is_of_the_last_step_above_its_start_and_spans_of_all(tmp_path, 
         span("ProfilerStep#2", 100, 100),
         span("joiner", 110, 30),
         span("loss", 145, 50),
-        *(memory(at, total * MIB) for at, total in ((10, 90), (50, 5), (120, 12), (130, 8), (150, 25), (190, 7))),
+        *(allocation(at, total * MIB) for at, total in ((10, 90), (50, 5), (120, 12), (130, 8), (150, 25), (190, 7))),
     ]
     path = write(tmp_path / "w.1.pt.trace.json", kineto(events))
     curve = traced.curve(path)
@@ -224,7 +221,7 @@ def test_no_file_and_no_steps_are_errors_of_their_window(tmp_path):
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(TraceError, match="cannot be read"):
             read(path)
-    assert "no ProfilerStep" in numbers_of(tmp_path, [memory(1, 2)]).error
+    assert "no ProfilerStep" in numbers_of(tmp_path, [allocation(1, 2)]).error
 
 
 def test_fields_of_odd_types_are_passed_over(tmp_path):
@@ -255,34 +252,3 @@ def test_garbled_traces_never_crash_and_never_make_a_number_up(tmp_path, packed,
             assert "\n" not in str(error)
         else:
             assert not packed or trace.steps == read(SMALLEST).steps
-
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "\x1b[2J\x1b]0;x\x07",
-    "=cmd|' /C calc'!A0",
-    "\u202e",
-    "|`x`|",
-    "](javascript:a)",
-]
-
-
-def test_hostile_names_and_files_are_rows_of_harmless_text(tmp_path):
-    """Names of labels and files that a terminal, a page or a spreadsheet would obey; some traces are cut."""
-    for seed in range(12):
-        chance = random.Random(seed)
-        names = chance.sample(HOSTILE, 4)
-        text = kineto(steps([100, 200]) + [span(name, 1001, 5) for name in names])
-        cut = chance.choice([len(text), chance.randrange(len(text))])
-        write(tmp_path / f"{seed} <b>=1\x1b" / f"{names[2].replace('/', '')}.{seed}.pt.trace.json", text[:cut])
-    listed = rows([tmp_path])
-    assert len(listed) == 12 and {row.status for row in listed} == {"ok", "error"}
-    for row in listed:  # a cut trace is an error of its own row
-        assert row.status == "error" or row.profile.average_step_time_us == 150
-    for format in FORMATS:
-        shown = render(listed, format)
-        assert not [character for character in shown if unicodedata.category(character)[0] == "C" and character != "\n"]
-        assert format in ("table", "json", "csv") or ("<script" not in shown and "<b>" not in shown)
-        if format == "csv":
-            cells = [cell for line in csv.reader(io.StringIO(shown)) for cell in line]
-            assert not [cell for cell in cells if cell.startswith("=")]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from commands import command, read, within
-from fixtures_runs import correctness, memory, timing, traced_run, write_run
-from fixtures_traces import MIB, kineto, span, steps
-from fixtures_traces import memory as allocated
+from fixtures_runs import MIB, correctness, kineto, memory, span, steps, timing, traced_run, write_run
+from fixtures_runs import allocation as allocated
 
 from common.core import settings
 from common.core.errors import UserError
