@@ -264,8 +264,6 @@ def test_a_run_is_text_rows_and_a_section_and_a_broken_one_is_a_line(tmp_path):
     assert len(made.tables) == 4 and "line 1" in str(broken.failures) and shown.holds(tmp_path)
     text = io.StringIO(run("summarize.py", tmp_path, "--format", "csv").stdout)
     assert [row["rtf"] for row in csv.DictReader(text)] == ["0.1", "0.025", "0.05", ""]
-    done = run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "report.html")
-    assert done.returncode == 0 and 'id="inference-0"' in (tmp_path / "report.html").read_text(), done.stderr
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

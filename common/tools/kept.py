@@ -140,24 +140,23 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> Slice:
     """Return how the page and the summary show the runs of a tool."""
 
     def sections(base: Path, paths: Sequence[Path]) -> List[Section]:
-        return [_section(f"{tool}-{number}", title, each) for number, each in enumerate(answers(paths, tool, answer))]
+        return [
+            Section(
+                f"{tool}-{number}",
+                title,
+                "" if each.name == title else each.name,
+                tables=each.tables,
+                failures=[Failure("error", "", [line]) for line in each.failures],
+                figures=each.figures,
+                notes=[("", [line]) for line in [*each.total, *each.lines]],
+                folded=each.folded,
+            )
+            for number, each in enumerate(answers(paths, tool, answer))
+        ]
 
     return Slice(
         sections,
         holds=lambda path: any(answers([path], tool, answer)),
         rows=lambda paths: [{"name": each.name, **row} for each in answers(paths, tool, answer) for row in each.rows],
         text=lambda paths, format: [each.render(format) for each in answers(paths, tool, answer)],
-    )
-
-
-def _section(name: str, title: str, answer: Answer) -> Section:
-    return Section(
-        name,
-        title,
-        "" if answer.name == title else answer.name,
-        tables=answer.tables,
-        failures=[Failure("error", "", [line]) for line in answer.failures],
-        figures=answer.figures,
-        notes=[("", [line]) for line in [*answer.total, *answer.lines]],
-        folded=answer.folded,
     )

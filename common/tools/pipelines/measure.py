@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterator, Mapping
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_map
 
 from common.core.errors import NotRunnable, UserError
 from common.core.settings import Settings
@@ -56,7 +57,8 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
         if not callable(model):
             raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
         module = model.to(device).eval() if isinstance(model, torch.nn.Module) else model
-        call = Call(module, _on(device, source))
+        given = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source)
+        call = Call(module, given)
         costs = measured(call, stage, device)
         if number < len(config.stages) - 1:
             outputs = call.outputs()
@@ -82,16 +84,6 @@ def _send(outputs: Any, path: Path) -> None:
             "between stages go tensors, numbers and texts in lists, tuples and dicts, not all that this "
             f"{type(outputs).__name__} has; give a converter that makes such ones"
         ) from error
-
-
-def _on(device: torch.device, inputs: Any) -> Any:
-    if isinstance(inputs, torch.Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, Mapping):
-        return {key: _on(device, value) for key, value in inputs.items()}
-    if isinstance(inputs, (list, tuple)):
-        return type(inputs)([_on(device, value) for value in inputs])
-    return inputs
 
 
 @dataclass
