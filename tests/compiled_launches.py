@@ -3,20 +3,18 @@
 `python tests/compiled_launches.py ARCHITECTURE V DTYPE ...` prints one line of JSON for each such triple: the launches
 of a step of 30 utterances and what each kernel takes of the GPU.  `recipe ARCHITECTURE V DTYPE` is a step with another
 activation, dropout and label smoothing; `tdt ARCHITECTURE V DTYPE` (or another lattice of CALLS) one of that lattice,
-of V symbols.  `table` alone prints a table for every GPU, V and dtype, in some minutes.
+of V symbols.
 It is a process of its own, since it takes the place of Triton's driver.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -30,8 +28,6 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
 from common.data import batching, shapes  # noqa: E402
-from common.present.table import Column  # noqa: E402
-from common.present.text import markdown_of  # noqa: E402
 from fused_transducer import kernels, triton_backend  # noqa: E402
 from fused_transducer.call import Call  # noqa: E402
 
@@ -94,11 +90,6 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
     return launches
 
 
-def width(V: int) -> int:
-    """Return H of the layer with V symbols: 512, or for 501 symbols an odd number too."""
-    return 511 if V == 501 else 512
-
-
 #: Options of a call that are not those of every step.
 CALLS: Dict[str, Dict[str, Any]] = {
     "": {},
@@ -114,7 +105,7 @@ CALLS: Dict[str, Dict[str, Any]] = {
 def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, options: str = "") -> None:
     """Launch the forward and backward of 30 utterances of at most T frames and U tokens.  useful: the share of cells
     that are no padding; options: a name of CALLS."""
-    N, U1, H = UTTERANCES, U + 1, width(V)
+    N, U1, H = UTTERANCES, U + 1, 511 if V == 501 else 512  # with an odd V an odd H
     V += len(CALLS[options].get("durations", ()))
     sizes, integers = ((N, T, H), (N, U1, H), (V, H), (V,)), ((N, U), (N,), (N,))
     tensors = [*(torch.empty(size, dtype=dtype) for size in sizes)]
@@ -129,67 +120,35 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, option
 
 
 def resources(compiled: Any) -> Dict[str, Any]:
-    """Return what a compiled kernel takes: registers and bytes of stack of a thread, bytes of shared memory of a block,
-    its warps and instructions, and the matrix unit that its PTX uses ("" for none)."""
+    """Return what a compiled kernel takes: bytes of stack of a thread, of shared memory of a block, and the matrix unit
+    that its PTX uses ("" for none)."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage = subprocess.run(
-            [str(TOOLS / "cuobjdump"), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-        code = subprocess.run([str(TOOLS / "nvdisasm"), "-c", file.name], capture_output=True, text=True, check=True)
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+        command = [str(TOOLS / "cuobjdump"), "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     units = [unit for unit in ("wgmma", "tcgen05.mma", "mma.sync", "fma.rn.f32") if unit in compiled.asm["ptx"]]
-    unit = units[0] if units else ""
-    return {
-        "registers": int(registers),
-        "stack": int(stack),
-        "shared": compiled.metadata.shared,
-        "warps": compiled.metadata.num_warps,
-        "instructions": len(re.findall(r"^\s*/\*[0-9a-f]+\*/", code.stdout, re.MULTILINE)),
-        "unit": unit,
-    }
-
-
-def drawn_batches(count: int) -> List[Any]:
-    """Return (T, U, share of useful cells) of `count` random batches of the shape file."""
-    batches = batching.fixed_size(shapes.load(ROOT / "shape_info.pt"), UTTERANCES)
-    described = [batches.describe(index) for index in batching.select(batches, "random", count, seed=0)]
-    return [(batch["T_max"], batch["U_max"], batch["useful_cells"] / batch["padded_cells"]) for batch in described]
+    stack = re.search(r"STACK:(\d+)", usage).group(1)
+    return {"stack": int(stack), "shared": compiled.metadata.shared, "unit": units[0] if units else ""}
 
 
 def describe(architecture: int, V: int, dtype: torch.dtype, options: str = "") -> Dict[str, Any]:
-    """Return the launches of the first drawn batch's step, and the resources of each kernel."""
+    """Return the launches of a step of a random batch of the shape file, and the resources of each kernel."""
     launches = pretend(architecture)
-    step(*drawn_batches(1)[0][:2], V, dtype, drawn_batches(1)[0][2], options)
-    compiled_of = {launch["kernel"]: launch["compiled"] for launch in launches}
+    batches = batching.fixed_size(shapes.load(ROOT / "shape_info.pt"), UTTERANCES)
+    (batch,) = (batches.describe(index) for index in batching.select(batches, "random", 1, seed=0))
+    step(batch["T_max"], batch["U_max"], V, dtype, batch["useful_cells"] / batch["padded_cells"], options)
+    compiled_of = {launch["kernel"]: launch.pop("compiled") for launch in launches}
     return {
-        "launches": [{key: value for key, value in launch.items() if key != "compiled"} for launch in launches],
+        "launches": launches,
         "kernels": {name: resources(compiled) for name, compiled in compiled_of.items()},
         "multiprocessors": GPUS[architecture][0],
         "most_shared": GPUS[architecture][1],
     }
 
 
-def table() -> str:
-    """Return the table of the launches: a line for each GPU, V and dtype; of the lattice and the four kernels that
-    multiply, registers, kB of shared memory, bytes of stack, and instructions."""
-    shown = ("log_probabilities", "lattice", "logit_gradients", "input_gradients", "weight_gradients")
-    lines = []
-    for case in itertools.product(map(str, GPUS), ("500", "4096"), ("float32", "bfloat16")):
-        done = subprocess.run([sys.executable, __file__, *case], capture_output=True, text=True, check=True)
-        made = json.loads(done.stdout)
-        taken = [made["kernels"][name] for name in shown]
-        cells = [f"{of['registers']} / {of['shared'] // 1024} / {of['stack']} / {of['instructions']}" for of in taken]
-        lines.append([f"sm_{case[0]}", *case[1:], str(len(made["launches"])), *cells, taken[0]["unit"]])
-    return markdown_of(["target", Column("V"), "dtype", Column("launches a step"), *shown, "tensor cores"], lines)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["table"]:
-        raise SystemExit(print(table()))
-    made, words = describe, sys.argv[1:]
-    if words[0] in CALLS:
-        made, words = partial(describe, options=words[0]), words[1:]
+    words = sys.argv[1:]
+    options = words.pop(0) if words[0] in CALLS else ""
     for architecture, V, dtype in zip(*[iter(words)] * 3):
-        print(json.dumps(made(int(architecture), int(V), getattr(torch, dtype))), flush=True)
+        print(json.dumps(describe(int(architecture), int(V), getattr(torch, dtype), options)), flush=True)

@@ -149,6 +149,17 @@ def lattice_problem(topology: str, lengths, **options: Any) -> Problem:
     return case
 
 
+def certain(T: int, U: int, V: int, **options: Any) -> Problem:
+    """Return an utterance of float32 of which one path has nearly all the probability, and logits are whole numbers."""
+    case, H = problem([(T, U)], H=40, V=V, dtype=torch.float32, activation="none", negligible=0.0, **options), 40
+    codes = torch.eye(V)[:, :H]
+    case.targets = torch.randint(1, H, (1, U), generator=torch.Generator().manual_seed(2))
+    case.tensors = [torch.zeros(1, T, H), torch.zeros(1, U + 1, H), 30 * codes, 45 * torch.eye(V)[0]]
+    case.tensors[0][0, torch.arange(U) * 3] = case.tensors[1][0, :U] = codes[case.targets[0]]
+    case.tensors[2][0] = 0
+    return case
+
+
 def mask_of(case: Problem) -> torch.Tensor:
     """Return what dropout multiplies the activations with (N, T, U+1, H): 0 or 1 / (1 - p).  The hash is written out as
     its definition says, in Python's integers of numpy."""

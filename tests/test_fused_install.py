@@ -1,26 +1,41 @@
-"""`pip install ./fused_transducer` into an environment of its own, where the README's example runs."""
+"""fused_transducer as it is installed: a wheel in an environment of its own, where the README's example runs, and where
+its compiled code is kept: whom it trusts, and what it does without a home, room or compiler.
+
+The compiler of these tests copies the library that is there; what is tested is all around it.
+"""
 
 from __future__ import annotations
 
+import _ctypes
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import warnings
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from commands import ROOT
+from fused_helpers import copying_compiler
 
-for needed in ("pip", "setuptools", "torch"):  # not by find_spec: when asked for pip, setuptools' finder gives up
-    if not any(metadata.distributions(name=needed)):
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+import fused_transducer
+from fused_transducer import compiling, library, native
 
-import torch  # noqa: E402
-from fused_helpers import copying_compiler  # noqa: E402
+compiled = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or bool(native.unavailable("cpu", torch.float32)),
+    reason="needs Linux and the compiled code",
+)
 
-from fused_transducer import native  # noqa: E402
+
+@pytest.fixture
+def compiler(tmp_path):
+    return copying_compiler(tmp_path)
 
 
 def link(name: str, to: Path, linked: set) -> None:
@@ -43,6 +58,9 @@ def link(name: str, to: Path, linked: set) -> None:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """A fresh environment that has this one's torch and setuptools, and no more; nothing is downloaded."""
+    for needed in ("pip", "setuptools"):  # not by find_spec: when asked for pip, setuptools' finder gives up
+        if not any(metadata.distributions(name=needed)):
+            pytest.skip(f"{needed} is not installed")
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
@@ -60,23 +78,6 @@ def environment(tmp_path_factory):
     assert not alone.stdout.split()
     shutil.copytree(ROOT / "fused_transducer", folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build"))
     return folder
-
-
-def install(environment, package, **variables):
-    pip = [
-        *(sys.executable, "-m", "pip", "--python", environment / "venv" / "bin" / "python"),
-        "install",
-        "--no-index",
-        "--no-deps",
-        "--force-reinstall",
-    ]
-    done = subprocess.run(
-        [*pip, "--no-build-isolation", package],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def example(environment):
@@ -104,8 +105,6 @@ print(encoder_out.grad.abs().sum().item() > 0)
 
 def built(environment, tmp_path, **variables):
     """Return {name: text} of the files of a wheel that has no suffix of a binary, and the wheel's name."""
-    import zipfile
-
     source = shutil.copytree(environment / "source", tmp_path / "source", ignore=shutil.ignore_patterns("build"))
     command = [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(tmp_path)]
     done = subprocess.run(command, cwd=source, env={**os.environ, **variables}, capture_output=True, text=True)
@@ -118,8 +117,6 @@ def built(environment, tmp_path, **variables):
 
 
 def test_a_wheel_says_what_it_is(environment, tmp_path):
-    import fused_transducer
-
     files, name = built(environment, tmp_path, CXX="no-such-compiler")
     assert name == f"fused_transducer-{fused_transducer.__version__}-py3-none-any.whl"  # nothing was compiled
     (metadata_of_wheel,) = (text for file, text in files.items() if file.endswith("/METADATA"))
@@ -130,15 +127,138 @@ def test_a_wheel_says_what_it_is(environment, tmp_path):
     assert not re.search(r"\]\(|docs/", (ROOT / "fused_transducer" / "README.md").read_text())  # no links out of it
 
 
+@compiled
 @pytest.mark.thorough
 def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(environment, tmp_path, thorough):
     """`pip install` makes this wheel and installs it.  The compiler copies the library that the suite has compiled from
     the same sources; with --thorough it is the real one."""
-    if native.unavailable("cpu", torch.float32):
-        pytest.skip(native.unavailable("cpu", torch.float32))
     variables = {} if thorough else {"CXX": str(copying_compiler(tmp_path))}
     files, name = built(environment, tmp_path, **variables)
     assert re.search(r"-py3-none-(?!any)\w+\.whl$", name)
     assert sum(file.startswith("fused_transducer/_native-") for file in files) == 1
-    install(environment, tmp_path / name)
+    pip = [sys.executable, "-m", "pip", "--python", environment / "venv" / "bin" / "python", "install", "--no-index"]
+    done = subprocess.run([*pip, "--no-deps", tmp_path / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert example(environment) == "native"
+
+
+# -- the compiled code ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("FUSED_TRANSDUCER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def first_use(**variables):
+    """Return (whether the compiled code was loaded, why not, the warnings) of a first use with these variables."""
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        loaded, reason = native._first_load.__wrapped__()
+    return loaded is not None, reason, [str(warning.message) for warning in given]
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+@pytest.mark.parametrize("value", ["", "relative/folder", None])
+def test_without_an_absolute_xdg_folder_it_is_that_of_the_home(value, monkeypatch, tmp_path):
+    if value is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+    assert library.cache_folder() == tmp_path / "home" / ".cache" / "fused_transducer"
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+def test_no_library_of_the_current_folder_is_loaded(compiler, tmp_path, monkeypatch):
+    planted = tmp_path / "fused_transducer" / compiling.library_name()
+    planted.parent.mkdir()
+    planted.write_text("not a library")
+    monkeypatch.chdir(tmp_path)
+    assert first_use(XDG_CACHE_HOME="", CXX=compiler) == (True, "", [])
+    folder = tmp_path / "home" / ".cache" / "fused_transducer"
+    assert folder.stat().st_mode & 0o777 == 0o700 and (folder / compiling.library_name()).exists()
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+@pytest.mark.parametrize("what", ["folder", "file", "folder of another user", "file of another user"])
+def test_what_others_can_write_is_not_loaded(what, compiler, tmp_path):
+    path = tmp_path / "cache" / compiling.library_name()
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes((tmp_path / "whole.so").read_bytes()[:-8] + b"planted!")
+    opened = path.parent if what.startswith("folder") else path
+    if "another user" in what:
+        if os.getuid() != 0:
+            pytest.skip("only root can give files away")
+        os.chown(opened, 54321, 54321)
+    else:
+        opened.chmod(0o777)
+    loaded, _, given = first_use(FUSED_TRANSDUCER_CACHE=path.parent, CXX=compiler)
+    assert loaded and (tmp_path / "links").read_text().split() == ["linked"]
+    if opened == path.parent:  # compiled for the process alone
+        assert path.read_bytes().endswith(b"planted!")
+        assert len(given) == 1 and str(path.parent) in given[0]
+    else:
+        assert not path.read_bytes().endswith(b"planted!") and not library.refusal(path)
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+def test_another_library_of_that_name_is_named(tmp_path):
+    path = tmp_path / "cache" / compiling.library_name()
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(Path(_ctypes.__file__).read_bytes())
+    loaded, reason, _ = first_use(FUSED_TRANSDUCER_CACHE=path.parent)
+    assert not loaded and str(path) in reason
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+@pytest.mark.parametrize("CXX", ["g++ '", "no-such-compiler", "/dev/null", "   "])
+def test_an_odd_compiler_is_a_reason(CXX, tmp_path, monkeypatch):
+    if not CXX.strip():
+        monkeypatch.setenv("PATH", str(tmp_path))  # with no word in CXX it would find the real one
+    loaded, reason, _ = first_use(FUSED_TRANSDUCER_CACHE=tmp_path / "cache", CXX=CXX)
+    assert not loaded and reason
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+def test_without_a_home_it_is_compiled_for_the_process(compiler, tmp_path, monkeypatch):
+    import pwd
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # KeyError, as of a user that the system does not know
+    loaded, _, given = first_use(CXX=compiler)
+    assert loaded and len(given) == 1 and "home" in given[0]
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+def test_a_full_disk_leaves_no_part_of_a_library(tmp_path):
+    """A limit on the size of files ends a write in the middle, as a full disk does."""
+    import resource
+
+    made = tmp_path / "made.so"
+    made.write_bytes(bytes(200_000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError):
+            compiling.install(made, tmp_path / "placed.so")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["made.so"]
+
+
+@compiled
+@pytest.mark.usefixtures("empty_home")
+def test_threads_that_come_first_compile_once(compiler, tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "_first_load", functools.cache(native._first_load.__wrapped__))
+    os.environ.update(FUSED_TRANSDUCER_CACHE=str(tmp_path / "cache"), CXX=str(compiler))
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: native.unavailable("cpu", torch.float32), range(4)))
+    assert made == [""] * 4 and (tmp_path / "links").read_text().split() == ["linked"]

@@ -16,7 +16,7 @@ import pytest
 import sanitize
 import torch
 from commands import ROOT
-from fused_helpers import computed, errors, problem, use
+from fused_helpers import computed, errors, lattice_problem, problem, use
 
 from common.system import locks
 from fused_transducer import compiling, native
@@ -89,10 +89,7 @@ def spanned(tensor):
 @pytest.mark.parametrize("topology", ["regular", *sanitize.LATTICES])
 @pytest.mark.parametrize("dtype, allowed", [(torch.float64, 1e-12), (torch.float32, 5e-6), (torch.bfloat16, 2e-2)])
 def test_aarch64_agrees_with_the_oracle(topology, dtype, allowed, emulated):
-    options = {"topology": topology, **sanitize.LATTICES.get(topology, {}), "negligible": 0.0}
-    further = len(options.get("durations", ()))
-    case = problem([(12, 4), (9, 3), (8, 1), (7, 0)], H=37, V=70 + further, dtype=dtype, scale=0.3, **options)
-    case.targets = 1 + case.targets % 69
+    case = lattice_problem(topology, [(12, 4), (9, 3), (8, 1), (7, 0)], H=37, V=70, dtype=dtype, scale=0.3)
     assert max(errors(case).values()) <= allowed
     assert emulated == ["forward", "backward"]
 
@@ -110,6 +107,5 @@ def test_aarch64_flushes_denormals_and_restores_them_after_a_step(emulated):
     leaves = case.leaves()
     (case.loss(leaves) * 1e-39).sum().backward()
     assert emulated == ["forward", "backward"]
-    for leaf in leaves:
-        assert not leaf.grad.any()
+    assert not any(leaf.grad.any() for leaf in leaves)
     assert computed(case)[1]["weight"].any()  # as it is with an upstream gradient of 1

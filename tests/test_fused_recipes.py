@@ -7,6 +7,7 @@ import torch
 from fused_helpers import ACTIVATIONS, error, mask_of, problem, right
 from torch import nn
 
+from common.losses import oracle
 from fused_transducer import recipes
 
 LENGTHS = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]
@@ -20,93 +21,74 @@ LAYERS = {
 }
 
 
-class Icefall(nn.Module):
-    """output_linear(tanh(encoder_proj(encoder_out) + decoder_proj(decoder_out)))."""
+class Joiner(nn.Module):
+    """Holds layers and settings under the toolkit's names; of(self, ...) computes logits as it is published."""
 
-    def __init__(self):
+    def __init__(self, of, **parts):
         super().__init__()
-        self.encoder_proj, self.decoder_proj, self.output_linear = nn.Linear(E, H), nn.Linear(D, H), nn.Linear(H, V)
+        self.of = of
+        for name, part in parts.items():
+            setattr(self, name, part)
 
-    def forward(self, encoder_out, decoder_out):
+    def forward(self, *given):
+        return self.of(self, *given)
+
+
+def icefall():
+    def of(self, encoder_out, decoder_out):
         return self.output_linear(torch.tanh(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
 
+    return Joiner(of, encoder_proj=nn.Linear(E, H), decoder_proj=nn.Linear(D, H), output_linear=nn.Linear(H, V))
 
-class Nemo(nn.Module):
-    """joint_net(enc(f) + pred(g)) / temperature; the blank is the last symbol."""
 
-    def __init__(self, activation, dropout=0.0, temperature=1.0):
-        super().__init__()
-        self.enc, self.pred, self.temperature = nn.Linear(E, H), nn.Linear(D, H), temperature
-        self.masking_prob, self.num_extra_outputs = -1.0, 0  # the defaults of nemo-toolkit 3.0.0
-        layers = [nn.Dropout(dropout)] if dropout else []
-        self.joint_net = nn.Sequential(activation, *layers, nn.Linear(H, V))
+def nemo(activation, dropout=0.0, temperature=1.0):
+    """The blank is the last symbol.  What masks and adds outputs has the defaults of nemo-toolkit 3.0.0."""
 
-    def forward(self, f, g, mask=None):
+    def of(self, f, g, mask=None):
         x = self.joint_net[0](self.enc(f) + self.pred(g))
         return self.joint_net[-1](x if mask is None else x * mask) / self.temperature
 
+    net = nn.Sequential(activation, *([nn.Dropout(dropout)] if dropout else []), nn.Linear(H, V))
+    others = {"temperature": temperature, "masking_prob": -1.0, "num_extra_outputs": 0}
+    return Joiner(of, enc=nn.Linear(E, H), pred=nn.Linear(D, H), joint_net=net, **others)
 
-class Espnet(nn.Module):
-    """lin_out(joint_activation(lin_enc(encoder_out) + lin_dec(decoder_out)))."""
 
-    def __init__(self, activation):
-        super().__init__()
-        self.lin_enc, self.lin_dec, self.lin_out = nn.Linear(E, H), nn.Linear(D, H, bias=False), nn.Linear(H, V)
-        self.joint_activation = activation
-
-    def forward(self, encoder_out, decoder_out):
+def espnet(activation):
+    def of(self, encoder_out, decoder_out):
         return self.lin_out(self.joint_activation(self.lin_enc(encoder_out) + self.lin_dec(decoder_out)))
 
+    layers = {"lin_enc": nn.Linear(E, H), "lin_dec": nn.Linear(D, H, bias=False), "lin_out": nn.Linear(H, V)}
+    return Joiner(of, joint_activation=activation, **layers)
 
-class Wenet(nn.Module):
-    """ffn_out(activation(post_ffn(enc_ffn(encoder_out) + pred_ffn(predictor_out))))."""
 
-    def __init__(self, activation, pre, post):
-        super().__init__()
-        self.activatoin, self.hat_joint = activation, False
-        self.enc_ffn = nn.Linear(E, H) if pre else None
-        self.pred_ffn = nn.Linear(D, H) if pre else None
-        self.post_ffn, self.ffn_out = nn.Linear(H, H) if post else None, nn.Linear(H, V)
-
-    def forward(self, encoder_out, predictor_out):
+def wenet(pre, post):
+    def of(self, encoder_out, predictor_out):
         if self.enc_ffn is not None:
             encoder_out, predictor_out = self.enc_ffn(encoder_out), self.pred_ffn(predictor_out)
         x = encoder_out + predictor_out
         return self.ffn_out(self.activatoin(x if self.post_ffn is None else self.post_ffn(x)))
 
-
-class Wrapped(nn.Module):
-    """SpeechBrain's Linear, whose layer is `w`."""
-
-    def __init__(self, *sizes, bias=True):
-        super().__init__()
-        self.w = nn.Linear(*sizes, bias=bias)
-
-    def forward(self, x):
-        return self.w(x)
+    layers = {"enc_ffn": nn.Linear(E, H), "pred_ffn": nn.Linear(D, H)} if pre else {"enc_ffn": None, "pred_ffn": None}
+    post_ffn = nn.Linear(H, H) if post else None
+    return Joiner(of, **layers, post_ffn=post_ffn, ffn_out=nn.Linear(H, V), activatoin=nn.Tanh(), hat_joint=False)
 
 
-class Speechbrain(nn.Module):
-    """transducer_lin(nonlinearity(sum, or a layer of both side by side))."""
+def speechbrain(activation, joint):
+    """Layers are SpeechBrain's own Linear, which wraps torch's as `w`."""
 
-    def __init__(self, activation, joint):
-        super().__init__()
-        self.joint, self.nonlinearity = joint, activation
-        self.joint_network = Wrapped(E + D, H) if joint == "concat" else None
-        self.lin = Wrapped(H, V, bias=False)
+    def of(self, x, h):
+        if self.joint == "concat":
+            sizes = torch.broadcast_shapes(x.shape[:-1], h.shape[:-1])
+            both = torch.cat([x.expand(*sizes, x.shape[-1]), h.expand(*sizes, h.shape[-1])], -1)
+        return self.lin.w(self.nonlinearity(x + h if self.joint == "sum" else self.joint_network.w(both)))
 
-    def forward(self, x, h):
-        if self.joint == "sum":
-            return self.lin(self.nonlinearity(x + h))
-        sizes = torch.broadcast_shapes(x.shape[:-1], h.shape[:-1])
-        x, h = x.expand(*sizes, x.shape[-1]), h.expand(*sizes, h.shape[-1])
-        return self.lin(self.nonlinearity(self.joint_network(torch.cat([x, h], -1))))
+    layers = {"joint_network": nn.Linear(E + D, H), "lin": nn.Linear(H, V, bias=False)}
+    layers = {name: Joiner(None, w=layer) for name, layer in layers.items() if joint == "concat" or name == "lin"}
+    return Joiner(of, joint=joint, nonlinearity=activation, **layers)
 
 
 def equal(joiner, loss_of, sizes=(E, D), blank=0, mask=None):
     """Assert that loss and gradients, of the outputs and of all parameters, are the oracle's of the joiner's logits."""
-    from common.losses import oracle
-
     joiner = joiner.double()
     case = problem(LENGTHS, V=V)
     case.targets[case.targets == blank] = 1
@@ -128,57 +110,53 @@ def equal(joiner, loss_of, sizes=(E, D), blank=0, mask=None):
     assert max(error(made, expected) for expected, made in zip(*results)) < 1e-10
 
 
-def exact(recipe):
-    return lambda *given: recipe(*given, negligible=0.0)
+def by_recipe(recipe, **options):
+    """Return the recipe's loss of a joiner and outputs (N, length, features), in the toolkit's shapes."""
+
+    def loss(joiner, x, h, targets, T_lengths, U_lengths):
+        given = [joiner, x, h, targets, T_lengths, U_lengths]
+        if recipe is recipes.nemo:
+            given[1:3] = x.transpose(1, 2), h.transpose(1, 2)
+        if recipe is recipes.speechbrain:
+            given = [joiner, joiner.lin, x, h, targets, T_lengths / x.shape[1], U_lengths / targets.shape[1]]
+        return recipe(*given, negligible=0.0, **options)
+
+    return loss
 
 
-def test_icefall():
-    equal(Icefall(), exact(recipes.icefall))
+#: Recipe, joiner, further options of `equal`.
+JOINERS = [
+    (recipes.icefall, icefall(), {}),
+    *(
+        (recipes.nemo, joiner, {"blank": V - 1})
+        for activation, temperature in (("relu", 1.0), ("tanh", 2.5), ("sigmoid", 1.0))
+        for joiner in (
+            nemo(LAYERS[activation](), temperature=temperature),
+            nemo(LAYERS[activation](), dropout=0.2, temperature=temperature).eval(),
+        )
+    ),
+    *((recipes.espnet, espnet(layer()), {}) for layer in LAYERS.values()),
+    *((recipes.wenet, wenet(True, post), {}) for post in (False, True)),
+    *((recipes.wenet, wenet(False, post), {"sizes": (H, H)}) for post in (False, True)),
+    (recipes.speechbrain, speechbrain(nn.LeakyReLU(), "sum"), {"sizes": (H, H)}),
+    *((recipes.speechbrain, speechbrain(layer, "concat"), {}) for layer in (nn.LeakyReLU(), nn.Tanh())),
+]
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_nemo(activation, temperature):
-    def loss(joint, f, g, *integers):
-        return recipes.nemo(joint, f.transpose(1, 2), g.transpose(1, 2), *integers, negligible=0.0)
-
-    equal(Nemo(LAYERS[activation](), temperature=temperature), loss, blank=V - 1)
-    equal(Nemo(LAYERS[activation](), dropout=0.2, temperature=temperature).eval(), loss, blank=V - 1)
+@pytest.mark.parametrize("recipe, joiner, options", JOINERS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_recipe_is_its_joiner(recipe, joiner, options):
+    equal(joiner, by_recipe(recipe), **options)
 
 
 def test_nemo_with_its_dropout():
-    case = problem(LENGTHS, H=H, dropout=0.2, dropout_seed=17)
-
-    def loss(joint, f, g, *integers):
-        return recipes.nemo(joint, f.transpose(1, 2), g.transpose(1, 2), *integers, negligible=0.0, dropout_seed=17)
-
-    equal(Nemo(nn.ReLU(), dropout=0.2), loss, blank=V - 1, mask=mask_of(case))
-
-
-@pytest.mark.parametrize("activation", [layer() for layer in LAYERS.values()], ids=str)
-def test_espnet(activation):
-    equal(Espnet(activation), exact(recipes.espnet))
-
-
-@pytest.mark.parametrize("pre, post", [(True, False), (True, True), (False, True), (False, False)])
-def test_wenet(pre, post):
-    equal(Wenet(nn.Tanh(), pre, post), exact(recipes.wenet), sizes=(E, D) if pre else (H, H))
-
-
-@pytest.mark.parametrize("joint", ["sum", "concat"])
-@pytest.mark.parametrize("activation", ["leaky_relu", "tanh"])
-def test_speechbrain(joint, activation):
-    def loss(joiner, x, h, targets, T_lengths, U_lengths):
-        shares = T_lengths / x.shape[1], U_lengths / targets.shape[1]
-        return recipes.speechbrain(joiner, joiner.lin, x, h, targets, *shares, negligible=0.0)
-
-    equal(Speechbrain(LAYERS[activation](), joint), loss, sizes=(H, H) if joint == "sum" else (E, D))
+    mask = mask_of(problem(LENGTHS, H=H, dropout=0.2, dropout_seed=17))
+    equal(nemo(nn.ReLU(), dropout=0.2), by_recipe(recipes.nemo, dropout_seed=17), blank=V - 1, mask=mask)
 
 
 def test_speechbrains_own_joint_with_its_defaults():
     """Of speechbrain 1.1.2, whose nonlinearity is LeakyReLU."""
     joint = pytest.importorskip("speechbrain.nnet.transducer.transducer_joint", exc_type=ImportError)
-    own, ours = joint.Transducer_joint(), Speechbrain(nn.LeakyReLU(), "sum").double()
+    own, ours = joint.Transducer_joint(), speechbrain(nn.LeakyReLU(), "sum").double()
     case = problem(LENGTHS, H=H)
     case.tensors[2:] = [ours.lin.w.weight.detach(), None]
     shares = case.T_lengths / 9, case.U_lengths / 5
@@ -195,13 +173,13 @@ def test_every_activation_of_torch_has_its_name():
 @pytest.mark.parametrize(
     "recipe, joiner, change, words",
     [
-        (recipes.nemo, Nemo(nn.ReLU()), {"num_extra_outputs": 5}, "durations"),
-        (recipes.nemo, Nemo(nn.ReLU()), {"masking_prob": 0.5}, "masking_prob"),
-        (recipes.nemo, Nemo(nn.ReLU()), {"is_adapter_available": lambda: True}, "adapters"),
-        (recipes.nemo, Nemo(nn.ELU()), {}, "ELU"),
-        (recipes.espnet, Espnet(nn.Tanh()), {"deepbiasing": True}, "biasing"),
-        (recipes.espnet, Espnet(nn.GELU()), {}, "GELU"),
-        (recipes.wenet, Wenet(nn.Tanh(), True, False), {"hat_joint": True}, "hat_joint"),
+        (recipes.nemo, nemo(nn.ReLU()), {"num_extra_outputs": 5}, "durations"),
+        (recipes.nemo, nemo(nn.ReLU()), {"masking_prob": 0.5}, "masking_prob"),
+        (recipes.nemo, nemo(nn.ReLU()), {"is_adapter_available": lambda: True}, "adapters"),
+        (recipes.nemo, nemo(nn.ELU()), {}, "ELU"),
+        (recipes.espnet, espnet(nn.Tanh()), {"deepbiasing": True}, "biasing"),
+        (recipes.espnet, espnet(nn.GELU()), {}, "GELU"),
+        (recipes.wenet, wenet(True, False), {"hat_joint": True}, "hat_joint"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

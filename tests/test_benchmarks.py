@@ -1,0 +1,110 @@
+"""benchmarks/: fused_table.py at toy size, and gpu_node.sh, whose steps that fail cost themselves alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT, assert_user_error, run
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+import fused_table  # noqa: E402
+
+SCRIPT = str(ROOT / "benchmarks" / "gpu_node.sh")
+TABLE = "benchmarks/fused_table.py"
+
+
+def test_a_line_of_the_table(tmp_path, tiny_shapes):
+    choice = "--workloads long-form --logits trained --size quick --peers reference".split()
+    small = "--in-place --rounds 1 --limits false --frames 12 --tokens 4 --vocab-size 101 --encoder-dim 128".split()
+    done = run(TABLE, *choice, "--log-dir", tmp_path, "--", *small, "--shape-file", tiny_shapes)
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")]
+    heads, _, row = lines
+    of = dict(zip(heads, row))
+    assert len(row) == len(heads) and of["logits"] == "trained"
+    for unit, times in (("ms", "times faster"), ("MB", "times smaller")):
+        peer, name = of[f"best exact {unit}"].rstrip(")").split(" (")
+        ratio = float(peer) / float(of[f"fused {unit}"])
+        assert name == "reference" and abs(float(of[times]) - ratio) < 0.06 * ratio
+
+
+def test_a_row_that_fails_is_named_and_the_others_are_compared(tmp_path):
+    """fast_rnnt, say, whose memory does not suffice."""
+    (kept,) = [path for path in (ROOT / "results").iterdir() if path.name.endswith("-cores")]
+    for name in ("fused-2", "optimized_transducer-2", "fast_rnnt-2", "torchaudio-2"):
+        to = tmp_path / ("bpe500-memory" if name == "torchaudio-2" else "bpe500-random") / name
+        shutil.copytree(kept / name, to)
+        if name == "fast_rnnt-2":
+            text = (to / "results.jsonl").read_text()
+            (to / "results.jsonl").write_text(text.replace('"status":"ok"', '"status":"oom"'))
+    page = fused_table.render(tmp_path)
+    assert " (optimized_transducer) |" in page and "bpe500-random: fast_rnnt: oom" in page
+    assert " (torchaudio) | " in page  # the smallest, from the run that measured memory alone
+
+
+def test_the_best_peer_is_chosen_over_shared_batches():
+    chosen = fused_table.best({"1": 2.0, "2": 8.0}, {"a": {"1": 10.0}, "b": {"1": 4.0, "2": 1.0}})
+    assert chosen == (2.0, 4.0, "b") and chosen.value == 0.5
+    assert fused_table.best({"1": 2.0}, {}) is None
+
+
+def test_flags_that_benchmark_all_refuses(tmp_path):
+    done = run(TABLE, "--log-dir", tmp_path, "--workloads", "bpe500", "--", "--vocab-size", 1)
+    assert done.returncode == 2 and "--vocab-size" in done.stderr and "Traceback" not in done.stderr
+    assert_user_error(run(TABLE, "--workloads", "bpe50"), "--workloads", "bpe50")
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Return a command in place of Python: the doctor fails, the first measurement hangs, the rest works."""
+    path = tmp_path / "python"
+    path.write_text(
+        '#!/bin/sh\necho $@\ncase "$*" in *doctor*) exit 3;; *--passes\\ correctness\\ *) sleep 60;; esac\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def node(folder, python, *flags):
+    environment = {**os.environ, "PYTHON": python}
+    command = [SCRIPT, "--preset", "cpu", *flags, str(folder)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_step_that_fails_or_hangs_costs_itself_alone(tmp_path, python):
+    steps = ("doctor", "first", "batch-30", "report")
+    done = node(tmp_path / "node", python, "--limit", "1", "--only", ",".join(steps))
+    assert done.returncode == 1, done.stderr
+    lines = (tmp_path / "node" / "summary.txt").read_text().splitlines()
+    ended = {name: code for name, code, _ in map(str.split, lines)}
+    assert ended == {"doctor": "3", "first": "124", "batch-30": "0", "report": "0"}
+    assert "--device cpu" in (tmp_path / "node" / "batch-30.log").read_text()
+    assert "doctor.log" in done.stderr
+
+
+def test_a_second_start_repeats_what_did_not_end_well(tmp_path, python):
+    for _ in range(2):
+        node(tmp_path / "node", python, "--only", "doctor,report")
+    lines = (tmp_path / "node" / "summary.txt").read_text().split("\n")
+    assert sum(line.startswith("doctor ") for line in lines) == 2
+    assert sum(line.startswith("report ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("flags", [("--preset", "tpu", "x"), ("--only",), ()])
+def test_bad_usage(flags):
+    done = subprocess.run([SCRIPT, *flags], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "usage" in done.stderr
+
+
+def test_each_preset_lists_the_same_steps():
+    listed = [
+        subprocess.run([SCRIPT, "--preset", preset, "--list"], capture_output=True, text=True, timeout=60, check=True)
+        for preset in ("gpu", "cpu")
+    ]
+    names = [[line.split()[0] for line in done.stdout.splitlines()] for done in listed]
+    assert names[0] == names[1] and len(names[0]) == len(set(names[0])) > 10
