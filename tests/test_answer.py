@@ -8,6 +8,7 @@ import re
 import pytest
 from commands import ROOT, has_words
 from fixtures_runs import (
+    change,
     correctness,
     read_rows,
     records_of,
@@ -62,9 +63,7 @@ def test_the_answer_fits_a_screen(log):
 
 
 def test_losses_under_another_torch_are_a_group_of_their_own(log):
-    lines = records_of(log / "fast_rnnt")
-    lines = [{**line, "torch": "1.13.1"} if line["record"] == "environment" else line for line in lines]
-    write_records(log / "fast_rnnt", lines)
+    change(log / "fast_rnnt", "environment", torch="1.13.1")
     table = screen(log).partition("exact, under torch 1.13.1:\n")[2].splitlines()
     assert table[0].startswith("fast_rnnt ") and {"1.00", "fastest"} <= set(table[0].split())
     assert "next is torchaudio at 2.98x" in " ".join(screen(log).split())
@@ -142,11 +141,8 @@ def test_errors_are_those_at_the_measured_size_and_large_ones_are_marked(tmp_pat
 
 def test_the_gaps_of_a_pruned_loss_are_no_range(tmp_path):
     timed(tmp_path, "k2-pruned", [10, 10, 10], exact=False, kind="pruned")
-    lines = records_of(tmp_path / "k2-pruned")
-    gaps = {"approximation_gap": 0.03, "approximation_gaps": {"random": 0.03, "peaky": 0.0015}}
-    write_records(
-        tmp_path / "k2-pruned", [{**line, **gaps} if line["record"] == "correctness" else line for line in lines]
-    )
+    gaps = {"random": 0.03, "peaky": 0.0015}
+    change(tmp_path / "k2-pruned", "correctness", approximation_gap=0.03, approximation_gaps=gaps)
     verdict = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
     assert "off by 3% on random logits" in verdict and "0.15% on peaky logits (made, sharper than a trained" in verdict
     assert "does not bound it in training" in verdict
@@ -358,8 +354,7 @@ def test_an_interrupted_row_is_compared_by_the_rounds_that_it_ended(tmp_path):
     assert (against["rounds"], against["verdict"]) == (3, "slower")
     text = summarize(tmp_path)
     assert " 2.10x slower " in text and "round by round 2.00, 2.10, 2.20" in text
-    wrong = [{**line, "ok": False} if line["record"] == "correctness" else line for line in lines[:-1]]
-    write_records(tmp_path / "late", [header, *wrong])
+    change(tmp_path / "late", "correctness", ok=False)
     assert not {row["name"]: row for row in read_rows(tmp_path)}["late"]["against_fastest"]
 
 

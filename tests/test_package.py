@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
+from fixtures_runs import change, records_of
 
 import rnnt_bench
 from common.command import COMMANDS
@@ -239,38 +240,20 @@ def test_every_folder_of_results_is_complete_and_consistent(folder):
     assert not list(submit.problems(folder))
 
 
-def changed(folder, change, name="fused-30"):
-    """Change each record of a row by a function."""
-    path = folder / name / "results.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        change(line)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def changes(kind, **values):
-    """Return a function that gives records of a kind these values."""
-    return lambda line: line.update(values) if line["record"] == kind else None
-
-
-def with_secrets(line):
+def put_secrets(folder):
     """Put text of the user's into every field that takes a text, and into a new one."""
-    path = "/home/jane/corpus/speech-x.pt"
-    line["new"] = path
-    if line["record"] == "run":
-        line.update(command=["benchmark_all.py", path])
-        line["settings"]["shape_file"] = path
-        line["machine"]["os"] = f"Linux of jane, {path}"
-    if line["record"] == "environment":
-        line.update(shape_file=path, warnings=[path], variables={"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"})
-    if line["record"] == "status":
-        line.update(reason="ssn 123", stderr_tail=["ssn 123"])
+    path, head = "/home/jane/corpus/speech-x.pt", records_of(folder)[0]
+    settings, machine = {**head["settings"], "shape_file": path}, {**head["machine"], "os": f"Linux of jane, {path}"}
+    change(folder, "run", new=path, command=["benchmark_all.py", path], settings=settings, machine=machine)
+    variables = {"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"}
+    change(folder, "environment", new=path, shape_file=path, warnings=[path], variables=variables)
+    change(folder, "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"])
 
 
 def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     log = tmp_path / "log"
     shutil.copytree(WHOLE, log)
-    changed(log, with_secrets)
+    put_secrets(log / "fused-30")
     (log / "report.html").write_text("x")
     (log / "fused-30" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
     (log / "fast_rnnt-30").rename(tmp_path / "elsewhere")
@@ -293,24 +276,20 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     assert_user_error(again, "is there already", "--name")
 
 
-def more_rounds(line):
-    if line["record"] == "run":
-        line["settings"]["rounds"] = 9
-
-
 FAULTS = {
-    "no revision": changes("run", git_revision=None),
-    "uncommitted changes": changes("run", git_dirty=True),
-    "do not say on which machine": changes("run", machine={}),
-    "beside other load": changes("sample", flags=["busy", "loaded"], foreign_cpu=0.9),
-    "--resume": more_rounds,
-    "of 2 devices": changes("environment", device_name="another"),
+    "no revision": ("run", {"git_revision": None}),
+    "uncommitted changes": ("run", {"git_dirty": True}),
+    "do not say on which machine": ("run", {"machine": {}}),
+    "beside other load": ("sample", {"flags": ["busy", "loaded"], "foreign_cpu": 0.9}),
+    "--resume": ("run", {"settings": {**records_of(WHOLE / "fused-30")[0]["settings"], "rounds": 9}}),
+    "of 2 devices": ("environment", {"device_name": "another"}),
 }
 
 
 @pytest.mark.parametrize("words", FAULTS)
 def test_what_is_not_whole_is_refused_in_one_line(tmp_path, words):
     shutil.copytree(WHOLE, tmp_path / "kept")
-    changed(tmp_path / "kept", FAULTS[words])
+    kind, fields = FAULTS[words]
+    change(tmp_path / "kept" / "fused-30", kind, **fields)
     lines = list(submit.problems(tmp_path / "kept"))
     assert any(words in line for line in lines) and all("\n" not in line for line in lines)

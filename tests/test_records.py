@@ -16,7 +16,18 @@ import tracemalloc
 
 import pytest
 from commands import ROOT, assert_user_error, run, within
-from fixtures_runs import correctness, header, memory, read_rows, records_of, timed, timing, write_records, write_run
+from fixtures_runs import (
+    change,
+    correctness,
+    header,
+    memory,
+    read_rows,
+    records_of,
+    timed,
+    timing,
+    write_records,
+    write_run,
+)
 
 from common.core import files, settings
 from common.core.errors import UserError
@@ -153,22 +164,6 @@ def test_the_schema_tells_every_kind_and_every_field():
     assert named <= set(rows)
 
 
-def test_a_python_without_msgspec_is_told_what_to_install(tmp_path):
-    """Before anything is measured or read."""
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['msgspec'] = None")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for command in (
-        ["summarize.py"],
-        ["rnnt-bench", "compare", "a", "b"],
-        ["benchmark_torchaudio.py", "--log-dir", str(tmp_path)],
-    ):
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 2 and not done.stdout
-        (line,) = done.stderr.splitlines()
-        assert "msgspec" in line and "pip install" in line
-    assert {*os.listdir(tmp_path)} - {"__pycache__"} == {"sitecustomize.py"}
-
-
 def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
     """A job has 5,000 of them, which are in its file."""
     job = timing("timing-1", [1.0] * 5000, [])
@@ -247,12 +242,7 @@ def test_an_attempt_that_lost_its_status_is_not_mixed_with_the_next(tmp_path):
 def test_times_that_are_no_numbers_on_the_new_side_do_not_pass(spoiled, code, tmp_path):
     for side in ("baseline", "new"):
         timed(tmp_path / side, "torchaudio", [10, 11, 12])
-    path = tmp_path / spoiled / "torchaudio" / "results.jsonl"
-    records = records_of(path)
-    for record in records:
-        if record["record"] == "sample":
-            record["total_wall_ns"] = float("nan")
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    change(tmp_path / spoiled / "torchaudio", "sample", total_wall_ns=float("nan"))
     done = run("rnnt-bench", "compare", tmp_path / "baseline", tmp_path / "new", "--fail-on-slower", "2%")
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     assert ("no times" in done.stderr) is bool(code)

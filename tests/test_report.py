@@ -18,6 +18,7 @@ from commands import assert_user_error, has_words, run
 from fixtures_model_runs import write_check
 from fixtures_runs import (
     allocation,
+    change,
     correctness,
     environment,
     header,
@@ -94,11 +95,7 @@ def test_the_card_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp_pat
 def test_the_card_of_an_approximation_says_what_it_saves_and_how_far_it_is_off(tmp_path):
     timed(tmp_path, "exact", [10, 10, 10], peak=8)
     timed(tmp_path, "pruned", [1, 1, 1], kind="pruned", exact=False, peak=4)
-    records = records_of(tmp_path / "pruned")
-    write_records(
-        tmp_path / "pruned",
-        [{**line, **({"approximation_gap": -0.007} if "grad_error" in line else {})} for line in records],
-    )
+    change(tmp_path / "pruned", "correctness", approximation_gap=-0.007)
     answer, sure, reason = cards(tmp_path)["If an approximation will do"]
     assert (answer, sure) == ("pruned (approx.)", True) and "off by 0.7%" in reason["Accuracy"]
     assert has_words(reason["Speed"], "0.10x the time of exact") and has_words(reason["Memory"], "0.50x", "4.000 MB")
@@ -255,12 +252,9 @@ def test_a_configuration_is_answer_ratios_table_plots_and_conditions(tmp_path):
 def test_the_table_has_a_heading_above_the_rows_of_a_kind(tmp_path):
     timed(tmp_path, "a", [10, 11])
     timed(tmp_path, "b", [20, 22], kind="pruned", exact=False)
-    records = [
-        {**line, "torch": "1.13.1"} if line["record"] == "environment" else line for line in records_of(tmp_path / "a")
-    ]
+    change(tmp_path / "a", "environment", torch="1.13.1")
     for name in ("c", "d"):
         timed(tmp_path, name, [9, 9])
-    write_records(tmp_path / "a", records)
     headings = re.findall(r'<tr class="kind">.*?>([^<]*)</th>', page_of(tmp_path))
     assert [words.partition(",")[0] for words in headings] == ["exact", "exact", "approximate"], headings
     assert "under torch 1.13.1" in headings[1]

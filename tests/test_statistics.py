@@ -11,6 +11,7 @@ import pytest
 import torch
 from commands import ROOT
 from fixtures_runs import (
+    change,
     correctness,
     environment,
     one_row,
@@ -392,11 +393,9 @@ def write_limited(folder, *lines, **checked):
     samples += [sample("timing-1", "loss", 7, 5e3), sample("timing-1", "loss", 7, 1, warmup=True)]
     timed = [environment("timing-1", batches=[BATCH]), *samples, status("timing-1")]
     write_run(folder, jobs=[correctness(**checked), timed], passes=["correctness", "timing"], rounds=1, **SETTINGS)
-    records = records_of(folder)
-    for line in records:
-        if line["record"] == "environment":
-            line["batches"] = [BATCH]
-    write_records(folder, [records[0], *lines, *records[1:]])
+    change(folder, "environment", batches=[BATCH])
+    first, *others = records_of(folder)
+    write_records(folder, [first, *lines, *others])
     return folder
 
 
