@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from common.cli import ending
+from common.cli import ending, flags
 from common.core import flag_types, paths
 from common.core.errors import UserError
-from common.core.settings import Settings
+from common.core.settings import SETTINGS, Settings
 from common.core.text import count
 from common.jobs.local import Local
 from common.jobs.progress import Progress
@@ -30,7 +30,7 @@ from common.tools.kept import Answer, Kept, read
 SAME = ("tool", "name", "config", "settings")
 
 
-def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] = 600.0) -> None:
+def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] = 600.0, seed: str = "") -> None:
     """Add the flags that every command about a model has.
 
     Args:
@@ -38,7 +38,12 @@ def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] =
         folder: what a run calls its folder, for --help.
         quick: what --preset quick changes, for --help.
         timeout: default of --timeout, in seconds; None is no limit.
+        seed: words of --seed for --help, with which --device is added; "" for neither.
     """
+    if seed:
+        flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+        default = SETTINGS["seed"].default
+        flags.add_setting(group, "seed", f"{seed}. Default: {default}", default=default)
     group.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
     seconds = "none" if timeout is None else f"{timeout:g}"
     group.add_argument(

@@ -86,15 +86,12 @@ def parser() -> Parser:
     for name, (kind, words) in every.items():
         group.add_argument(f"--{name}", type=kind, default=[PLAIN[name]], metavar="A,B", help=words)
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
-    seed = settings.SETTINGS["seed"].default
-    flags.add_setting(group, "seed", f"Seed of random weights and noise. Default: {seed}", default=seed)
     flags.add_setting(
         group, "max_seconds", "Most seconds of timed calls of a cell; one call is always timed. Default: 1"
     )
     flags.add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200")
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
-    commands.add_flags(group, folder="inference-<config>", quick=quick)
+    commands.add_flags(group, seed="Seed of random weights and noise", folder="inference-<config>", quick=quick)
     return result
 
 

@@ -274,10 +274,11 @@ def total(rows: Sequence[Row]) -> List[str]:
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Profile)
-    dimensions, rows = config.profiling_dimensions, []
-    for position in positions(config):
-        skipped = is_skipped(position, dimensions)
-        rows.append(row(position, Job(SKIPPED) if skipped else kept.job(position.job)))
+    dimensions = config.profiling_dimensions
+    rows = [
+        row(position, Job(SKIPPED) if is_skipped(position, dimensions) else kept.job(position.job))
+        for position in positions(config)
+    ]
     variants = dict.fromkeys(each["position"].variant for each in rows)
     parts = {variant: [each for each in rows if each["position"].variant == variant] for variant in variants}
     grids = [

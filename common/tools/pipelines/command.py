@@ -72,15 +72,17 @@ def parser() -> Parser:
         "--trust-pickle", action="store_true", help="Load npy files of pickled objects, which can run any code."
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
     flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
-    seed = settings.SETTINGS["seed"].default
-    flags.add_setting(group, "seed", f"Seed of weights and noise. Default: {seed}", default=seed)
     group.add_argument(
         "--warmup", type=flag_types.whole(0), metavar="K", help="Calls before the timed ones. Default: 2"
     )
     group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="Number of timed calls. Default: 5")
-    commands.add_flags(group, folder="pipeline-<config>", quick="the first example, one call and none before it")
+    commands.add_flags(
+        group,
+        seed="Seed of weights and noise",
+        folder="pipeline-<config>",
+        quick="the first example, one call and none before it",
+    )
     return result
 
 

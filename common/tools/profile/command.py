@@ -62,8 +62,6 @@ def parser() -> Parser:
     for key, words in (("max_frames", "Most feature frames in a batch"), ("batch_size", "Utterances in a batch")):
         flags.add_setting(group, key, f"{words}. Default: {_by_device(key)}", metavar="K")
     flags.add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
-    seed = settings.SETTINGS["seed"].default
-    flags.add_setting(group, "seed", f"Seed of inputs and weights. Default: {seed}", default=seed)
     group.add_argument(
         "--sweep",
         type=_sizes,
@@ -129,7 +127,6 @@ def parser() -> Parser:
         help="Compute the forward of these modules again in the backward, to save memory. Repeatable.",
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
     flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     for flag, least, words in (
         ("--steps", 1, f"Timed steps, with labels. Default: {_by_device('steps')}"),
@@ -144,7 +141,7 @@ def parser() -> Parser:
         help="Measure the device's matrix rate, which 'of limit' needs. Default: true",
     )
     quick = "2 layers of the Conformer transducer, one utterance, 2 steps, no limits"
-    commands.add_flags(group, folder="profile-<size>", quick=quick, timeout=None)
+    commands.add_flags(group, seed="Seed of inputs and weights", folder="profile-<size>", quick=quick, timeout=None)
     return result
 
 

@@ -215,7 +215,11 @@ def parameters(model: nn.Module) -> Dict[str, int]:
         criterion = model.criterion
         joiner = nn.ModuleList([model.encoder_proj, model.decoder_proj, criterion.joiner.layers.output])
         parts.update(
-            encoder=encoder, embed=encoder.embed, layer=encoder.layers[0], decoder=model.decoder, joiner=joiner
+            encoder=encoder,
+            embed=encoder.embed,
+            layer=encoder.layers[0],
+            decoder=model.decoder,
+            joiner=joiner,
+            **{f"simple_{name}_proj": layer for name, layer in criterion.projections.items()},
         )
-        parts.update({f"simple_{name}_proj": layer for name, layer in criterion.projections.items()})
     return {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in parts.items()}
