@@ -321,14 +321,8 @@ def test_models_of_hugging_face_have_their_weights_here(answer, count, model, tm
 @pytest.mark.thorough
 def test_hubert_base_on_the_utterances_of_superb(count, answer):
     """Its profiler's buckets, and 94.7 M parameters; it takes 0.12 to 2.48 GMACs more, see docs/flops.md."""
-    given = (
-        "torchaudio.models:hubert_pretrain_base",
-        "--arg",
-        "num_classes=504",
-        "--method",
-        "wav2vec2.extract_features",
-    )
-    given += ("--audio", ROOT / "docs" / "superb_lengths.txt", "--device", "meta")
+    given = "torchaudio.models:hubert_pretrain_base --arg num_classes=504 --method wav2vec2.extract_features".split()
+    given += ["--audio", ROOT / "docs" / "superb_lengths.txt", "--device", "meta"]
     macs = {name: round(bucket["macs"] / 1e9, 2) for name, bucket in answer(*given).items() if name != "all"}
     assert macs == {"short": 149.13, "medium": 260.97, "long": 421.65, "longer": 833.77}
     assert "94697600" in count(*given).stdout

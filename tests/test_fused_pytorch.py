@@ -9,8 +9,6 @@ import os
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy
 import pytest
@@ -291,17 +289,8 @@ def test_functional_gradients_are_those_of_backward_and_forward_mode_is_refused(
         case.loss([*case.tensors[:2], forward_ad.make_dual(case.tensors[2], tangents[2]), case.tensors[3]])
 
 
-@contextmanager
-def process_group(path: Path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-def test_under_ddp_and_fsdp(tmp_path):
+def test_under_ddp_and_fsdp(tmp_path, request):
     """DDP's hooks get each gradient once, and what they return becomes the gradient.  The weight of a module that FSDP
     wraps is whole; a sharded weight alone is refused."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -321,22 +310,23 @@ def test_under_ddp_and_fsdp(tmp_path):
         done.set_result(2 * bucket.buffer())
         return done
 
-    with process_group(tmp_path / "group"):
-        ddp = DistributedDataParallel(module)
-        ddp.register_comm_hook(None, hook)
-        ddp(*inputs).backward()
-        assert all(error(p.grad, 2 * gradients[name]) < 1e-6 for name, p in module.named_parameters())
-        module.zero_grad()
-        fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
-        loss = module(*inputs)
-        loss.backward()
-        sharded = module.output_linear
-        assert loss.item() == pytest.approx(expected.item())
-        assert error(sharded.weight.grad.full_tensor(), gradients["output_linear.weight"]) < 1e-6
-        sharded._forward_pre_hooks.clear()
-        module.reshard()
-        with pytest.raises(ValueError, match="sharded"):
-            transducer_loss(*case.tensors[:2], sharded.weight, None, *inputs[2:])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    request.addfinalizer(torch.distributed.destroy_process_group)
+    ddp = DistributedDataParallel(module)
+    ddp.register_comm_hook(None, hook)
+    ddp(*inputs).backward()
+    assert all(error(p.grad, 2 * gradients[name]) < 1e-6 for name, p in module.named_parameters())
+    module.zero_grad()
+    fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    loss = module(*inputs)
+    loss.backward()
+    sharded = module.output_linear
+    assert loss.item() == pytest.approx(expected.item())
+    assert error(sharded.weight.grad.full_tensor(), gradients["output_linear.weight"]) < 1e-6
+    sharded._forward_pre_hooks.clear()
+    module.reshard()
+    with pytest.raises(ValueError, match="sharded"):
+        transducer_loss(*case.tensors[:2], sharded.weight, None, *inputs[2:])
 
 
 # -- modules -------------------------------------------------------------------------------------------------------
@@ -499,11 +489,8 @@ def test_alignments_do_not_depend_on_the_default_device():
     case = problem(RAGGED)
     given = (*case.tensors, *integers(case))
     expected = align(*given)
-    try:
-        torch.set_default_device("meta")
+    with torch.device("meta"):
         made = align(*given), align(*given, backend="torch")
-    finally:
-        torch.set_default_device(None)
     assert all(torch.equal(frames, expected[0]) for frames, _ in made)
 
 

@@ -16,7 +16,10 @@ import torch
 from commands import ROOT
 from fused_helpers import NAMES, computed, error, problem, right
 
-triton = pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
+from fused_transducer.call import Call, any_outside
+
+pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
+triton_backend = pytest.importorskip("fused_transducer.triton_backend")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -50,34 +53,26 @@ TENSOR_CORES = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma", 100
 PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
 
 
-def assert_fits(case, made):
-    architecture, _, dtype = case
-    for name, kernel in made["kernels"].items():
-        most = 200 if dtype == "float16" else 128
-        assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= most, (case, name, kernel)
-        assert name not in PRODUCTS or kernel["unit"] == TENSOR_CORES[architecture], (case, name, kernel)
-
-
-def test_kernels_as_they_are_launched_fit_a_gpu(thorough):
+@pytest.mark.parametrize(
+    "lattice",
+    ["", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tdt", "multi-blank", "constrained", "hat"))],
+)
+def test_kernels_as_they_are_launched_fit_a_gpu(lattice, thorough):
     """One process, which takes the place of Triton's driver; a fresh checkout needs a quarter of a minute a case."""
-    cases = COMPILED if thorough else [(80, 500, "bfloat16")]
-    for case, made in zip(cases, lines_of("compiled_launches.py", *(word for each in cases for word in each))):
-        assert_fits(case, made)
+    cases = [(80, 500, "float32"), (90, 500, "bfloat16")] if lattice else COMPILED if thorough else COMPILED[1:2]
+    words = (word for case in cases for word in case)
+    for case, made in zip(cases, lines_of("compiled_launches.py", *([lattice] if lattice else []), *words)):
+        for name, kernel in made["kernels"].items():
+            most = 200 if case[2] == "float16" else 128
+            assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= most, (case, name, kernel)
+            assert name not in PRODUCTS or kernel["unit"] == TENSOR_CORES[case[0]], (case, name, kernel)
+        assert ("walk" in made["kernels"]) == (lattice in ("tdt", "multi-blank", "constrained"))
         for launch in made["launches"]:
             if launch["kernel"] in ("logit_gradients", "input_gradients"):
                 assert 0 <= launch["grid"][0] * launch["BM"] - launch["rows"] < launch["BM"], launch
         for name in ("log_probabilities", "logit_gradients"):
             programs = [launch["grid"][0] for launch in made["launches"] if launch["kernel"] == name]
             assert max(programs) >= 2 * made["multiprocessors"], (case, name)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("options", ["tdt", "multi-blank", "constrained", "hat"])
-def test_the_kernels_of_a_lattice_fit_a_gpu(options):
-    cases = ((80, 500, "float32"), (90, 500, "bfloat16"))
-    for case, made in zip(cases, lines_of("compiled_launches.py", options, *cases[0], *cases[1])):
-        assert_fits(case, made)
-        assert ("walk" in made["kernels"]) == (options != "hat")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +82,6 @@ def test_the_kernels_of_a_lattice_fit_a_gpu(options):
     + [("targets", -1, True)],
 )
 def test_one_number_says_whether_a_length_or_target_is_outside(name, value, wrong):
-    from fused_transducer.call import Call, any_outside
-
     case = problem([(4, 2), (3, 1)], dtype=torch.float32)
     case.targets[1, 1] = -100  # of no target
     getattr(case, name).view(-1)[0] = value
@@ -97,8 +90,6 @@ def test_one_number_says_whether_a_length_or_target_is_outside(name, value, wron
 
 
 def test_half_precision_needs_tensor_cores(monkeypatch):
-    from fused_transducer import triton_backend
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
     assert "7.5" in triton_backend.unavailable("cuda", torch.bfloat16)
     assert "7.5" in triton_backend.unavailable("cuda", torch.float16)
@@ -106,9 +97,6 @@ def test_half_precision_needs_tensor_cores(monkeypatch):
 
 
 def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
-    from fused_transducer import triton_backend
-    from fused_transducer.call import Call
-
     current = []
 
     @contextmanager
@@ -181,9 +169,6 @@ def test_captured_as_a_cuda_graph():
 
 
 def test_more_cells_than_kernels_count_are_refused(monkeypatch):
-    from fused_transducer import triton_backend
-    from fused_transducer.call import Call
-
     monkeypatch.setattr(triton_backend, "_gpu", lambda device: triton_backend.Gpu(100, (9, 0)))
     case = problem([(4, 2)], H=8, V=500)
     encoder, decoder, *layer = case.tensors

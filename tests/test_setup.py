@@ -1,0 +1,587 @@
+"""Set-up, for real but small and without a network: environments with one wheel made here, in a checkout of their own;
+source packages: optimized_transducer itself from the cache, the rest with a stand-in of seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from commands import ROOT, start, wait_for
+
+from common.setup import extensions, toolchain
+from common.setup.source_packages import SOURCE_PACKAGES
+
+torch = pytest.importorskip("torch")
+
+DRIVER = """\
+import sys
+from common.setup import environments
+from common.setup.__main__ import setup
+Environment = environments.Environment
+environments.ENVIRONMENTS = {e.name: e for e in (
+    Environment("main", "a wheel", required=True),
+    Environment("other", "a wheel"),
+    Environment("old", "a wheel", pythons=("3.2",)),
+    Environment("heavy", "a wheel", optional=True),
+)}
+sys.exit(environments.main())
+"""
+UV = ROOT / ".venv" / ".uv"
+RUNNING = "{}.{}".format(*sys.version_info)
+
+
+def make_wheel(folder: Path, version: str) -> str:
+    """A wheel of a package whose VERSION is `version`; returns its line for a lock file."""
+    info = f"tiny-{version}.dist-info"
+    files = {
+        "tiny.py": f"VERSION = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        rows.append(f"{path},sha256={digest},{len(text)}")
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    wheel = folder / f"tiny-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(zipfile.ZipInfo(path), text)  # without the time, which would be in its hash
+    return f"tiny=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+class Copy:
+    """A folder with the code of set-up, where pip finds packages in a folder alone."""
+
+    def __init__(self, folder: Path, packages: str, **variables: str):
+        self.folder = folder
+        shutil.copytree(ROOT / "common", folder / "common")
+        for name in ("requirements", packages):
+            (folder / name).mkdir()
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "CXX", "MODERNGPU"))}
+        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / packages)}
+        self.environment = {**clean, **pip, **variables}
+
+    def lock(self, name: str, text: str) -> None:
+        (self.folder / "requirements" / f"{name}.txt").write_text(text)
+
+
+class Checkout(Copy):
+    """A folder with the set-up code, tiny lock files and a command line like the real one."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder, "wheels", UV_CACHE_DIR=str(folder / "cache"))
+        (folder / "drive.py").write_text(DRIVER)
+        self.wheels = folder / "wheels"
+        wheel = make_wheel(self.wheels, "1")
+        for name in ("main", "other", "old", "heavy"):
+            self.lock(name, wheel)
+        self.lock("uv", (ROOT / "requirements" / "uv.txt").read_text())
+        self.venv().mkdir()
+        (folder / ".venv" / ".uv").symlink_to(UV)  # no test fetches it
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-S", "drive.py", *arguments],  # nothing installed can be imported
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr)"""
+        process = self.start(*arguments, **variables)
+        stdout, stderr = process.communicate(timeout=300)
+        assert "Traceback" not in stderr
+        return process.returncode, stdout, stderr
+
+    def installed(self, name: str) -> str:
+        """VERSION of the tiny package that the environment's Python imports."""
+        code, stdout, stderr = self.run("path", name)
+        assert code == 0, stderr
+        command = [stdout.strip(), "-c", "import tiny; print(tiny.VERSION)"]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+    def venv(self, *parts: str) -> Path:
+        return self.folder.joinpath(".venv", *parts)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    if sys.version_info[:2] not in ((3, 10), (3, 11), (3, 12), (3, 13)):
+        pytest.skip("the environments have Python 3.10 to 3.13")
+    return Checkout(tmp_path / "checkout")
+
+
+def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
+    code, _, stderr = checkout.run("setup", "nope")
+    assert code == 2 and stderr.count("\n") == 1 and all(name in stderr for name in ("'nope'", "main", "heavy"))
+    code, _, stderr = checkout.run("setup", "main")
+    assert code == 0 and "main: ready" in stderr
+    assert checkout.installed("main") == "1"
+
+    made = checkout.venv("main", "stamp").stat().st_mtime_ns
+    assert checkout.run("setup", "main") == (0, "", "")  # nothing to do, nothing said
+    assert checkout.venv("main", "stamp").stat().st_mtime_ns == made
+
+    checkout.lock("main", make_wheel(checkout.wheels, "2"))
+    code, _, stderr = checkout.run("path", "main")
+    assert code == 1 and "out of date" in stderr and "make setup" in stderr
+    assert checkout.run("setup", "main")[0] == 0
+    assert checkout.installed("main") == "2"
+
+    checkout.venv("main", "stamp").unlink()  # what a set-up that was killed leaves: all files but the last
+    code, _, stderr = checkout.run("path", "main")
+    assert code == 1 and "is not there" in stderr
+
+    assert checkout.run("clean")[0] == 0
+    assert not checkout.venv().exists()
+
+
+def test_what_one_environment_cannot_have_is_its_reason_and_the_others_go_on(checkout):
+    checkout.lock("other", "tiny==1 --hash=sha256:" + 64 * "0" + "\n")
+    code, _, stderr = checkout.run("setup")
+    assert code == 0
+    assert checkout.installed("main") == "1"
+    assert "other: left out" in stderr and "old: left out" in stderr
+
+    for name, expected in (("old", f"needs Python 3.2; this is Python {RUNNING}"), ("other", "Hash mismatch")):
+        note = checkout.venv(f"{name}.reason").read_text()
+        assert expected in note and "make setup" in note and note.count("\n") == 1
+        assert checkout.run("path", name) == (1, "", note)
+    assert not checkout.venv("other").exists()
+    assert 64 * "0" in checkout.venv("other.log").read_text()
+
+    checkout.lock("other", make_wheel(checkout.wheels, "1"))  # the cause is gone: so is the reason
+    assert checkout.run("setup", "other")[0] == 0
+    assert not checkout.venv("other.reason").exists()
+
+
+def test_an_optional_one_is_made_when_it_is_named_and_kept_current_then(checkout):
+    code, _, stderr = checkout.run("path", "heavy")
+    assert code == 1 and stderr.count("\n") == 1 and "make setup ENVIRONMENTS=heavy" in stderr
+    assert checkout.run("setup", "heavy")[0] == 0
+    checkout.lock("heavy", make_wheel(checkout.wheels, "2"))
+    assert checkout.run("setup")[0] == 0
+    assert checkout.installed("heavy") == "2" and checkout.installed("other") == "1"
+
+
+def test_no_main_environment_is_an_error(checkout):
+    checkout.lock("main", "no-such-package==1 --hash=sha256:" + 64 * "0" + "\n")
+    code, _, stderr = checkout.run("setup")
+    assert code == 1
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("environments: error: main cannot be set up: ") and "no-such-package was not found" in last
+    assert not checkout.venv("other").exists()  # no two minutes for the others first
+
+
+def test_a_python_without_ensurepip_is_told_what_to_install(checkout, tmp_path):
+    (tmp_path / "ensurepip.py").write_text("raise ImportError\n")  # as on Debian without python3-venv
+    checkout.venv(".uv").unlink()
+    code, _, stderr = checkout.run("setup", "main", PYTHONPATH=str(tmp_path))
+    assert code == 1
+    assert f"apt install python{RUNNING}-venv" in stderr.splitlines()[-1]
+
+
+def test_killed_half_way_its_children_keep_the_lock_and_the_next_one_starts_over(checkout):
+    with socket.create_server(("127.0.0.1", 0)) as silent_index:  # takes connections and never answers
+        url = f"http://127.0.0.1:{silent_index.getsockname()[1]}/"
+        first = checkout.start("setup", "main", PIP_NO_INDEX="0", PIP_INDEX_URL=url, PIP_RETRIES="0")
+        silent_index.settimeout(120)
+        connection, _ = silent_index.accept()  # pip is at work
+        os.kill(first.pid, signal.SIGKILL)
+        first.communicate(timeout=60)
+        assert checkout.venv("main", "bin", "python").exists()
+        assert checkout.run("path", "main")[0] == 1  # half-made is not there
+
+        second = checkout.start("setup", "main")
+        assert "waiting" in second.stderr.readline()  # for the pip that the first one left
+        connection.close()
+    _, stderr = second.communicate(timeout=300)
+    assert second.returncode == 0, stderr
+    assert checkout.installed("main") == "1"
+
+
+def test_settings_in_a_file_of_pip_are_used(checkout, tmp_path):
+    for_all, for_install = (
+        "no-index = no\nfind-links = /nowhere",
+        f"no-index = yes\nfind-links =\n    {checkout.wheels}",
+    )
+    (tmp_path / "pip.conf").write_text(f"[global]\n{for_all}\n[install]\n{for_install}\n")
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        del checkout.environment[name]
+    assert checkout.run("setup", "main", PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))[0] == 0
+    assert checkout.installed("main") == "1"
+
+
+def make_index(folder: Path, wheels: Path, pattern: str) -> str:
+    """URL of a package index with the wheels of package ``tiny`` that match `pattern`."""
+    (folder / "tiny").mkdir(parents=True)
+    links = [f'<a href="{wheel.as_uri()}">{wheel.name}</a>' for wheel in sorted(wheels.glob(pattern))]
+    (folder / "tiny" / "index.html").write_text("".join(links))
+    return folder.as_uri()
+
+
+def test_another_build_in_an_extra_index_is_not_taken_and_what_the_index_lacks_is(checkout, tmp_path):
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        del checkout.environment[name]
+    make_wheel(checkout.wheels, "1+cpu")
+    checkout.lock("other", make_wheel(checkout.wheels, "2"))
+    indexes = {
+        "PIP_INDEX_URL": make_index(tmp_path / "first", checkout.wheels, "tiny-1-*"),
+        "PIP_EXTRA_INDEX_URL": make_index(tmp_path / "extra", checkout.wheels, "tiny-[12][+-]*"),
+    }
+    assert checkout.run("setup", "main", **indexes)[0] == 0
+    assert checkout.installed("main") == "1"
+    assert checkout.run("setup", "other", PIP_INDEX_URL=indexes["PIP_INDEX_URL"])[0] == 0
+    assert "tiny" in checkout.venv("other.reason").read_text()  # the first index has no version 2
+    assert checkout.run("setup", "other", **indexes)[0] == 0
+    assert checkout.installed("other") == "2"
+
+
+def test_what_cannot_be_compiled_does_not_stop_set_up(checkout):
+    shutil.copy(ROOT / "requirements" / "sources.txt", checkout.folder / "requirements")
+    (checkout.folder / "drive.py").write_text(DRIVER.replace("environments.main()", "setup(sys.argv[1:])"))
+    code, _, stderr = checkout.run()
+    assert code == 0 and "other: ready" in stderr
+    assert "left out" in stderr and "has no torch" in stderr  # main has one tiny package here
+
+
+def test_two_at_once_install_once(checkout):
+    both = [checkout.start("setup", "main"), checkout.start("setup", "main")]
+    stderr = "".join(process.communicate(timeout=300)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert stderr.count("main: installing") == 1
+
+
+def test_ctrl_c_is_one_line(checkout):
+    process = checkout.start("setup", "main")
+    assert "installing" in process.stderr.readline()
+    wait_for(checkout.venv("main.log").exists, "installation")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.count("\n") == 1 and "interrupted" in stderr and "`make setup`" in stderr
+
+
+@pytest.mark.parametrize("name", ["main", "k2", "nemo", "ray", "viewer", "sources"])
+def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    options = ("#", "--only-binary :all:", "--no-binary antlr4-python3-runtime")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(options)]
+    assert lines
+    for line in lines:
+        assert re.match(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+    if name == "k2":
+        assert re.search(r"^k2==1\.23\.4 +--hash=sha256:5b5f709b12b9[0-9a-f]{52}$", text, re.MULTILINE)  # one wheel
+    assert "://" not in text and "--index" not in text and "--find-links" not in text
+
+
+def test_a_lock_keeps_only_the_chosen_hash():
+    from requirements import lock
+
+    text = "a==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
+    assert lock.chosen_hashes("a==1 --hash=sha256:bb\nb==2\n") == {"a": "sha256:bb"}
+    kept = "a==1 \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
+    assert lock.keep_one_hash(text, "a", "sha256:bb") == kept
+    with pytest.raises(ValueError, match="no file with hash sha256:dd"):
+        lock.keep_one_hash(text, "a", "sha256:dd")
+
+
+# -- source packages -----------------------------------------------------------------------------------------------
+
+# A package with the layout of optimized_transducer's sdist: same names, no torch in its C++, so seconds to compile.
+PYTHON_FOLDER = "optimized_transducer/python/optimized_transducer"
+STAND_IN = {
+    "setup.py": (  # one for CUDA alone refuses without a GPU
+        "import setuptools, torch\nassert torch.cuda.is_available()\n"
+        "setuptools.setup(name='optimized_transducer', version='1.4')\n"
+    ),
+    "PKG-INFO": "Metadata-Version: 2.1\nName: optimized_transducer\nVersion: 1.4\n",
+    f"{PYTHON_FOLDER}/__init__.py": (
+        "import math, torch, _optimized_transducer\n"
+        "from .torch_version import built_for\n"
+        "assert built_for == torch.__version__\n"
+        "def transducer_loss(logits, *_, **__):\n"
+        "    return logits.new_tensor(_optimized_transducer.answer() * math.log(2))\n"
+    ),
+    f"{PYTHON_FOLDER}/torch_version.py.in": 'built_for = "@TORCH_VERSION@"\n',
+    "optimized_transducer/csrc/cpu.cc": "int answer() { return ANSWER; }\n",
+    "optimized_transducer/csrc/transducer-loss.cc": "\n",
+    "optimized_transducer/python/csrc/module.cc": (
+        "#define PY_SSIZE_T_CLEAN\n"
+        "#include <Python.h>\n"
+        "int answer();\n"
+        "static PyObject *Answer(PyObject *, PyObject *) { return PyLong_FromLong(answer()); }\n"
+        'static PyMethodDef methods[] = {{"answer", Answer, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};\n'
+        'static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_optimized_transducer", "", -1, methods};\n'
+        "PyMODINIT_FUNC PyInit__optimized_transducer() { return PyModule_Create(&module); }\n"
+    ),
+}
+LOAD = """\
+import sys
+from common.setup import extensions
+from common.core.errors import NotRunnable
+try:
+    print(extensions.load("optimized_transducer", sys.argv[1]).__file__)
+except NotRunnable as error:
+    print(error.status, error, sep=": ")
+"""
+
+
+class Sources(Copy):
+    """A folder with the code that compiles, and a stand-in sdist that pip finds in a folder of its own."""
+
+    def __init__(self, folder: Path, answer: str = "2"):
+        super().__init__(folder, "index", XDG_CACHE_HOME=str(folder / "cache"))
+        (folder / "load.py").write_text(LOAD)
+        sdist = folder / "index" / "optimized_transducer-1.4.tar.gz"
+        with tarfile.open(sdist, "w:gz") as archive:
+            for name, text in STAND_IN.items():
+                data = text.replace("ANSWER", answer).encode()
+                entry = tarfile.TarInfo(f"optimized_transducer-1.4/{name}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+        self.lock("sources", f"optimized_transducer==1.4 --hash=sha256:{digest}\n")
+        self.cache = folder / "cache" / "rnnt-bench" / "losses"
+
+    def start(self, device: str = "cpu", **variables: str):
+        return start(self.folder / "load.py", device, cwd=self.folder, env={**self.environment, **variables})
+
+    def load(self, device: str = "cpu", **variables: str) -> tuple[str, str]:
+        """(what LOAD printed, progress)"""
+        process = self.start(device, **variables)
+        stdout, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stderr
+        return stdout.strip(), stderr
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler (c++) on PATH")
+
+
+@pytest.fixture
+def sources(tmp_path):
+    if not shutil.which("c++"):
+        pytest.skip("no C++ compiler (c++) on PATH")
+    return Sources(tmp_path / "sources")
+
+
+@needs_compiler
+@pytest.mark.compiles
+def test_optimized_transducer_itself():
+    module = extensions.load("optimized_transducer", "cpu")
+    assert extensions.load("optimized_transducer", "cpu") is module
+    # T = 2, U = 1, V = 2 at zero logits: two paths of three symbols, each symbol 1/2, so the loss is ln 4.
+    logits = torch.zeros(4, 2, requires_grad=True)
+    targets, T, U = (torch.tensor(value, dtype=torch.int32) for value in ([[1]], [2], [1]))
+    loss = module.transducer_loss(logits * 1, targets, T, U, blank=0, from_log_softmax=False, reduction="sum")
+    loss.backward()
+    assert math.isclose(loss.item(), math.log(4), rel_tol=1e-6)
+    # Each row of the gradient sums to zero: adding a constant to all logits of a cell changes nothing.
+    assert logits.grad.sum(dim=1).abs().max() < 1e-6 and logits.grad.abs().max() > 0.1
+
+
+def test_fetched_compiled_and_then_taken_from_the_cache(sources):
+    loaded, reason = sources.load()
+    (folder,) = [path for path in sources.cache.glob("optimized_transducer-1.4-cpu-*") if path.is_dir()]
+    assert Path(loaded) == folder / "optimized_transducer" / "__init__.py"
+    assert "fetching" in reason and "compiling" in reason
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == [
+        "_optimized_transducer.so",
+        "optimized_transducer",
+    ]
+    assert sources.load() == (loaded, "")
+
+    shutil.rmtree(folder)
+    (sources.cache / "sources" / "optimized_transducer-1.4.tar.gz").write_bytes(b"garbled")
+    again, reason = sources.load()
+    assert again == loaded and "fetching" in reason  # a file with another hash is not trusted
+
+
+def test_a_compilation_killed_half_way_starts_over(sources, tmp_path):
+    compiler, slow = tmp_path / "slow-c++", tmp_path / "slow"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || [ ! -e {slow} ] || sleep 600\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    slow.touch()
+    process = sources.start(CXX=str(compiler))
+    # torch's own lock file, which nobody removes now
+    wait_for(lambda: list(sources.cache.glob("*.partial/objects/lock")), "compilation")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    slow.unlink()
+
+    loaded, reason = sources.load(CXX=str(compiler))
+    assert loaded.endswith("__init__.py") and "compiled" in reason
+    assert not list(sources.cache.glob("*.partial"))
+
+
+@needs_compiler
+def test_what_does_not_compile_says_its_first_error_and_where_the_log_is(tmp_path):
+    sources = Sources(tmp_path / "sources", answer="nonsense")
+    outcome, _ = sources.load()
+    assert outcome.startswith("missing: optimized_transducer does not compile: ")
+    assert "error: 'nonsense' was not declared" in outcome.replace("‘", "'").replace("’", "'")
+    log = Path(outcome.partition("see ")[2].partition(",")[0])
+    assert "nonsense" in log.read_text() and "run `make setup`" in outcome
+
+    outcome, _ = Sources(tmp_path / "wrong", answer="3").load()
+    assert outcome.startswith("unsupported: ") and "must be 2 ln 2" in outcome
+
+
+def test_what_cannot_be_fetched(sources):
+    shutil.rmtree(sources.folder / "index")
+    outcome, _ = sources.load()
+    assert outcome.startswith("missing: optimized_transducer cannot be fetched: No matching distribution found")
+    assert "put optimized_transducer-1.4.tar.gz into" in outcome
+
+
+def test_no_compiler(sources):
+    outcome, _ = sources.load(CXX="/nowhere/c++")
+    assert outcome.startswith("missing: ") and "`/nowhere/c++`" in outcome and "install gcc and g++" in outcome
+
+
+def test_an_installed_package_is_used_but_must_run_on_the_device(sources):
+    package = sources.folder / "optimized_transducer"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import math\ndef transducer_loss(logits, *_, **__):\n    return logits.new_tensor(2 * math.log(2))\n"
+    )
+    assert sources.load() == (str(package / "__init__.py"), "")
+
+    (package / "__init__.py").write_text("def transducer_loss(*_, **__): raise RuntimeError('built without CUDA')\n")
+    outcome, reason = sources.load()
+    assert outcome.startswith("unsupported: ") and "built without CUDA; uninstall it" in outcome and reason == ""
+
+    (package / "__init__.py").write_text("raise ImportError('built for another torch')\n")
+    outcome, reason = sources.load()
+    assert "compiled" in reason  # our own build instead, imported although the broken one comes first on the path
+    assert outcome.startswith(str(sources.cache))
+
+
+def toolkit(folder, release):
+    """A folder that looks like a CUDA toolkit of that release."""
+    for name in ("bin", "include"):
+        (folder / name).mkdir(parents=True)
+    (folder / "include" / "cuda_runtime.h").touch()
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.0\n")
+    nvcc.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def cuda_of_torch():
+    """The CUDA release of this torch; a torch without CUDA says so, and the test ends."""
+    tools = toolchain.find("cpu")
+    if not tools.torch_cuda:
+        with pytest.raises(toolchain.NotRunnable, match="has no CUDA"):
+            toolchain.find("cuda")
+        pytest.skip("this torch has no CUDA")
+    return tools.torch_cuda
+
+
+def test_cuda_without_what_it_needs(monkeypatch, tmp_path, cuda_of_torch):
+    monkeypatch.setattr(toolchain, "_toolkits", lambda _: iter([toolkit(tmp_path / "old", "5.5")]))
+    with pytest.raises(toolchain.NotRunnable, match="old is 5.5: set CUDA_HOME to another") as caught:
+        toolchain.find("cuda").check(SOURCE_PACKAGES["optimized_transducer"])
+    assert caught.value.status == "unsupported"
+
+
+def test_the_toolkit_of_torchs_cuda_is_taken_among_several(monkeypatch, tmp_path, cuda_of_torch):
+    """Among those that the user names, and that of the packages of the index."""
+    fitting = toolkit(tmp_path / "nvidia" / f"cu{cuda_of_torch.partition('.')[0]}", cuda_of_torch)
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(toolchain, "_architectures", lambda: "")
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "named", "5.5")))
+    tools = toolchain.find("cuda")
+    assert tools.cuda_home == fitting
+    assert tools.environment()["TORCH_CUDA_ARCH_LIST"] == toolchain.ARCHITECTURES
+
+
+@needs_compiler
+def test_each_item_finds_its_segment(tmp_path):
+    program = tmp_path / "search.cc"
+    program.write_text(
+        """
+        #include <cstdio>
+        #include "moderngpu/kernel_load_balance.hxx"
+        int main() {
+          const int starts[] = {0, 0, 3, 3, 3, 4, 9};
+          for (int item = 0; item < 12; ++item) std::printf("%d ", mgpu::segment_of(item, starts, 7));
+        }
+        """
+    )
+    compiler = ["c++", "-Wall", "-Werror", f"-I{ROOT / 'common' / 'setup' / 'headers'}", str(program)]
+    subprocess.run([*compiler, "-o", str(tmp_path / "search")], check=True)
+    done = subprocess.run([str(tmp_path / "search")], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == "1 1 1 4 5 5 5 5 5 6 6 6".split()
+
+
+@pytest.mark.skipif(not os.environ.get("COMPILE_FOR_CUDA"), reason="minutes of nvcc: set COMPILE_FOR_CUDA=1")
+@pytest.mark.parametrize("package", sorted(SOURCE_PACKAGES))
+def test_packages_compile_for_cuda_without_a_gpu(package, monkeypatch, cuda_of_torch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
+    monkeypatch.setenv("MAX_JOBS", "2")  # a compiler of CUDA takes up to 3 GB
+    tools = toolchain.find("cuda")
+    try:
+        tools.check(SOURCE_PACKAGES[package])
+    except toolchain.NotRunnable as error:
+        pytest.skip(str(error))
+    build = ["-m", "common.setup.extensions", "build", package, "--device", "cuda"]
+    done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    (library,) = extensions.build(package, "cuda").rglob("*.so")
+    triton = pytest.importorskip("triton", reason="Triton, which comes with torch for CUDA, brings cuobjdump")
+    cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    command = [str(cuobjdump), "--list-elf", str(library)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "sm_80" in listed and "sm_90" in listed
+
+
+def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():
+    assert SOURCE_PACKAGES["warp_rnnt"].devices == ("cuda",) and SOURCE_PACKAGES["optimized_transducer"].devices == (
+        "cpu",
+        "cuda",
+    )
+    with pytest.raises(toolchain.NotRunnable, match="warp_rnnt has no cpu version") as caught:
+        extensions.build("warp_rnnt", "cpu")
+    assert caught.value.status == "unsupported"
+
+
+@pytest.mark.parametrize(
+    "log, line",
+    [
+        ("[1/2] c++ a.cc\nFAILED: a.o\na.cc:3:1: error: x\nninja: build stopped.", "a.cc:3:1: error: x"),
+        (
+            "a.cc:1:1: fatal error: a.h: No such file\ncompilation terminated.",
+            "a.cc:1:1: fatal error: a.h: No such file",
+        ),
+        (
+            "/usr/bin/ld: cannot find -lcudart: No such file\ncollect2: error: ld returned 1 exit status",
+            "/usr/bin/ld: cannot find -lcudart: No such file",
+        ),
+        ("c++: internal\nKilled\n\n", "Killed"),
+        ("", "no output"),
+    ],
+)
+def test_the_meaningful_line_of_a_log(log, line):
+    assert toolchain.meaningful_line(log) == line
