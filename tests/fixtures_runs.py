@@ -266,7 +266,7 @@ def write_records(folder: Path, records: Iterable[Record]) -> Path:
     return path
 
 
-def change(folder: Path, kind: str, **fields: Any) -> None:
+def change(folder: Path, kind: str, /, **fields: Any) -> None:
     """Give all records of a kind in a folder these fields; NaN stays NaN."""
     lines = [{**line, **(fields if line["record"] == kind else {})} for line in records_of(folder)]
     (folder / schema.FILE_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

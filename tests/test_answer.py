@@ -339,9 +339,7 @@ def test_a_verdict_has_its_reason(of, options, verdict, words):
 
 def write_pair(folder, factors):
     for name, of in (("quick", [1] * len(factors)), ("late", factors)):
-        rounds = [timing(f"timing-{at}", [10 * f, 20 * f], []) for at, f in enumerate(of, start=1)]
-        head = {"passes": ["correctness", "timing"], "rounds": len(of), "scopes": ["step"]}
-        write_run(folder / name, name=name, jobs=[correctness(), *rounds], run_id="one run", **head)
+        timed(folder, name, [10 * factor for factor in of])
 
 
 def test_an_interrupted_row_is_compared_by_the_rounds_that_it_ended(tmp_path):

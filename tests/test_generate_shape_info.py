@@ -94,23 +94,6 @@ def supervision(name, recording_id, start, seconds, text):
     return {"id": name, "recording_id": recording_id, "start": start, "duration": seconds, "channel": 0, "text": text}
 
 
-def features_of(recording_id, frames, frame_shift, seconds):
-    return {
-        "type": "fbank",
-        "num_frames": frames,
-        "num_features": 80,
-        "frame_shift": frame_shift,
-        "sampling_rate": 16000,
-        "start": 0.0,
-        "duration": seconds,
-        "storage_type": "lilcom_chunky",
-        "storage_path": "none",
-        "storage_key": "0",
-        "recording_id": recording_id,
-        "channels": 0,
-    }
-
-
 def cut(name, seconds, *supervisions, **fields):
     return {
         "id": name,
@@ -209,7 +192,9 @@ def test_feature_frames_are_written_too(run, tmp_path, model):
 
 
 def test_frames_of_features_come_first_and_other_speeds_keep_their_shift(run, tmp_path, model):
-    features = features_of("c", 800, 0.02, 16.0)
+    features = {"type": "fbank", "num_frames": 800, "num_features": 80, "frame_shift": 0.02, "sampling_rate": 16000}
+    features.update(start=0.0, duration=16.0, recording_id="c", channels=0)
+    features.update(storage_type="lilcom_chunky", storage_path="none", storage_key="0")
     path = jsonl(tmp_path / "cuts.jsonl", [cut("c", 16.0, supervision("s", "c", 0, 16.0, "SIR"), features=features)])
     flags = ("--frame-shift", 0.5, "--subsampling-factor", 1, "--speed-perturbation", 1, 0.5)
     assert run("--manifest", path, "--bpe-model", model, *flags)[0] == 0

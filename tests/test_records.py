@@ -120,13 +120,10 @@ def test_times_that_no_clock_gave_are_left_out(tmp_path, value):
     assert not [record for record in store.read(path) if isinstance(record, schema.Sample) and not record.warmup]
 
 
-def test_what_newer_versions_add_is_ignored(tmp_path):
+def test_what_newer_versions_add_is_ignored_and_what_older_lack_has_its_default(tmp_path):
     newer = [{**RUN, "colour": ["red"]}, {"record": "profile", "encoder": {}}, {**ENDED, "watts": 3}]
     first, end = store.read(write_records(tmp_path, newer))
     assert (first.name, end.status) == ("x", "ok")
-
-
-def test_what_older_versions_lack_has_its_default(tmp_path):
     older = [RUN, {"record": "limits"}, ENDED]
     first, limits, end = store.read(write_records(tmp_path, older))
     assert (first.kind, first.machine.cores, limits.streams, end.reason, end.round) == ("exact", None, [], "", None)

@@ -32,6 +32,7 @@ from fixtures_runs import (
     summarize,
     three,
     timed,
+    timing,
     traced_run,
     write,
     write_records,
@@ -487,28 +488,20 @@ def test_axe_finds_no_violation(browser, report):
 LARGE = {"cores": 64, "threads": 64, "run_id": "large"}
 
 
-def measured(folder, name, step_ms, cores=2, threads=2, device_name="Some CPU", settings=None, **head):
+def measured(folder, name, step_ms, cores=2, threads=2, settings=None, **head):
     """Two rounds of `step_ms` on both batches, on a machine of so many cores."""
-    device = {"device_name": device_name, "threads": threads}
-    jobs = []
-    for lines in (correctness(), memory(8), [environment("trace"), status("trace")]):
-        jobs.append([{**line, **device} if line["record"] == "environment" else line for line in lines])
-    for job in ("timing-1", "timing-2"):
-        jobs.append(
-            [environment(job, **device), *(sample(job, "step", batch, step_ms) for batch in (4, 9)), status(job)]
-        )
-    first = {**header(name, **(settings or {})), "run_id": "small", **head}
-    first["machine"] = {"cpu": device_name, "cores": cores} if cores else {}
-    write_records(folder, [first, *(line for lines in jobs for line in lines)])
+    rounds = [timing(job, [step_ms, step_ms], []) for job in ("timing-1", "timing-2")]
+    jobs = [correctness(), memory(8), *rounds, [environment("trace"), status("trace")]]
+    write_run(folder, name, jobs, **(settings or {}))
+    change(folder, "environment", threads=threads)
+    machine = {"cpu": "Some CPU", "cores": cores} if cores else {}
+    change(folder, "run", machine=machine, **{"run_id": "small", **head})
 
 
 def side_by_side(folder):
-    measured(folder / "s1", "a", 10)
-    measured(folder / "s2", "b", 20)
-    measured(folder / "s3", "p", 5, kind="pruned")
-    measured(folder / "l1", "a", 2, **LARGE)
-    measured(folder / "l2", "b", 1, **LARGE)
-    measured(folder / "l3", "p", 4, kind="pruned", **LARGE)
+    for name, small, large, kind in (("a", 10, 2, "exact"), ("b", 20, 1, "exact"), ("p", 5, 4, "pruned")):
+        measured(folder / f"small-{name}", name, small, kind=kind)
+        measured(folder / f"large-{name}", name, large, kind=kind, **LARGE)
     return folder
 
 
