@@ -8,8 +8,8 @@ import pytest
 from commands import assert_user_error, run
 from fixtures_runs import write_run
 
-from common.core import plain_yaml
 from common.core.errors import UserError
+from common.tools import configuration
 
 pytest.importorskip("torch")
 
@@ -92,14 +92,14 @@ def test_it_is_one_clear_line(line, words, folder):
 )
 def test_yaml_is_plain_data_or_one_line(text, words):
     with pytest.raises(UserError) as raised:
-        plain_yaml.parsed(text, "x.yaml")
+        configuration.parsed(text, "x.yaml")
     message = str(raised.value)
     assert message.startswith("x.yaml") and "\n" not in message and all(word in message for word in words)
 
 
 def test_yaml_that_is_taken():
-    assert plain_yaml.parsed("a: [1, 2.5, true, null]\nb: {c: 'x'}\n", "x") == {
+    assert configuration.parsed("a: [1, 2.5, true, null]\nb: {c: 'x'}\n", "x") == {
         "a": [1, 2.5, True, None],
         "b": {"c": "x"},
     }
-    assert plain_yaml.parsed("", "x") is None
+    assert configuration.parsed("", "x") is None

@@ -15,7 +15,7 @@ import torch
 from commands import ROOT, assert_user_error, run
 from fixtures_model_runs import command as in_process
 
-from common.core.units import quantity
+from common.core.text import quantity
 from common.records import schema
 from common.tools.flops import command
 from common.tools.flops import show as flops

@@ -19,7 +19,7 @@ from common.analysis.comparison import read_runs
 from common.analysis.metrics import largest
 from common.core import settings
 from common.core.errors import UserError
-from common.core.units import bytes_of
+from common.core.text import bytes_of
 from common.jobs import local, spec, worker
 from common.jobs.search import TOLERANCE, memory_limit, next_size
 from common.records.store import bounds

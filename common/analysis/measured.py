@@ -13,8 +13,7 @@ from common.analysis import times
 from common.analysis.row import COUNTERS, Configuration, Largest, Row, batches_of, newest
 from common.core import settings, statistics
 from common.core.settings import FEWEST_ROUNDS
-from common.core.text import gathered
-from common.core.units import MB
+from common.core.text import MB, gathered
 from common.records import schema, store
 from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
 from common.records.store import OUTCOMES, TOO_LARGE, answers, bounds, ends

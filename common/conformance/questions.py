@@ -183,7 +183,18 @@ class Examination:
         adapter.blank, adapter.reduction = blank, reduction or "sum"
         if blank and adapter.options() == before:
             raise NotAsked("it has no option for the blank: it is symbol 0")
-        batch = _batch(shapes, V, blank, slack[1], self.device)
+        batch = inputs.make_batch(
+            shapes,
+            vocab_size=V,
+            encoder_dim=1,
+            device=self.device,
+            dtype=torch.float32,
+            key=(5, *inputs.padded_sizes(shapes)),
+        )
+        # targets are never the blank; without any target, they have no column
+        targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
+        padded = torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1)
+        batch = replace(batch, targets=padded)
         batch = alter(batch) if alter else batch
         layout = table.of(adapter)
         regions = layout.padding(shapes, T, U)
@@ -206,14 +217,6 @@ class Examination:
         truth = layout.take(true_numbers, batch, prepared).detach().clone()
         leaf = layout.take(numbers.to(self.device), batch, prepared).detach().clone().requires_grad_()
         return Question(layout, batch, prepared, leaf, truth, None if regions is None else padding)
-
-
-def _batch(shapes: Shapes, V: int, blank: int, slack: int, device: torch.device) -> inputs.Batch:
-    """Return a batch of random targets that are never the blank; without any target, they have no column."""
-    N, T, U = inputs.padded_sizes(shapes)
-    batch = inputs.make_batch(shapes, vocab_size=V, encoder_dim=1, device=device, dtype=torch.float32, key=(5, N, T, U))
-    targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
-    return replace(batch, targets=torch.nn.functional.pad(targets, (0, slack), value=0 if blank else 1))
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

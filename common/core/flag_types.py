@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from common.core import presets, units
+from common.core import presets
 from common.core.errors import UserError
-from common.core.text import closest, short
+from common.core.text import bytes_of, closest, short
+from common.core.text import positive as positive
 
 #: Threads for each CPU that --threads may ask for.
 MOST_THREADS = 4
 #: The largest count where a flag has no bound of its own: losses keep sizes in 32 bits.
 MOST = 2**31 - 1
-
-positive = units.positive
 
 
 def str2bool(text: str) -> bool:
@@ -116,7 +115,7 @@ def preset(text: str) -> str:
 
 def memory_size(text: str) -> str:
     """Check a size such as "4GiB", "500MB" or "80%" (of the device), and return the text."""
-    units.bytes_of(text, 2**40)
+    bytes_of(text, 2**40)
     return text
 
 

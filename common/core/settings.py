@@ -78,10 +78,6 @@ def _threads_heading(known: Mapping[str, Any]) -> str:
     return f"{known['threads']} threads" + (f" of {known['cores']} cores" if spare else "")
 
 
-def _device_heading(known: Mapping[str, Any]) -> str:
-    return " ".join(str(known[key]) for key in ("device", "device_name") if known.get(key))
-
-
 @dataclass(frozen=True)
 class Settings:
     """The settings of a run as resolved.  Each field is declared by common.core.setting.Setting, whose help is that of
@@ -350,7 +346,7 @@ class Settings:
         extra={"default": "auto"},
         default_text="auto (CUDA where there is one)",
         label="device",
-        heading=_device_heading,
+        heading=lambda known: " ".join(str(known[key]) for key in ("device", "device_name") if known.get(key)),
         **_HOW,
     )
     pruned_recipe: str = setting(

@@ -252,19 +252,17 @@ class FlopCounter:
         inside, self._inside = self._inside, None
         if inside is not None:
             inside.__exit__(*error)
-            if not any(error):
-                self._name_unseen()
-
-    def _name_unseen(self) -> None:
-        """Name as not counted the modules that ran, have matrices for weights, and gave no operator that is counted: in
-        another thread, or in a compiled form."""
-        for path, module in self.modules.modules.items():
-            inside = [entry for key, entry in self._counts.items() if not path or f"{key.path}.".startswith(f"{path}.")]
-            weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
-            fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
-            unseen = (weights and not inside) or (fused and not any(macs for _, macs, _ in inside))
-            if unseen and self.modules.calls.get(path):
-                self._missing(self.modules.classes[path], path, "its operators were not seen, or not its products")
+            # modules that ran, have matrices for weights, and gave no operator that is counted: in another thread, or
+            # in a compiled form
+            for path, module in self.modules.modules.items() if not any(error) else ():
+                counted = [
+                    entry for key, entry in self._counts.items() if not path or f"{key.path}.".startswith(f"{path}.")
+                ]
+                weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
+                fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
+                unseen = (weights and not counted) or (fused and not any(macs for _, macs, _ in counted))
+                if unseen and self.modules.calls.get(path):
+                    self._missing(self.modules.classes[path], path, "its operators were not seen, or not its products")
 
     def label(self, name: str) -> ContextManager[None]:
         """Count what runs inside, which is no module, under `name`; its backward too."""
@@ -295,7 +293,10 @@ class FlopCounter:
 
     def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         path, phase = self.modules.current()
-        for call in self._functions_begun():
+        running = list(_applied(sys._getframe(0)))
+        begun = [call for frame, call in running if not any(frame is other for other in self._running)]
+        self._running[:] = [frame for frame, _ in running]
+        for call in begun:
             if call.name in rules.RULES:
                 self._add(path, phase, call, rules.RULES[call.name])
             elif not call.name.startswith("torch."):
@@ -327,13 +328,6 @@ class FlopCounter:
             warnings.warn_explicit(f"not counted: {name} in {where} ({reason})", NotCounted, __file__, 0, registry={})
         key = name, path, reason
         self._not_counted[key] = self._not_counted.get(key, 0) + 1
-
-    def _functions_begun(self) -> List[Call]:
-        """Return the custom autograd functions that began to run since the last operator."""
-        running = list(_applied(sys._getframe(1)))
-        new = [call for frame, call in running if not any(frame is other for other in self._running)]
-        self._running[:] = [frame for frame, _ in running]
-        return new
 
 
 class _Mode(TorchDispatchMode):

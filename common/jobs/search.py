@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Optional, Sequence
 
-from common.core import units
 from common.core.errors import UserError
 from common.core.settings import Settings
+from common.core.text import GIB, bytes_of
 from common.jobs.session import Session
 from common.jobs.spec import Job
 from common.records import store
@@ -63,9 +63,9 @@ def memory_limit(settings: Settings, total: Optional[int], available: Optional[i
     most = int(SHARE_OF_AVAILABLE * available)
     if settings.memory_limit is None:
         return MemoryLimit(most, source)
-    size = units.bytes_of(settings.memory_limit, total)
+    size = bytes_of(settings.memory_limit, total)
     if size > available:
-        used = f"the limit is {most / units.GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
+        used = f"the limit is {most / GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
         store.warn(f"{source}: {used}; larger batches may fit where all of it is free")
         return MemoryLimit(most, f"{source}; {used}")
     return MemoryLimit(size, source)

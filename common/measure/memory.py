@@ -22,9 +22,9 @@ from typing import Callable, ContextManager, Dict, Iterator, Optional, Tuple
 
 import torch
 
-from common.core import units
 from common.core.errors import UserError
 from common.core.files import scratch_folder
+from common.core.text import bytes_of
 from common.measure.stages import Step
 from common.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
 from common.traces import memory as traced
@@ -207,7 +207,7 @@ class Device(Limit):
         self.device = device
         available, total = self._given_back()
         self.allocated = torch.cuda.memory_allocated(device)
-        wanted = available if text is None else units.bytes_of(text, total)
+        wanted = available if text is None else bytes_of(text, total)
         if wanted > total:
             raise UserError(f"--memory-limit {text}: {wanted} bytes, but {device} has only {total}; use a lower limit")
         super().__init__(wanted, available, str(device), available)

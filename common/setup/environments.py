@@ -62,7 +62,11 @@ class Uv:
         extra = () if self._no_index else ("UV_INDEX", "UV_FIND_LINKS")
         self._extra = {name: settings.pop(name) for name in extra if name in settings}
         self._options["env"] = {**settings, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
-        self._choose_cache()
+        # the cache lies in .venv where uv's own is on another disk: uv can link files only on one disk
+        cache = Path(self.output("cache", "dir").strip())
+        existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+        if "UV_CACHE_DIR" not in os.environ and existing.stat().st_dev != UV.stat().st_dev:
+            self._options["env"]["UV_CACHE_DIR"] = str(UV.with_name(".cache"))
 
     def run(self, *arguments: str) -> None:
         """Run ``uv ARGUMENTS``; what it prints goes to the log."""
@@ -86,12 +90,9 @@ class Uv:
         except subprocess.CalledProcessError:
             if not self._extra:
                 raise
-            self._use_every_index()
+            every = {**self._extra, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
+            self._options["env"] = {**every, **self._options["env"]}
             self.run(*command)
-
-    def _use_every_index(self) -> None:
-        every = {**self._extra, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
-        self._options["env"] = {**every, **self._options["env"]}
 
     def find_python(self, versions: Sequence[str]) -> Tuple[str, str]:
         """Return (command, minor version) of a Python with one of `versions`: the running one where it fits, else one
@@ -135,13 +136,6 @@ class Uv:
                     separator = "," if variable == "UV_FIND_LINKS" else " "
                     variables[variable] = separator.join(ast.literal_eval(value).split())
         return variables
-
-    def _choose_cache(self) -> None:
-        """Put the cache into .venv where uv's own is on another disk: uv can link files only on one disk."""
-        cache = Path(self.output("cache", "dir").strip())
-        existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        if "UV_CACHE_DIR" not in os.environ and existing.stat().st_dev != UV.stat().st_dev:
-            self._options["env"]["UV_CACHE_DIR"] = str(UV.with_name(".cache"))
 
     def _run(self, *command: str, stdout: Any) -> str:
         printed: str = subprocess.run(command, check=True, stdout=stdout, **self._options).stdout

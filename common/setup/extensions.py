@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable
 from common.core.guard import guarded, say
@@ -105,7 +105,8 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
     say(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
     # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
     # this process is to load from the final folder.
-    command = [sys.executable, "-m", "common.setup.compile_extension", source.package, unpacked, partial, tools.device]
+    code = "import sys; from common.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, source.package, unpacked, partial, tools.device]
     environment = {"MAX_JOBS": toolchain.compilers(), **os.environ, **tools.environment()}
     quiet = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     with log.open("w", encoding="utf-8") as stream:
@@ -116,6 +117,65 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
     shutil.rmtree(partial / "sdist")
     partial.rename(folder)
     say(f"{source.package}: compiled")
+
+
+def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
+    """Compile a source package with torch.utils.cpp_extension, in a process of its own, and import the module once.
+
+    Makes INTO/<package>/ and its compiled module, beside or inside it, from the unpacked sdist.  What it prints is the
+    log.
+    """
+    import torch
+    from torch.utils import cpp_extension
+
+    source, sdist, target = SOURCE_PACKAGES[name], Path(unpacked), Path(into)
+    package = target / source.package
+    shutil.copytree(sdist / source.python, package)
+    for file in source.templates:
+        template = (package / f"{file}.in").read_text(encoding="utf-8")
+        (package / file).write_text(template.replace("@TORCH_VERSION@", torch.__version__), encoding="utf-8")
+    if source.metadata:
+        shutil.copytree(sdist / source.metadata, target / source.metadata)
+    compiled = target.joinpath(*source.module.split("."))
+    objects = target / "objects"
+    objects.mkdir()
+    on_cuda = device == "cuda"
+    define = [source.cuda_define] if on_cuda and source.cuda_define else []
+    sources = _files(sdist, (*source.sources, *(source.cuda_sources if on_cuda else ())))
+    if not on_cuda:  # the C++ compiler takes no .cu
+        sources = [shutil.copy(path, f"{path[:-2]}cc") if path.endswith(".cu") else path for path in sources]
+    cpp_extension.load(
+        compiled.name,
+        sources,
+        extra_cflags=[*source.flags, *define],
+        extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
+        extra_include_paths=[str(sdist), str(Path(__file__).parent / source.headers)],
+        extra_ldflags=_runtime_library(objects) if on_cuda else None,
+        build_directory=str(objects),
+        with_cuda=on_cuda,
+        verbose=True,
+    )
+    (objects / f"{compiled.name}.so").rename(compiled.with_name(f"{compiled.name}.so"))
+    shutil.rmtree(objects)
+
+
+def _runtime_library(folder: Path) -> List[str]:
+    """Return linker flags with which `-lcudart` finds the runtime: NVIDIA's packages of the index have the library with
+    its version alone, so `folder` gets a link without it."""
+    library = Path(os.environ.get("CUDA_HOME", ""), "lib")
+    versioned = sorted(library.glob("libcudart.so.*"))
+    if not versioned or (library / "libcudart.so").exists():
+        return []
+    (folder / "libcudart.so").symlink_to(versioned[-1])
+    return [f"-L{folder}"]
+
+
+def _files(folder: Path, patterns: Sequence[str]) -> List[str]:
+    """Return the sorted matches of all patterns, each of which must match a file."""
+    files = [sorted(map(str, folder.glob(pattern))) for pattern in patterns]
+    if not all(files):
+        raise FileNotFoundError(f"{folder}: a pattern without a file among {patterns}")
+    return sum(files, [])
 
 
 def _fetch(package: str) -> Path:

@@ -82,16 +82,6 @@ def _optimized_transducer(module: ModuleType, logits: Any, length: Any) -> Any:
     return module.transducer_loss(logits.view(2, 2), target, *lengths, **options)
 
 
-def _fast_rnnt(module: ModuleType, logits: Any, length: Any) -> Any:
-    return module.rnnt_loss(logits, length.view(1, 1), 0, reduction="sum")
-
-
-def _warp_rnnt(module: ModuleType, logits: Any, length: Any) -> Any:
-    return module.rnnt_loss(
-        logits.log_softmax(-1), length.view(1, 1).int(), length.int(), length.int(), reduction="sum"
-    )
-
-
 SOURCE_PACKAGES = {
     source.package: source
     for source in (
@@ -119,7 +109,7 @@ SOURCE_PACKAGES = {
             cuda_sources=("fast_rnnt/csrc/mutual_information_cuda.cu",),
             cuda_define="-DFT_WITH_CUDA",
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda"),
-            loss=_fast_rnnt,
+            loss=lambda module, logits, length: module.rnnt_loss(logits, length.view(1, 1), 0, reduction="sum"),
             without_device="uninstall it, and `make setup` compiles it for CUDA",
         ),
         SourcePackage(
@@ -130,7 +120,9 @@ SOURCE_PACKAGES = {
             sources=(),
             cuda_sources=("binding.cpp", "core*.cu"),
             nvcc_flags=("-O3",),
-            loss=_warp_rnnt,
+            loss=lambda module, logits, length: module.rnnt_loss(
+                logits.log_softmax(-1), length.view(1, 1).int(), length.int(), length.int(), reduction="sum"
+            ),
             without_device="uninstall it, and it is compiled anew when it is measured",
         ),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, Iterator, Optional
 
 from common.core.errors import NotRunnable
-from common.core.units import GIB
+from common.core.text import GIB
 from common.setup.source_packages import SourcePackage
 from common.system import machine
 from common.system.memory import available_memory

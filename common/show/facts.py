@@ -8,8 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from common.analysis.row import Row
 from common.core import statistics
 from common.core.settings import LENGTHS, MEASURED, described
-from common.core.text import number, plain
-from common.core.units import GIB
+from common.core.text import GIB, number, plain
 from common.present.table import Cell, Column, Table, measured, tabulated
 from common.records.schema import Batch, Record
 from common.show import results

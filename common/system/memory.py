@@ -41,14 +41,6 @@ def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
     return groups_values
 
 
-def memory_room() -> List[int]:
-    """Return the bytes left in each cgroup; its page cache counts as used."""
-    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-    groups = _cgroup_values("memory", *names[0], *names[1])
-    pairs = [(words[most][0], words[used][0]) for words in groups for most, used in names if {most, used} <= {*words}]
-    return [max(int(most) - int(used), 0) for most, used in pairs if most != "max"]
-
-
 def cgroup_cpus() -> Optional[float]:
     """Return how many CPUs this process may use at once by the tightest quota; None where there is none."""
     quotas = []
@@ -119,7 +111,11 @@ def total_memory() -> Optional[int]:
 def available_memory() -> Optional[int]:
     """Return the bytes that can be allocated without swapping: the least of the machine's and each cgroup's count."""
     available = _proc_bytes("/proc/meminfo", "MemAvailable")
-    return None if available is None else min([available, *memory_room()])
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    groups = _cgroup_values("memory", *names[0], *names[1])
+    pairs = [(words[most][0], words[used][0]) for words in groups for most, used in names if {most, used} <= {*words}]
+    room = [max(int(most) - int(used), 0) for most, used in pairs if most != "max"]  # page cache counts as used
+    return None if available is None else min([available, *room])
 
 
 def status_bytes(key: str) -> Optional[int]:
@@ -140,25 +136,20 @@ def process_peak_bytes() -> Optional[int]:
     peak = status_bytes("VmHWM")
     if peak is None or forked_from is None:
         return peak
+    count = 0  # pages of files that the parent has mapped and this process has not
     try:
-        return peak + _pages_of_parent(forked_from) * resource.getpagesize()
+        with open(f"/proc/{forked_from}/pagemap", "rb") as theirs, open("/proc/self/pagemap", "rb") as ours:
+            for line in Path(f"/proc/{forked_from}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                span, _, _, _, inode, *_ = line.split()
+                if inode != "0":
+                    begin, end = (int(address, 16) // resource.getpagesize() for address in span.split("-"))
+                    theirs.seek(8 * begin)
+                    ours.seek(8 * begin)
+                    pages = (array("Q", file.read(8 * (end - begin))) for file in (theirs, ours))
+                    count += sum(page & FILE_PAGE == FILE_PAGE and not mine & PRESENT for page, mine in zip(*pages))
     except (OSError, ValueError):
         return None
-
-
-def _pages_of_parent(parent: int) -> int:
-    """Return how many pages of files the process `parent` has mapped and this one has not.  Raises OSError."""
-    count = 0
-    with open(f"/proc/{parent}/pagemap", "rb") as theirs, open("/proc/self/pagemap", "rb") as ours:
-        for line in Path(f"/proc/{parent}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-            span, _, _, _, inode, *_ = line.split()
-            if inode != "0":
-                begin, end = (int(address, 16) // resource.getpagesize() for address in span.split("-"))
-                theirs.seek(8 * begin)
-                ours.seek(8 * begin)
-                pages = (array("Q", file.read(8 * (end - begin))) for file in (theirs, ours))
-                count += sum(page & FILE_PAGE == FILE_PAGE and not mine & PRESENT for page, mine in zip(*pages))
-    return count
+    return peak + count * resource.getpagesize()
 
 
 def clear_peak() -> bool:

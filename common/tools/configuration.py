@@ -13,7 +13,6 @@ from common.core.errors import UserError
 from common.core.files import read_text
 from common.core.guard import require
 from common.core.paths import not_a_file
-from common.core.plain_yaml import LARGEST_FILE, parsed
 from common.core.text import closest, plain, short, shown
 
 require("msgspec")
@@ -21,6 +20,8 @@ require("msgspec")
 import msgspec  # noqa: E402
 from msgspec import Meta, Struct  # noqa: E402
 
+#: Bytes of the largest file that is read: more than anyone writes by hand.
+LARGEST_FILE = 2**20
 Converted = TypeVar("Converted", bound=Struct)
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -29,6 +30,29 @@ Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 #: A number above 0; NaN and infinity are refused by `check_list`.
 Seconds = Annotated[float, Meta(gt=0)]
+
+
+def parsed(text: str, where: str) -> Any:
+    """Return what the YAML `text` says: no tags that make objects, and no key twice.  where: names it in messages.
+    Raises UserError."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError(f"{where} needs PyYAML, which is not installed here: pip install PyYAML") from error
+
+    class Plain(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value]
+            for index, key in enumerate(keys):
+                if key in keys[:index]:
+                    raise yaml.YAMLError(f"{key!r} is given twice, again{node.value[index][0].start_mark}; keep one")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Plain)
+    except Exception as error:  # PyYAML raises errors of any kind for a text that its tag cannot take
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
+        raise UserError(f"{where}: no YAML of plain data ({reason})") from error
 
 
 def read(path: Path) -> Dict[str, Any]:

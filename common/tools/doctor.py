@@ -20,7 +20,7 @@ from common.core.errors import EXIT_INTERRUPTED
 from common.core.guard import guarded
 from common.core.implementations import find
 from common.core.paths import INSTALLED, ROOT
-from common.core.units import GIB
+from common.core.text import GIB
 from common.setup import environments, interpreters
 from common.system import machine
 from common.system.processes import output

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median_high
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from common.core.units import MB
+from common.core.text import MB
 from common.traces import reader
 from common.traces.reader import Device, Trace
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from common.core import statistics
-from common.core.units import MB
+from common.core.text import MB
 from common.traces import reader
 from common.traces.reader import Step, Trace, TraceError
 

@@ -129,13 +129,6 @@ def _length(path: Path, sample_rate: int) -> int:
     return header.frames
 
 
-def bucketed(sorted_lengths: Sequence[int]) -> Dict[str, List[int]]:
-    """Return four parts of as many utterances each as possible, the shortest first, without the empty ones."""
-    bounds = [len(sorted_lengths) * number // len(BUCKETS) for number in range(len(BUCKETS) + 1)]
-    parts = {name: list(sorted_lengths[begin:end]) for name, begin, end in zip(BUCKETS, bounds, bounds[1:])}
-    return {name: part for name, part in parts.items() if part}
-
-
 def run(job: Mapping[str, Any]) -> Iterator[Measured]:
     """Yield the records of a count: one, or one for each bucket of audio.
 
@@ -171,9 +164,13 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def _lengths(flags: Mapping[str, Any]) -> Dict[str, List[int]]:
-    """Return the samples of each utterance by bucket; one run of no length where the input is no audio."""
+    """Return the samples of each utterance by bucket: four parts of as many utterances as possible, the
+    shortest first, without the empty ones; one run of no length where the input is no audio."""
     if flags["audio"]:
-        return bucketed(lengths(Path(flags["audio"]), flags["sample_rate"]))
+        ordered = lengths(Path(flags["audio"]), flags["sample_rate"])
+        bounds = [len(ordered) * number // len(BUCKETS) for number in range(len(BUCKETS) + 1)]
+        parts = {name: ordered[begin:end] for name, begin, end in zip(BUCKETS, bounds, bounds[1:])}
+        return {name: part for name, part in parts.items() if part}
     return {"pseudo": [flags["pseudo_input"]]} if flags["pseudo_input"] else {"": [0]}
 
 

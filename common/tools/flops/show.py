@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from common.analysis import metrics
 from common.analysis.metrics import Metric, metric
-from common.core.text import percent
-from common.core.units import quantity
+from common.core.text import percent, quantity
 from common.present.table import Cell, Column, Table, Values, tabulated
 from common.records.schema import Count as Whole
 from common.records.schema import Positive, Record
@@ -233,18 +232,6 @@ def parts_table(parts: Sequence[Part], by: str) -> Table:
     return Table(by, title, [*(Column(name, False) for name in names), *(Column(each.title) for each in shown)], rows)
 
 
-def _remarks(document: Document, device: str) -> List[str]:
-    """Return the lines below the tables."""
-    missing = (f"{each.operator} in {each.path or 'the model'} ({each.reason})" for each in document.not_counted)
-    lines = [f"not counted: {line}" for line in dict.fromkeys(missing)]
-    backward = {count.path for count in document.counts if count.phase == "backward"}
-    recurrent = sorted({each.kind for each in document.modules if each.path in backward} & RECURRENT)
-    if device == "meta" and recurrent:
-        more = "backward FLOPs are of single steps on the meta device, more than on a CPU; MACs are the same"
-        lines.insert(0, f"{', '.join(recurrent)}: {more}")
-    return lines
-
-
 def answer(kept: Kept) -> Answer:
     """Return what a count found out: the total, utterances by length where the input is audio, and the parts.
 
@@ -258,6 +245,13 @@ def answer(kept: Kept) -> Answer:
     parts = parts_of(whole.document, config.by, config.depth)
     total = parts[-1]
     parameters = total.trainable + total.frozen
+    missing = (f"{each.operator} in {each.path or 'the model'} ({each.reason})" for each in whole.document.not_counted)
+    lines = [f"not counted: {line}" for line in dict.fromkeys(missing)]
+    backward = {count.path for count in whole.document.counts if count.phase == "backward"}
+    recurrent = sorted({each.kind for each in whole.document.modules if each.path in backward} & RECURRENT)
+    if config.flags["device"] == "meta" and recurrent:
+        more = "backward FLOPs are of single steps on the meta device, more than on a CPU; MACs are the same"
+        lines.insert(0, f"{', '.join(recurrent)}: {more}")
     spoken = [
         bucket.row(config.sample_rate)
         for bucket in [*buckets, *([whole] if len(buckets) > 1 else [])]
@@ -272,7 +266,7 @@ def answer(kept: Kept) -> Answer:
             f"parameters: {quantity(parameters)} ({parameters}; trainable {total.trainable}, frozen {total.frozen})",
         ],
         tables=[*tables, parts_table(parts, config.by)],
-        lines=_remarks(whole.document, config.flags["device"]),
+        lines=lines,
         rows=spoken or [part.row(total) for part in parts],
         statuses=[job.status],
     )

@@ -14,9 +14,8 @@ from msgspec import Meta, Struct, field
 
 from common.analysis.metrics import cells, values
 from common.core.statistics import median, quantile
-from common.core.text import count
+from common.core.text import GIB, MB, count
 from common.core.text import error as error_in_words
-from common.core.units import GIB, MB
 from common.present.table import Cell as Shown
 from common.present.table import Column, Table, filled, measured, tabulated
 from common.records import schema

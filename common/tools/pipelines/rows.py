@@ -15,8 +15,7 @@ from msgspec import Meta, Struct, field
 from common.analysis.metrics import cells, values
 from common.core.errors import UserError
 from common.core.statistics import mean, median
-from common.core.text import closest, count, number, shown
-from common.core.units import MB, quantity
+from common.core.text import MB, closest, count, number, quantity, shown
 from common.present.table import Cell, filled, tabulated
 from common.records import schema
 from common.tools.configuration import Count, Positive, Seconds, Text

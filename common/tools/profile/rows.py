@@ -16,8 +16,7 @@ from msgspec import Meta, Struct
 
 from common.analysis.metrics import cells, values
 from common.core.statistics import mean, median
-from common.core.text import number, percent
-from common.core.units import MB, quantity
+from common.core.text import MB, number, percent, quantity
 from common.present.style import PALETTE, Figure, axis, bars, layout, pattern, shown
 from common.present.table import Cell, Table, measured, tabulated
 from common.records import schema
