@@ -20,10 +20,9 @@ from collections import defaultdict
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Optional
 
 import pytest
-from commands import ROOT, run
+from commands import ROOT, run, wait_for
 from fixtures_runs import MIB, REAL, allocation, kineto, span, steps, trace, traced_run, write, write_run
 
 from common.analysis import logs
@@ -56,18 +55,17 @@ class Server:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def open(self, path: str, body: Optional[bytes] = None, **query: str) -> HTTPResponse:
-        """The answer to a GET, or to a POST of the JSON `body`."""
+    def open(self, path: str, **query: str) -> HTTPResponse:
         address = f"{self.url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        return DIRECT.open(urllib.request.Request(address, body, {"Content-Type": "application/json"}), timeout=60)
+        return DIRECT.open(address, timeout=60)
 
-    def get(self, path: str, body: Optional[bytes] = None, **query: str) -> bytes:
-        with self.open(path, body, **query) as answer:
+    def get(self, path: str, **query: str) -> bytes:
+        with self.open(path, **query) as answer:
             data = answer.read()
             return gzip.decompress(data) if answer.headers.get("Content-Encoding") == "gzip" else data
 
-    def json(self, path: str, body: Optional[bytes] = None, **query: str):
-        return json.loads(self.get(path, body, **query))
+    def json(self, path: str, **query: str):
+        return json.loads(self.get(path, **query))
 
     def listens(self) -> bool:
         try:
@@ -76,18 +74,16 @@ class Server:
             return False
         return True
 
-    def wait_for(self, ask, seconds=START_SECONDS):
-        """The first answer of `ask` that is true."""
-        deadline, match = time.monotonic() + seconds, None
-        while time.monotonic() < deadline:
+    def wait_for(self, ask):
+        """Wait until what `ask` gives is true."""
+
+        def answered():
             try:
-                match = ask(self)
-            except OSError as error:  # urllib.error.URLError is one
-                match = error
-            if match and not isinstance(match, OSError):
-                return match
-            time.sleep(0.2)
-        raise AssertionError(f"{match!r} and nothing else within {seconds} s: {self.output.read_text()}")
+                return ask(self)
+            except OSError:  # urllib.error.URLError is one
+                return False
+
+        wait_for(answered, f"answer of the server, which says {self.output.read_text()},", START_SECONDS)
 
 
 @contextmanager
