@@ -192,21 +192,6 @@ def logits_of(tensors, activation: str = "tanh", mask=None) -> torch.Tensor:
     return torch.nn.functional.linear(joined, weight, bias)
 
 
-def vectorised(logits, targets, T_lengths, U_lengths, blank=0) -> torch.Tensor:
-    """Return the losses (N,) of float64 logits, row by row with torch.logcumsumexp.  It serves sizes too large for the
-    oracle."""
-    N, T, U1, _ = logits.shape
-    log_probs = logits.log_softmax(-1)
-    blanks = log_probs[..., blank]
-    labels = log_probs[:, :, :-1].gather(3, targets.view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)).squeeze(3)
-    along = torch.nn.functional.pad(labels.cumsum(2), (1, 0))
-    alphas = [along[:, 0]]
-    for t in range(1, T):
-        alphas.append(along[:, t] + torch.logcumsumexp(alphas[-1] + blanks[:, t - 1] - along[:, t], dim=1))
-    last = torch.arange(N), T_lengths - 1, U_lengths
-    return -(torch.stack(alphas, 1)[last] + blanks[last])
-
-
 def topology_of(options: Dict[str, Any]):
     """Return the suite's lattice of the options of a call."""
     from common.losses import topologies
@@ -220,15 +205,15 @@ def topology_of(options: Dict[str, Any]):
 
 
 def right(case: Problem, large: bool = False):
-    """Return the losses of the oracle in float64, or of `vectorised`, and the gradients of their sum by name: for any
-    lattice, with FastEmit and the delay penalty as defined on its arcs."""
-    from common.losses import oracle, topologies
+    """Return the losses of the oracle in float64 and the gradients of their sum by name: for any lattice, with FastEmit
+    and the delay penalty as defined on its arcs.  large: those of the vectorised loss, of the regular lattice."""
+    from common.losses import oracle, topologies, vectorised
 
     options, leaves = case.options, case.leaves(torch.float64)
     mask, blank = mask_of(case) if options.get("dropout") else None, options.get("blank", 0)
     logits = logits_of(leaves, options.get("activation", "tanh"), mask)
     if large:
-        losses = vectorised(logits, case.targets, case.T_lengths, case.U_lengths, blank)
+        losses = vectorised.transducer_loss(logits, case.targets, case.T_lengths, case.U_lengths, blank, "none")
         losses.sum().backward()
         return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
     topology = topology_of(options)
