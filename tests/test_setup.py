@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, start, wait_for
 
-from common.setup import extensions, toolchain
+from common.setup import extensions
 from common.setup.source_packages import SOURCE_PACKAGES
 
 torch = pytest.importorskip("torch")
@@ -489,32 +489,32 @@ def toolkit(folder, release):
 @pytest.fixture
 def cuda_of_torch():
     """The CUDA release of this torch; a torch without CUDA says so, and the test ends."""
-    tools = toolchain.find("cpu")
+    tools = extensions.find("cpu")
     if not tools.torch_cuda:
-        with pytest.raises(toolchain.NotRunnable, match="has no CUDA"):
-            toolchain.find("cuda")
+        with pytest.raises(extensions.NotRunnable, match="has no CUDA"):
+            extensions.find("cuda")
         pytest.skip("this torch has no CUDA")
     return tools.torch_cuda
 
 
 def test_cuda_without_what_it_needs(monkeypatch, tmp_path, cuda_of_torch):
-    monkeypatch.setattr(toolchain, "_toolkits", lambda _: iter([toolkit(tmp_path / "old", "5.5")]))
-    with pytest.raises(toolchain.NotRunnable, match="old is 5.5: set CUDA_HOME to another") as caught:
-        toolchain.find("cuda").check(SOURCE_PACKAGES["optimized_transducer"])
+    monkeypatch.setattr(extensions, "_toolkits", lambda _: iter([toolkit(tmp_path / "old", "5.5")]))
+    with pytest.raises(extensions.NotRunnable, match="old is 5.5: set CUDA_HOME to another") as caught:
+        extensions.find("cuda").check(SOURCE_PACKAGES["optimized_transducer"])
     assert caught.value.status == "unsupported"
 
 
 def test_the_toolkit_of_torchs_cuda_is_taken_among_several(monkeypatch, tmp_path, cuda_of_torch):
     """Among those that the user names, and that of the packages of the index."""
     fitting = toolkit(tmp_path / "nvidia" / f"cu{cuda_of_torch.partition('.')[0]}", cuda_of_torch)
-    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(toolchain, "_architectures", lambda: "")
+    monkeypatch.setattr(extensions.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(extensions, "_architectures", lambda: "")
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "named", "5.5")))
-    tools = toolchain.find("cuda")
+    tools = extensions.find("cuda")
     assert tools.cuda_home == fitting
-    assert tools.environment()["TORCH_CUDA_ARCH_LIST"] == toolchain.ARCHITECTURES
+    assert tools.environment()["TORCH_CUDA_ARCH_LIST"] == extensions.ARCHITECTURES
 
 
 @needs_compiler
@@ -541,10 +541,10 @@ def test_each_item_finds_its_segment(tmp_path):
 def test_packages_compile_for_cuda_without_a_gpu(package, monkeypatch, cuda_of_torch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
     monkeypatch.setenv("MAX_JOBS", "2")  # a compiler of CUDA takes up to 3 GB
-    tools = toolchain.find("cuda")
+    tools = extensions.find("cuda")
     try:
         tools.check(SOURCE_PACKAGES[package])
-    except toolchain.NotRunnable as error:
+    except extensions.NotRunnable as error:
         pytest.skip(str(error))
     build = ["-m", "common.setup.extensions", "build", package, "--device", "cuda"]
     done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True, timeout=1800)
@@ -562,7 +562,7 @@ def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():
         "cpu",
         "cuda",
     )
-    with pytest.raises(toolchain.NotRunnable, match="warp_rnnt has no cpu version") as caught:
+    with pytest.raises(extensions.NotRunnable, match="warp_rnnt has no cpu version") as caught:
         extensions.build("warp_rnnt", "cpu")
     assert caught.value.status == "unsupported"
 
@@ -584,4 +584,4 @@ def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():
     ],
 )
 def test_the_meaningful_line_of_a_log(log, line):
-    assert toolchain.meaningful_line(log) == line
+    assert extensions.meaningful_line(log) == line

@@ -15,7 +15,7 @@ from common.core import implementations
 from common.core.errors import EXIT_OK
 from common.core.guard import guarded
 from common.core.paths import ROOT
-from common.setup import environments, toolchain
+from common.setup import environments, extensions
 from common.setup.source_packages import SOURCE_PACKAGES
 
 
@@ -42,7 +42,7 @@ def setup(names: List[str]) -> int:
 def _builds(environment: str, packages: Iterable[str]) -> List[subprocess.Popen[bytes]]:
     """Return processes that compile the packages for an environment; none where it is not there."""
     python, names = environments.interpreter(environment), list(packages)
-    variables = {"MAX_JOBS": toolchain.compilers(len(names)), **os.environ}  # they compile at once
+    variables = {"MAX_JOBS": extensions.compilers(len(names)), **os.environ}  # they compile at once
     command = [str(python), "-m", "common.setup.extensions", "build"]
     return [subprocess.Popen([*command, name], cwd=ROOT, env=variables) for name in names] if python else []
 

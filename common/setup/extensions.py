@@ -3,7 +3,8 @@
 A build is named after the package, torch, Python, compiler and device, and gets that name only when it is complete.
 Sources and Python package are the sdist's own, compiled with torch.utils.cpp_extension: the sdist's cmake downloads
 pybind11 and moderngpu and wants another C++ standard than today's torch.  An installed package that imports is used
-instead.  Leaves out how a loss is called (the adapters).  torch is imported only to compile.
+instead.  Leaves out how a loss is called (the adapters).  torch is imported only to compile, and described from its
+files, so that finding a build that is there takes milliseconds.
 """
 
 from __future__ import annotations
@@ -14,21 +15,173 @@ import importlib
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import List, Optional, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable
 from common.core.guard import guarded, say
 from common.core.paths import ROOT
-from common.setup import toolchain
+from common.core.text import GIB
 from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage, pinned
+from common.system import machine
 from common.system.locks import locked
+from common.system.memory import available_memory
+from common.system.processes import output
+
+#: Architectures for which is compiled where no GPU is to be seen: A100 and H100, and what comes after them.
+ARCHITECTURES = "8.0;9.0+PTX"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers and the torch that a source package is compiled with.
+
+    Args:
+        device: "cpu" or "cuda".
+        torch: version of torch, with the local part.
+        torch_cuda: its version of CUDA; "" for a torch without.
+        compiler: the command, as torch.utils.cpp_extension finds it.
+        compiler_version: "" if there is no compiler.
+        cuda_home: a toolkit with headers.
+        architectures: as in TORCH_CUDA_ARCH_LIST.
+    """
+
+    device: str
+    torch: str
+    torch_cuda: str
+    compiler: str
+    compiler_version: str
+    cuda_home: Optional[Path] = None
+    nvcc_version: str = ""
+    architectures: str = ""
+
+    def key(self, source: SourcePackage) -> str:
+        """Return a hash of everything that the compiled module depends on."""
+        parts = [sysconfig.get_config_var("SOABI"), repr(replace(self, cuda_home=None)), source.recipe(self.device)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+    def environment(self) -> Dict[str, str]:
+        """Return environment variables under which torch.utils.cpp_extension uses these tools."""
+        variables = {"CXX": self.compiler, "PATH": search_path()}
+        if self.cuda_home:
+            variables["CUDA_HOME"] = str(self.cuda_home)
+        if self.architectures:
+            variables["TORCH_CUDA_ARCH_LIST"] = self.architectures
+        return variables
+
+    def check(self, source: SourcePackage) -> None:
+        """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
+        if self.device not in source.devices:
+            raise NotRunnable("unsupported", f"{source.package} has no {self.device} version")
+        if self.device == "cuda" and (lacking := self.lacking_for_cuda()):
+            raise NotRunnable("unsupported", f"{source.package} on CUDA needs {lacking}")
+        headers = Path(sysconfig.get_path("include"))
+        lacking = ""
+        if not self.compiler_version:
+            lacking = f"a C++ compiler; `{self.compiler}` is none: install gcc and g++ (or set CXX)"
+        elif shutil.which("ninja", path=search_path()) is None:
+            lacking = "ninja: pip install ninja"
+        elif not (headers / "Python.h").exists():
+            lacking = "Python's headers, not in {}: install python{}.{}-dev".format(headers, *sys.version_info)
+        if lacking:
+            raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
+
+    def lacking_for_cuda(self) -> str:
+        """Return what is missing to compile for the CUDA of this torch; "" for nothing."""
+        if self.cuda_home is None:
+            return f"nvcc of CUDA {self.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
+        if not _same_major(self.torch_cuda, self.nvcc_version):
+            wanted = f"nvcc of CUDA {self.torch_cuda.partition('.')[0]}, as torch {self.torch} has"
+            return f"{wanted}, and {self.cuda_home} is {self.nvcc_version}: set CUDA_HOME to another"
+        return ""
+
+
+def find(device: str) -> Toolchain:
+    """Return what would compile for `device`.  Raises NotRunnable: "missing" without torch, "unsupported" for CUDA
+    where torch has none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
+    of_torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    compiler = os.environ.get("CXX", "c++")
+    version = output([compiler, "--version"]).partition("\n")[0].strip()
+    cuda = of_torch.get("cuda") or ""
+    tools = Toolchain(device, str(of_torch["__version__"]), cuda, compiler, version)
+    if device == "cpu":
+        return tools
+    if not cuda:
+        raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
+    releases = {home: _release(home) for home in _toolkits(cuda)}
+    home = min(releases, key=lambda home: not _same_major(cuda, releases[home]), default=None)
+    architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures() or ARCHITECTURES
+    return replace(tools, cuda_home=home, nvcc_version=releases[home] if home else "", architectures=architectures)
+
+
+def for_cuda() -> bool:
+    """Return whether this machine has a GPU's driver, and what compiles for the CUDA of torch."""
+    try:
+        return machine.gpu_may_be_here() and not find("cuda").lacking_for_cuda()
+    except NotRunnable:  # a torch without CUDA
+        return False
+
+
+def meaningful_line(log: str) -> str:
+    """Return the first error in the output of a compilation; without one, the last line.
+
+    A linker says its error before the compiler's "ld returned 1 exit status"."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    of_linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
+    errors = [line for line in lines if re.search(rf"{of_linker}|\b(fatal )?error\b( \w*\d+)?:", line, flags=re.I)]
+    return errors[0] if errors else (lines or ["no output"])[-1]
+
+
+def _toolkits(torch_cuda: str) -> Iterator[Path]:
+    """Yield the CUDA toolkits with nvcc and headers: that which the user named, this Python's own (NVIDIA's packages of
+    the index), then the machine's.  An nvcc on PATH can be a wrapper far from its toolkit."""
+    of_python = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{torch_cuda.partition('.')[0]}")
+    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), of_python, f"/usr/local/cuda-{torch_cuda}"]
+    if nvcc := shutil.which("nvcc"):
+        folders.append(Path(nvcc).resolve().parents[1])
+    for folder in [*folders, "/usr/local/cuda", "/opt/cuda"]:
+        if folder and Path(folder, "bin", "nvcc").exists() and Path(folder, "include", "cuda_runtime.h").exists():
+            yield Path(folder)
+
+
+def _same_major(torch_cuda: str, release: str) -> bool:
+    return release.partition(".")[0] == torch_cuda.partition(".")[0]
+
+
+def _release(cuda_home: Path) -> str:
+    """Return "13.0" of the toolkit's nvcc; "" when it does not say."""
+    match = re.search(r"release (\d+\.\d+)", output([str(cuda_home / "bin" / "nvcc"), "--version"]))
+    return match[1] if match else ""
+
+
+def _architectures() -> str:
+    """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no nvidia-smi."""
+    lines = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
+    return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
+
+
+def compilers(packages: int = 1) -> str:
+    """Return how many compilers may run for each of `packages` at once: the CPUs, 2 GB of free memory each."""
+    fit = (available_memory() or 4 * GIB) // (2 * GIB)
+    return str(max(1, min(os.cpu_count() or 1, fit) // max(1, packages)))
+
+
+def search_path() -> str:
+    """Return PATH with this Python's own scripts: ninja is there, also when the environment is not activated."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" / "losses"
 #: As much of torch as the setup.py of an extension asks for before it says what the package is.
@@ -75,7 +228,7 @@ def build(package: str, device: str) -> Path:
     """Return the folder with `package` and its compiled module for this Python and torch, compiled first when it is not
     there. Raises NotRunnable like `load`."""
     source = SOURCE_PACKAGES[package]
-    tools = toolchain.find(device)
+    tools = find(device)
     folder = CACHE / f"{package}-{pinned(package)[0]}-{device}-{tools.key(source)}"
     if folder.exists():
         return folder
@@ -91,7 +244,7 @@ def build(package: str, device: str) -> Path:
     return folder
 
 
-def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lock: int) -> None:
+def _compile(source: SourcePackage, tools: Toolchain, folder: Path, lock: int) -> None:
     """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
     partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed build: torch would wait for the lock file in it
@@ -107,12 +260,12 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
     # this process is to load from the final folder.
     code = "import sys; from common.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
     command = [sys.executable, "-c", code, source.package, unpacked, partial, tools.device]
-    environment = {"MAX_JOBS": toolchain.compilers(), **os.environ, **tools.environment()}
+    environment = {"MAX_JOBS": compilers(), **os.environ, **tools.environment()}
     quiet = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     with log.open("w", encoding="utf-8") as stream:
         done = subprocess.run(command, env=environment, stdout=stream, pass_fds=(lock,), **quiet)  # type: ignore[call-overload]
     if done.returncode != 0:
-        error = toolchain.meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
+        error = meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
         raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
     shutil.rmtree(partial / "sdist")
     partial.rename(folder)
@@ -230,7 +383,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _main(command: str, packages: List[str], device: Optional[str]) -> int:
     code = EXIT_OK
-    devices = ["cpu", "cuda"] if command == "build" and not device and toolchain.for_cuda() else [device or "cpu"]
+    devices = ["cpu", "cuda"] if command == "build" and not device and for_cuda() else [device or "cpu"]
     for package in packages:
         installed = importlib.util.find_spec(package)  # used as it is
         of_package = devices if device else set(devices).intersection(SOURCE_PACKAGES[package].devices)
