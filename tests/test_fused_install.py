@@ -18,6 +18,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -146,10 +147,12 @@ def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(enviro
 
 
 @pytest.fixture
-def empty_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("FUSED_TRANSDUCER_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
+def empty_home(tmp_path):
+    """Give the test a home of its own, and no other folder; undo what it sets, CXX too."""
+    with mock.patch.dict(os.environ, HOME=str(tmp_path / "home")):
+        for name in ("FUSED_TRANSDUCER_CACHE", "XDG_CACHE_HOME"):
+            os.environ.pop(name, None)
+        yield
 
 
 def first_use(**variables):
@@ -217,12 +220,16 @@ def test_another_library_of_that_name_is_named(tmp_path):
 
 @compiled
 @pytest.mark.usefixtures("empty_home")
-@pytest.mark.parametrize("CXX", ["g++ '", "no-such-compiler", "/dev/null", "   "])
+@pytest.mark.parametrize("CXX", ["g++ '", "no-such-compiler", "/dev/null", "   ", "{folder}/fails"])
 def test_an_odd_compiler_is_a_reason(CXX, tmp_path, monkeypatch):
+    (tmp_path / "fails").write_text("#!/bin/sh\necho broken beyond words >&2\nexit 1\n")
+    (tmp_path / "fails").chmod(0o755)
     if not CXX.strip():
         monkeypatch.setenv("PATH", str(tmp_path))  # with no word in CXX it would find the real one
-    loaded, reason, _ = first_use(FUSED_TRANSDUCER_CACHE=tmp_path / "cache", CXX=CXX)
-    assert not loaded and reason
+    monkeypatch.setattr(native, "_first_load", native._first_load.__wrapped__)  # as if none was looked for yet
+    os.environ.update(FUSED_TRANSDUCER_CACHE=str(tmp_path / "cache"), CXX=CXX.format(folder=tmp_path))
+    with pytest.raises(ValueError, match="broken beyond words" if "fails" in CXX else "native"):
+        fused_transducer.backend_of("cpu", torch.float32, "native")
 
 
 @compiled

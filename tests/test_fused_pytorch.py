@@ -29,8 +29,7 @@ from fused_helpers import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fused_transducer
-from fused_transducer import TDTLoss, TransducerLoss, align, native, plain, transducer_loss
+from fused_transducer import TDTLoss, TransducerLoss, align, plain, transducer_loss
 from fused_transducer.call import Call, packed
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -535,14 +534,3 @@ def test_without_a_compiler_the_plain_code_runs_and_says_so_once(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["torch", "torch", "True"], done.stderr
     assert done.stderr.count("UserWarning") == 1 and "no-such-compiler" in done.stderr
-
-
-def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
-    fails = tmp_path / "c++"
-    fails.write_text("#!/bin/sh\necho broken beyond words >&2\nexit 1\n")
-    fails.chmod(0o755)
-    monkeypatch.setattr(native, "_first_load", native._first_load.__wrapped__)  # as if no compiler was looked for yet
-    monkeypatch.setenv("FUSED_TRANSDUCER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", str(fails))
-    with pytest.raises(ValueError, match="broken beyond words"):
-        fused_transducer.backend_of("cpu", torch.float32, "native")
