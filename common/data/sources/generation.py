@@ -28,7 +28,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optiona
 import numpy as np
 
 from common.core.errors import UserError
-from common.core.files import open_file
+from common.core.files import read_bytes
 from common.data import batching, shapes
 from common.data.shapes import Provenance, path_of, versions
 from common.data.sources import manifests, published
@@ -311,8 +311,7 @@ _LOG_NOTHING_BELOW_FATAL = 3
 def load_model(path: Path) -> bytes:
     """Return the SentencePiece model in `path`.  Raises UserError for a file that is missing or not a model."""
     try:
-        with open_file(path) as stream:
-            content = stream.read()
+        content = read_bytes(path)
     except OSError as error:
         raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model") from error
     try:
