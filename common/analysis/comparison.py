@@ -215,7 +215,7 @@ def is_measured(run: Row) -> bool:
     return bool(run.timed or run.peaks_mb or run.checked.loss_error is not None)
 
 
-#: Of a standing, in JSON.
+#: Fields of a standing in JSON.
 TIME_KEYS = ("verdict", "reason", "doubt", "paired", "low", "high", "detectable")
 
 

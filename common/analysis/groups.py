@@ -362,7 +362,7 @@ def is_numeric(values: Sequence[Any]) -> bool:
 
 # Configurations that were measured on several machines.
 
-#: Of a configuration, what is of the machine.
+#: Keys of a configuration that name the machine.
 MACHINE = ("device", "device_name", "cores", "threads")
 
 

@@ -26,7 +26,7 @@ Jobs = Mapping[str, Sequence[JobLine]]
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
 NO_TRACES = "stopped before its traces, which --resume writes"
 BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
-#: What limits a search, by the status of the size that does not fit.
+#: Status of the size that does not fit -> the word for the limit of the search.
 LIMITS = {"oom": "memory", "timeout": "time"}
 
 

@@ -27,9 +27,9 @@ from common.traces.windows import Profiled
 NOT_IN_JSON = ("ok", "imprecise")
 #: The step first, in tables and keys.
 SCOPES = settings.SCOPES[::-1]
-#: Of memory, in MB, as the records have them in bytes.
+#: Counters of memory in a row, in MB. The records have bytes.
 COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocated", "process")
-#: What counts as the peak, in this order: the device's where there is one, else torch's own, else the process's.
+#: The first counter that is there is the peak: the device's, torch's own, or the process's.
 PEAKS = ("device_allocated", "torch_allocated", "process")
 T = TypeVar("T", bound=JobLine)
 #: A setting, or "device", "cores" and the like -> its value; None: it is not known or has no effect.

@@ -27,7 +27,7 @@ from common.setup.interpreters import Choice
 from common.show import answer, results
 from common.system import memory
 
-#: Of a run with --budget, where --passes does not say.
+#: Passes of a run with --budget, without --passes.
 BUDGET_PASSES = ("correctness", "timing", "memory")
 
 

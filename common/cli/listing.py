@@ -14,7 +14,7 @@ from common.core.paths import ROOT
 from common.setup import environments, extensions, interpreters
 from common.system.processes import output
 
-#: What follows the place of a loss that has yet to be compiled.
+#: Words behind the place of a loss that has yet to be compiled.
 TO_COMPILE = ", compiled when it is first run"
 FINDS = "import importlib.util as u, json, sys; print(json.dumps([p for p in sys.argv[1:] if u.find_spec(p)]))"
 

@@ -43,7 +43,7 @@ from common.tools.kept import Answer, Kept
 from msgspec import Struct, structs
 
 TOOL, TITLE = "check", "Conformance: which loss is right in which corner"
-#: What `check --output` writes: the page of docs/, and what the verdict reads of it.
+#: Files of `check --output`: the page of docs/, and the corners that the verdict reads.
 PAGE, CORNERS = "conformance.md", "corners.json"
 #: Mark of each result (a class of page.css; bold in Markdown if something is wrong), its symbol and its meaning.
 MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))

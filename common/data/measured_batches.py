@@ -19,7 +19,7 @@ from common.data import batching, shapes
 from common.data.batching import Batches
 from common.data.shapes import LARGEST, feature_frames, subsampled
 
-#: Of shape_info.pt, and of every shape file whose provenance does not say another.
+#: Subsampling of shape_info.pt, and of every shape file whose provenance names no other.
 SUBSAMPLING = 4
 
 

@@ -23,7 +23,7 @@ from common.core.errors import UserError
 from common.core.files import another, read_bytes, write_whole
 from common.core.paths import not_a_file
 
-#: What the JSON file beside a shape file says, or one entry of it.
+#: The JSON file beside a shape file, or one entry of it.
 Provenance = Dict[str, Any]
 FACTORS = (1, 2, 4, 6, 8)
 #: Seconds between feature frames, where nothing else is said.

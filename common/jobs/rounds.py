@@ -27,7 +27,7 @@ LIMITS_EVERY = 3
 LIMITS = "limits", "limits"
 #: Times the fastest's, in each of the first rounds.
 FAR_BEHIND = 3.0
-#: How long to look before a machine is called quiet, in seconds.
+#: Seconds to look before a machine is called quiet.
 LOOK_SECONDS = 2.0
 #: A loss's ms by (round, batch).
 Times = Mapping[Tuple[int, Any], float]

@@ -21,7 +21,7 @@ from common.records.store import OUTCOMES, answers, bounds
 
 #: The search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
 TOLERANCE = 0.05
-#: Of the memory available on a CPU, where no limit is given: the rest is for the loaded process and for others.
+#: Share of a CPU's available memory that is the limit by default. The loaded process and others need the rest.
 SHARE_OF_AVAILABLE = 0.9
 
 

@@ -14,7 +14,7 @@ from common.core.text import clipped
 if TYPE_CHECKING:
     from common.records.schema import Record
 
-#: What a job can measure, and the module whose ``run(job)`` yields its records; `job` is as Job.to_json makes it.
+#: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as Job.to_json makes it.
 SUBJECTS = {
     "loss": "common.losses.subject",
     "device": "common.measure.peaks",
@@ -133,7 +133,7 @@ class Task:
         return {**names, "given": dict(self.given), "settings": {**settings.to_json(), **dict(self.overrides)}}
 
 
-#: What an executor takes.
+#: A job that an executor takes.
 Runnable = Union[Job, Task]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from common.losses.topologies import Topology
 
 
-#: What a variant changes that gives the loss of Graves the log-probabilities of a hybrid autoregressive joiner.  A loss
+#: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive joiner.  A loss
 #: that normalises its logits itself leaves those as they are.
 HAT: Mapping[str, Any] = {"topology": "hat", "log_probs": True}
 

@@ -27,7 +27,7 @@ from common.core.settings import STAGES
 from common.data.streams import ALIGNMENT, uniform
 
 WEIGHTS = Path(__file__).with_name("weights")
-#: How much less likely than the symbol that it copies one is that the model was not trained on, in nats.
+#: Logit penalty (nats) of a symbol unseen in training, relative to the trained symbol that it copies.
 LESS_LIKELY = 10.0
 
 

@@ -43,7 +43,7 @@ _WHISKERS: Plotly = {"type": "data", "symmetric": False, "color": INK, "thicknes
 _PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.25, "fgcolor": "#ffffff", "fgopacity": 0.85}
 _BAR = {"error_y": _WHISKERS, "marker": {"line": {"width": 1, "color": INK}, "pattern": _PATTERN}}
 _POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
-#: What plotly takes where a figure does not say it.  page.js gives the legend the height that its lines take.
+#: Defaults of plotly's layout.  page.js gives the legend the height that its lines take.
 TEMPLATE: Plotly = {
     "layout": {
         **{"autosize": True, "hovermode": "closest", "dragmode": False, "showlegend": True},

@@ -28,7 +28,7 @@ from common.records.schema import FirstLine, Header, Line, Record, Status
 from common.system import machine
 from common.system.locks import Claim, Held
 
-#: Of these a job has hundreds: they are in the file alone.
+#: Records of which a job has hundreds: they are in the file alone.
 MANY = (schema.Sample,)
 #: In the folder of a run, or of a sweep, as long as a process measures into it.
 LOCK_NAME = ".measuring.lock"

@@ -45,13 +45,13 @@ Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
 Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
 Share = Annotated[float, Meta(ge=-1, le=1e6)]
 Length = Annotated[float, Meta(ge=0, lt=1e15)]
-#: Of what is timed beside other processes.
+#: Share of the CPUs that other processes used.
 ForeignCpu = Annotated[Optional[Share], Meta(description="other processes' share of the CPUs that it may use, 0 to 1")]
 Flags = Annotated[
     Optional[List[str]],
     Meta(description='"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
 ]
-#: Of a setting that a sweep varies.
+#: Value of a swept setting.
 Value = Union[int, float, bool, str, None]
 
 

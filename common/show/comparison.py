@@ -31,12 +31,12 @@ COLUMNS = (
 )
 #: The change that a comparison should be able to show.
 NOISY = 0.1
-#: Of verdicts, as of cells.
+#: Marks of verdicts, like those of cells.
 MARKS = {
     **dict.fromkeys(("faster", "less", "better"), "good"),
     **dict.fromkeys(("slower", "more", "worse", "wrong"), "bad"),
 }
-#: What a side that is no exact loss is, for a comparison of two implementations.
+#: Words for a side that is no exact loss, in a comparison of two implementations.
 OTHER_KINDS = {
     **dict.fromkeys(LATTICES, "computes the loss on another lattice"),
     "pruned": "is approximate by design",

@@ -38,7 +38,7 @@ from common.system.processes import die_with_parent
 SCHEMA = 1
 #: Utterances in the batches whose padding is printed.
 BATCH_SIZE = 30
-#: Of a chunk that a process works on: less than a second, since Ctrl-C waits for it, and never much memory.
+#: Largest chunk that a process works on: less than a second, since Ctrl-C waits for it, and little memory.
 ENTRIES, CHARACTERS = 2_000, 2**25
 #: Chunks given out, and results that wait for one before them, for each process.
 AHEAD = 4

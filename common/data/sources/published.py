@@ -17,7 +17,7 @@ import numpy as np
 from common.data.shapes import feature_frames
 from common.data.streams import uniform64
 
-#: Of the encoder that the figures are of.
+#: Subsampling of the encoder behind the figures.
 SUBSAMPLING = 4
 FIGURES = Path(__file__).with_name("train_clean_100_shapes.json")
 # Of the committed shape_info.pt.  Of seeds 0 to 299, 36 also give the published batches (2,772-2,773 sorted ones at

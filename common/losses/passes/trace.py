@@ -19,7 +19,7 @@ from common.records.schema import Schedule, Trace
 from common.system.load import busy_flags
 from common.traces import files
 
-#: Of a loss that loops over its cells in Python: each cell is a thousand events and a megabyte and more.
+#: Note of a loss that loops over its cells in Python: each cell would be a thousand events and a megabyte.
 UNTRACED = "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile"
 
 

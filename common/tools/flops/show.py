@@ -23,7 +23,7 @@ from common.tools.kept import Answer, Kept
 TOOL, TITLE = "flops", "Operations of a model"
 #: The name of a count's one job.
 JOB = "count"
-#: What the rows can be.
+#: Kinds of rows.
 BREAKDOWNS = ("module", "class", "operator")
 #: Of a part; own: without the modules below.
 AMOUNTS = ("calls", "trainable", "frozen", "macs", "flops", "backward_macs", "backward_flops", "own_macs", "own_flops")
@@ -189,7 +189,7 @@ def _amount(key: str, title: str = "", unit: str = "") -> Metric:
     return metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit)
 
 
-#: Of a part, in the order of the table's columns.
+#: Numbers of a part, in the order of the table's columns.
 NUMBERS = (
     _amount("calls", "calls"),
     _amount("trainable", "trainable"),
@@ -203,7 +203,7 @@ NUMBERS = (
 )
 #: Those that have a column only where the total has some.
 OPTIONAL = ("frozen", "backward_macs", "backward_flops")
-#: Of a bucket.
+#: Numbers of a bucket.
 BUCKETS = (
     metric("utterances", "utterances", value=itemgetter("utterances")),
     metric("shortest_s", "shortest s", "{:.2f}".format, value=itemgetter("shortest_s"), unit="s"),

@@ -38,7 +38,7 @@ from common.traces.reader import CPU, CUDA
 
 #: The profiler records the last two of six batches.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
-#: How far the outputs of a variant may be off, see outputs.difference: rounding, 8 bits of mantissa, weights of 8 bits.
+#: Largest difference of a variant's outputs (outputs.difference): rounding, 8 bits of mantissa, weights of 8 bits.
 TOLERANCES = {"compile": 1e-3, "float16": 0.02, "bfloat16": 0.05, "dynamic": 0.25}
 
 

@@ -33,7 +33,7 @@ A stage's own value comes first, then that of `general`, then the command line's
 
 Exit code: 0; 1 if an example failed; 2 for bad usage, or if something is missing."""
 DEFAULT = paths.ROOT / "examples" / "pipelines" / "pipeline.yaml"
-#: What --preset quick changes.
+#: Settings of --preset quick.
 QUICK = {"dataset_size": 1, "warmup": 0, "repeats": 1}
 
 

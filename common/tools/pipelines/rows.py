@@ -36,11 +36,11 @@ NUMBERS = (
     of_row("macs", "MACs", quantity, better="lower"),
     of_row("flops", "FLOPs", quantity, better="lower"),
 )
-#: How the stages make the whole: one after the other, so that time and operations add up and memory does not.
+#: Columns that add up over the stages, which run one after the other. Memory does not.
 ADDED = ("run_time_s", "rtf", "macs", "flops")
 
 
-#: How many stages each of the classic types has.
+#: Type of a classic system -> number of its stages.
 MODEL_TYPES = {
     "S2S": (1,),
     "S2T": (1,),

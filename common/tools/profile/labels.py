@@ -20,7 +20,7 @@ from common.core.errors import UserError
 from common.flops import rules
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-#: Of a span: its label and those it lies in, outermost first; its phase.
+#: The place of a span: its label and those around it, outermost first, and its phase.
 Place = Tuple[Tuple[str, ...], str]
 #: Makes what a span is entered by, of its place and whether a checkpoint computes it again.
 Span = Callable[[Place, bool], ContextManager]

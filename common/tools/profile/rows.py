@@ -26,7 +26,7 @@ TOOL, TITLE = "profile", "Where the training step goes"
 STEP, OTHER, BACKWARD = "step", "other", "backward"
 #: The job that measures the limit of the device.
 LIMIT = "limit"
-#: What a transducer adds to its encoder: the part in words, and its labels.
+#: Parts that a transducer adds to its encoder: words -> labels.
 OWN_PARTS = {
     "decoder": ("rnnt_decoder",),
     "joiner": ("joiner",),
