@@ -297,6 +297,19 @@ def test_compare_finds_a_planted_10_percent_at_the_default_settings(simulation, 
     assert planted.power(two, 0.0, x, runs=150, seed=3) <= 0.02
 
 
+def test_what_compare_calls_detectable_is_found_four_times_in_five(simulation, planted):
+    x = simulation.padding(2, ROOT / "shape_info.pt")
+    design, truth = planted.designs()[0], 0.0 * x
+    rng, world = simulation.np.random.default_rng(5), planted.WORLD._replace(slope=0, deviation=0)
+    estimates = []
+    for _ in range(100):
+        run = simulation.simulate(world, x, truth, design.rounds, design.batches, True, rng)
+        *both, of_batch = simulation.sides(run)
+        ratio = ratios.own_batches_ratio(*both, 0.975, ratios.Padding(of_batch, x.mean()))
+        estimates.append(ratios.detectable(ratio, 0.02, 0.975))
+    assert 0.65 <= planted.power(design, median(estimates), x, runs=200, seed=6) <= 0.95
+
+
 def test_rev_finds_a_planted_10_percent_on_a_noisy_machine_too(simulation, planted):
     """Processes that differ by 10% need more than its 10 rounds, which it measures; and no false alarm."""
     x, noisy = simulation.padding(2, ROOT / "shape_info.pt"), planted.WORLD._replace(process=0.1)
