@@ -1,4 +1,4 @@
-"""Print how large a slowdown must be for compare.py to see it, from simulated pairs of runs, as a Markdown table.
+"""Print how large a slowdown must be for `compare` to see it, from simulated pairs of runs, as a Markdown table.
 
     .venv/main/bin/python benchmarks/compare_power.py --runs 2000
 

@@ -235,7 +235,7 @@ CASES: Tuple[Case, ...] = (
     _agrees(
         "logits-50",
         "logits of +-50",
-        "confident logits (am and lm of +-50 each, for an additive loss)",
+        "confident logits",
         wrong="confident logits give another loss: a sum of exponentials underflows",
         scale=50.0,
     ),

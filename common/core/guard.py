@@ -24,7 +24,7 @@ LONGEST_MISTAKE = 4000  # characters
 CALLED = "RNNT_BENCH_CALLED"
 #: "rnnt-bench run"; "" for a script.  Not handed on to the processes that a command starts.
 program_called = os.environ.pop(CALLED, "")
-#: Names that help and errors give to scripts under rnnt-bench: {"compare.py": "rnnt-bench compare"}.
+#: Names that help and errors give to scripts under rnnt-bench: {"summarize.py": "rnnt-bench summarize"}.
 names_of_scripts: Dict[str, str] = {}
 
 

@@ -333,11 +333,11 @@ class Header(FirstLine, kw_only=True, tag="run"):
 
     Attributes:
         name: of the implementation: "k2", or "k2:modified" for a variant
-        run_id: shared by the implementations of one run, and by the two sides of one compare.py --rev: their
+        run_id: shared by the implementations of one run, and by the two sides of one compare --rev: their
             rounds pair
         suffix: of the folder: "30", "max-frames-10000", "largest-batch-size"
         package: package that holds the loss, by its import name
-        kind: exact, the name of another lattice, pruned or additive
+        kind: exact, the name of another lattice, or pruned
         exact: whether it is the transducer loss itself, not an approximation
         memory_limit: limit of --find-largest
         values: in a sweep: {setting: value} of the cell
