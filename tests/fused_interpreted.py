@@ -214,7 +214,7 @@ def of_lattice(topology):
     report(f"{topology}: FastEmit", errors(on(fastemit_lambda=0.3, delay_penalty=0.1, blank=10)))
     report(f"{topology}: bfloat16", errors(on(dtype=torch.bfloat16)), 3e-2)
     for durations in {"tdt": [[1, 2, 4], [0, 3], [2, 2]], "multi-blank": [[30_000], [3, 3]]}.get(topology, ()):
-        report(f"{topology}: durations {durations}", errors(on([(6, 2), (4, 1), (4, 0)], durations=durations)))
+        report(f"{topology}: durations {durations}", errors(on([(6, 2), (12, 1), (6, 0)], durations=durations)))
     report(f"{topology}: best paths", paths_of(on(), "native", topology=topology, **LATTICES[topology]))
     case = on([(24, 8)], H=24, seed=1)
     case.tensors[3][10] += 150
