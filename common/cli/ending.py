@@ -26,7 +26,7 @@ DETAILS = "details.txt"
 
 @dataclass
 class Ending:
-    """How the measuring ended.  mistake: of the user's, or a full disk, which stopped it."""
+    """Describe how measuring ended.  mistake: the user's mistake or the full disk that stopped it."""
 
     code: int = EXIT_OK
     mistake: Optional[UserError] = None

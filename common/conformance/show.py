@@ -80,7 +80,7 @@ SHORT = dict(
 
 
 class Config(Struct, kw_only=True):
-    """What a run was asked: names of cases, the device, losses that were also asked for more than 2^31 elements, and
+    """Describe what a run was asked: cases, the device, losses that were also asked for more than 2^31 elements, and
     why others cannot be judged here."""
 
     cases: List[str]

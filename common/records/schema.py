@@ -695,7 +695,7 @@ class ToolHeader(FirstLine, kw_only=True, tag="tool"):
 
 
 class Measured(JobLine, kw_only=True, tag="measured"):
-    """What a job of a tool measured.
+    """Hold what a job of a tool measured.
 
     Attributes:
         value: fields of the tool's own type

@@ -168,7 +168,7 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
 
 @dataclass
 class Part:
-    """What a chunk gave: for each speed int32 (rows, 3), columns T, U and feature frames; the utterances, where there
+    """Hold a chunk's rows: for each speed int32 (rows, 3), columns T, U and feature frames; the utterances, where there
     is no model to count tokens with yet."""
 
     rows: List[np.ndarray]

@@ -32,7 +32,7 @@ RECURRENT = {"LSTM", "GRU", "RNN"}
 
 
 class Config(Struct, kw_only=True):
-    """What a count was asked: the flags that say what is counted, those of a table, and the input's rate."""
+    """Hold what a count was asked: the flags that say what is counted, those of a table, and the input's rate."""
 
     flags: Record
     by: str
@@ -78,7 +78,7 @@ class Document(Struct, kw_only=True):
 
 
 class Bucket(Struct, kw_only=True):
-    """What a job counts: utterances of similar length, with samples and MACs of each; or one run without a name."""
+    """Hold what a job counts: utterances of similar length, with samples and MACs of each, or a run without a name."""
 
     name: str
     samples: List[Positive] = []

@@ -112,7 +112,7 @@ def is_skipped(position: Position, grid: Dimensions) -> bool:
 
 
 class Cell(Struct, kw_only=True):
-    """What was measured of a cell.
+    """Hold what was measured of a cell.
 
     Attributes:
         wall_ns: time of each timed call; on CUDA synchronised at both ends.

@@ -110,7 +110,7 @@ class Pipeline(Struct, kw_only=True):
 
 
 class Costs(Struct, kw_only=True):
-    """What a stage costs on an example.
+    """Hold what a stage costs on an example.
 
     Attributes:
         wall_ns: time of each timed call

@@ -117,7 +117,7 @@ class Batch(Struct, kw_only=True):
 
 
 class Taken(Struct, kw_only=True):
-    """What each step took on the host, and on the device, null on a CPU; operations of a step, the mean of all
+    """Hold what each step took on the host, and on the device, null on a CPU; operations of a step, the mean of all
     batches."""
 
     host_ns: Annotated[List[float], Meta(min_length=1)]
