@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 from common.analysis import logs
 from common.analysis.logs import Log
 from common.cli import screen
-from common.cli.parser import Parser
+from common.cli.parser import Parser, add_logs
 from common.command import run
 from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
@@ -48,13 +48,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument(
-        "log",
-        nargs="*",
-        metavar="LOG",
-        type=flag_types.path,
-        help="Log folders, which are searched; a results.jsonl or a single trace works too. Default: log",
-    )
+    add_logs(result)
     result.add_argument(
         "--format",
         choices=FORMATS,

@@ -223,6 +223,12 @@ def standard() -> Tuple[str, ...]:
     return tuple(implementation.name for implementation in IMPLEMENTATIONS if not implementation.template)
 
 
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Add the log folders that a reader searches."""
+    words = "Log folders, which are searched; a results.jsonl or a single trace works too. Default: log"
+    parser.add_argument("log", nargs="*", metavar="LOG", type=flag_types.path, help=words)
+
+
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose implementations; `chosen` reads them."""
     group = parser.add_argument_group("which implementations")

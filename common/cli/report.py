@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Optional, Sequence
 
-from common.cli.parser import Parser
+from common.cli.parser import Parser, add_logs
 from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.guard import guarded
@@ -23,13 +23,7 @@ EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if t
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog=NAME, description=DESCRIPTION, epilog=EXIT_CODES)
-    parser.add_argument(
-        "log",
-        nargs="*",
-        metavar="LOG",
-        type=flag_types.path,
-        help="Log folders, which are searched; a results.jsonl or a single trace works too. Default: log",
-    )
+    add_logs(parser)
     parser.add_argument(
         "--output",
         metavar="FILE",
