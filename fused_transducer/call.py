@@ -308,7 +308,7 @@ def check_options(
 MODULES = {"native": "native", "triton": "triton_backend", "torch": "plain"}
 PACKED = {"native": True, "triton": False, "torch": False}
 #: Backends that keep logits for backward -> bytes into which those of all cells must fit, unless the call says more.
-KEPT_BYTES = {"native": 2**21}
+KEPT_BYTES = {"native": 2**24}
 
 
 def module_of(backend: str) -> ModuleType:

@@ -113,8 +113,8 @@ def transducer_loss(
         zeros only, and computes every cell.
         tile_cells: cells whose logits are in memory at once in backward.  None: as many as fit the caches.
         keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward need not compute
-        them again; the C++ code alone keeps any.  None: those of all cells if they fit 2 MiB, of fewer cells up to
-        10 MiB, else none, and none in a graph of torch.compile.
+        them again; the C++ code alone keeps any.  None: those of all cells if they fit 16 MiB, of fewer cells up
+        to 32 MiB, else none, and none in a graph of torch.compile.
         backend: see `backend_of`.  None: the fastest.
 
     Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
@@ -173,7 +173,7 @@ def transducer_loss(
     if PACKED[backend] and not in_graph:
         cells = _cells(given.T_lengths, given.U_lengths, cells)
         if keep_bytes is None:  # of a larger batch fewer, then none: so none takes much longer than a smaller one
-            kept_cells -= max(0, cells - kept_cells) // 4
+            kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
     options = packed(
