@@ -28,7 +28,7 @@ $(error no variable is named $(unknown): flags go into ARGS, as in make bench AR
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup try bench profile inference pipelines flops test faults sanitize wheels lint coverage docs summary conformance vectors report compare gpu-check tensorboard trace-viewer lock results clean
+.PHONY: help setup try bench profile inference pipelines flops test faults sanitize wheels lint coverage docs summary conformance vectors report compare tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and the compiled losses in ~/.cache/rnnt-bench'
@@ -51,7 +51,6 @@ help:
 	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner, e.g. ARGS="--only k2"'
-	@echo 'make gpu-check    what works here, what fails and why, within two minutes: rnnt-bench doctor'
 	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see vectors/README.md'
 	@echo 'make compare      two measurements, ARGS="log results/2026-11-24-amd-epyc-2-cores"'
 	@echo 'make report       the page of what is in log/; ARGS="..." is passed to it'
@@ -133,9 +132,6 @@ conformance: setup
 
 vectors: setup
 	@$(MAIN) vectors/make.py
-
-gpu-check: setup
-	@$(MAIN) rnnt-bench doctor $(ARGS)
 
 compare: setup
 	@$(MAIN) rnnt-bench compare $(ARGS)

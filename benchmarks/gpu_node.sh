@@ -90,8 +90,7 @@ step() {
 bench=("$python" benchmark_all.py --device "$device" "${full[@]}" --quiet)
 
 # 1. What is here, and whether what needs no build is right.
-step machine 60 sh -c "nvidia-smi -q; '$python' rnnt-bench list --device $device"
-step doctor 180 "$python" rnnt-bench doctor
+step machine 60 sh -c "nvidia-smi -q; '$python' -m torch.utils.collect_env; '$python' rnnt-bench list --device $device"
 step first 180 "${bench[@]}" "${exact[@]}" --passes correctness --log-dir "$folder/first"
 step fused-tests 180 "$python" -m pytest -q tests/test_fused_triton.py -k "$tests"
 # 2. Rows that are compiled.

@@ -32,7 +32,6 @@ COMMANDS: Dict[str, Command] = {
         "Find the largest batch that fits each loss.", "benchmark_all.py", ("--find-largest", "batch-size")
     ),
     "sweep": Command("Measure at each of several values: rnnt-bench sweep vocab-size=500,4096.", "benchmark_all.py"),
-    "doctor": Command("Print what works here, what fails and why, to paste into a report.", "common.tools.doctor"),
     "check": Command("Check the losses in corner cases: which is right in which.", "common.conformance.command"),
     "compare": Command("Compare two measurements.", "common.cli.compare"),
     "summarize": Command("Print the table of log folders.", "summarize.py"),

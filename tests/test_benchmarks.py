@@ -61,10 +61,10 @@ def test_flags_that_benchmark_all_refuses(tmp_path):
 
 @pytest.fixture
 def python(tmp_path):
-    """Return a command in place of Python: the doctor fails, the first measurement hangs, the rest works."""
+    """Return a command in place of Python: the list fails, the first measurement hangs, the rest works."""
     path = tmp_path / "python"
     path.write_text(
-        '#!/bin/sh\necho $@\ncase "$*" in *doctor*) exit 3;; *--passes\\ correctness\\ *) sleep 60;; esac\n'
+        '#!/bin/sh\necho $@\ncase "$*" in *rnnt-bench\\ list*) exit 3;; *--passes\\ correctness\\ *) sleep 60;; esac\n'
     )
     path.chmod(0o755)
     return str(path)
@@ -77,21 +77,21 @@ def node(folder, python, *flags):
 
 
 def test_a_step_that_fails_or_hangs_costs_itself_alone(tmp_path, python):
-    steps = ("doctor", "first", "batch-30", "report")
+    steps = ("machine", "first", "batch-30", "report")
     done = node(tmp_path / "node", python, "--limit", "1", "--only", ",".join(steps))
     assert done.returncode == 1, done.stderr
     lines = (tmp_path / "node" / "summary.txt").read_text().splitlines()
     ended = {name: code for name, code, _ in map(str.split, lines)}
-    assert ended == {"doctor": "3", "first": "124", "batch-30": "0", "report": "0"}
+    assert ended == {"machine": "3", "first": "124", "batch-30": "0", "report": "0"}
     assert "--device cpu" in (tmp_path / "node" / "batch-30.log").read_text()
-    assert "doctor.log" in done.stderr
+    assert "machine.log" in done.stderr
 
 
 def test_a_second_start_repeats_what_did_not_end_well(tmp_path, python):
     for _ in range(2):
-        node(tmp_path / "node", python, "--only", "doctor,report")
+        node(tmp_path / "node", python, "--only", "machine,report")
     lines = (tmp_path / "node" / "summary.txt").read_text().split("\n")
-    assert sum(line.startswith("doctor ") for line in lines) == 2
+    assert sum(line.startswith("machine ") for line in lines) == 2
     assert sum(line.startswith("report ") for line in lines) == 1
 
 
