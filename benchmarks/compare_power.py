@@ -20,11 +20,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.interval_coverage import WORLDS, Run, World, padding, sides, simulate
+from benchmarks.interval_coverage import WORLDS, World, padding, sides, simulate
 from common.analysis import ratios
 from common.analysis.row import Row
 from common.analysis.standing import Margins, Standing
-from common.cli.compare import DETECT, REVISION_ROUNDS
 from common.core import settings, statistics
 from common.core.text import count
 from common.present.table import Column
@@ -35,27 +34,25 @@ WORLD = WORLDS["as measured"]
 
 
 class Design(NamedTuple):
-    """A comparison.  losses: how many implementations; most: of rounds, until DETECT would show."""
+    """A comparison.  losses: how many implementations."""
 
     title: str
     rounds: int
     batches: int
     losses: int
     paired: bool
-    most: int
 
 
 def designs() -> Sequence[Design]:
     cpu = settings.resolve({"preset": "cpu"}, "cpu")
     two = f"two runs, {cpu.rounds} rounds of {cpu.num_batches} batches (the CPU preset)"
-    fewest, most = REVISION_ROUNDS
-    revisions = f"`--rev`, {fewest} to {most} rounds of {cpu.num_batches} batches (its default)"
+    one = f"one run of both, {cpu.rounds} rounds of {cpu.num_batches} batches (the CPU preset)"
     return [
-        Design(f"{title}, {count(losses, 'implementation')}", rounds, cpu.num_batches, losses, paired, most)
-        for title, rounds, paired, most in (
-            (two, cpu.rounds, False, cpu.rounds),
-            ("two runs, `--rounds 20`", 20, False, 20),
-            (revisions, fewest, True, most),
+        Design(f"{title}, {count(losses, 'implementation')}", rounds, cpu.num_batches, losses, paired)
+        for title, rounds, paired in (
+            (two, cpu.rounds, False),
+            ("two runs, `--rounds 20`", 20, False),
+            (one, cpu.rounds, True),
         )
         for losses in (1, 9)
     ]
@@ -67,17 +64,8 @@ def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, wo
     truth, x_mean = np.full(len(x), math.log1p(slower)), float(x.mean())
     confidence, called_slower = statistics.confidence_of_each(2 * design.losses), 0
     for _ in range(runs):
-        whole, rounds = simulate(world, x, truth, design.most, design.batches, True, rng), design.rounds
-        while True:
-            baseline, new, of_batch = sides(Run(whole.x[:rounds], whole.y[:rounds]))
-            ratio, paired = ratios.ratio(baseline, new, design.paired, confidence, ratios.Padding(of_batch, x_mean))
-            assert ratio is not None
-            shown = ratios.detectable(ratio, statistics.TOLERANCE, confidence)
-            assert shown is not None
-            wanted = ratios.rounds_to_detect(DETECT, rounds, shown, statistics.TOLERANCE)
-            if min(wanted, design.most) <= rounds:
-                break
-            rounds = min(wanted, design.most)
+        baseline, new, of_batch = sides(simulate(world, x, truth, design.rounds, design.batches, True, rng))
+        ratio, paired = ratios.ratio(baseline, new, design.paired, confidence, ratios.Padding(of_batch, x_mean))
         standing = Standing(Row(), Row(), "step", Margins(confidence=confidence), ratio, paired)
         called_slower += standing.verdict == "slower"
     return called_slower / runs

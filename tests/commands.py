@@ -78,7 +78,7 @@ def run(script, *arguments, **options):
     In this process, whose jobs are processes, unless it lies elsewhere or has an option of subprocess.run but `cwd` and
     `timeout`."""
     line = command(script, *arguments)
-    if Path(line[1]).parent == ROOT and options.keys() <= {"cwd", "timeout"} and "--rev" not in line:
+    if Path(line[1]).parent == ROOT and options.keys() <= {"cwd", "timeout"}:
         return read(line, options.get("cwd", ROOT))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.run(line, **{**pipes, "timeout": 600, "cwd": ROOT, **options})

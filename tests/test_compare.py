@@ -76,7 +76,7 @@ def separate_runs(run, seed, rounds, **options):
 
 
 def in_alternation(run, seed, rounds, **options):
-    """Neighbouring rounds as pairs, either of them the baseline's, as --rev measures them."""
+    """Neighbouring rounds as pairs, either of them the baseline's, as one run measures them."""
     luck, jobs = random.Random(seed), timing_jobs(run)
     pairs = luck.sample([jobs[start : start + 2] for start in range(0, len(jobs) - 1, 2)], rounds)
     for pair in pairs:
@@ -426,18 +426,11 @@ def test_markdown_for_a_pull_request(tmp_path):
         ([], ["BASELINE and NEW"]),
         (["a"], ["BASELINE and NEW"]),
         (["nowhere", "nowhere"], ["nowhere", "no such file or folder"]),
-        (["--rev", "HEAD"], ["--rev twice"]),
-        (["--rev", "HEAD", "--rev", "HEAD", "a", "b"], ["--rev twice"]),
-        (["--rev", "no-such-revision", "--rev", "HEAD"], ["no-such-revision", "no such revision"]),
-        (["--rev", "HEAD", "--rev", "HEAD", "--", "--rounds", "0"], ["--rounds"]),
-        (["--rev", "HEAD", "--rev", "HEAD", "--", "--resume"], ["--resume"]),
-        (["a", "b", "--", "--rounds", "3"], ["--rounds", "--rev"]),
         (["a", "b", "--tolerance", "much"], ["--tolerance"]),
         (["a", "b", "--fail-on-slower", "-1%"], ["--fail-on-slower"]),
         (["a", "b", "--fail-on-slower", "0.02"], ["--fail-on-slower", "such as 2%"]),
         (["a", "b", "--only", ","], ["--only", "names"]),
         (["--in", "a", "b", "c", "--only", "b"], ["--only", "--in names two"]),
-        (["--rev", "HEAD", "--rev", "HEAD", "--only", "b"], ["--only", "after --"]),
     ],
 )
 def test_bad_usage(arguments, words):

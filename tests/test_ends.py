@@ -370,16 +370,6 @@ def test_every_variable_that_names_a_repository_is_dropped(monkeypatch):
     assert not set(git.LOCAL_VARIABLES) & set(git.environment())
 
 
-def test_a_setting_comes_after_those_of_the_user(repositories, monkeypatch):
-    mine, _ = repositories
-    for name, value in git.with_setting({}, "user.name", "Somebody").items():
-        monkeypatch.setenv(name, value)
-    for name, value in git.with_setting(git.environment(), "core.excludesFile", "/dev/null").items():
-        monkeypatch.setenv(name, value)
-    assert git.run(mine, "config", "user.name") == "Somebody\n"
-    assert git.run(mine, "config", "core.excludesFile") == "/dev/null\n"
-
-
 #: Faults of each kind that are real processes: one in each run of the tests, and that of each loss which is quick.
 REAL = {"signals": 2, "disks": 1, "limits": 1, "adapters": 4}
 

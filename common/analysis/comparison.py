@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import measured, ratios
+from common.analysis import measured
 from common.analysis.groups import differences, newest_first, newest_of_each
 from common.analysis.row import PEAKS, SCOPES, Row
 from common.analysis.standing import Margins, Standing, percent, stand
@@ -379,19 +379,6 @@ def _changed(pair: Pair) -> List[str]:
 
 
 # What follows from changes.
-
-
-def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
-    """Return how many rounds would show a slowdown of `change` (0.1 for 10%) in each step time.
-
-    Looks at the times of the loss where no step was timed.  None where the rounds are too few to estimate that.
-    """
-    for scope in SCOPES:
-        times = [(row.time[scope], row.margins.tolerance) for row in rows if scope in row.time]
-        known = [(each.rounds[1], found, limit) for each, limit in times if (found := each.detectable) is not None]
-        if known:
-            return max(ratios.rounds_to_detect(change, *each) for each in known)
-    return None
 
 
 def regressions(rows: Sequence[Change], allowed: float) -> List[str]:

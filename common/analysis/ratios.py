@@ -275,13 +275,3 @@ def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float =
         return None
     reach = student_t(confidence, ratio.freedom) + student_t(2 * power - 1, ratio.freedom)
     return math.expm1(math.log1p(tolerance) + reach * ratio.error)
-
-
-def rounds_to_detect(change: float, rounds: int, detected: float, tolerance: float) -> int:
-    """Return how many rounds would show a slowdown of `change`, if the spread stays as it is.
-
-    `rounds` rounds show a slowdown of `detected` (see ``detectable``).  All are shares, 0.1 for 10%; change is above
-    the tolerance.
-    """
-    reach = math.log((1 + detected) / (1 + tolerance)) / math.log((1 + change) / (1 + tolerance))
-    return math.ceil(rounds * reach**2)

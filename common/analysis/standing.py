@@ -117,7 +117,7 @@ class Standing:
         if self.paired:  # what disturbed a round met both sides, and what did not is in the interval
             return ""
         if max(self.busy) > BUSY_LIMIT:
-            return f"{self.load}: {CALM}, or measure both in alternation (--rev)"
+            return f"{self.load}: {CALM}, or measure both in one run"
         if ratio.least is None:
             drift = max(_drift(ratio.baseline), _drift(ratio.new))
         else:  # rounds with batches of their own differ in length, so only their ratio can be seen to drift
@@ -126,7 +126,7 @@ class Standing:
             return ""
         return (
             f"from its first to its last half one of the runs drifts by {math.expm1(drift):.1%}, as much as the two "
-            "differ: repeat with more rounds, or measure both in alternation (--rev)"
+            "differ: repeat with more rounds, or measure both in one run"
         )
 
     @property

@@ -333,8 +333,7 @@ class Header(FirstLine, kw_only=True, tag="run"):
 
     Attributes:
         name: of the implementation: "k2", or "k2:modified" for a variant
-        run_id: shared by the implementations of one run, and by the two sides of one compare --rev: their
-            rounds pair
+        run_id: shared by the implementations of one run: their rounds pair
         suffix: of the folder: "30", "max-frames-10000", "largest-batch-size"
         package: package that holds the loss, by its import name
         kind: exact, the name of another lattice, or pruned

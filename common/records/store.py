@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
-from common.core.files import cannot_write, open_file, read_bytes, write_whole
+from common.core.files import cannot_write, open_file, read_bytes
 from common.core.text import clipped, plain
 from common.records import schema
 from common.records.schema import (
@@ -34,13 +34,6 @@ LONGEST_LINE = 2**24
 
 class NotWritten(UserError):
     """Records could not be brought to disk; the file is as it was before."""
-
-
-def change_first(path: Path, changes: Record) -> None:
-    """Change fields of the first record of a file in one step: a reader meets the old file or the new one.  Raises
-    UserError."""
-    first, rest = read_bytes(path).split(b"\n", 1)
-    write_whole("free some space", (path, _line({**json.loads(first), **changes}) + rest))
 
 
 def _line(record: Record) -> bytes:

@@ -1,7 +1,7 @@
 """Run git in the repository of a folder, whichever repository the environment names.
 
 git gives a hook GIT_DIR, GIT_INDEX_FILE and more, which every git that the hook starts would take: it would read
-another repository's revision, and `git worktree add` would write the index of the commit that is being made.
+another repository's revision.
 """
 
 from __future__ import annotations
@@ -38,14 +38,6 @@ class GitError(Exception):
 def environment() -> Dict[str, str]:
     """Return this process's environment variables without those that name a repository."""
     return {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
-
-
-def with_setting(variables: Dict[str, str], key: str, value: str) -> Dict[str, str]:
-    """Return environment variables to which git's setting `key` is added, after those that they have already."""
-    number = variables.get("GIT_CONFIG_COUNT", "")
-    count = int(number) if number.isdecimal() else 0
-    setting = {f"GIT_CONFIG_KEY_{count}": key, f"GIT_CONFIG_VALUE_{count}": value}
-    return {**variables, **setting, "GIT_CONFIG_COUNT": str(count + 1)}
 
 
 def run(root: Path, *arguments: str, timeout: Optional[float] = None) -> str:
