@@ -1,8 +1,13 @@
-"""Compiles csrc/ into one shared library: by setup.py where the package is installed, or when it is first needed.
+"""Compiles csrc/ into one shared library, and finds it: by setup.py where the package is installed, beside the package,
+or else in a cache, where it is compiled when it is first needed.
 
 On x86-64 it has the kernels for three instruction sets, and takes what the processor has when it runs, so a wheel may
 go to another machine.  It needs a C++17 compiler (GCC or Clang; CXX names another) and neither torch's headers nor
 Python's.
+
+A library runs its code when it is loaded, so one that others can have written is not: neither it nor its folder may
+belong to another user, or be open to others for writing.  Where there is no such folder, it is compiled for this
+process alone.
 """
 
 from __future__ import annotations
@@ -12,12 +17,14 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import List, Sequence
+from typing import Iterator, List, Optional, Sequence
 
 CSRC = Path(__file__).parent / "csrc"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi"]
@@ -39,16 +46,12 @@ def instruction_sets() -> List[List[str]]:
     return [[], AVX2, AVX512] if machine().lower() in ("x86_64", "amd64") else [[]]
 
 
-def digest() -> str:
-    """Names what the library is made of, so that none of other sources is taken for it."""
+def library_name() -> str:
+    """Return a name with a digest of what the library is made of, so that none of other sources is taken for it."""
     content = hashlib.sha256(repr((FLAGS, instruction_sets(), machine(), platform.system())).encode())
     for path in sorted(CSRC.iterdir()):
         content.update(path.name.encode() + b"\0" + path.read_bytes())
-    return content.hexdigest()[:16]
-
-
-def library_name() -> str:
-    return f"_native-{digest()}.so"
+    return f"_native-{content.hexdigest()[:16]}.so"
 
 
 def compiler() -> List[str]:
@@ -69,26 +72,22 @@ def _run(command: Sequence[str]) -> None:
         raise BuildError(f"{' '.join(command)} failed: {done.stdout.strip()[-2000:]}")
 
 
-def _has_openmp(words: Sequence[str], folder: Path) -> bool:
-    source = folder / "openmp.cpp"
-    source.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
-    try:
-        _run([*words, "-fopenmp", str(source), "-o", str(folder / "openmp")])
-    except BuildError:
-        return False
-    return True
-
-
 def build(target: Path, flags: Sequence[str] = ()) -> None:
     """Write the library to `target`, at once and whole; flags: added to FLAGS.  Raises BuildError, OSError."""
-    words = compiler()
+    words, flags = compiler(), [*FLAGS, *flags]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        flags = [*FLAGS, *flags] + (["-fopenmp"] if _has_openmp(words, folder) else ["-Wno-unknown-pragmas"])
+        openmp = folder / "openmp.cpp"
+        openmp.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
+        try:
+            _run([*words, "-fopenmp", str(openmp), "-o", str(folder / "openmp")])
+            flags.append("-fopenmp")
+        except BuildError:  # one thread, then
+            flags.append("-Wno-unknown-pragmas")
         jobs = [("dispatch.cpp", folder / "dispatch.o", flags)]
         jobs += [("kernels.cpp", folder / f"{i}.o", flags + of_set) for i, of_set in enumerate(instruction_sets())]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(lambda job: _run([*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]), jobs))
         made = folder / "made.so"
         _run([*words, *flags, "-shared", *(str(job[1]) for job in jobs), "-o", str(made)])
@@ -97,15 +96,81 @@ def build(target: Path, flags: Sequence[str] = ()) -> None:
 
 def install(made: Path, target: Path) -> None:
     """Copy a file to `target` such that a crash, a full disk or another process never leaves a part of it there."""
-    descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.")
-    try:
-        with open(descriptor, "wb") as stream:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as folder:
+        partial = Path(folder) / target.name
+        with partial.open("wb") as stream:
             stream.write(made.read_bytes())
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
+        partial.chmod(0o644)
+        partial.replace(target)
+
+
+def cache_folder() -> Path:
+    """Return $FUSED_TRANSDUCER_CACHE, or the folder fused_transducer of the user's cache.  Raises OSError without a
+    home."""
+    given, base = os.environ.get("FUSED_TRANSDUCER_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # its specification: empty or relative is as if it were not set
+        base = os.path.expanduser("~/.cache")
+    if not given and not os.path.isabs(base):
+        raise FileNotFoundError("there is no home directory")
+    return Path(given or os.path.join(base, "fused_transducer"))
+
+
+def refusal(path: Path) -> str:
+    """Return why a file or folder must not be trusted, or ""."""
+    status = path.stat()
+    if hasattr(os, "getuid") and status.st_uid not in (os.getuid(), 0):
+        return f"{path} belongs to another user (number {status.st_uid})"
+    is_open = hasattr(os, "getuid") and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return f"others can write to {path} (chmod go-w mends that)" if is_open else ""
+
+
+def _in_cache() -> Path:
+    """Return the library in the cache, compiled first where it is not there; one process compiles, others wait.
+
+    Raises BuildError; OSError where there can be no cache."""
+    folder = cache_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.environ.get("FUSED_TRANSDUCER_CACHE"):  # else it may be a folder with other things
+        with suppress(PermissionError):  # of root, say, who has put the library there
+            folder.chmod(0o700)
+    if refusal(folder):
+        raise PermissionError(refusal(folder))
+    path = folder / library_name()
+
+    def is_usable() -> bool:
+        return path.is_file() and not path.is_symlink() and not refusal(path)
+
+    if not is_usable():
+        with (folder / "lock").open("a") as lock:
+            with suppress(ImportError, OSError):  # where files cannot be locked, processes do the same work twice
+                import fcntl
+
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_usable():
+                build(path)
+    return path
+
+
+@contextmanager
+def located() -> Iterator[Path]:
+    """Yield the path of the library, which need not be there later.  Raises BuildError, OSError."""
+    path: Optional[Path] = Path(__file__).parent / library_name()
+    if not path.is_file():
+        try:
+            path = _in_cache()
+        except OSError as error:
+            path = None
+            warnings.warn(
+                f"fused_transducer: no cache for the compiled code: {error}; it is compiled for this process alone. "
+                "Set FUSED_TRANSDUCER_CACHE to a folder of your own, to which nobody else can write",
+                stacklevel=4,
+            )
+    if path is not None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="fused_transducer-") as private:
+        path = Path(private) / library_name()
+        build(path)
+        yield path

@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from fused_transducer import compiling, library
+from fused_transducer import compiling
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
 from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS, Lattice
 
@@ -60,7 +60,7 @@ class Problem(ctypes.Structure):
 @cache
 def _first_load() -> Tuple[Optional[ctypes.CDLL], str]:
     try:
-        with library.located() as path:
+        with compiling.located() as path:
             return loaded(path), ""
     except (compiling.BuildError, OSError) as error:
         return None, f"the C++ code could not be compiled or loaded ({error})"

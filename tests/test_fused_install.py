@@ -26,7 +26,7 @@ from commands import ROOT
 from fused_helpers import copying_compiler
 
 import fused_transducer
-from fused_transducer import compiling, library, native
+from fused_transducer import compiling, native
 
 compiled = pytest.mark.skipif(
     not sys.platform.startswith("linux") or bool(native.unavailable("cpu", torch.float32)),
@@ -170,7 +170,7 @@ def first_use(**variables):
 def test_without_an_absolute_xdg_folder_it_is_that_of_the_home(value, monkeypatch, tmp_path):
     if value is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-    assert library.cache_folder() == tmp_path / "home" / ".cache" / "fused_transducer"
+    assert compiling.cache_folder() == tmp_path / "home" / ".cache" / "fused_transducer"
 
 
 @compiled
@@ -205,7 +205,7 @@ def test_what_others_can_write_is_not_loaded(what, compiler, tmp_path):
         assert path.read_bytes().endswith(b"planted!")
         assert len(given) == 1 and str(path.parent) in given[0]
     else:
-        assert not path.read_bytes().endswith(b"planted!") and not library.refusal(path)
+        assert not path.read_bytes().endswith(b"planted!") and not compiling.refusal(path)
 
 
 @compiled

@@ -34,7 +34,7 @@ from fused_helpers import (
 from sanitize import LATTICES, drawn
 
 from common.losses import oracle, topologies
-from fused_transducer import align, lattices, library, native, operators
+from fused_transducer import align, compiling, lattices, native, operators
 from fused_transducer.call import Call
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
@@ -420,7 +420,7 @@ def test_the_best_path_obeys_the_delay_penalty_and_has_none_where_no_path_is():
 def test_every_instruction_set(instruction_set, monkeypatch, tmp_path):
     """A set that this processor lacks gives way to a smaller one, with a message."""
     copied = tmp_path / "copied.so"  # each library chooses once
-    with library.located() as path:
+    with compiling.located() as path:
         copied.write_bytes(path.read_bytes())
     monkeypatch.setenv("FUSED_TRANSDUCER_ISA", instruction_set)
     compiled = native.loaded(copied)

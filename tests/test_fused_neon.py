@@ -38,7 +38,7 @@ def program():
     flags = [flag for flag in compiling.FLAGS if flag not in ("-fPIC", "-O3")] + ["-O1", "-fopenmp", "-static"]
     sources = [ROOT / "tests" / "neon.cpp", compiling.CSRC / "kernels.cpp", compiling.CSRC / "dispatch.cpp"]
     command = [CROSS, *flags, *map(str, sources)]
-    content = f"{command} {compiling.digest()}".encode() + sources[0].read_bytes()
+    content = f"{command} {compiling.library_name()}".encode() + sources[0].read_bytes()
     path = ROOT / ".build" / "neon" / hashlib.sha256(content).hexdigest()[:16]
     with locks.locked(path.with_suffix(".lock"), lambda: None):
         if not path.exists():
