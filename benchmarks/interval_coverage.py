@@ -22,9 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.analysis import ratios
 from common.core import statistics
-from common.core.settings import SLOW_ROUNDS
 from common.data import batching, shapes
-from common.jobs import rounds
 from common.present.table import Column
 from common.present.text import markdown_of
 
@@ -144,25 +142,21 @@ def _held(intervals: Sequence[Interval], whole: float) -> Tuple[float, float]:
 
 
 def stopped(run: Run, level: float) -> Run:
-    """Return the rounds that a run with --budget has of the other loss: as many as fit into the usual time of seven,
-    and five where it is far behind in each of the first three.
+    """Return the rounds that a run with --budget has of the other loss: as many as fit into the usual time of seven.
 
     Five at least: with fewer an interval is of the measured batches alone, and no rule has chosen among them.
     level: how many times the fastest's time the other loss takes.
     """
     usual = run.y.shape[1] * (1 + level)
     number = int((np.cumsum((1 + np.exp(run.y)).sum(axis=1)) <= 7 * usual).sum())
-    if rounds.is_far_behind(np.exp(run.y.mean(axis=1)).tolist()):
-        number = SLOW_ROUNDS
-    number = max(number, SLOW_ROUNDS)
+    number = max(number, 5)
     return Run(run.x[:number], run.y[:number])
 
 
 def stopped_coverage(world: World, level: float, x: np.ndarray, runs: int, seed: int) -> Tuple[float, float]:
     """Return the same as ``coverage``, of the CPU preset with --budget.
 
-    level: how many times the fastest's time the other loss takes; at rounds.FAR_BEHIND it is left to chance whether it
-    counts as far behind, which is where stopping could do most harm.
+    level: how many times the fastest's time the other loss takes.
     """
     rng = np.random.default_rng(seed)
     truth = math.log(level) + world.slope * (x - x.mean()) + rng.normal(0, world.deviation, len(x))

@@ -84,7 +84,6 @@ def test_bad_flags(arguments, words, tmp_path):
     [
         ({"tf32": True}, ["--tf32", "CUDA"]),
         ({"l2": "warm"}, ["--l2", "CUDA"]),
-        ({"memory_snapshot": True}, ["--memory-snapshot", "CUDA"]),
         ({"memory_limit": "1GB"}, ["--memory-limit", "--find-largest batch-size or max-frames"]),
     ],
 )
@@ -92,7 +91,7 @@ def test_a_setting_without_effect_is_refused(given, words):
     with pytest.raises(UserError) as refused:
         settings.resolve(given, "cpu")
     assert all(word in str(refused.value) for word in words) and "remove" in str(refused.value)
-    assert settings.resolve({"tf32": True, "l2": "warm", "memory_snapshot": True}, "cuda:1").tf32
+    assert settings.resolve({"tf32": True, "l2": "warm"}, "cuda:1").tf32
 
 
 def test_words_are_understood_in_several_ways():

@@ -6,21 +6,19 @@ from __future__ import annotations
 import gzip
 import json
 import warnings
-from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import assert_user_error, rows_of, run
+from commands import rows_of, run
 from fixtures_runs import records_of
 from test_contract import adapter_of, context_of
 
 from common.core import settings
 from common.core.implementations import find
 from common.losses import oracle, step, subject
-from common.losses.passes import at_size, timing, trace
-from common.measure import memory, profiler
+from common.losses.passes import at_size, timing
+from common.measure import profiler
 from common.system import load
 
 ROUNDS = 3
@@ -74,14 +72,11 @@ def two_traces(folder):
     return folder
 
 
-@pytest.mark.parametrize("when, packed", [("auto", {"large"}), ("true", {"large", "small"}), ("false", set())])
-def test_which_traces_are_packed(tmp_path, monkeypatch, when, packed):
+def test_large_traces_are_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(profiler, "LARGE", 500)
-    profiler.pack(two_traces(tmp_path), when)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {f"{name}.1.pt.trace.json" + (".gz" if name in packed else "") for name in ("small", "large")}
-    for name in packed:
-        assert gzip.decompress((tmp_path / f"{name}.1.pt.trace.json.gz").read_bytes()).decode()[0] == name[0]
+    profiler.pack(two_traces(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"small.1.pt.trace.json", "large.1.pt.trace.json.gz"}
+    assert gzip.decompress((tmp_path / "large.1.pt.trace.json.gz").read_bytes()).decode()[0] == "l"
 
 
 def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch):
@@ -90,8 +85,9 @@ def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(profiler.shutil, "copyfileobj", full)
+    monkeypatch.setattr(profiler, "LARGE", 500)
     with pytest.raises(OSError, match="No space left"):
-        profiler.pack(two_traces(tmp_path), "true")
+        profiler.pack(two_traces(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.1.pt.trace.json", "small.1.pt.trace.json"]
 
 
@@ -101,16 +97,13 @@ def flags(tmp_path, tiny_shapes):
     return [*chosen, "--max-seconds", "0.05", "--limits", "false"]
 
 
-def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
+def test_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     pytest.importorskip("torchaudio", reason="this test measures torchaudio for real")
-    done = run(
-        "benchmark_torchaudio.py", *flags, "--passes", "timing,trace", "--scope", "step", "--gzip-traces", "true"
-    )
+    done = run("benchmark_torchaudio.py", *flags, "--passes", "timing,trace", "--scope", "step")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "torchaudio-2"
     (kept,) = [record for record in records_of(folder) if record["record"] == "trace"]
     assert kept["files"] == sorted(path.name for path in folder.glob("*.pt.trace.json*")) and len(kept["files"]) == 2
-    assert all(name.endswith(".pt.trace.json.gz") for name in kept["files"]) and "memory_snapshot" not in kept
     others = kept["foreign_cpu"]  # None where the steps are too short to tell
     assert (others is None or 0 <= others <= 1) and kept["flags"] == load.busy_flags(others)
     row = rows_of(tmp_path)["torchaudio"]
@@ -132,48 +125,6 @@ def test_loops_in_python_are_not_profiled_and_not_warmed_up(tmp_path, flags):
     assert row["memory"]["step"]["process_mb"] > 0 and row["memory"]["step"]["torch_allocated_mb"] is None
     assert "warprnnt_numba: no trace, and memory is the process's" in (tmp_path / "details.txt").read_text()
     assert not list((tmp_path / "warprnnt_numba-2").glob("*.pt.trace.json*"))
-
-
-# The memory snapshot.
-
-
-def test_no_snapshot_of_a_cpu(tiny_shapes, tmp_path):
-    flags = ["--device", "cpu", "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
-    done = run("benchmark_torchaudio.py", *flags, "--memory-snapshot", "true")
-    assert_user_error(done, "--memory-snapshot", "CUDA")
-    assert not (tmp_path / "log").exists()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_snapshot_records_one_step_and_always_stops(tmp_path, monkeypatch, fails):
-    printed = []
-
-    def step():
-        printed.append("step")
-        if fails:
-            raise RuntimeError("out of memory")
-
-    stand_ins = {
-        "_record_memory_history": lambda enabled="all", **more: printed.append(enabled),
-        "_dump_snapshot": lambda path: printed.append(path),
-    }
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(torch.cuda.memory, name, stand_in, raising=False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: printed.append("synchronised"))
-    path = tmp_path / "memory_snapshot.pickle"
-    try:
-        memory.snapshot(SimpleNamespace(run=step), torch.device("cpu"), path)
-    except RuntimeError:
-        assert fails
-    assert printed == (["all", "step", None] if fails else ["all", "step", "synchronised", str(path), None])
-
-
-def test_a_torch_that_cannot_write_one_says_so(tmp_path, monkeypatch):
-    monkeypatch.delattr(torch.cuda.memory, "_dump_snapshot", raising=False)
-    context = context_of(adapter_of(find("reference"), "cpu"), [(9, 3)])
-    context.settings, context.folder = replace(context.settings, memory_snapshot=True), tmp_path
-    (record,) = trace.run(context)
-    assert "torch 2.1" in record.warnings[0] and record.memory_snapshot is None and len(record.files) == 2
 
 
 # Autocast and torch.compile.

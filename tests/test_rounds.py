@@ -1,4 +1,4 @@
-"""What a run measures, in which order and how often: rounds, slow losses, --budget, limits, resuming, progress."""
+"""What a run measures, in which order and how often: rounds, --budget, limits, resuming, progress."""
 
 from __future__ import annotations
 
@@ -18,17 +18,6 @@ from common.jobs import rounds
 from common.jobs.progress import Progress
 from common.records import schema
 from common.setup import interpreters
-
-EIGHT = ["--passes", "timing", "--rounds", "8", "--slow-rounds", "4"]
-
-
-def of_speeds(**ms):
-    """An executor whose steps take so many ms, by loss; 100 for others."""
-
-    def answer(job, chosen):
-        return timing(job.name, [ms.get(job.implementation, 100)], []) if job.pass_name == "timing" else None
-
-    return Canned(answer)
 
 
 def test_correctness_comes_first_then_rounds_in_drawn_order_then_the_other_passes(tmp_path, capsys):
@@ -81,37 +70,7 @@ def test_a_users_mistake_leaves_no_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# Slow losses and budgets.
-
-
-def test_only_a_loss_far_behind_in_each_of_three_rounds_gets_fewer():
-    speeds = {"fast": [1.0, 2.0, 1.0, 1.0], "slow": [3.1, 6.5, 3.2, 1.0], "near": [4.0, 5.0, 2.9, 9.0]}
-    times = {name: {(at, 7): ms for at, ms in enumerate(of, 1)} for name, of in speeds.items()}
-    slow = [name for name in times if rounds.is_slow(times[name], list(times.values()), 4)]
-    assert slow == ["slow"] and not rounds.is_slow(times["slow"], list(times.values()), 5)
-
-
-def test_a_slow_loss_has_fewer_rounds_and_is_whole(tmp_path):
-    executor = of_speeds(torchaudio=10)
-    assert measured(tmp_path, executor, *EIGHT) == EXIT_OK
-    assert executor.rounds("torchaudio") == [*range(1, 9)] and executor.rounds("reference") == [1, 2, 3, 4]
-    rows = rows_of(tmp_path)
-    assert [(rows[name]["status"], rows[name]["rounds"]) for name in ("torchaudio", "reference")] == [
-        ("ok", 8),
-        ("ok", 4),
-    ]
-    again = of_speeds(torchaudio=10)
-    assert measured(tmp_path, again, *EIGHT, "--resume") == EXIT_OK and not again.seen
-
-
-def test_losses_of_another_kind_are_no_rivals_and_a_resumed_run_knows_who_was_slow(tmp_path):
-    names, speeds = ("torchaudio", "reference", "fast_rnnt-pruned"), {"torchaudio": 10, "fast_rnnt-pruned": 1}
-    first = of_speeds(**speeds)
-    first.answer = lambda job, chosen, usual=first.answer: stop(job) if job.round == 4 else usual(job, chosen)
-    assert measured(tmp_path, first, *EIGHT, names=names) == EXIT_INTERRUPTED
-    again = of_speeds(**speeds)
-    assert measured(tmp_path, again, *EIGHT, "--resume", names=names) == EXIT_OK
-    assert again.rounds("torchaudio") == [4, 5, 6, 7, 8] and again.rounds("reference") == [4]
+# Budgets.
 
 
 def test_no_round_begins_when_the_budget_is_spent(tmp_path, monkeypatch):
@@ -158,7 +117,7 @@ def test_intervals_hold_the_truth_though_rounds_end_by_what_they_show(world):
     pytest.importorskip("torch")  # shape_info.pt
     simulation = importlib.import_module("benchmarks.interval_coverage")
     x = simulation.padding(2, ROOT / "shape_info.pt")
-    for level in (1.2, rounds.FAR_BEHIND):
+    for level in (1.2, 3.0):
         held, _ = simulation.stopped_coverage(simulation.WORLDS[world], level, x, runs=400, seed=3)
         assert 0.92 <= held <= 0.98, level
 
@@ -234,7 +193,7 @@ def test_a_pipe_gets_a_line_a_round_and_of_what_fails(tmp_path, capsys):
 def test_who_is_ahead_by_the_batches_that_all_have():
     kinds = {"slow": "exact", "fast": "exact", "few": "exact", "approx": "pruned"}
     runs = {name: SimpleNamespace(header=SimpleNamespace(kind=kind), timed_rounds=dict) for name, kind in kinds.items()}
-    timed = rounds.Rounds(SimpleNamespace(run_of=runs, settings=SimpleNamespace(slow_rounds=None)))
+    timed = rounds.Rounds(SimpleNamespace(run_of=runs, settings=SimpleNamespace()))
     of = {"slow": ([20, 40], [1]), "fast": ([10, 20], [9]), "approx": ([], [1, 3])}
     for name, scopes in of.items():
         for number in (1, 2):

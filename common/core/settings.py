@@ -24,8 +24,8 @@ FIND_LARGEST = {"batch-size": False, "max-frames": True}
 SEARCH = "--find-largest"
 #: Each round is a process of a second or more, for each implementation.
 MOST_ROUNDS = 10_000
-#: Rounds of every loss, before anything ends; and rounds of a loss that is far behind.
-FEWEST_ROUNDS, SLOW_ROUNDS = 3, 5
+#: Rounds of every loss, before --budget ends anything.
+FEWEST_ROUNDS = 3
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
@@ -429,17 +429,6 @@ class Settings:
         presets={"cpu": 10, "quick": 1, SEARCH: 3},
         **_HOW,
     )
-    slow_rounds: Optional[int] = setting(
-        None,
-        TIMING,
-        "Rounds of a loss that takes more than three times as long as the fastest of its kind in each of its first "
-        "three rounds. Fewer rounds make its interval wider",
-        type=flag_types.whole(FEWEST_ROUNDS, MOST_ROUNDS),
-        metavar="K",
-        presets={"cpu": SLOW_ROUNDS},
-        default_text="as many as the others, or 5 with --budget",
-        **_HOW,
-    )
     budget: Optional[float] = setting(
         None,
         TIMING,
@@ -539,22 +528,6 @@ class Settings:
     record_shapes: bool = setting(True, TRACE, "Record the shapes of operators' inputs", **_BOOL, **_HOW)
     with_stack: bool = setting(True, TRACE, "Record Python stacks", **_BOOL, **_HOW)
     profile_memory: bool = setting(True, TRACE, "Record allocations", **_BOOL, **_HOW)
-    gzip_traces: str = setting(
-        "auto",
-        TRACE,
-        "Whether traces are compressed; auto: those of more than 50 MB",
-        choices=("auto", "true", "false"),
-        **_HOW,
-    )
-    memory_snapshot: bool = setting(
-        False,
-        TRACE,
-        "On CUDA: run one more step without the profiler and write its allocations to memory_snapshot.pickle beside "
-        "the traces (pytorch.org/memory_viz shows it)",
-        **_ON_CUDA,
-        **_BOOL,
-        **_HOW,
-    )
 
     @property
     def precision(self) -> str:

@@ -1,8 +1,6 @@
 """The jobs of a run of losses: correctness, then timing rounds, then the other passes.
 
-Every loss gets three rounds.  One that took more than three times as long as the fastest of its kind in each of them
-gets --slow-rounds; with --budget no round begins when the time is over.  That the intervals of ratios still hold the
-truth is shown by benchmarks/interval_coverage.py, which calls `is_far_behind` too.
+Every loss gets the same rounds; with --budget, three at least, and none begins when the time is over.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ import math
 import time
 from collections import defaultdict
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from common.core.settings import FEWEST_ROUNDS, SLOW_ROUNDS
+from common.core.settings import FEWEST_ROUNDS
 from common.core.statistics import mean, median
 from common.core.text import number as worded
 from common.jobs.session import Session
@@ -25,12 +23,8 @@ from common.setup import interpreters
 #: The device's limits are measured in the first of so many rounds: the best of all repeats counts.
 LIMITS_EVERY = 3
 LIMITS = "limits", "limits"
-#: Times the fastest's, in each of the first rounds.
-FAR_BEHIND = 3.0
 #: Seconds to look before a machine is called quiet.
 LOOK_SECONDS = 2.0
-#: A loss's ms by (round, batch).
-Times = Mapping[Tuple[int, Any], float]
 
 
 def measure(
@@ -75,8 +69,7 @@ class Rounds:
     """
 
     def __init__(self, session: Session, budget: Optional[float] = None):
-        self.session, self.slow_rounds = session, session.settings.slow_rounds or (SLOW_ROUNDS if budget else None)
-        self.ends = time.monotonic() + (budget or math.inf)
+        self.session, self.ends = session, time.monotonic() + (budget or math.inf)
         self.kinds = {name: run.header.kind or "exact" for name, run in session.run_of.items()}
         self.ms: Dict[str, Dict[Tuple[int, Any], float]] = {}
         self.loaded: Dict[Tuple[str, int], bool] = {}
@@ -89,11 +82,7 @@ class Rounds:
         """Run the jobs of a round, and say who is ahead."""
         session, progress = self.session, self.session.progress
         in_time = number <= FEWEST_ROUNDS or time.monotonic() < self.ends
-        going = [job for job in jobs if in_time and not session.run_of[job.implementation].failed]
-        enough = [job for job in going if self.slow_rounds and self.has_enough(job.implementation)]
-        timed = [job for job in going if job not in enough]
-        for job in enough:
-            session.keep(job, [{**job.status("ok", ""), "left_out": True}])
+        timed = [job for job in jobs if in_time and not session.run_of[job.implementation].failed]
         for job in [job for job in jobs if job not in timed]:
             progress.skip(job.like)
         if timed:
@@ -124,11 +113,6 @@ class Rounds:
         times = {batch: median(ms) for (of_scope, batch), ms in times_of.items() if of_scope == scope}
         self.ms.setdefault(name, {}).update(times)
         self.loaded[name, number] = bool(store.loaded_scopes(samples))
-
-    def has_enough(self, name: str) -> bool:
-        """Tell whether a loss that is far behind the fastest of its kind has been timed in --slow-rounds."""
-        rivals = [ms for other, ms in self.ms.items() if self.kinds[other] == self.kinds[name] and ms]
-        return bool(self.ms.get(name)) and is_slow(self.ms[name], rivals, self.slow_rounds or 0)
 
     def words(self) -> str:
         """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches that were timed."""
@@ -196,25 +180,3 @@ class Rounds:
     def _can_repeat(self, job: Job) -> bool:
         timed = (job.implementation, job.round) in self.loaded
         return timed and not self.session.run_of[job.implementation].failed
-
-
-def is_slow(times: Times, rivals: Sequence[Times], rounds: int) -> bool:
-    """Tell whether a loss has been timed in so many rounds and is far behind the fastest of `rivals`, itself one."""
-    fastest = min(rivals, key=lambda other: _level(other, times))
-    logs: Dict[int, List[float]] = {}
-    for (number, batch), ms in times.items():
-        if (number, batch) in fastest:
-            logs.setdefault(number, []).append(math.log(ms / fastest[number, batch]))
-    ratios = [math.exp(mean(logs[number])) for number in sorted(logs)]
-    return len(ratios) >= rounds and is_far_behind(ratios)
-
-
-def is_far_behind(ratios: Sequence[float]) -> bool:
-    """Tell from a loss's ratio to the fastest in each of the first rounds, in their order."""
-    return len(ratios) >= FEWEST_ROUNDS and min(ratios[:FEWEST_ROUNDS]) > FAR_BEHIND
-
-
-def _level(times: Times, others: Times) -> float:
-    """Return the mean log(time) over the batches that both have; infinite where they have none."""
-    common = [math.log(ms) for batch, ms in times.items() if batch in others]
-    return mean(common) if common else math.inf

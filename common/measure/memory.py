@@ -30,7 +30,6 @@ from common.system.memory import available_memory, clear_peak, give_back_free_me
 from common.traces import memory as traced
 from common.traces import reader
 
-SNAPSHOT_ENTRIES = 100_000  # allocations and frees; a step has far fewer
 #: Fields of a ``memory`` record; those that do not apply to a device are None.
 PEAKS = (
     "device_allocated_bytes",
@@ -112,20 +111,6 @@ def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
         "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - reserved,
         "device_used_bytes": free[0] - min(*free, torch.cuda.mem_get_info(device)[0]),
     }
-
-
-def snapshot(step: Step, device: torch.device, path: Path) -> None:
-    """Run the step and write all its allocations with their stacks to `path`; needs CUDA and torch 2.1.
-
-    The file is a pickle for https://pytorch.org/memory_viz; nothing in this suite reads it.
-    """
-    torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
-    try:
-        step.run()
-        torch.cuda.synchronize(device)
-        torch.cuda.memory._dump_snapshot(str(path))
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 class Limit:

@@ -21,7 +21,7 @@ from common.system.load import ForeignLoad
 #: Rows of each cycle's table of operators.
 TABLE_ROWS = 200
 STACK_DEPTH = 10
-#: Bytes; "auto" compresses larger traces.
+#: Bytes; larger traces are compressed.
 LARGE = 50_000_000
 #: Options of the profiler; they are fields of the settings and of the ``trace`` record.
 OPTIONS = ("record_shapes", "with_stack", "profile_memory")
@@ -42,7 +42,7 @@ def profile(
 
     Args:
         steps: each is run once.
-        settings: the schedule, the OPTIONS and whether traces are compressed.
+        settings: the schedule and the OPTIONS.
         device: where the steps run.
         folder: where the files are written.
         name: name of the worker in the file names of the traces.
@@ -77,7 +77,7 @@ def profile(
                 torch.cuda.synchronize(device)
             profiler.step()
     foreign = load.share() if load.ready() else None
-    pack(folder, settings.gzip_traces)
+    pack(folder)
     try:
         write_whole("free some space", (tables_file(folder), "\n".join(tables)))
     except UserError as error:
@@ -119,11 +119,11 @@ def self_times(profiler: torch.profiler.profile) -> Tuple[float, float]:
     return float(sum(row.self_cpu_time_total for row in averages)), float(cuda)
 
 
-def pack(folder: Path, when: str) -> None:
-    """Compress the traces of a folder to NAME.gz: those above LARGE bytes if `when` is "auto", all if "true", none if
-    "false".  At every moment, even if the disk is full, one of the two files is complete."""
+def pack(folder: Path) -> None:
+    """Compress the traces of a folder above LARGE bytes to NAME.gz.  At every moment, even if the disk is full, one of
+    the two files is complete."""
     for path in folder.glob("*.pt.trace.json"):
-        if when == "false" or (when == "auto" and path.stat().st_size <= LARGE):
+        if path.stat().st_size <= LARGE:
             continue
         part = path.with_name(f"{path.name}.gz.part")
         try:

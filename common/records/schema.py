@@ -548,7 +548,6 @@ class Trace(JobLine, kw_only=True, tag="trace"):
         schedule: schedule of the profiler
         key_averages: names of tables
         profiler: {record_shapes, with_stack, profile_memory}
-        memory_snapshot: name of a file
         foreign_cpu: share of the CPUs that other processes used in the profiled loop; null where it was too
             short to tell
         flags: "busy" and "loaded", as of ``sample``
@@ -561,7 +560,6 @@ class Trace(JobLine, kw_only=True, tag="trace"):
     schedule: Optional[Schedule] = None
     key_averages: Optional[List[str]] = None
     profiler: Any = None
-    memory_snapshot: Optional[str] = None
     foreign_cpu: Optional[Share] = None
     flags: Optional[List[str]] = None
     note: Optional[str] = ""
@@ -663,7 +661,6 @@ class Status(JobLine, kw_only=True, tag="status"):
         reason: why it did not end well, else ""
         wall_ns: duration of the whole job
         stderr_tail: where the job failed: the last lines of its stderr
-        left_out: whether the round was left out because the loss is far behind (--slow-rounds)
     """
 
     status: str
@@ -674,7 +671,6 @@ class Status(JobLine, kw_only=True, tag="status"):
     reason: Optional[str] = ""
     wall_ns: Optional[Duration] = None
     stderr_tail: Optional[List[str]] = None
-    left_out: bool = False
 
 
 class ToolHeader(FirstLine, kw_only=True, tag="tool"):

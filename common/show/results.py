@@ -150,7 +150,7 @@ def drifts(rows: Sequence[Row]) -> Lines:
 
 def _samples(rows: Sequence[Row]) -> Lines:
     """Return what the medians do not show: the noise of samples of one batch, since the column "+-" shows how batches
-    differ; the other clock of each scope, on CUDA; rows with fewer rounds, since they are far behind."""
+    differ; the other clock of each scope, on CUDA."""
     halves = [(row.name, scope, metrics.of_repeats(row, scope)) for row in rows for scope in SCOPES]
     spreads = [f"{name} {scope} +-{number(half, 2)}%" for name, scope, half in halves if half is not None]
     lines = [f"repeats of one batch, half of 20th to 80th percentile: {', '.join(spreads)}"] if spreads else []
@@ -159,12 +159,6 @@ def _samples(rows: Sequence[Row]) -> Lines:
     if medians:
         words = [f"{name} {' / '.join(map(number, each))}" for name, each in medians]
         lines.append(f"step by CUDA events / loss by wall time, ms: {', '.join(words)}")
-    rounds = [(row, row.header.settings.get("slow_rounds"), row.header.settings.get("rounds")) for row in rows]
-    names = [row.name for row, slow, planned in rounds if slow == row.rounds and row.rounds < (planned or 0)]
-    if names:
-        few = count(max(slow for _, slow, _ in rounds if slow), "round")
-        reason = "more than three times as slow as the fastest in each of the first three (--slow-rounds)"
-        lines.append(f"timed in {few}: {', '.join(names)}: {reason}")
     return lines
 
 

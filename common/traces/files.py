@@ -12,8 +12,6 @@ from typing import Any, List, Tuple
 from common.core.files import open_file
 
 HEAD = 1 << 16  # bytes of a file that are searched for the list of events
-#: Name of the file that the trace pass writes with --memory-snapshot.
-MEMORY_SNAPSHOT = "memory_snapshot.pickle"
 _NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
 
 
@@ -60,5 +58,5 @@ def perhaps_packed(path: Path) -> Path:
 
 def remove(folder: Path) -> None:
     """Delete all files, complete or not, that an earlier attempt of the trace pass left in a folder."""
-    for path in [*folder.glob("*.pt.trace.json*"), folder / MEMORY_SNAPSHOT, folder / f"{folder.name}.txt"]:
+    for path in [*folder.glob("*.pt.trace.json*"), folder / f"{folder.name}.txt"]:
         path.unlink(missing_ok=True)

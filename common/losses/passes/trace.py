@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from typing import Iterator
 
-import torch
-
 from common.losses.step import LossStep
-from common.measure import memory, profiler
+from common.measure import profiler
 from common.measure.device import host_threads
 from common.records.schema import Schedule, Trace
 from common.system.load import busy_flags
@@ -28,7 +26,7 @@ def run(context) -> Iterator[Trace]:
 
     The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is removed.
     """
-    settings, folder, warnings = context.settings, context.folder, []
+    settings, folder = context.settings, context.folder
     files.remove(folder)
     if context.loops_in_python:
         yield Trace(files=[], note=UNTRACED)
@@ -43,19 +41,12 @@ def run(context) -> Iterator[Trace]:
             yield waiting.pop(0)
 
     foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
-    path = folder / files.MEMORY_SNAPSHOT
-    if settings.memory_snapshot and not hasattr(torch.cuda.memory, "_dump_snapshot"):  # the row is not lost for that
-        warnings = [f"{context.adapter.name}: no memory snapshot: needs torch 2.1, this is {torch.__version__}"]
-    elif settings.memory_snapshot:
-        memory.snapshot(context.step("step", order[0]), context.device, path)
     yield Trace(
         steps=len(order),
         schedule=Schedule(**settings.schedule),
         files=sorted(path.name for path in folder.glob("*.pt.trace.json*")),
         key_averages=[profiler.tables_file(folder).name],
         profiler={option: getattr(settings, option) for option in profiler.OPTIONS},
-        memory_snapshot=path.name if path.exists() else None,
         foreign_cpu=foreign,
         flags=busy_flags(foreign, host_threads(context.device)),
-        warnings=warnings,
     )
