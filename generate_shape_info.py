@@ -26,7 +26,7 @@ PROG = "generate_shape_info.py"
 EXAMPLES = """examples:
   generate_shape_info.py --manifest cuts.jsonl.gz --bpe-model bpe.model --output mine.pt
   generate_shape_info.py --manifest librispeech_supervisions_train-clean-100.jsonl.gz --bpe-vocab-size 500 \\
-      --speed-perturbation 0.9 1.0 1.1 --jobs 16 --output mine.pt
+      --speed-perturbation 0.9 1.0 1.1 --output mine.pt
   benchmark_all.py --shape-file mine.pt"""
 WRITE = Path()  # of --features without a file
 #: Flags that do not go with --from-figures.
@@ -127,13 +127,6 @@ def parser() -> argparse.ArgumentParser:
     )
     out("--limit", type=whole(1), metavar="N", help="Read only the first N utterances. Default: all")
     out(
-        "--jobs",
-        type=whole(1, 1024),
-        metavar="N",
-        default=1,
-        help="Number of processes that read and tokenise; the files are the same for any number. Default: 1",
-    )
-    out(
         "--output",
         type=path,
         metavar="FILE",
@@ -160,7 +153,7 @@ def generate(flags: argparse.Namespace) -> int:
         interpreters.continue_in("main")
         advice = f"run `make setup`, then .venv/main/bin/python {PROG} ..."
         raise UserError(f"needs {', '.join(packages)} ({error}): {advice}") from error
-    from common.data.sources import generation
+    from common.data import generation
 
     for line in generation.generate(flags):
         print(line)

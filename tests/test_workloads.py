@@ -14,17 +14,17 @@ from common.analysis import comparison, logs
 from common.analysis.groups import differences, groups, heading
 from common.core import presets, settings
 from common.core.errors import UserError
-from common.data import measured_batches, shapes
+from common.data import batching, shapes
 
 ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
 
 
 def vary(**options):
-    return measured_batches.vary(ROWS, **options).tolist()
+    return batching.vary(ROWS, **options).tolist()
 
 
 def test_the_defaults_change_nothing():
-    assert vary() == ROWS.tolist() and measured_batches.vary(ROWS).dtype == np.int32
+    assert vary() == ROWS.tolist() and batching.vary(ROWS).dtype == np.int32
 
 
 def test_frames_of_other_front_ends_by_hand():
@@ -37,8 +37,8 @@ def test_frames_agree_with_the_front_ends_themselves():
     """From feature frames to x4 to x8 is from feature frames to x8; to x6 it is one frame less at most."""
     frames = np.arange(100, 3000)
     at_4 = np.stack([shapes.subsampled(frames, 4), np.ones_like(frames)], axis=1)
-    assert np.array_equal(measured_batches.vary(at_4, subsampling=8)[:, 0], shapes.subsampled(frames, 8))
-    missing = shapes.subsampled(frames, 6) - measured_batches.vary(at_4, subsampling=6)[:, 0]
+    assert np.array_equal(batching.vary(at_4, subsampling=8)[:, 0], shapes.subsampled(frames, 8))
+    missing = shapes.subsampled(frames, 6) - batching.vary(at_4, subsampling=6)[:, 0]
     assert set(missing.tolist()) == {0, 1} and missing.mean() < 0.4
 
 
@@ -66,7 +66,7 @@ def test_lengths_that_no_shape_file_could_hold():
 
 def load_batches(path, **flags):
     chosen = settings.resolve({"shape_file": str(path), "preset": "quick", "batches": "first", **flags}, "cpu")
-    batches, selected = measured_batches.load(chosen)
+    batches, selected = batching.load(chosen)
     return [batches[index].tolist() for index in selected]
 
 
@@ -81,7 +81,7 @@ def test_fewer_batches_than_asked_for_are_said(tiny_shapes):
     chosen = settings.resolve({"shape_file": str(tiny_shapes), "preset": "quick", "batch_size": 6}, "cpu")
     for asked, warnings in ((2, []), (80, ["--num-batches 80: there are no more than 2, and all are measured"])):
         wanted = replace(chosen, num_batches=asked)
-        assert measured_batches.warnings(*measured_batches.load(wanted), wanted) == warnings
+        assert batching.warnings(*batching.load(wanted), wanted) == warnings
 
 
 def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):

@@ -1,7 +1,12 @@
-"""Which utterances share a batch, and which batches are measured.
+"""Which utterances share a batch, and which batches a run measures.
 
 Two ways, both common in training: a fixed number of utterances in file order, or sorted by length and filled up to a
 number of frames.  A batch is rows of the shape file; common.losses.inputs makes tensors of it.  numpy only.
+
+Other lengths (a stronger front end, another vocabulary, long form, or one T and one U for all) are rules on the rows of
+the shape file, applied once, before batches are made.  They are estimates: generate_shape_info.py counts the tokens of
+a real vocabulary and the frames of a real front end.  Each timing round has batches of its own (--batches random or
+spread), or all rounds have the same (first, longest).
 
 A cell is one (t, u) of the output lattice: an utterance has T * (U + 1) useful ones, a batch N * max T * (max U + 1)
 padded ones.
@@ -9,11 +14,14 @@ padded ones.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
+from common.core.settings import Settings
+from common.data import shapes
 from common.data.streams import uniform64
 from common.records.schema import Totals
 
@@ -22,12 +30,12 @@ MODES = ("first", "longest", "random", "spread")
 
 class Batches:
     """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch;
-    ``utterances`` are those of all batches, one batch after the other.  shapes: (utterances, 2), the shape file; order:
-    rows of it, batch after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``; too_long: rows of utterances
-    of more than max_frames, longest first."""
+    ``utterances`` are those of all batches, one batch after the other.  It is made of the utterances of the shape file,
+    (utterances, 2); order: rows of it, batch after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``;
+    too_long: rows of utterances of more than max_frames, longest first."""
 
-    def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, too_long: Sequence[int] = ()):
-        self.utterances = np.asarray(shapes, dtype=np.int32).take(order, axis=0)
+    def __init__(self, utterances: np.ndarray, order: np.ndarray, bounds: np.ndarray, too_long: Sequence[int] = ()):
+        self.utterances = np.asarray(utterances, dtype=np.int32).take(order, axis=0)
         self._order = order
         self._bounds = bounds
         self.too_long = list(too_long)
@@ -102,23 +110,23 @@ class Batches:
         return slice(self._bounds[index], self._bounds[index + 1])
 
 
-def fixed_size(shapes: np.ndarray, batch_size: int) -> Batches:
-    """Return batches of `batch_size` utterances in file order; the last one may be short.  shapes: (utterances, 2),
+def fixed_size(utterances: np.ndarray, batch_size: int) -> Batches:
+    """Return batches of `batch_size` utterances in file order; the last one may be short.  utterances: (utterances, 2),
     columns T and U. Raises UserError for a batch size below 1."""
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size}: a batch needs at least 1 utterance")
-    count = len(shapes)
+    count = len(utterances)
     bounds = np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
-    return Batches(shapes, np.arange(count, dtype=np.int64), bounds)
+    return Batches(utterances, np.arange(count, dtype=np.int64), bounds)
 
 
-def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
+def max_frames(utterances: np.ndarray, max_frames: int) -> Batches:
     """Return batches of utterances sorted by T, then U, longest first, each filled while its sum of T stays within
     `max_frames`.  T and U move as pairs, and equal ones keep their file order.  A longer utterance is a batch of its
-    own (see ``Batches.too_long``).  shapes: (utterances, 2).  Raises UserError for a number below 1."""
+    own (see ``Batches.too_long``).  utterances: (utterances, 2).  Raises UserError for a number below 1."""
     if max_frames < 1:
         raise UserError(f"--max-frames {max_frames}: a batch needs at least 1 frame")
-    frames, tokens = np.asarray(shapes).astype(np.int64).T
+    frames, tokens = np.asarray(utterances).astype(np.int64).T
     order = np.lexsort((-tokens, -frames))
     frames = frames[order]
     total = np.cumsum(frames)
@@ -128,7 +136,7 @@ def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
     bounds = [0]
     while bounds[-1] < len(ends):
         bounds.append(ends[bounds[-1]])
-    return Batches(shapes, order, np.asarray(bounds, dtype=np.int64), order[frames > max_frames].tolist())
+    return Batches(utterances, order, np.asarray(bounds, dtype=np.int64), order[frames > max_frames].tolist())
 
 
 def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> List[int]:
@@ -169,3 +177,130 @@ def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[
 def lightest(batches: Batches, indices: Sequence[int]) -> int:
     """Return the batch of `indices` with the fewest padded cells."""
     return min(indices, key=lambda index: batches.cells(index)[1])
+
+
+# The batches of a run: its shape file and its settings.
+
+#: Subsampling of shape_info.pt, and of every shape file whose provenance names no other.
+SUBSAMPLING = 4
+
+
+def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batches, List[int]]:
+    """Return (all batches of the shape file, indices of the measured ones).
+
+    Args:
+        settings: of the run.
+        round_number: whose batches; None: those of all rounds.
+
+    Raises UserError.
+    """
+    batches = in_batches(load_utterances(settings), settings)
+    return batches, selected(batches, settings, round_number)
+
+
+def load_utterances(settings: Settings) -> np.ndarray:
+    """Return the utterances of the shape file with the durations and variations of the settings: int32 (utterances, 2),
+    columns T and U. Raises UserError."""
+    path = Path(settings.shape_file)
+    known = shapes.known_factor(path)
+    factor = settings.subsampling
+    if known not in (None, SUBSAMPLING):  # it can be used as it is, and never be turned into a third
+        if factor not in (known, SUBSAMPLING):
+            words = f"the frames of {path} are at x{known} already, as the file beside it says"
+            advice = "make one with generate_shape_info.py --subsampling-factor 4 or leave the flag out"
+            raise UserError(f"--subsampling {factor}: {words}; {advice}")
+        factor = SUBSAMPLING
+    front_end = shapes.frame_shift(path), known or SUBSAMPLING
+    utterances = between(shapes.load(path), *front_end, settings.min_duration, settings.max_duration)
+    lengths = {key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")}
+    return vary(utterances, subsampling=factor, **lengths)
+
+
+def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
+    if settings.sort_utterance:
+        return max_frames(utterances, settings.max_frames)
+    return fixed_size(utterances, settings.batch_size)
+
+
+def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> List[str]:
+    """Return a line for each surprise in the batches of a run."""
+    lines = [batches.warning()]
+    available, wanted = len(batches), settings.num_batches
+    if not settings.find_largest:  # which has sizes of its own
+        if len(chosen) < wanted:
+            lines.append(f"--num-batches {wanted}: there are no more than {len(chosen)}, and all are measured")
+        elif settings.own_batches and available < wanted * settings.rounds:
+            shared = f"there are {available} batches for {settings.rounds} rounds, so rounds share some"
+            lines.append(f"--num-batches {wanted}: {shared}")
+    return [line for line in lines if line]
+
+
+def selected(batches: Batches, settings: Settings, round_number: Optional[int] = None) -> List[int]:
+    """Return the indices of the measured batches of a round; without one, of all rounds, each once."""
+    if not settings.own_batches:
+        round_number = 1
+    rounds = range(1, settings.rounds + 1) if round_number is None else [round_number]
+    how = settings.batches, settings.num_batches, settings.seed
+    return list(dict.fromkeys(index for number in rounds for index in select(batches, *how, number)))
+
+
+def vary(
+    utterances: np.ndarray,
+    *,
+    subsampling: int = SUBSAMPLING,
+    token_scale: float = 1.0,
+    concatenate: int = 1,
+    frames: Optional[int] = None,
+    tokens: Optional[int] = None,
+) -> np.ndarray:
+    """Return rows of other lengths, int32 (rows, 2), columns T and U; the defaults change nothing.
+
+    The arguments apply in this order.
+
+    Args:
+        utterances: (utterances, 2), columns T and U at x4.
+        concatenate: each group of so many successive rows becomes one, with the sums of T and of U; the last group may
+            be smaller.
+        subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go through the front end of
+            shapes.subsampled; at least 1.  8 is a third convolution of icefall's, (T - 1) // 2; 6 is ESPnet's,
+            (2 T - 1) // 3.
+        token_scale: factor of U, rounded half to even; U >= 1 gives at least 1.
+        frames, tokens: this T, this U, for every row.
+
+    Raises UserError for an utterance longer than a shape file can hold.
+    """
+    rows = np.asarray(utterances, dtype=np.int64)
+    if concatenate > 1:
+        rows = np.add.reduceat(rows, np.arange(0, len(rows), concatenate), axis=0)
+    T, U = rows.T
+    if subsampling != SUBSAMPLING:
+        T = np.maximum(shapes.subsampled(SUBSAMPLING * T + 3, subsampling), 1)
+    if token_scale != 1:
+        U = np.maximum(np.rint(U * token_scale), np.minimum(U, 1))
+    T = T if frames is None else np.full_like(T, frames)
+    U = U if tokens is None else np.full_like(U, tokens)
+    longest = max(T.max(), U.max())
+    if longest > shapes.LARGEST:
+        advice = "take a smaller --concatenate, --token-scale, --frames or --tokens"
+        raise UserError(f"an utterance of {longest:.0f} frames or tokens: at most {shapes.LARGEST} can be; {advice}")
+    return np.stack([T, U], axis=1).astype(np.int32)
+
+
+def between(
+    utterances: np.ndarray, frame_shift: float, factor: int, shortest: Optional[float], longest: Optional[float]
+) -> np.ndarray:
+    """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).
+
+    T encoder frames at x`factor` are at least factor * T + factor - 1 feature frames of `frame_shift` seconds each; at
+    x4 they are up to three more, so the seconds are right to 0.03.  Raises UserError where no utterance is left.
+    """
+    if shortest is None and longest is None:
+        return utterances
+    frames = shapes.feature_frames(np.asarray(utterances[:, 0], dtype=np.int64), factor)
+    # in frames, since 0.01 s has no exact float
+    kept = frames >= (0 if shortest is None else round(shortest / frame_shift) - (factor - 1))
+    kept &= frames <= (np.inf if longest is None else round(longest / frame_shift))
+    if not kept.any():
+        ends = f"{frames.min() * frame_shift:.2f} to {frames.max() * frame_shift:.2f} s"
+        raise UserError(f"--min-duration, --max-duration: no utterance is left of {len(utterances)}, which have {ends}")
+    return np.ascontiguousarray(utterances[kept])

@@ -87,7 +87,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
     dtype, state = getattr(torch, settings.dtype), device.state()
     adapter = scripts.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)
-    from common.data import measured_batches
+    from common.data import batching
     from common.losses.layouts import table
 
     layout = table.of(adapter)
@@ -98,7 +98,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
             f"{adapter.name} takes {', '.join(layout.tensors)}, and no logits: it has no scope {settings.scopes[0]!r}; "
             f"use --scope {' or '.join(layout.scopes)}",
         )
-    batches, selected = measured_batches.load(settings, job.get("round"))
+    batches, selected = batching.load(settings, job.get("round"))
     return Context(
         settings=replace(settings, scopes=scopes),
         adapter=adapter,
@@ -139,11 +139,11 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
 
 def environment(context: Context) -> Environment:
     """Return the ``environment`` record of a job."""
-    from common.data import measured_batches, shapes
+    from common.data import batching, shapes
 
     settings, every, chosen = context.settings, context.all_batches, context.batches
     here = device.environment(settings, context.device)
-    here.warnings[:0] = measured_batches.warnings(every, chosen, settings)
+    here.warnings[:0] = batching.warnings(every, chosen, settings)
     return structs.replace(
         here,
         implementation_version=context.adapter.version(),

@@ -28,7 +28,7 @@ from common.core.implementations import find
 from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import first_line
-from common.data import measured_batches, shapes
+from common.data import batching, shapes
 from common.data.streams import ENCODER, TARGETS, symbols, uniform
 from common.flops.counter import FlopCounter
 from common.losses.compiler import check
@@ -141,8 +141,8 @@ class Profiling:
         ]
         if not len(rows):
             raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
-        batches = measured_batches.in_batches(rows, self.settings)
-        chosen = measured_batches.select(batches, self.settings)
+        batches = batching.in_batches(rows, self.settings)
+        chosen = batching.selected(batches, self.settings)
         for index in chosen if self.settings.sort_utterance else ():
             frames, most = int(batches[index][:, 0].sum()), self.settings.max_frames
             if frames > most:

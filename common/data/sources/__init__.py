@@ -1,1 +1,0 @@
-"""From a corpus, manifests or figures to a shape file; only generate_shape_info.py comes here."""
