@@ -18,7 +18,7 @@ from common.command import run
 from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
-from common.present import slices
+from common.present import parts
 from common.present.text import csv_text, json_text
 from common.show import answer, results
 from common.show.results import FORMATS
@@ -90,7 +90,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _of_tools(paths: List[Path], format: str) -> str:
     """Return the runs of every tool of its own as text; "" where there is none."""
-    tools = slices.registered()
+    tools = parts.slices()
     if format in ("csv", "json"):
         rows = [row for tool in tools for row in tool.rows(paths)]
         return (csv_text if format == "csv" else json_text)(rows) if rows else ""

@@ -26,7 +26,7 @@ from common.analysis.row import Row
 from common.analysis.standing import Margins, Standing
 from common.core import settings, statistics
 from common.core.text import count
-from common.present.table import Column
+from common.present.parts import Column
 from common.present.text import markdown_of
 
 SLOWER = (0.0, 0.05, 0.10, 0.15, 0.20)

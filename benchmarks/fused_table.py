@@ -30,7 +30,7 @@ from common.core.guard import guarded  # noqa: E402
 from common.core.settings import LOGITS  # noqa: E402
 from common.core.statistics import geometric_mean, median  # noqa: E402
 from common.core.text import count, error, escaped, gathered, number, without_folders  # noqa: E402
-from common.present.table import Cell, tabulated  # noqa: E402
+from common.present.parts import Cell, tabulated  # noqa: E402
 from common.present.text import markdown  # noqa: E402
 
 FEW = ("--rounds", "3", "--max-seconds", "0.2", "--scope", "step")

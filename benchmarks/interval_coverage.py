@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.analysis import ratios
 from common.core import statistics
 from common.data import batching, shapes
-from common.present.table import Column
+from common.present.parts import Column
 from common.present.text import markdown_of
 
 Interval = Optional[Tuple[float, float]]

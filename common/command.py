@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from common.present import slices
-from common.present.slices import Slice
+from common.present import parts
+from common.present.parts import Slice
 
 
 class Command(NamedTuple):
@@ -61,7 +61,7 @@ def _slices() -> Tuple[Slice, ...]:
 
 def register() -> None:
     """Let the page, the summary and the verdict know every tool."""
-    slices.provide(_slices)
+    parts.slices = _slices
 
 
 def run(name: str, main: Callable[[], int]) -> int:

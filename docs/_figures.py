@@ -30,7 +30,7 @@ from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
 from common.core import snippets  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
-from common.present.table import Column  # noqa: E402
+from common.present.parts import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.show import answer  # noqa: E402

@@ -22,8 +22,8 @@ from common import command  # noqa: E402
 from common.analysis import logs, verdict  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
 from common.core.text import number  # noqa: E402
-from common.present.section import Section  # noqa: E402
-from common.present.style import NEUTRAL, Figure, axis_of, layout, marker, points, span  # noqa: E402
+from common.present.parts import Figure, Section  # noqa: E402
+from common.present.style import NEUTRAL, axis_of, layout, marker, points, span  # noqa: E402
 from common.show import page, trade_off  # noqa: E402
 
 FOLDER = "results/2026-11-24-amd-epyc-2-cores"

@@ -23,7 +23,6 @@ from fixtures_runs import (
     environment,
     header,
     kineto,
-    memory,
     read_rows,
     records_of,
     sample,
@@ -32,7 +31,6 @@ from fixtures_runs import (
     summarize,
     three,
     timed,
-    timing,
     traced_run,
     write,
     write_records,
@@ -41,16 +39,13 @@ from fixtures_runs import (
 )
 
 from common.analysis import logs
-from common.analysis.groups import Group, families, pareto
+from common.analysis.groups import Group
 from common.conformance.cases import DIFFERS, PASS, Outcome
-from common.present import slices, style, table
-from common.present.section import Section
-from common.present.slices import Slice
-from common.present.style import Figure
+from common.present import parts, style
+from common.present.parts import Figure, Section, Slice
 from common.setup import interpreters
 from common.show import cards as cards_of
 from common.show import facts, html, over_time, page, ratios, trade_off
-from common.show.machines import TITLE, numbers
 from common.show.sweep import figures
 
 LIBRARY = "/* plotly */"
@@ -75,7 +70,7 @@ def page_of(folder):
 def cards(folder):
     """Question -> (answer, whether it is sure, {title: words})."""
     return {
-        card.question: (card.answer, card.clear, {title: table.words(words) for title, words in card.lines})
+        card.question: (card.answer, card.clear, {title: parts.words(words) for title, words in card.lines})
         for card in cards_of.cards(rows_of(folder), [folder])
     }
 
@@ -181,7 +176,7 @@ def test_the_trade_off_has_a_front_of_exact_losses_and_other_models_are_on_none(
     assert sorted(named) == [["pruned"], ["quick"], ["small"]]
     assert has_words(figure.caption, "quick, small", "not ranked")
     assert trade_off.time_and_memory(rows[:1]) is None
-    assert pareto([(1, 9), (2, 3), (3, 4), (4, 1), (2, 5)]) == [0, 1, 3]
+    assert trade_off.pareto([(1, 9), (2, 3), (3, 4), (4, 1), (2, 5)]) == [0, 1, 3]
 
 
 def test_samples_far_from_the_median_are_arrows_at_the_edge(tmp_path):
@@ -290,7 +285,7 @@ def failing(base, paths):
     ],
 )
 def test_a_section_that_fails_is_a_line_on_the_page_and_not_its_end(tmp_path, monkeypatch, sections, words):
-    monkeypatch.setattr(slices, "_provider", lambda: [Slice(sections), Slice(lambda *_: [Section("y", "Another")])])
+    monkeypatch.setattr(parts, "slices", lambda: [Slice(sections), Slice(lambda *_: [Section("y", "Another")])])
     timed(tmp_path, "a", [10])
     shown = page_of(tmp_path)
     assert words in shown and ">Another</h2>" in shown and "<dt>Use</dt>" in shown
@@ -483,76 +478,6 @@ def test_axe_finds_no_violation(browser, report):
     browser.open(report, width=390)
     browser.unfold()
     assert browser.violations() == []
-
-
-LARGE = {"cores": 64, "threads": 64, "run_id": "large"}
-
-
-def measured(folder, name, step_ms, cores=2, threads=2, settings=None, **head):
-    """Two rounds of `step_ms` on both batches, on a machine of so many cores."""
-    rounds = [timing(job, [step_ms, step_ms], []) for job in ("timing-1", "timing-2")]
-    jobs = [correctness(), memory(8), *rounds, [environment("trace"), status("trace")]]
-    write_run(folder, name, jobs, **(settings or {}))
-    change(folder, "environment", threads=threads)
-    machine = {"cpu": "Some CPU", "cores": cores} if cores else {}
-    change(folder, "run", machine=machine, **{"run_id": "small", **head})
-
-
-def side_by_side(folder):
-    for name, small, large, kind in (("a", 10, 2, "exact"), ("b", 20, 1, "exact"), ("p", 5, 4, "pruned")):
-        measured(folder / f"small-{name}", name, small, kind=kind)
-        measured(folder / f"large-{name}", name, large, kind=kind, **LARGE)
-    return folder
-
-
-def test_runs_from_before_cores_were_recorded_and_of_cuda_are_of_any(tmp_path):
-    measured(tmp_path / "old", "k2", 10, cores=None, started="2025-01-01T00:00:00+00:00")
-    measured(tmp_path / "new", "k2", 10, cores=2)
-    (row,) = logs.rows([tmp_path])
-    assert row.earlier_runs == 1 and row.configuration["cores"] == 2
-    first = {**header("k2", device="cuda:0"), "machine": {"cores": 8}}
-    write_records(tmp_path / "gpu", [first, status("correctness", "missing", "no k2")])
-    assert logs.rows([tmp_path / "gpu"])[0].configuration["cores"] is None
-
-
-def test_configurations_that_differ_only_in_the_machine_stand_side_by_side(tmp_path):
-    (family,) = families(groups_of(side_by_side(tmp_path)))
-    assert sorted(machine.name for machine in family) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
-    shown = {row[0].shown: [cell.shown for cell in row[1:5]] for row in numbers(family).rows}
-    at, other = (0, 1) if "2 cores" in family[0].name else (1, 0)
-    small = {name: (values[at], values[2 + at]) for name, values in shown.items()}
-    large = {name: (values[other], values[2 + other]) for name, values in shown.items()}
-    assert small == {"a": ("10.00", "1.00"), "b": ("20.00", "2.00"), "p (approx.)": ("5.000", "0.500")}
-    assert large == {"a": ("2.000", "2.00"), "b": ("1.000", "1.00"), "p (approx.)": ("4.000", "4.00")}
-
-
-def test_the_page_names_the_machines(tmp_path):
-    html = page_of(side_by_side(tmp_path))
-    assert html.index('id="machines-0"') < html.index('id="group-0"')
-    titles = re.findall(r"<h2>(Machine .: .*?)</h2>", html)
-    assert sorted(title.partition(": ")[2] for title in titles) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
-    assert {title[:9] for title in titles} == {"Machine A", "Machine B"}
-    assert 'href="#machines-0">Machines side by side' in html and 'download="machines.csv"' in html
-
-
-def test_other_settings_and_searches_do_not_stand_side_by_side(tmp_path):
-    measured(tmp_path / "a", "k2", 10)
-    measured(tmp_path / "b", "k2", 10, settings={"vocab_size": 4096}, **LARGE)
-    write_run(tmp_path / "c", name="k2", batch_size=7)
-    groups = groups_of(tmp_path)
-    assert len(groups) == 3 and families(groups) == []
-    assert TITLE not in page_of(tmp_path)
-
-
-def test_what_did_not_run_on_a_machine_says_so_there(tmp_path):
-    measured(tmp_path / "s1", "a", 10)
-    measured(tmp_path / "l1", "a", 2, **LARGE)
-    first = {**header("k2"), "run_id": "small", "machine": {"cores": 2}}
-    lines = [environment("correctness"), status("correctness", "unsupported", "no")]
-    write_records(tmp_path / "s2", [first, *lines])
-    (family,) = families(groups_of(tmp_path))
-    (missing,) = (row for row in numbers(family).rows if row[0].shown == "k2")
-    assert sorted(cell.shown for cell in missing[1:3]) == ["-", "unsupported"]
 
 
 GRID = {"vocab_size": [500, 1000, 4000], "dtype": ["float32", "bfloat16"]}

@@ -8,33 +8,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from string import ascii_uppercase
 from typing import (
     Any,
     Callable,
-    Collection,
     Dict,
     Iterable,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
-    Set,
     Tuple,
     TypeVar,
 )
 
 from common.analysis import standing
 from common.analysis.row import Configuration, Row
-from common.analysis.verdict import by_time, over_other
 from common.core import settings
 from common.core.grid import flag
-from common.core.implementations import BY_NAME, KINDS, LATTICES, with_variants
+from common.core.implementations import KINDS, LATTICES
 from common.core.setting import worded
 from common.core.settings import SETTINGS
 from common.core.text import gathered, plain, without_folders
-from common.present.style import FAMILIES, PALETTE, Look
 from common.records.schema import Batch
 
 LONGEST_LABEL = 40  # characters
@@ -73,57 +67,6 @@ def label(rows: Sequence[Row]) -> None:
         same = labels.count(words)
         row.label = f"{words} {same + 1}" if same else words
         labels.append(row.label)
-
-
-def give_looks(rows: Sequence[Row]) -> None:
-    """Give each implementation a colour and a form, the same in every plot."""
-    measured = {row.name for row in rows if row.is_measured}
-    look_of = look_of_each({row.name: row.kind for row in rows}, measured)
-    for row in rows:
-        row.look = look_of[row.name]
-
-
-def look_of_each(kind_of: Mapping[str, Optional[str]], first: Collection[str] = ()) -> Dict[str, Look]:
-    """Return the look of each implementation: the colour of its family, and the form of its kind.
-
-    Where another implementation of that colour has that form already, it gets the next free form.  kind_of: name ->
-    kind; first: names that get their form before the others.
-    """
-    order = {implementation.name: index for index, implementation in enumerate(with_variants())}
-
-    def rank_of(name: str) -> Tuple[bool, bool, int, str]:
-        return name not in first, "@" in name, order.get(name.partition("@")[0], len(order)), name
-
-    look_of: Dict[str, Look] = {}
-    for name in sorted(kind_of, key=rank_of):
-        color = _color(name, {look.color for look in look_of.values()})
-        forms = (FORMS.get(kind_of[name] or "exact", 0) + step for step in range(len(kind_of)))
-        free = (look for form in forms if (look := Look(color, form)) not in look_of.values())
-        look_of[name] = next(free)
-    return look_of
-
-
-#: The form of the first loss of a kind in its family.
-FORMS = {"exact": 0, "pruned": 1}
-
-
-def _color(name: str, taken: Set[int]) -> int:
-    """Return the number of a loss's colour: that of its family, or the first free one for a loss without a family."""
-    implementation = BY_NAME.get(name.partition("@")[0].partition(":")[0])
-    if implementation and implementation.package in FAMILIES:
-        return FAMILIES[implementation.package]
-    return next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
-
-
-def pareto(points: Sequence[Tuple[float, float]]) -> List[int]:
-    """Return the indices of the points that no other point undercuts in both coordinates, ordered by the first
-    coordinate."""
-    order = sorted(range(len(points)), key=lambda index: points[index])
-    front: List[int] = []
-    for index in order:
-        if not front or points[index][1] < points[front[-1]][1]:
-            front.append(index)
-    return front
 
 
 #: Settings that part no groups.
@@ -187,17 +130,9 @@ def rank(row: Row) -> Tuple[Any, ...]:
     return kind_rank(row), not by_step, *(math.inf if each is None else each for each in known), row.name
 
 
-def known_configuration(group: Sequence[Row]) -> Configuration:
-    """Return the known settings on which all rows agree."""
-    known: Configuration = {}
-    for row in group:
-        known.update({key: value for key, value in row.configuration.items() if value is not None})
-    return known
-
-
 def heading(group: Sequence[Row]) -> str:
     """Return one line on what the rows of a group have in common."""
-    known = known_configuration(group)
+    known = {key: value for row in group for key, value in row.configuration.items() if value is not None}
     if group[0].unreadable:
         return "unreadable"
     if not known:
@@ -358,94 +293,3 @@ def _place(row: Row, axes: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:
 def is_numeric(values: Sequence[Any]) -> bool:
     """Return whether a plot can place the values of a setting on an axis."""
     return all(type(value) in (int, float) for value in values)
-
-
-# Configurations that were measured on several machines.
-
-#: Keys of a configuration that name the machine.
-MACHINE = ("device", "device_name", "cores", "threads")
-
-
-class Machine(NamedTuple):
-    """Describe a group of the report as one of several machines.
-
-    Attributes:
-        letter: "A", "B", ...
-        name: of the machine.
-        number: of the group in the report.
-        rows: of the group.
-        fastest: the exact loss with the fastest step; None where none was timed.
-    """
-
-    letter: str
-    name: str
-    number: int
-    rows: List[Row]
-    fastest: Optional[Row]
-
-    @property
-    def title(self) -> str:
-        return f"Machine {self.letter}: {self.name}"
-
-    def row(self, name: str) -> Optional[Row]:
-        """Return the row of an implementation; of several (two prune ranges, say) the fastest.  None where it has
-        none."""
-        return next((row for row in self.rows if row.name == name), None)
-
-    def over_fastest(self, row: Optional[Row]) -> Optional[float]:
-        """Return a row's step time over that of the fastest, as measured; None where they cannot be compared."""
-        if row is None or self.fastest is None or not row.is_comparable:
-            return None
-        if row is self.fastest:
-            return 1.0
-        ratio = over_other(row, self.fastest, "step") if row.torch == self.fastest.torch else None
-        return ratio and ratio.ratio
-
-
-def families(groups: Sequence[Group]) -> List[List[Machine]]:
-    """Return lists of groups that differ only in their machine, without groups that are alone."""
-    rest: Dict[int, Configuration] = {}
-    for index, group in enumerate(groups):
-        known = known_configuration(group.rows)
-        if known and not group.search:
-            rest[index] = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
-    families = grouped(rest, lambda family, index: same_configuration(rest[family[0]], rest[index]))
-    several = [family for family in families if len(family) > 1]
-    return [[_machine(letter(at), index, groups[index].rows) for at, index in enumerate(family)] for family in several]
-
-
-def _machine(called: str, index: int, rows: List[Row]) -> Machine:
-    exact = by_time([row for row in rows if row.is_exact], "step")
-    return Machine(called, _machine_name(rows), index, rows, exact.row if exact else None)
-
-
-def letter(at: int) -> str:
-    """Return A, B, ..., Z, A2, ... for 0, 1, ..., 25, 26, ..."""
-    turn, index = divmod(at, len(ascii_uppercase))
-    return ascii_uppercase[index] + (str(turn + 1) if turn else "")
-
-
-def _machine_name(rows: Sequence[Row]) -> str:
-    """Return the name of the rows' machine, such as "AMD EPYC, 2 threads of 4 cores"."""
-    known = known_configuration(rows)
-    name = plain(known.get("device_name") or known.get("device") or "unknown")
-    if known.get("device") != "cpu":
-        return name
-    cores, threads = known.get("cores"), known.get("threads")
-    if cores is None:
-        return f"{name}, {threads} threads"
-    return f"{name}, {cores} cores" if threads in (None, cores) else f"{name}, {threads} threads of {cores} cores"
-
-
-def shared_configuration(row: Row) -> Configuration:
-    """Return the configuration of a row without the machine's part."""
-    return {key: value for key, value in row.configuration.items() if key not in MACHINE}
-
-
-def rows_by_name(family: Sequence[Machine]) -> Dict[str, Row]:
-    """Return the first row of every implementation by its name, sorted by kind."""
-    met: Dict[str, Row] = {}
-    for machine in family:
-        for row in machine.rows:
-            met.setdefault(row.name, row)
-    return dict(sorted(met.items(), key=lambda item: kind_rank(item[1])))

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
 
 from common.analysis import groups, measured
-from common.analysis.groups import Group, Sweep, collect, give_looks, newest_of_each, same_configuration
+from common.analysis.groups import Group, Sweep, collect, newest_of_each, same_configuration
 from common.analysis.row import Row
 from common.core.errors import UserError
 from common.core.paths import not_there
-from common.present import slices
+from common.present import parts, style
 from common.records import schema, store
 from common.records.schema import Environment
 from common.traces.files import is_trace, trace_files, worker
@@ -40,7 +40,10 @@ class Log:
     swept: List[Row]
 
     def __post_init__(self) -> None:
-        give_looks([*self.rows, *self.searches, *self.swept])
+        every = [*self.rows, *self.searches, *self.swept]
+        look_of = style.looks({row.name: row.kind for row in every})
+        for row in every:
+            row.look = look_of[row.name]
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.searches or self.swept)
@@ -91,7 +94,7 @@ def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
     """Return what `read` returns.  Raises UserError where that is nothing and there is no run of a model either."""
     log = read(paths, all_runs)
     folders = [Path(path) for path in paths] or [Path("log")]
-    if not log and not any(tool.holds(path) for tool in slices.registered() for path in folders):
+    if not log and not any(tool.holds(path) for tool in parts.slices() for path in folders):
         where = ", ".join(map(str, paths)) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
     return log

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from common.analysis.row import COUNTERS, SCOPES, Row, marked, search_of
 from common.core import statistics
 from common.core.text import GIB, MB, error, gathered, number
-from common.present.table import Cell
+from common.present.parts import Cell
 from common.records.schema import Record
 
 

@@ -19,8 +19,8 @@ from common.analysis.row import Row, gaps, search_of
 from common.analysis.standing import Standing, stand, standings
 from common.core.implementations import LATTICES
 from common.core.text import number, plain
-from common.present import slices
-from common.present.table import Link
+from common.present import parts
+from common.present.parts import Link
 
 #: Peaks that differ by less count as equal: the two ways to measure them differ as much.
 MEMORY_MARGIN = 0.02
@@ -113,13 +113,13 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     docs/."""
     quick, small, approximate = fastest(rows), smallest(rows), fastest(rows, ("pruned",))
     if approximate:
-        approximate = replace(approximate, caveats=slices.caveats(approximate.row.loss, folders))
+        approximate = replace(approximate, caveats=parts.caveats(approximate.row.loss, folders))
     if approximate and quick:
         over = over_other(approximate.row, quick.row, approximate.scope)
         peaks = approximate.row.peak_mb, quick.row.peak_mb
         approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
     if quick:
-        quick = replace(quick, caveats=slices.caveats(quick.row.loss, folders))
+        quick = replace(quick, caveats=parts.caveats(quick.row.loss, folders))
     return Verdict(quick, given_logits(rows), small, approximate)
 
 

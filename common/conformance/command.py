@@ -21,7 +21,7 @@ from common.core.implementations import with_variants
 from common.core.text import LONGEST_MESSAGE
 from common.jobs.session import Executor
 from common.jobs.spec import Task
-from common.present.table import Cell, tabulated
+from common.present.parts import Cell, tabulated
 from common.present.text import aligned
 from common.setup import interpreters
 from common.tools import commands

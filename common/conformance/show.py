@@ -33,7 +33,7 @@ from common.core import text
 from common.core.implementations import KINDS, LATTICES, with_variants
 from common.core.paths import ROOT
 from common.core.text import count, escaped, gathered
-from common.present.table import Cell, Column, Table
+from common.present.parts import Cell, Column, Table
 from common.present.text import block, listed
 from common.records import schema
 from common.tools import kept

@@ -9,12 +9,12 @@ their colours from page.css, so that they follow light, dark and print.
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from common.core.implementations import BY_NAME, with_variants
 from common.core.statistics import Summary
-from common.present.table import Table
+from common.present.parts import Plotly
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
 #: The package that a loss comes from -> the number of its colour in PALETTE.  There are more packages than colours: of
@@ -32,9 +32,6 @@ CLEAR = "rgba(0,0,0,0)"
 INK = "#777777"  # page.css draws it in the colour of the text
 NEUTRAL = "#7f8791"  # of no implementation; visible beside black and white
 
-#: A part of a figure as plotly takes it: a trace, a marker, an axis, a layout.
-Plotly = Dict[str, Any]
-Trace = Plotly
 _AXIS: Plotly = {
     **{"title": {"font": {"size": 13}}, "automargin": True, "zeroline": False, "fixedrange": True},
     **{"ticks": "", "rangemode": "tozero"},
@@ -59,31 +56,33 @@ TEMPLATE: Plotly = {
 }
 
 
-@dataclass(frozen=True)
-class Figure:
-    """Hold one plot.
-
-    Attributes:
-        title, caption: shown with it.
-        summary: its numbers in words, for screen readers.
-        data, layout: for plotly.
-        table: the same numbers; None where the page shows them already.
-    """
-
-    key: str
-    title: str
-    caption: str
-    summary: str
-    data: List[Trace]
-    layout: Plotly
-    table: Optional[Table] = None
-
-
 class Look(NamedTuple):
     """Hold how an implementation is drawn: the numbers of its colour in PALETTE and of its form."""
 
     color: int = 0
     form: int = 0
+
+
+def looks(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
+    """Return the look of each implementation: the colour of its family, and the form of its kind.
+
+    Where another implementation of that colour has that form already, it gets the next free form.  A loss without a
+    family has the first free colour.  kind_of: name -> kind.
+    """
+    order = {implementation.name: index for index, implementation in enumerate(with_variants())}
+
+    def place(name: str) -> Tuple[bool, int, str]:
+        return "@" in name, order.get(name.partition("@")[0], len(order)), name
+
+    result: Dict[str, Look] = {}
+    for name in sorted(kind_of, key=place):
+        known = BY_NAME.get(name.partition("@")[0].partition(":")[0])
+        taken = {look.color for look in result.values()}
+        free = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
+        color = FAMILIES.get(known.package, free) if known else free
+        forms = (int(kind_of[name] == "pruned") + step for step in range(len(kind_of)))
+        result[name] = next(look for form in forms if (look := Look(color, form)) not in result.values())
+    return result
 
 
 def color(look: Look) -> str:
@@ -112,7 +111,7 @@ def shown(label: str) -> str:
     return html.escape(label, quote=False)
 
 
-def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any) -> Trace:
+def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any) -> Plotly:
     """Return a trace of bars.
 
     look: plotly's marker; hover: plotly's template of what is shown beside the name of the bar under the pointer;
@@ -127,7 +126,7 @@ def bar_of(look: Look) -> Plotly:
     return {"color": color(look), "pattern": pattern(look.form)}
 
 
-def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Trace:
+def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Plotly:
     """Return a trace of markers, or of lines with another `mode`.
 
     at: (x, y) of each point; hover: as for bars, "" shows nothing; options: of the trace.

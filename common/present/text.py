@@ -14,7 +14,7 @@ from textwrap import wrap
 from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 from common.core.text import LONGEST_CELL, escaped, plain, short
-from common.present.table import Cell, Column, Table, Values
+from common.present.parts import Cell, Column, Table, Values
 
 #: Marks of cells that Markdown shows in bold.
 BOLD = ("wrong", "dead")

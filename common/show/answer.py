@@ -19,8 +19,8 @@ from common.analysis.verdict import Words
 from common.core import grid
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import count, error, gathered, plain
-from common.present.table import Cell, Table
-from common.present.table import words as in_words
+from common.present.parts import Cell, Table
+from common.present.parts import words as in_words
 from common.present.text import aligned, painted, spaced
 from common.show import results
 

@@ -15,9 +15,8 @@ from common.analysis.verdict import LogitsPick, Pick
 from common.core import snippets
 from common.core.implementations import BY_NAME
 from common.core.text import count, number
-from common.present import slices
-from common.present.section import Card, Line
-from common.present.table import Link
+from common.present import parts
+from common.present.parts import Card, Line, Link
 
 OURS = "fused_transducer"  # the package that comes with the suite
 
@@ -76,7 +75,7 @@ def _given_logits(pick: LogitsPick, smallest: Optional[Pick], folders: Sequence[
     if pick.row is None:
         names = dict.fromkeys(row.marked for each in scopes for row in [each.row, *each.rivals])
         return Card(question, verdict.either(list(names)), False, lines)
-    best = Pick(pick.row, caveats=slices.caveats(pick.row.loss, folders))
+    best = Pick(pick.row, caveats=parts.caveats(pick.row.loss, folders))
     return _card(question, best, [*lines, _memory(pick.row, smallest), _corners(best)])
 
 

@@ -8,17 +8,15 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from common.analysis import comparison, metrics
 from common.analysis.comparison import Change, Sides
-from common.analysis.groups import look_of_each
 from common.analysis.metrics import METRICS, Metric
 from common.analysis.standing import BESIDE_LOAD, percent
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.implementations import LATTICES
 from common.core.text import error, escaped, gathered, number
-from common.present.section import Card, Section
-from common.present.section import Line as Fact
-from common.present.style import Figure
-from common.present.table import Cell, Column, Table
+from common.present.parts import Card, Cell, Column, Figure, Section, Table
+from common.present.parts import Line as Fact
+from common.present.style import looks
 from common.present.text import aligned, json_text, listed, markdown, spaced
 from common.show import answer, ratios
 from common.show.page import assembled
@@ -301,7 +299,7 @@ def _cards(rows: Sequence[Change]) -> List[Card]:
 
 def _figure(rows: Sequence[Change]) -> Optional[Figure]:
     """Return the plot of the ratios of all times; None where there are none."""
-    look_of = look_of_each({row.pair.new.name: row.pair.new.kind for row in rows})
+    look_of = looks({row.pair.new.name: row.pair.new.kind for row in rows})
     dots = []
     for row in rows:
         new = row.pair.new

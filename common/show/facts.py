@@ -9,7 +9,7 @@ from common.analysis.row import Row
 from common.core import statistics
 from common.core.settings import LENGTHS, MEASURED, described
 from common.core.text import GIB, number, plain
-from common.present.table import Cell, Column, Table, measured, tabulated
+from common.present.parts import Cell, Column, Table, measured, tabulated
 from common.records.schema import Batch, Record
 from common.show import results
 
@@ -85,7 +85,7 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
         ("Options", ", ".join(described(settings, (MEASURED,))) or None),
         ("Seed", settings.get("seed")),
         ("Rounds", f"{rounds} fresh process{'' if rounds == 1 else 'es'}" if rounds else None),
-        ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
+        ("Plotly", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
         ("Suite", revision and revision + (" with uncommitted changes" if entry.header.git_dirty else "")),
         ("Command", " ".join(map(str, command)) if isinstance(command, list) else None),
     ]

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from common.core.errors import UserError
 from common.core.text import plain
-from common.present.table import Table
+from common.present.parts import Table
 from common.present.text import csv_text
 
 COMMON = Path(__file__).resolve().parents[1]

@@ -10,22 +10,8 @@ from common.analysis.row import Row
 from common.analysis.times import Sample
 from common.core import statistics
 from common.core.text import gathered, number
-from common.present.style import (
-    INK,
-    Figure,
-    Plotly,
-    Trace,
-    axis,
-    color,
-    lanes,
-    layout,
-    line,
-    marker,
-    points,
-    shown,
-    symbol,
-)
-from common.present.table import Cell, measured, tabulated
+from common.present.parts import Cell, Figure, Plotly, measured, tabulated
+from common.present.style import INK, axis, color, lanes, layout, line, marker, points, shown, symbol
 
 LANE, LOW_LANE = 130, 92  # pixels, of samples and of memory
 MOST_SAMPLES = 1500  # drawn for one implementation; flagged ones are always drawn
@@ -72,7 +58,7 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
     farthest = max(abs(value - 1) for lane in sampled for value in lane.relative)
     widest = min(farthest, MOST)
     scale = FARTHEST / max(widest, 0.05)
-    data: List[Trace] = []
+    data: List[Plotly] = []
     shapes, names = [], []
     for at, lane in enumerate(sampled):
         data.append(_samples(lane, at, scale))
@@ -104,7 +90,7 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
     )
 
 
-def _samples(lane: Lane, at: int, scale: float) -> Trace:
+def _samples(lane: Lane, at: int, scale: float) -> Plotly:
     stride, look = math.ceil(len(lane.samples) / MOST_SAMPLES), lane.row.look
     pairs = enumerate(zip(lane.samples, lane.relative))
     drawn = [(sample, value - 1) for index, (sample, value) in pairs if index % stride == 0 or sample.flagged]

@@ -15,19 +15,16 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from common.analysis import logs
 from common.analysis.groups import Group, Sweep, kind_title
-from common.analysis.groups import families as families_of
 from common.analysis.logs import Log
 from common.analysis.row import Row
 from common.core.errors import NOT_RUNNABLE, UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.paths import ROOT
 from common.core.text import count, gathered, plain, reason_of
-from common.present import slices
-from common.present.section import Failure, Line, Section
-from common.present.style import Figure
-from common.present.table import Link
+from common.present import parts
+from common.present.parts import Failure, Figure, Line, Link, Section
 from common.setup import interpreters
-from common.show import cards, facts, html, machines, over_time, ratios, results, sweep, trade_off
+from common.show import cards, facts, html, over_time, ratios, results, sweep, trade_off
 
 Paths = Sequence[Path]
 FILE_NAME = "report.html"
@@ -55,18 +52,16 @@ def page(
 
 
 def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[Section]:
-    """Return the sections of the page: machines, configurations, sweeps, tools."""
-    families = families_of(groups)
-    titles = {**_titles(groups), **{machine.number: machine.title for family in families for machine in family}}
+    """Return the sections of the page: configurations, sweeps, tools."""
+    titles = _titles(groups)
     result = [
-        *(machines.section(family, number) for number, family in enumerate(families)),
         *(
             _section(group, index, titles[index], [base, *paths], len(groups) == 1)
             for index, group in enumerate(groups)
         ),
         *(sweep.section(each, number) for number, each in enumerate(swept)),
     ]
-    for number, tool in enumerate(slices.registered()):
+    for number, tool in enumerate(parts.slices()):
         try:
             result += tool.sections(base, paths)
         except Exception as error:  # a tool costs its own section, not the page

@@ -10,8 +10,8 @@ from common.analysis.metrics import METRICS
 from common.analysis.row import Row
 from common.analysis.standing import stand
 from common.core.text import number
-from common.present.style import INK, Figure, Look, Trace, axis_of, lanes, layout, logarithmic, marker, points, shown
-from common.present.table import Cell, measured, tabulated
+from common.present.parts import Cell, Figure, Plotly, measured, tabulated
+from common.present.style import INK, Look, axis_of, lanes, layout, logarithmic, marker, points, shown
 
 LANE = 44  # pixels
 ABOVE = 8  # pixels from the middle of a lane to its name
@@ -100,7 +100,7 @@ def figure(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
     )
 
 
-def _trace(dot: Dot, lane: int) -> Trace:
+def _trace(dot: Dot, lane: int) -> Plotly:
     ends = {}
     if dot.low is not None and dot.high is not None:
         ends = {"error_x": {"array": [dot.high - dot.ratio], "arrayminus": [dot.ratio - dot.low], "thickness": 2}}

@@ -15,7 +15,7 @@ from common.core.errors import NOT_RUNNABLE
 from common.core.grid import flag
 from common.core.setting import worded
 from common.core.text import count, gathered, number, plain, short
-from common.present.table import Cell, Column, Table, Value
+from common.present.parts import Cell, Column, Table, Value
 from common.present.text import block, csv_text, json_text, listed
 from common.records.schema import Option, Record
 

@@ -14,23 +14,8 @@ from common.core import grid
 from common.core.setting import worded
 from common.core.statistics import Summary
 from common.core.text import gathered, number
-from common.present.section import Failure, Section
-from common.present.style import (
-    Figure,
-    Plotly,
-    Trace,
-    axis,
-    axis_of,
-    bar_of,
-    bars,
-    layout,
-    line,
-    logarithmic,
-    marker,
-    points,
-    whiskers,
-)
-from common.present.table import Cell, Link, measured, tabulated
+from common.present.parts import Cell, Failure, Figure, Link, Plotly, Section, measured, tabulated
+from common.present.style import axis, axis_of, bar_of, bars, layout, line, logarithmic, marker, points, whiskers
 
 HEIGHT = 420
 LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic
@@ -140,7 +125,7 @@ def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Plotly:
     return {"xaxis": axis(flag, **order), "yaxis": axis(unit), "barmode": "group", "bargap": 0.25}
 
 
-def _trace(curve: Sequence[Point], unit: str, numeric: bool) -> Trace:
+def _trace(curve: Sequence[Point], unit: str, numeric: bool) -> Plotly:
     """Return the curve or the bars of one implementation."""
     curve = sorted(curve, key=lambda point: point.value) if numeric else curve
     row, hover = curve[0].row, f"%{{x}}: %{{y:.4g}} {unit}"

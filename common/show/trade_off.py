@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis.groups import pareto
 from common.analysis.row import Row
 from common.core.statistics import Summary
-from common.present.style import INK, Figure, Trace, axis_of, layout, marker, points, shown, span, whiskers
-from common.present.table import Cell, Table, measured, tabulated
+from common.present.parts import Cell, Figure, Plotly, Table, measured, tabulated
+from common.present.style import INK, axis_of, layout, marker, points, shown, span, whiskers
 
 Point = Tuple[float, float]
 WHISKERS = " Whiskers: the 20th and 80th percentile of samples over their own batch's median."
@@ -33,6 +32,17 @@ class Front(NamedTuple):
     dash: str
     among: List[int]
     members: List[int]
+
+
+def pareto(points: Sequence[Tuple[float, float]]) -> List[int]:
+    """Return the indices of the points that no other point undercuts in both coordinates, ordered by the first
+    coordinate."""
+    order = sorted(range(len(points)), key=lambda index: points[index])
+    front: List[int] = []
+    for index in order:
+        if not front or points[index][1] < points[front[-1]][1]:
+            front.append(index)
+    return front
 
 
 def known(rows: Sequence[Row]) -> Tuple[List[Row], List[Summary], List[Point]]:
@@ -66,7 +76,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     across = span([end for times in summaries for end in (times.p20, times.median, times.p80) if end])
     up = span([y for _, y in at])
     of_kinds = fronts(both, at)
-    data: List[Trace] = []
+    data: List[Plotly] = []
     for front in of_kinds:
         line = {"shape": "hv", "dash": front.dash, "width": 2.5 if front.dash == "dot" else 1.5, "color": INK}
         on = [at[index] for index in front.members]
@@ -86,7 +96,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     )
 
 
-def _point(row: Row, times: Summary, point: Point, named: bool) -> Trace:
+def _point(row: Row, times: Summary, point: Point, named: bool) -> Plotly:
     """Return the point of a row, with its name beside it where that is wanted."""
     text = {"mode": "markers+text", "text": [shown(row.label)], "textposition": "top right"} if named else {}
     spread = {**whiskers([times]), "thickness": 1, "width": 4}

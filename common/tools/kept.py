@@ -12,10 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type
 from common.analysis.metrics import Metric, metric
 from common.core.errors import UserError
 from common.core.text import count, plain
-from common.present.section import Failure, Section
-from common.present.slices import Slice
-from common.present.style import Figure
-from common.present.table import Table, Values
+from common.present.parts import Failure, Figure, Section, Slice, Table, Values
 from common.present.text import aligned, block, csv_text, json_text, listed
 from common.records import schema, store
 from common.records.schema import Environment, Measured, Record, ToolHeader

@@ -15,7 +15,7 @@ from msgspec import Struct
 from common.analysis import metrics
 from common.analysis.metrics import Metric, metric
 from common.core.text import percent, quantity
-from common.present.table import Cell, Column, Table, Values, tabulated
+from common.present.parts import Cell, Column, Table, Values, tabulated
 from common.records.schema import Count as Whole
 from common.records.schema import Positive, Record
 from common.tools.kept import Answer, Kept

@@ -16,8 +16,8 @@ from common.analysis.metrics import cells, values
 from common.core.statistics import median, quantile
 from common.core.text import GIB, MB, count
 from common.core.text import error as error_in_words
-from common.present.table import Cell as Shown
-from common.present.table import Column, Table, filled, measured, tabulated
+from common.present.parts import Cell as Shown
+from common.present.parts import Column, Table, filled, measured, tabulated
 from common.records import schema
 from common.tools.configuration import Positive, Seconds, Text
 from common.tools.kept import Answer, Job, Kept, of_row

@@ -16,7 +16,7 @@ from common.analysis.metrics import cells, values
 from common.core.errors import UserError
 from common.core.statistics import mean, median
 from common.core.text import MB, closest, count, number, quantity, shown
-from common.present.table import Cell, filled, tabulated
+from common.present.parts import Cell, filled, tabulated
 from common.records import schema
 from common.tools.configuration import Count, Positive, Seconds, Text
 from common.tools.kept import NOT_RUN, Answer, Kept, of_row

@@ -17,8 +17,8 @@ from msgspec import Meta, Struct
 from common.analysis.metrics import cells, values
 from common.core.statistics import mean, median
 from common.core.text import MB, number, percent, quantity
-from common.present.style import PALETTE, Figure, axis, bars, layout, pattern, shown
-from common.present.table import Cell, Table, measured, tabulated
+from common.present.parts import Cell, Figure, Table, measured, tabulated
+from common.present.style import PALETTE, axis, bars, layout, pattern, shown
 from common.records import schema
 from common.tools.kept import Answer, Kept, of_row
 

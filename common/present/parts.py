@@ -1,0 +1,213 @@
+"""Define what is shown as data: tables, plots, cards, sections of a page, and what a tool of its own gives to them.
+
+present/text.py and show/page.py render it.  The command registers the tools (common/command.py); the page, the summary
+and the verdict know none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from common.core.errors import NOT_RUNNABLE
+from common.core.text import number
+
+Value = Union[str, int, float, None]
+#: A row as CSV and JSON have it: key or title -> value.
+Values = Dict[str, Any]
+#: A part of a plot as plotly takes it: a trace, a marker, an axis, a layout.
+Plotly = Dict[str, Any]
+
+
+class Link(NamedTuple):
+    """Hold words that lead to a file."""
+
+    words: str
+    target: Path
+
+
+Sentence = Sequence[Union[str, Link]]
+#: Names of implementations, "" where the sentence says them, and the sentence.
+Line = Tuple[str, Sentence]
+
+
+class Cell(NamedTuple):
+    """Hold one cell.
+
+    Attributes:
+        shown: the words.
+        value: for sorting and CSV; None for `shown`.
+        target: the file that it is from.
+        mark: a class of page.css, which other renderers may show too.
+    """
+
+    shown: str
+    value: Value = None
+    target: Optional[Path] = None
+    mark: str = ""
+
+
+def measured(value: Union[int, float, None], target: Optional[Path] = None) -> Cell:
+    """Return the cell of a number.  target: the file that it is from."""
+    return Cell(str(value) if type(value) is int else number(value), value, target)
+
+
+class Column(NamedTuple):
+    """Describe a column.  title: may be broken over several lines; numeric: aligned to the right."""
+
+    title: str
+    numeric: bool = True
+    centered: bool = False
+
+    def value(self, cell: Cell) -> Value:
+        """Return the value of `cell` for sorting and CSV; None for a number that is not known."""
+        return cell.shown if cell.value is None and not self.numeric else cell.value
+
+
+class Table(NamedTuple):
+    """Hold a table.  name: of the CSV file, without its ending; title: printed above, or read by a screen reader;
+    groups: of each row, the words above the rows that have the same, in text."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    groups: Sequence[str] = ()
+
+    def values(self) -> List[Values]:
+        """Return each row as {title of the column: value}."""
+        return [{column.title: column.value(cell) for cell, column in zip(row, self.columns)} for row in self.rows]
+
+
+def tabulated(name: str, title: str, rows: Sequence[Dict[str, Cell]]) -> Table:
+    """Make a table of rows as {title of the column: cell}; a column with a number in any cell is numeric."""
+    numeric = {
+        head: any(isinstance(row[head].value, (int, float)) for row in rows) for head in (rows[0] if rows else ())
+    }
+    return Table(name, title, [Column(*each) for each in numeric.items()], [list(row.values()) for row in rows])
+
+
+def filled(rows: Sequence[Dict[str, Cell]]) -> List[Dict[str, Cell]]:
+    """Drop the columns that are empty in every row."""
+    known = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
+    return [{title: cell for title, cell in row.items() if title in known} for row in rows]
+
+
+def words(parts: Sentence) -> str:
+    """Return the sentence without its links."""
+    return "".join(part.words if isinstance(part, Link) else part for part in parts)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Hold one plot.
+
+    Attributes:
+        title, caption: shown with it.
+        summary: its numbers in words, for screen readers.
+        data, layout: for plotly.
+        table: the same numbers; None where the page shows them already.
+    """
+
+    key: str
+    title: str
+    caption: str
+    summary: str
+    data: List[Plotly]
+    layout: Plotly
+    table: Optional[Table] = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """Answer a question.
+
+    Attributes:
+        question: short.
+        answer: a name or "unclear".
+        clear: whether it is sure.
+        lines: the reasons, each with its title.
+        code: for the user to copy.
+        bad: whether the answer is bad news.
+    """
+
+    question: str
+    answer: str
+    clear: bool
+    lines: Sequence[Line] = ()
+    code: str = ""
+    bad: bool = False
+
+
+class Failure(NamedTuple):
+    """Describe something that did not run.  status: as in the records; words: the reason."""
+
+    status: str
+    name: str
+    words: Sentence
+
+    @property
+    def is_error(self) -> bool:
+        """Return whether it failed, where others just cannot run here."""
+        return self.status not in NOT_RUNNABLE
+
+
+@dataclass(frozen=True)
+class Section:
+    """Describe a section of the page; a field is empty where it has nothing to show.  Shown in the order of the fields.
+
+    Attributes:
+        id: its address on the page.
+        heading: what was measured.
+        loaded: a line on samples that ran beside other load; it also stands below the page's title.
+        cards: the answers.
+        lead: the plot above the tables.
+        tables: each with its title above it.
+        facts, conditions: terms and tables below "How measured".
+        folded: whether it is opened by its title.
+    """
+
+    id: str
+    title: str
+    heading: str = ""
+    loaded: str = ""
+    cards: Sequence[Card] = ()
+    lead: Optional[Figure] = None
+    tables: Sequence[Table] = ()
+    failures: Sequence[Failure] = ()
+    figures: Sequence[Figure] = ()
+    notes: Sequence[Line] = ()
+    facts: Sequence[Tuple[str, str]] = ()
+    conditions: Sequence[Table] = ()
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Describe a tool to those that show results; `paths` are the log folders that are searched.
+
+    Attributes:
+        sections: (folder of the page, paths) -> its sections of the page.
+        holds: path -> whether a run of the tool is in, at or under it.
+        rows: paths -> its rows for csv and json.
+        text: (paths, "table" or "markdown") -> its runs as text, one string a run.
+        caveats: (loss, paths) -> what to beware of in a loss, None where the tool never judged it.
+    """
+
+    sections: Callable[[Path, Sequence[Path]], List[Section]]
+    holds: Callable[[Path], bool] = lambda path: False
+    rows: Callable[[Sequence[Path]], List[Values]] = lambda paths: []
+    text: Callable[[Sequence[Path], str], List[str]] = lambda paths, format: []
+    caveats: Optional[Callable[[str, Sequence[Path]], Optional[List[str]]]] = None
+
+
+#: Returns every tool's slice, in the order of the page; the command sets it.
+slices: Callable[[], Sequence[Slice]] = tuple
+
+
+def caveats(loss: str, paths: Sequence[Path]) -> Optional[List[str]]:
+    """Return what to beware of in a loss, [] for nothing; None where no tool judged it."""
+    answers = [each.caveats(loss, paths) for each in slices() if each.caveats]
+    judged = [answer for answer in answers if answer is not None]
+    return [caveat for answer in judged for caveat in answer] if judged else None
