@@ -11,13 +11,13 @@ import os
 import warnings
 from dataclasses import dataclass, fields
 from functools import cache
-from numbers import Integral, Real
+from numbers import Integral
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from fused_transducer.lattices import TOPOLOGIES, Lattice, check_topology, lattice_of
+from fused_transducer.lattices import TOPOLOGIES, Lattice, check_number, check_topology, lattice_of
 
 #: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01.
 ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu")
@@ -124,8 +124,7 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
 
 def check_lengths(call: Call) -> None:
     """Raise ValueError, with the utterance, for lengths outside their tensors.  On a GPU this waits for the stream."""
-    T_lengths, U_lengths = call.T_lengths.tolist(), call.U_lengths.tolist()
-    for n, (T, U) in enumerate(zip(T_lengths, U_lengths)):
+    for n, (T, U) in enumerate(zip(call.T_lengths.tolist(), call.U_lengths.tolist())):
         if not 1 <= T <= call.T:
             raise ValueError(f"utterance {n}: T_lengths is {T}; encoder_out has {call.T} frames, and 1 is the least")
         if not 0 <= U < call.U1:
@@ -134,13 +133,17 @@ def check_lengths(call: Call) -> None:
             )
 
 
+def _wrong_targets(call: Call) -> torch.Tensor:
+    valid = torch.arange(call.U1 - 1, device=call.device) < call.U_lengths.to(call.device).unsqueeze(1)
+    return valid & ((call.targets < 0) | (call.targets >= call.symbols))
+
+
 def any_outside(call: Call) -> torch.Tensor:
     """Return whether a length or a target is outside its tensor, as one number on the call's device: to be asked with
     one wait for a GPU instead of three."""
     T_lengths, U_lengths = (x.to(call.device) for x in (call.T_lengths, call.U_lengths))
     lengths = (T_lengths < 1) | (T_lengths > call.T) | (U_lengths < 0) | (U_lengths >= call.U1)
-    valid = torch.arange(call.U1 - 1, device=call.device) < U_lengths.unsqueeze(1)
-    return lengths.any() | (valid & ((call.targets < 0) | (call.targets >= call.symbols))).any()
+    return lengths.any() | _wrong_targets(call).any()
 
 
 def check_values(call: Call) -> None:
@@ -151,12 +154,7 @@ def check_values(call: Call) -> None:
     if call.device.type == "cuda" and (torch.cuda.is_current_stream_capturing() or not any_outside(call)):
         return
     check_lengths(call)
-    if call.U1 == 1:
-        return
-    valid = torch.arange(call.U1 - 1, device=call.device) < call.U_lengths.to(call.device).unsqueeze(1)
-    wrong = valid & ((call.targets < 0) | (call.targets >= call.symbols))
-    if wrong.any():
-        n, u = wrong.nonzero()[0].tolist()
+    for n, u in _wrong_targets(call).nonzero()[:1].tolist():
         raise ValueError(
             f"utterance {n}: target {u} is {int(call.targets[n, u])}; the {call.symbols} symbols are 0 to "
             f"{call.symbols - 1}"
@@ -195,11 +193,8 @@ def check_shapes(
         ("encoder_out", encoder_out, "(N, T, H)"),
         ("decoder_out", decoder_out, "(N, U+1, H)"),
         ("weight", weight, "(V, H)"),
-        ("targets", targets, "(N, U)"),
-        ("T_lengths", T_lengths, "(N,)"),
-        ("U_lengths", U_lengths, "(N,)"),
     ):
-        if tensor.dim() != len(dimensions.split(",")) - dimensions.endswith(",)"):
+        if tensor.dim() != len(dimensions.split(",")):
             raise ValueError(f"{name} must be {dimensions}; it has the shape {tuple(tensor.shape)}")
     N, T, H = encoder_out.shape
     U1, V = decoder_out.shape[1], weight.shape[0]
@@ -207,30 +202,30 @@ def check_shapes(
         raise ValueError("encoder_out has no utterance: the batch is empty")
     if T == 0 or U1 == 0 or H == 0 or V == 0:
         raise ValueError(f"T, U+1, H and V must be 1 at least; they are {T}, {U1}, {H} and {V}")
-    wanted = {
-        "decoder_out": (decoder_out, (N, U1, H)),
-        "weight": (weight, (V, H)),
-        "targets": (targets, (N, U1 - 1)),
-        "T_lengths": (T_lengths, (N,)),
-        "U_lengths": (U_lengths, (N,)),
-    }
-    if bias is not None:
-        wanted["bias"] = (bias, (V,))
-    for name, (tensor, shape) in wanted.items():
+    dtype, device = encoder_out.dtype, encoder_out.device
+    if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise ValueError(f"encoder_out must be float32, float64, bfloat16 or float16; it is {dtype}")
+    for name, tensor, shape in (
+        ("decoder_out", decoder_out, (N, U1, H)),
+        ("weight", weight, (V, H)),
+        ("bias", bias, (V,)),
+        ("targets", targets, (N, U1 - 1)),
+        ("T_lengths", T_lengths, (N,)),
+        ("U_lengths", U_lengths, (N,)),
+    ):
+        if tensor is None:
+            continue
         if tuple(tensor.shape) != shape:
             raise ValueError(
                 f"{name} must have the shape {shape}, as the other arguments say; it has {tuple(tensor.shape)}"
             )
-    if encoder_out.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        raise ValueError(f"encoder_out must be float32, float64, bfloat16 or float16; it is {encoder_out.dtype}")
-    for name, (tensor, _) in wanted.items():
         if name in ("targets", "T_lengths", "U_lengths"):
             if tensor.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
                 raise ValueError(f"{name} must be integers; it is {tensor.dtype}")
-        elif tensor.dtype != encoder_out.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but encoder_out is {encoder_out.dtype}: give one dtype")
-        if tensor.device != encoder_out.device and not (name.endswith("lengths") and tensor.device.type == "cpu"):
-            raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {encoder_out.device}")
+        elif tensor.dtype != dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, but encoder_out is {dtype}: give one dtype")
+        if tensor.device != device and not (name.endswith("lengths") and tensor.device.type == "cpu"):
+            raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {device}")
 
 
 def check_seed(seed: Optional[torch.Tensor], device: torch.device) -> None:
@@ -241,16 +236,6 @@ def check_seed(seed: Optional[torch.Tensor], device: torch.device) -> None:
         raise ValueError(
             f"dropout_seed must be one int64 number on {device}; it has the shape {tuple(seed.shape)}, is {seed.dtype} "
             f"and on {seed.device}"
-        )
-
-
-def check_weights(weights: Any, N: int, device: torch.device) -> None:
-    """Raise ValueError for weights of utterances that are no tensor (N,) on `device`."""
-    check_tensors(utterance_weights=weights)
-    if tuple(weights.shape) != (N,) or weights.device != device:
-        raise ValueError(
-            f"utterance_weights must have the shape ({N},) and be on {device}; it has {tuple(weights.shape)} and is on "
-            f"{weights.device}"
         )
 
 
@@ -270,38 +255,31 @@ def check_options(
     durations: Any = (),
     sigma: Any = 0.0,
     skip: Any = 0.0,
+    backend: Any = None,
 ) -> None:
     """Raise ValueError for options of another type or outside their range; V: the number of outputs."""
     check_topology(topology, durations, sigma, skip, label_smoothing)
-    sizes = (("tile_cells", tile_cells or 0), ("keep_bytes", keep_bytes or 0))
-    for name, value in (("blank", blank), *sizes):
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ValueError(f"{name} must be an integer; it is {value!r}")
     symbols = V - len(durations)
     if symbols < 1:
         raise ValueError(
             f"durations: {len(durations)} take all of the {V} outputs; the first are of the symbols, the last of these"
         )
-    if not 0 <= blank < symbols:
-        raise ValueError(f"blank is {blank}; the {symbols} symbols are 0 to {symbols - 1}")
-    for name, value in sizes:
-        if not 0 <= value < 2**63:
-            raise ValueError(f"{name} must be 0 or more, and below 2^63; it is {value}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: there are {', '.join(ACTIVATIONS)}, not {activation!r}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction: there are {', '.join(REDUCTIONS)}, not {reduction!r}")
-    for name, value, below in (
-        ("fastemit_lambda", fastemit_lambda, float("inf")),
-        ("negligible", negligible, float("inf")),
-        ("delay_penalty", delay_penalty, float("inf")),
-        ("dropout", dropout, 1),
-        ("label_smoothing", label_smoothing, 1),
+    for name, value, allowed in (("activation", activation, ACTIVATIONS), ("reduction", reduction, REDUCTIONS)):
+        if value not in allowed:
+            raise ValueError(f"{name}: there are {', '.join(allowed)}, not {value!r}")
+    if backend is not None and backend not in MODULES:
+        raise ValueError(f"backend: there are {', '.join(MODULES)}, not {backend!r}")
+    check_number("blank", blank, Integral, 0, symbols)
+    for name, value in (("tile_cells", tile_cells), ("keep_bytes", keep_bytes)):
+        check_number(name, value or 0, Integral, 0, 2**63)
+    for name, value in (
+        ("fastemit_lambda", fastemit_lambda),
+        ("negligible", negligible),
+        ("delay_penalty", delay_penalty),
     ):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name} must be a number; it is {value!r}")
-        if not 0 <= value < below:
-            raise ValueError(f"{name} must be 0 or more{', and below 1' if below == 1 else ''}; it is {value}")
+        check_number(name, value, least=0)
+    for name, value in (("dropout", dropout), ("label_smoothing", label_smoothing)):
+        check_number(name, value, least=0, below=1)
 
 
 #: Backend -> its module, and whether it stores cells of utterances only (else of the padding too).
@@ -313,12 +291,6 @@ KEPT_BYTES = {"native": 2**24}
 
 def module_of(backend: str) -> ModuleType:
     return importlib.import_module("fused_transducer." + MODULES[backend])
-
-
-def check_name(backend: Optional[str]) -> None:
-    """Raise ValueError for a backend that there is none of; None stands for the fastest."""
-    if backend is not None and backend not in MODULES:
-        raise ValueError(f"backend: there are {', '.join(MODULES)}, not {backend!r}")
 
 
 @cache
@@ -334,11 +306,8 @@ def backend_of(device_type: str, dtype: torch.dtype, wanted: Optional[str] = Non
     is available.  Raises ValueError for one that is not.
     """
     wanted = wanted or os.environ.get("FUSED_TRANSDUCER_BACKEND") or None
-    check_name(wanted)
-    best = {"cpu": "native", "cuda": "triton"}.get(device_type, "torch")
-    backend = wanted or best
-    if backend == "torch":
-        return backend
+    check_options(1, backend=wanted)
+    backend = wanted or {"cpu": "native", "cuda": "triton"}.get(device_type, "torch")
     reason = module_of(backend).unavailable(device_type, dtype)
     if not reason:
         return backend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from fused_transducer.call import (
     check_options,
     check_shapes,
     check_tensors,
-    check_weights,
     packed,
 )
 from fused_transducer.lattices import MIXED
@@ -27,14 +26,7 @@ from fused_transducer.lattices import MIXED
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class _Inputs(NamedTuple):
-    encoder_out: Tensor
-    decoder_out: Tensor
-    weight: Tensor
-    bias: Optional[Tensor]
-    targets: Tensor
-    T_lengths: Tensor
-    U_lengths: Tensor
+_Inputs = Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Tensor, Tensor, Tensor]
 
 
 def transducer_loss(
@@ -130,8 +122,9 @@ def transducer_loss(
     utterance, for bad arguments (values under torch.compile only when it runs, and never under CUDA graph capture).
     """
     given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
-    (N, T, _), U1, V = given.encoder_out.shape, given.decoder_out.shape[1], given.weight.shape[0]
-    device, dtype = given.encoder_out.device, given.encoder_out.dtype
+    encoder_out, decoder_out, weight = given[:3]
+    (N, T, _), U1, V = encoder_out.shape, decoder_out.shape[1], weight.shape[0]
+    device, dtype = encoder_out.device, encoder_out.dtype
     check_options(
         V,
         blank,
@@ -155,7 +148,12 @@ def transducer_loss(
             "the two"
         )
     if utterance_weights is not None:
-        check_weights(utterance_weights, N, device)
+        check_tensors(utterance_weights=utterance_weights)
+        if tuple(utterance_weights.shape) != (N,) or utterance_weights.device != device:
+            raise ValueError(
+                f"utterance_weights must have the shape ({N},) and be on {device}; it has "
+                f"{tuple(utterance_weights.shape)} and is on {utterance_weights.device}"
+            )
     seed = _seed(dropout_seed, device) if dropout else None
     backend = backend_of(device.type, dtype, backend)
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
@@ -163,15 +161,16 @@ def transducer_loss(
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if not in_graph:
         # numpy and .data can change these before backward, and autograd would not see it
-        given = given._replace(
-            targets=given.targets.clone(), T_lengths=given.T_lengths.clone(), U_lengths=given.U_lengths.clone()
-        )
+        given = (*given[:4], *(x.clone() for x in given[4:]))
     cells, kept_cells = N * T * U1, 0
     if gradient and backend in KEPT_BYTES:
         default = 0 if in_graph else KEPT_BYTES[backend]
         kept_cells = (default if keep_bytes is None else keep_bytes) // (V * accumulated(dtype).itemsize)
     if PACKED[backend] and not in_graph:
-        cells = _cells(given.T_lengths, given.U_lengths, cells)
+        try:  # lengths that are wrong are refused where the values are checked
+            cells = min(max(int((given[5].long() * (given[6].long() + 1)).sum()), 0), cells)
+        except RuntimeError:  # meta and fake tensors, vmap: the lengths have no values
+            pass
         if keep_bytes is None:  # of a larger batch fewer, then none: so none takes much longer than a smaller one
             kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
@@ -185,9 +184,7 @@ def transducer_loss(
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra = (dropped,) if return_dropped else ()
     if return_posteriors:
-        posteriors = plain.of_cells(
-            arcs, T, U1, given.T_lengths, given.U_lengths, PACKED[backend], 0.0, 2 + len(durations)
-        )
+        posteriors = plain.of_cells(arcs, T, U1, *given[5:], PACKED[backend], 0.0, 2 + len(durations))
         if fastemit_lambda:
             posteriors[..., 1] /= 1 + fastemit_lambda
         extra += (posteriors,)
@@ -221,16 +218,14 @@ def align(
     """
     given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
     lattice = {"topology": topology, "durations": durations, "sigma": sigma, "skip": skip}
-    check_options(
-        given.weight.shape[0], blank, activation, tile_cells=tile_cells, delay_penalty=delay_penalty, **lattice
-    )
-    device = given.encoder_out.device
-    backend = backend_of(device.type, given.encoder_out.dtype, backend)
-    options = packed(**lattice, blank=blank, activation=activation, tile_cells=tile_cells, delay_penalty=delay_penalty)
-    call = Call.of((*given, None), options)
+    options = {**lattice, "blank": blank, "activation": activation, "tile_cells": tile_cells}
+    options["delay_penalty"] = delay_penalty
+    check_options(given[2].shape[0], **options)
+    backend = backend_of(encoder_out.device.type, given[0].dtype, backend)
+    call = Call.of((*given, None), packed(**options))
     with torch.no_grad():
         arcs = operators.log_probabilities(call, backend)
-        lengths = given.T_lengths.to(device), given.U_lengths.to(device)
+        lengths = [x.to(call.device) for x in given[5:]]
         parts = call.lattice.parts
         of_cells = plain.of_cells(arcs, call.T, call.U1, *lengths, PACKED[backend], float("-inf"), parts)
         return plain.best(of_cells.double(), *lengths, call.lattice)
@@ -260,7 +255,7 @@ def _inputs(
     if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         floats = tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in floats)
-    given = _Inputs(*floats, targets, T_lengths, U_lengths)
+    given = (*floats, targets, T_lengths, U_lengths)
     check_shapes(*given)
     return given
 
@@ -301,12 +296,3 @@ def _seed(given: Union[int, Tensor, None], device: torch.device) -> Tensor:
     if isinstance(given, bool) or not isinstance(given, Integral) or not -(2**63) <= given < 2**63:
         raise ValueError(f"dropout_seed must be an integer of 64 bits or a tensor with one; it is {given!r}")
     return torch.full((), int(given), dtype=torch.int64, device=device)
-
-
-def _cells(T_lengths: Tensor, U_lengths: Tensor, most: int) -> int:
-    """Return the cells to have room for; most: the cells with padding."""
-    try:
-        cells = int((T_lengths.long() * (U_lengths.long() + 1)).sum())
-    except RuntimeError:  # meta and fake tensors, vmap: the lengths have no values
-        return most
-    return min(max(cells, 0), most)  # lengths that are wrong are refused where the values are checked

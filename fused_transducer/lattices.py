@@ -86,23 +86,29 @@ class Lattice:
 def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.0, skip: float = 0.0) -> Lattice:
     """Return the lattice of a call's options, which are valid (`check_topology`)."""
     forward, upward = Arc(1, 0, (0,)), Arc(0, 1, (1,))
-    if topology == "modified":
-        return Lattice(topology, (forward, Arc(1, 1, (1,))))
-    if topology == "modified-last-blank":
-        return Lattice(topology, (forward, Arc(1, 1, (1,))), label_ends=False)
-    if topology == "constrained":
-        return Lattice(topology, (forward, Arc(1, 1, (1,), then_blank=True)))
-    if topology == "tdt":
-        columns = list(enumerate(durations, 2))
+    arcs, label_ends, columns = (forward, upward), True, list(enumerate(durations, 2))
+    if topology in ("modified", "modified-last-blank", "constrained"):
+        arcs = (forward, Arc(1, 1, (1,), then_blank=topology == "constrained"))
+        label_ends = topology != "modified-last-blank"
+    elif topology == "tdt":
         blanks = [Arc(duration, 0, (0, part), -sigma) for part, duration in columns if duration > 0]
-        labels = [Arc(duration, 1, (1, part), -sigma) for part, duration in columns]
-        return Lattice(topology, (*blanks, *labels), len(durations), label_ends=False)
-    if topology == "multi-blank":
-        longer = [Arc(duration, 0, (part,), -sigma) for part, duration in enumerate(durations, 2)]
-        return Lattice(topology, (Arc(1, 0, (0,), -sigma), *longer, Arc(0, 1, (1,), -sigma)), len(durations))
-    if topology == "star":
-        return Lattice(topology, (forward, Arc(1, 0, (), skip), upward))
-    return Lattice(topology, (forward, upward))
+        arcs = (*blanks, *(Arc(duration, 1, (1, part), -sigma) for part, duration in columns))
+        label_ends = False
+    elif topology == "multi-blank":
+        longer = [Arc(duration, 0, (part,), -sigma) for part, duration in columns]
+        arcs = (Arc(1, 0, (0,), -sigma), *longer, Arc(0, 1, (1,), -sigma))
+    elif topology == "star":
+        arcs = (forward, Arc(1, 0, (), skip), upward)
+    return Lattice(topology, arcs, len(durations), label_ends)
+
+
+def check_number(name: str, value: Any, kind: type = Real, least: float = -math.inf, below: float = math.inf) -> None:
+    """Raise ValueError for a value that is not of a kind of number, or not finite, or not from `least` to `below`."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise ValueError(f"{name} must be {'an integer' if kind is Integral else 'a number'}; it is {value!r}")
+    if not least <= value < below or value == -math.inf:
+        wanted = "finite" if least == -math.inf else f"{least} or more, and below {below}"
+        raise ValueError(f"{name} must be {wanted}; it is {value}")
 
 
 def check_topology(topology: Any, durations: Any, sigma: Any, skip: Any, label_smoothing: Any = 0.0) -> None:
@@ -111,29 +117,19 @@ def check_topology(topology: Any, durations: Any, sigma: Any, skip: Any, label_s
         raise ValueError(f"topology: there are {', '.join(TOPOLOGIES)}, not {topology!r}")
     if not isinstance(durations, (list, tuple)):
         raise ValueError(f"durations must be a list or tuple of integers; it is {durations!r}")
+    # a blank goes 1 frame ahead at least: of tdt with one of the durations, of multi-blank with each
     for duration in durations:
-        if isinstance(duration, bool) or not isinstance(duration, Integral) or not 0 <= duration <= LONGEST:
-            raise ValueError(f"durations must be integers of 0 to {LONGEST} frames; one is {duration!r}")
-    if topology in WITH_DURATIONS and not durations:
-        raise ValueError(f"durations: topology {topology!r} needs one at least, as {_example(topology)}")
-    if topology not in WITH_DURATIONS and durations:
-        raise ValueError(f"durations are of the topologies {' and '.join(WITH_DURATIONS)}; this is {topology!r}")
-    if topology == "tdt" and not any(durations):
-        raise ValueError("durations: topology 'tdt' needs one above 0, since a blank goes a frame ahead at least")
-    if topology == "multi-blank" and not all(durations):
-        raise ValueError("durations: a longer blank of topology 'multi-blank' goes 1 frame ahead at least")
-    for name, value in (("sigma", sigma), ("skip", skip)):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name} must be a number; it is {value!r}")
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be finite; it is {value}")
-    if sigma and topology not in WITH_DURATIONS:
-        raise ValueError(f"sigma is of the topologies {' and '.join(WITH_DURATIONS)}; this is {topology!r}")
-    if skip and topology != "star":
-        raise ValueError(f"skip is of the topology star; this is {topology!r}")
-    if label_smoothing and topology not in SMOOTHABLE:
-        raise ValueError(f"label_smoothing is of the topologies {', '.join(SMOOTHABLE)}; this is {topology!r}")
-
-
-def _example(topology: str) -> str:
-    return "[0, 1, 2, 3, 4]" if topology == "tdt" else "[2, 4, 8]"
+        check_number("durations: each", duration, Integral, int(topology == "multi-blank"), LONGEST + 1)
+    if (topology in WITH_DURATIONS) != bool(durations) or (topology == "tdt" and not any(durations)):
+        raise ValueError(
+            "durations: topology 'tdt' needs some, of which one is above 0, such as [0, 1, 2, 3, 4]; 'multi-blank' "
+            f"needs some, such as [2, 4, 8]; the others take none; this is {topology!r} with {durations!r}"
+        )
+    for name, value, takes in (
+        ("sigma", sigma, WITH_DURATIONS),
+        ("skip", skip, ("star",)),
+        ("label_smoothing", label_smoothing, SMOOTHABLE),
+    ):
+        check_number(name, value)
+        if value and topology not in takes:
+            raise ValueError(f"{name} is of the topologies {', '.join(takes)}; this is {topology!r}")

@@ -8,8 +8,9 @@ from typing import Any, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
-from fused_transducer.call import check_name, check_options
+from fused_transducer.call import check_options
 from fused_transducer.functional import align, of_linear, transducer_loss
+from fused_transducer.lattices import check_number
 from fused_transducer.plain import ACTIVATIONS
 
 #: The arguments of `transducer_loss` that are no tensors and no layer.
@@ -19,7 +20,7 @@ OPTIONS = {
     if "Tensor" not in parameter.annotation and name != "output"
 }
 #: Those that have no range to be checked in.
-UNCHECKED = {"backend", "return_dropped", "return_posteriors", "zero_infinity"}
+UNCHECKED = {"return_dropped", "return_posteriors", "zero_infinity"}
 
 
 class TransducerLoss(nn.Module):
@@ -61,11 +62,9 @@ class TransducerLoss(nn.Module):
             outputs, joiner_dim = of_linear(output)[0].shape
             vocab_size = outputs - further
         for name, size in (("joiner_dim", joiner_dim), ("vocab_size", vocab_size)):
-            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-                raise ValueError(f"{name} must be an integer, 1 at least; it is {size!r}")
+            check_number(name, size, Integral, 1)
         checked = {name: value for name, value in options.items() if name not in UNCHECKED}
         check_options(vocab_size + further, activation=activation, **checked)
-        check_name(options.get("backend"))
         how = {"device": device, "dtype": dtype}
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
         self.decoder_proj = nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()
