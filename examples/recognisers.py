@@ -5,7 +5,7 @@ Two transducers of torchaudio with random weights and their beam search, and sil
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import torch
 from torch import nn
@@ -90,9 +90,6 @@ class ConformerRNNT(Recogniser):
         rows = zip(encoded.float().split(1), counts.tolist())
         return encoded, [_symbols(self.search._search(row[:, :count], None, self.beam_width)) for row, count in rows]
 
-    def parts(self) -> Sequence[nn.Module]:
-        return [self.model.transcriber]
-
 
 class EmformerRNNT(Recogniser):
     """Run torchaudio's streaming Emformer transducer with random weights: segments of 0.16 s with 0.04 s of right
@@ -151,9 +148,6 @@ class EmformerRNNT(Recogniser):
             hypotheses, state = self.search.infer(segment, count, self.beam_width, state=state, hypothesis=hypotheses)
             yield _symbols(hypotheses)
 
-    def parts(self) -> Sequence[nn.Module]:
-        raise NotRunnable("unsupported", "--compile: the Emformer streams, with a state, which is not compiled")
-
 
 def _symbols(hypotheses: Any) -> List[int]:
     """Return the symbols of the best hypothesis, without the blank that it begins with."""
@@ -182,6 +176,3 @@ class SileroVad(Recogniser):
         self.detector.reset_states()
         for chunk in nn.functional.pad(waves, (0, -waves.shape[1] % self.CHUNK)).split(self.CHUNK, 1):
             yield self.detector(chunk, self.sample_rate)
-
-    def parts(self) -> Sequence[nn.Module]:
-        raise NotRunnable("unsupported", "--compile: silero-vad's model is compiled by TorchScript already")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.cli import flags
 from common.cli.parser import Parser
@@ -68,19 +68,13 @@ def parser() -> Parser:
     )
     group = result.add_argument_group("further axes: the grid is repeated for each value")
     every: Dict[str, Tuple[Any, str]] = {
-        "threads": (_listed(flag_types.threads), "Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs"),
+        "threads": (
+            lambda text: list(dict.fromkeys(map(flag_types.threads, flag_types.words(text)))),
+            "Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs",
+        ),
         "dtype": (
             flag_types.some_of(("float32", "bfloat16", "float16")),
             "Data types: float32; bfloat16 and float16 by autocast. Default: float32",
-        ),
-        "quantize": (
-            flag_types.some_of(("none", "dynamic")),
-            "Quantization: none; dynamic for weights of Linear and LSTM in int8, on a CPU. Default: none",
-        ),
-        "compile": (
-            _listed(flag_types.str2bool),
-            "Whether to run torch.compile on the parts of the model that take tensors alone; false,true measures both. "
-            "Outputs are checked against those in float32 before anything is timed. Default: false",
         ),
     }
     for name, (kind, words) in every.items():
@@ -93,11 +87,6 @@ def parser() -> Parser:
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
     commands.add_flags(group, seed="Seed of random weights and noise", folder="inference-<config>", quick=quick)
     return result
-
-
-def _listed(check: Callable[[str], Any]) -> Callable[[str], List[Any]]:
-    """Return the type of a comma-separated list of what `check` takes, which drops repetitions."""
-    return lambda text: list(dict.fromkeys(check(word) for word in flag_types.words(text)))
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:

@@ -1,7 +1,8 @@
-"""Loads the models that can be profiled behind one interface: waves (N, samples) in, any outputs.
+"""Loads the models that can be profiled behind one interface, waves (N, samples) in and any outputs, and their audio.
 
 A `type` of the configuration is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a
 pipeline) or a class of SpeechBrain.  What is not installed, and weights that are not here, are NotRunnable "missing".
+Audio is a file, one channel at the model's rate, or noise.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import inspect
 import os
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, Optional
 
 import torch
 from torch import nn
 
 from common.core.errors import NotRunnable, UserError
+from common.core.paths import not_a_file
 from common.core.text import closest
 from common.system.memory import is_out_of_memory
 from common.tools import loading
@@ -51,28 +54,17 @@ class Recogniser(nn.Module):
         samples, int64."""
         raise NotImplementedError
 
-    def parts(self) -> Sequence[nn.Module]:
-        """Return the modules that take and give tensors alone, which --compile compiles."""
-        return [self]
-
 
 class Wrapped(Recogniser):
-    """Calls `call(module, waves, lengths)`.  module: what it computes with; compiles: returns parts of it that take and
-    give tensors alone."""
+    """Calls `call(waves, lengths)`.  module: what that computes with."""
 
-    def __init__(self, call: Callable[..., Any], module: Any, sample_rate: int, compiles: Any = None):
+    def __init__(self, call: Callable[..., Any], module: Any, sample_rate: float):
         super().__init__()
-        self.call, self.sample_rate, self.compiles = call, int(sample_rate), compiles
+        self.call, self.sample_rate = call, int(sample_rate)
         self.module = module if isinstance(module, nn.Module) else nn.Module()
 
     def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        return self.call(self.module, waves, lengths)
-
-    def parts(self) -> Sequence[nn.Module]:
-        if not self.compiles:
-            raise NotRunnable("unsupported", "--compile: is not known to work for this type of model; leave it out")
-        parts: List[nn.Module] = self.compiles(self.module)
-        return parts
+        return self.call(waves, lengths)
 
 
 def plain(module: nn.Module) -> Wrapped:
@@ -84,13 +76,13 @@ def plain(module: nn.Module) -> Wrapped:
     keywords = [part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
     named = next((part.name for part in keywords if LENGTHS.fullmatch(part.name)), None)
 
-    def call(module: nn.Module, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+    def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         if len(needed) > 1:
             return module(waves, lengths)
         return module(waves, **{named: lengths}) if named else module(waves)
 
     rate: Any = getattr(module, "sample_rate", SAMPLE_RATE)
-    return Wrapped(call, module, rate, lambda module: [module])
+    return Wrapped(call, module, rate)
 
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
@@ -111,36 +103,31 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
     """Return a bundle of torchaudio.pipelines by its name, "WAV2VEC2_ASR_BASE_960H".  arguments: ``beam_width`` of a
     transducer."""
     pipelines = _imported("torchaudio.pipelines", "torchaudio")
-    known = [name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")]
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
+        known = [name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")]
         raise UserError(f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(known)}")
     decodes = hasattr(bundle, "get_decoder")
-    width = int(arguments.get("beam_width", 10)) if decodes else 0
     unknown = set(arguments) - ({"beam_width"} if decodes else set())
     if unknown:
         raise UserError(f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}")
-
-    def search(module: Any, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        features, decoder = module
-        given = [features(wave) for wave in waves]
-        return [decoder(each, length.to(waves.device), width)[0][0][1:] for each, length in given]
-
     fetch = "get_feature_extractor(), bundle.get_decoder" if decodes else "get_model"
     command = f'python -c "from torchaudio.pipelines import {source} as bundle; bundle.{fetch}()"'
     with _making(source, f"its weights are not below {torch.hub.get_dir()}; fetch them: {command}"):
-        if decodes:
-            parts = nn.ModuleList([bundle.get_feature_extractor(), bundle.get_decoder()])
-            return Wrapped(search, parts, bundle.sample_rate, lambda module: [module[1].model.transcriber])
-        module = bundle.get_model()
+        parts = [bundle.get_feature_extractor(), bundle.get_decoder()] if decodes else [bundle.get_model()]
     separates = isinstance(bundle, getattr(pipelines, "SourceSeparationBundle", ()))
-    channels = int(getattr(module, "audio_channels", 1))  # one, or two equal ones where the model wants them
+    channels = int(getattr(parts[0], "audio_channels", 1))  # one, or two equal ones where the model wants them
 
-    def call(module: Any, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+    def search(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+        given = [parts[0](wave) for wave in waves]
+        width = int(arguments.get("beam_width", 10))
+        return [parts[1](features, length.to(waves.device), width)[0][0][1:] for features, length in given]
+
+    def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         # without lengths: bundles normalised by groups are trained so, and no wave here is padded
-        return module(waves[:, None].expand(-1, channels, -1) if separates else waves)
+        return parts[0](waves[:, None].expand(-1, channels, -1) if separates else waves)
 
-    return Wrapped(call, module, bundle.sample_rate, lambda module: [module])
+    return Wrapped(search if decodes else call, nn.ModuleList(parts), bundle.sample_rate)
 
 
 def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
@@ -153,7 +140,7 @@ def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torc
         raise UserError(f"{source}: the pipeline of {given['task']} takes no audio; give arguments: {{task: ...}}")
     rate = int(getattr(made.feature_extractor, "sampling_rate", SAMPLE_RATE))
 
-    def call(module: Any, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+    def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         rows = [{"raw": wave.cpu().numpy(), "sampling_rate": rate} for wave in waves]
         return [str(result) for result in made(rows, batch_size=len(rows))]
 
@@ -172,7 +159,7 @@ def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: tor
         made = getattr(module, kind).from_hparams(source=source, **given)
     parameters = inspect.signature(getattr(made, method)).parameters
 
-    def call(module: Any, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+    def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         values = {label: _argument(label, waves, lengths) for label in parameters}
         return getattr(made, method)(**{label: value for label, value in values.items() if value is not None})
 
@@ -212,3 +199,39 @@ def _making(source: str, missing: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise UserError(f"{source}: cannot be made: {loading.line(error)}") from error
+
+
+def read(path: Path, sample_rate: int) -> torch.Tensor:
+    """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError."""
+    try:
+        import soundfile
+        from torchaudio.functional import resample
+    except ImportError as error:
+        raise UserError(f"reading audio needs soundfile and torchaudio ({error}): pip install them") from error
+    reason = not_a_file(path)
+    if reason:
+        raise UserError(f"cannot read {path}: {reason}")
+    try:
+        channels, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    if not len(channels):
+        raise UserError(f"{path}: has no samples")
+    wave = torch.from_numpy(channels).mean(1)
+    return wave if rate == sample_rate else resample(wave, rate, sample_rate)
+
+
+def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
+    """Return (samples,) of so many seconds, at least one sample, about as loud as speech."""
+    samples = max(round(seconds * sample_rate), 1)
+    return 0.1 * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
+
+
+def batch(path: Optional[str], seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:
+    """Return (size, samples) of equal rows: the audio of the file, again from its begin where it is too short; noise
+    without a file."""
+    wave = noise(seconds, sample_rate, seed)
+    if path is not None:
+        audio = read(Path(path), sample_rate)
+        wave = audio.repeat(-(-len(wave) // len(audio)))[: len(wave)]
+    return wave.repeat(size, 1)

@@ -7,18 +7,15 @@ import math
 from functools import partial
 from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence
 
-from common.tools import configuration  # first: it goes on in another Python where this one lacks msgspec
-
-# isort: split
 from msgspec import Meta, Struct, field
 
 from common.analysis.metrics import cells, values
 from common.core.statistics import median, quantile
 from common.core.text import GIB, MB, count
-from common.core.text import error as error_in_words
 from common.present.parts import Cell as Shown
 from common.present.parts import Column, Table, filled, measured, tabulated
 from common.records import schema
+from common.tools import configuration
 from common.tools.configuration import Positive, Seconds, Text
 from common.tools.kept import Answer, Job, Kept, of_row
 
@@ -27,7 +24,7 @@ SKIPPED = "skipped"
 
 
 #: The further axes, each with the value of the plain model.
-PLAIN = {"threads": None, "compile": False, "dtype": "float32", "quantize": "none"}
+PLAIN = {"threads": None, "dtype": "float32"}
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -70,25 +67,15 @@ class Position(Struct, frozen=True):
     and utterances in the batch."""
 
     threads: Optional[int]
-    compile: bool
     dtype: str
-    quantize: str
     seconds: float
     size: int
 
     @property
     def variant(self) -> str:
-        """Return "threads 2, compiled, bfloat16, quantize dynamic"; "" for the plain one."""
-        words = [f"threads {self.threads}"] if self.threads else []
-        words += ["compiled"] if self.compile else []
-        words += [self.dtype] if self.dtype != "float32" else []
-        words += [f"quantize {self.quantize}"] if self.quantize != "none" else []
-        return ", ".join(words)
-
-    @property
-    def is_plain(self) -> bool:
-        """Tell whether the model runs as it was made, whatever the threads."""
-        return (self.compile, self.dtype, self.quantize) == (False, "float32", "none")
+        """Return "threads 2, bfloat16"; "" for the plain one."""
+        words = [f"threads {self.threads}" if self.threads else "", self.dtype if self.dtype != "float32" else ""]
+        return ", ".join(filter(None, words))
 
     @property
     def job(self) -> str:
@@ -119,10 +106,9 @@ class Cell(Struct, kw_only=True):
         first_ns: time to the first token of each call, of a model that streams.
         busy: calls that ran beside other load.
         process_bytes: resident peak of a call above the level before it; process_peak_bytes: of the whole process.
-        device_allocated_bytes, device_reserved_bytes, device_used_bytes: on CUDA the peaks above the level before.
+        device_allocated_bytes, device_used_bytes: on CUDA the peaks above the level before.
         profiled: batches under torch.profiler; cpu_us, cuda_us: their self time together.
         cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations within one of these.
-        output_error: of a variant, see measure.difference.
     """
 
     wall_ns: Annotated[List[int], Meta(min_length=1)]
@@ -131,14 +117,12 @@ class Cell(Struct, kw_only=True):
     process_bytes: Optional[int] = None
     process_peak_bytes: Optional[int] = None
     device_allocated_bytes: Optional[int] = None
-    device_reserved_bytes: Optional[int] = None
     device_used_bytes: Optional[int] = None
     profiled: int = 1
     cpu_us: float = 0.0
     cuda_us: float = 0.0
     cpu_peak_bytes: Optional[int] = None
     cuda_peak_bytes: Optional[int] = None
-    output_error: Optional[float] = None
 
 
 #: A cell of the grid: its `position`, `status` and `reason`, and those of NUMBERS that are known.
@@ -169,9 +153,7 @@ NUMBERS = (
     _mb("process_bytes", "process MB"),
     _mb("process_peak_bytes", "whole process MB"),
     _mb("device_allocated_bytes", "device MB"),
-    of_row("device_reserved_bytes", unit="bytes", better="lower"),
     _mb("device_used_bytes", "device used MB"),
-    of_row("output_error", "output error", error_in_words, better="lower"),
     of_row("busy"),
 )
 
@@ -180,31 +162,27 @@ def row(position: Position, job: Job) -> Row:
     """Return the numbers of a cell.  Raises ValueError for a record that is wrong.
 
     rtf: seconds of computing for a second of audio, the median of calls; profiled_cpu_rtf, profiled_cuda_rtf: of self
-    time under the profiler."""
-    known = job.of(Cell)
+    time under the profiler; streams: how many speakers the device keeps up with, the utterances in the batches that end
+    one after the other while their audio comes in, at the speed that 90% of calls have."""
     row = {"position": position, "status": job.status, "reason": job.reason}
-    if not known or job.status != "ok":
+    if job.status != "ok":
         return row
-    (cell,), audio = known, position.size * position.seconds
+    (cell,), audio = job.of(Cell), position.size * position.seconds
     parts = {part: quantile([ns / 1e9 for ns in cell.wall_ns], part / 100) for part in (20, 50, 80, 90, 99)}
     first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
     return {
         **row,
         **{name: getattr(cell, name) for name in Cell.__struct_fields__},
         **{f"p{part}_s": parts[part] for part in (50, 90, 99)},
-        **{"n": len(cell.wall_ns), "rtf": parts[50] / audio, "utterances_per_second": position.size / parts[50]},
         **{f"rtf_p{part}": parts[part] / audio for part in (20, 80)},
+        "n": len(cell.wall_ns),
+        "rtf": parts[50] / audio,
+        "utterances_per_second": position.size / parts[50],
         "first_token_s": median(first) if first else None,
-        "streams": streams(parts[90], position.size, position.seconds),
+        "streams": position.size * math.floor(position.seconds / parts[90]),
         "profiled_cpu_rtf": cell.cpu_us / (1e6 * cell.profiled * audio),
         "profiled_cuda_rtf": cell.cuda_us / (1e6 * cell.profiled * audio) or None,
     }
-
-
-def streams(p90_s: float, size: int, seconds: float) -> int:
-    """Return how many speakers the device keeps up with: the utterances in the batches of `size` that end one after the
-    other while `seconds` of audio come in, at the speed that 90% of calls have."""
-    return size * math.floor(seconds / p90_s)
 
 
 def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> str:
@@ -212,11 +190,6 @@ def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> 
     cpu, cuda = (row.get(key.format(kind)) for kind in ("cpu", "cuda"))
     known = [cpu or 0, *([cuda] if cuda else [])] if (cpu, cuda) != (None, None) else []
     return " + ".join(map(words, known)) + unit if known else "-"
-
-
-def gigabytes(size: float) -> str:
-    """Return bytes in units of 2^30."""
-    return f"{size / GIB:.{4 if 0 < size < GIB / 100 else 2}f}"
 
 
 #: Each grid by name: its title, and the function that words a cell.
@@ -231,7 +204,9 @@ GRIDS: Dict[str, Any] = {
     ),
     "memory_peaks": (
         "Memory peak: highest running sum of allocations in a batch, profiled",
-        lambda row: _both(gigabytes, row, "{}_peak_bytes", " Gb"),
+        lambda row: _both(
+            lambda size: f"{size / GIB:.{4 if 0 < size < GIB / 100 else 2}f}", row, "{}_peak_bytes", " Gb"
+        ),
     ),
 }
 
@@ -239,19 +214,14 @@ GRIDS: Dict[str, Any] = {
 def grid_of(name: str, rows: Sequence[Row], variant: str) -> Table:
     """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok shows its status."""
     title, words = GRIDS[name]
-    shown: Dict[float, List[Shown]] = {}
+    lines: Dict[float, Dict[str, Shown]] = {}
     for each in rows:
-        words_or_status = words(each) if each["status"] == "ok" else each["status"]
-        shown.setdefault(each["position"].seconds, []).append(Shown(words_or_status))
-    sizes = dict.fromkeys(each["position"].size for each in rows)
-    columns = [Column("audio", False), *(Column(f"{size}") for size in sizes)]
-    lines = [[Shown(f"{seconds:g}s"), *line] for seconds, line in shown.items()]
-    return Table(name, ", ".join(filter(None, [title, variant])) + "; columns: batch sizes", columns, lines)
-
-
-def label(row: Row) -> str:
-    """Return "32s x 1"."""
-    return f"{row['position'].seconds:g}s x {row['position'].size}"
+        seconds, size = each["position"].seconds, each["position"].size
+        line = lines.setdefault(seconds, {"audio": Shown(f"{seconds:g}s")})
+        line[f"{size}"] = Shown(words(each) if each["status"] == "ok" else each["status"])
+    columns = [Column(head, head != "audio") for head in next(iter(lines.values()))]
+    heading = f"{title}{variant and ', '}{variant}; columns: batch sizes"
+    return Table(name, heading, columns, [list(line.values()) for line in lines.values()])
 
 
 def total(rows: Sequence[Row]) -> List[str]:
@@ -259,15 +229,14 @@ def total(rows: Sequence[Row]) -> List[str]:
     known = [each for each in rows if "rtf" in each]
     if not known:
         return []
-    fastest = min(known, key=lambda each: each["rtf"])
-    best = max(known, key=lambda each: each["streams"])
-    least, most = fastest["rtf"], best["streams"]
-    word = "faster" if least < 1 else "slower"
-    words = f"{word} than real time: at best a factor of {factor(least)} ({label(fastest)})"
-    if not most:
+    fastest, best = min(known, key=lambda each: each["rtf"]), max(known, key=lambda each: each["streams"])
+    at = [f"{each['position'].seconds:g}s x {each['position'].size}" for each in (fastest, best)]
+    word = "faster" if fastest["rtf"] < 1 else "slower"
+    words = f"{word} than real time: at best a factor of {factor(fastest['rtf'])} ({at[0]})"
+    if not best["streams"]:
         return [f"{words}; no real-time stream: no batch ends before its audio does"]
     load = ", beside other load" if best["busy"] else ""
-    return [f"{words}; most concurrent real-time streams: {most} ({label(best)}, 90% of calls in time{load})"]
+    return [f"{words}; most concurrent real-time streams: {best['streams']} ({at[1]}, 90% of calls in time{load})"]
 
 
 def answer(kept: Kept) -> Answer:
@@ -304,8 +273,7 @@ def answer(kept: Kept) -> Answer:
         lines.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
     if 0 < fewest < 100:
         lines.append(f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more")
-    places = {"audio_mockup_secs": "seconds", "batch_sizes": "size"}
-    ways = {key: key for key in ("threads", "compile", "dtype", "quantize")}
+    names = {"threads": "threads", "dtype": "dtype", "audio_mockup_secs": "seconds", "batch_sizes": "size"}
     return Answer(
         kept.header.name,
         total(rows),
@@ -314,7 +282,7 @@ def answer(kept: Kept) -> Answer:
         [f"{each['position'].job}: {each['status']}: {each['reason']}" for each in rows if each["reason"]],
         [
             {
-                **{key: getattr(each["position"], name) for key, name in {**ways, **places}.items()},
+                **{key: getattr(each["position"], name) for key, name in names.items()},
                 **{"status": each["status"], "reason": each["reason"], **values(NUMBERS, each)},
             }
             for each in rows

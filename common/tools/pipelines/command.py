@@ -18,7 +18,7 @@ from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands
-from common.tools.pipelines.rows import TOOL, General, answer, configured
+from common.tools.pipelines.rows import TOOL, General, answer, configured, examples
 
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 
@@ -51,11 +51,10 @@ def parser() -> Parser:
     group = result.add_argument_group("the data set")
     group.add_argument(
         "--dataset-type",
-        choices=("made", "raw", "npy"),
-        help="Source of the examples. made: noise of --made-seconds; raw: a manifest as wav2vec's; npy: arrays in "
-        "npz, or pickled ones in npy. Default: made",
+        choices=("made", "raw"),
+        help="Source of the examples. made: noise of --made-seconds; raw: a manifest as wav2vec's. Default: made",
     )
-    group.add_argument("--dataset-path", metavar="FILE", help="Manifest or file of arrays, for raw and npy.")
+    group.add_argument("--dataset-path", metavar="FILE", help="Manifest, for raw.")
     group.add_argument(
         "--dataset-size", type=flag_types.whole(1), metavar="K", help="Measure only the first K examples. Default: all"
     )
@@ -67,9 +66,6 @@ def parser() -> Parser:
         type=lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
         metavar="A,B",
         help="Seconds of each made example. Default: 2,4,8",
-    )
-    group.add_argument(
-        "--trust-pickle", action="store_true", help="Load npy files of pickled objects, which can run any code."
     )
     group = result.add_argument_group("the run")
     flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
@@ -89,14 +85,11 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     """Measure the pipeline of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
-    from common.tools.inference import audio
-
     every = {key: getattr(arguments, key, None) for key in (*General.__struct_fields__, "warmup", "repeats")}
     given = {key: value for key, value in every.items() if value is not None}
     quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in given}
     config = configured(arguments.config, given, quick)
-    config.trust_pickle = arguments.trust_pickle
-    config.examples = list(audio.entries(config.general, arguments.seed, config.trust_pickle))
+    config.examples = list(examples(config.general))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
     resolved, data = settings.resolve(same, device), as_written(config)

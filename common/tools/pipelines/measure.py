@@ -24,28 +24,28 @@ from common.measure.clock import Clock
 from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.tools import loading
-from common.tools.inference import audio
+from common.tools.inference import recognisers
 from common.tools.inference.measure import peaks, time_call
-from common.tools.pipelines.rows import Costs, Pipeline, Stage
+from common.tools.pipelines.rows import Costs, Pipeline, Stage, examples
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the records of a stage; the job's ``given`` has the `config`, and the numbers of `example` and `stage`.
     Raises UserError, NotRunnable, and whatever the stage raises."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
-    config = msgspec.convert(given["config"], Pipeline)
-    number, stage = given["stage"], config.stages[given["stage"]]
-    device = set_up_torch(settings)
-    file = Path(job["folder"]) / f"{given['example']}-{number}.pt"
-    before = file.with_name(f"{given['example']}-{number - 1}.pt")
+    config, number = msgspec.convert(given["config"], Pipeline), given["stage"]
+    stage, device = config.stages[number], set_up_torch(settings)
+    before, file = (Path(job["folder"]) / f"{given['example']}-{place}.pt" for place in (number - 1, number))
     seconds = None
     if number:
         source = _received(before)
     else:
-        name = config.examples[given["example"]]
-        source = audio.entries(config.general, settings.seed, config.trust_pickle)[name]()
-        if config.general.dataset_type != "npy":
-            seconds = int(source["src_lengths"]) / config.general.target_sr
+        name, rate = config.examples[given["example"]], config.general.target_sr
+        of = examples(config.general)[name]
+        seed = settings.seed + given["example"]
+        wave = recognisers.read(of, rate) if isinstance(of, Path) else recognisers.noise(of, rate, seed)
+        source = {"id": name, "src_tokens": wave[None], "src_lengths": torch.tensor([len(wave)])}
+        seconds = len(wave) / rate
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
@@ -57,8 +57,8 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
         if not callable(model):
             raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
         module = model.to(device).eval() if isinstance(model, torch.nn.Module) else model
-        given = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source)
-        call = Call(module, given)
+        inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source)
+        call = Call(module, inputs)
         costs = measured(call, stage, device)
         if number < len(config.stages) - 1:
             outputs = call.outputs()

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional
+from typing import Annotated, Any, Dict, Iterator, List, Literal, Mapping, Optional, Tuple, Union
 
-from common.tools import configuration  # first: it goes on in another Python where this one lacks msgspec
-
-# isort: split
 from msgspec import Meta, Struct, field
 
 from common.analysis.metrics import cells, values
 from common.core.errors import UserError
+from common.core.files import read_text
 from common.core.statistics import mean, median
 from common.core.text import MB, closest, count, number, quantity, shown
 from common.present.parts import Cell, filled, tabulated
 from common.records import schema
+from common.tools import configuration
 from common.tools.configuration import Count, Positive, Seconds, Text
 from common.tools.kept import NOT_RUN, Answer, Kept, of_row
 
@@ -56,15 +55,15 @@ class General(Struct, forbid_unknown_fields=True, kw_only=True):
     """Keys of the whole pipeline, which `general` and the command line give.
 
     Attributes:
-        dataset_type: "made" (noise), "raw" (a manifest of audio) or "npy" (arrays)
-        dataset_path: the manifest or the arrays
+        dataset_type: "made" (noise) or "raw" (a manifest of audio)
+        dataset_path: the manifest
         dataset_size: the first of its examples; None: all
         target_sr: samples of audio in a second
         made_seconds: of each made example
     """
 
     model_type: Optional[Literal[tuple(MODEL_TYPES)]] = None  # type: ignore[valid-type]
-    dataset_type: Literal["made", "raw", "npy"] = "made"
+    dataset_type: Literal["made", "raw"] = "made"
     dataset_path: Optional[Text] = None
     dataset_size: Optional[Positive] = None
     target_sr: Positive = 16000
@@ -97,12 +96,11 @@ class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Pipeline(Struct, kw_only=True):
-    """A configuration.  examples: the names of those of the data set; trust_pickle: whether that may be pickled."""
+    """A configuration.  examples: the names of those of the data set."""
 
     general: General
     stages: List[Stage]
     examples: List[str] = []
-    trust_pickle: bool = False
 
     def job(self, example: str, stage: Stage) -> str:
         """Return the name of the job that measures a stage on an example."""
@@ -119,7 +117,7 @@ class Costs(Struct, kw_only=True):
         process_bytes: resident peak of the whole process
         macs, flops: operations of a call, forward
         not_counted: operators without a rule
-        seconds: of audio in the example; None where it is none
+        seconds: of audio in the example, for the first stage
     """
 
     wall_ns: Annotated[List[int], Meta(min_length=1)]
@@ -172,17 +170,49 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     return Pipeline(general=general, stages=stages)
 
 
+def examples(dataset: General) -> Dict[str, Union[float, Path]]:
+    """Return the examples of a data set by name: seconds of noise, or a file of audio.  Raises UserError."""
+    listed: List[Tuple[str, Union[float, Path]]] = []
+    if dataset.dataset_type == "made":
+        listed += [(f"made-{number}-{seconds:g}s", seconds) for number, seconds in enumerate(dataset.made_seconds)]
+    elif not dataset.dataset_path:
+        raise UserError("dataset_type raw needs dataset_path: a manifest")
+    else:
+        listed += manifest(Path(dataset.dataset_path))
+    listed = listed[: dataset.dataset_size]
+    names = [name for name, _ in listed]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated or not names:
+        words = f"two examples are called {repeated}; names have to differ" if repeated else "has no examples"
+        raise UserError(f"{dataset.dataset_path}: {words}")
+    return dict(listed)
+
+
+def manifest(path: Path) -> Iterator[Tuple[str, Path]]:
+    """Yield the files of a manifest: a line with a folder, then lines of a file below it, a tab and its samples.
+    Raises UserError."""
+    first, *others = read_text(path).splitlines() or [""]
+    root = (path.parent / first.strip()).resolve()
+    if not first.strip() or not root.is_dir():
+        raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
+    for line, text in enumerate(others, 2):
+        name = text.partition("\t")[0].strip()
+        file = (root / name).resolve()
+        if name and (root not in file.parents or not file.is_file()):
+            problem = f"{file}: no such file" if root in file.parents else f"{name} does not stay below {root}"
+            raise UserError(f"{path}, line {line}: {problem}")
+        if name:
+            yield name, file
+
+
 def part(stage: str, costs: List[Costs], seconds: Optional[float], failed: int) -> Dict[str, Any]:
     """Return a stage over the examples that ended well, from what it costs on each.
 
     seconds: of all their audio; failed: how many examples ended in it.  run_time_s is the mean of each example's median
     over repeats, rtf all of these over the seconds of all audio; memory_bytes and process_bytes are means."""
     times = [median(each.wall_ns) / 1e9 for each in costs]
-    row = {
-        "stage": stage,
-        "failed": failed,
-        "not_counted": sorted({name for each in costs for name in each.not_counted}),
-    }
+    unknown = sorted({name for each in costs for name in each.not_counted})
+    row = {"stage": stage, "failed": failed, "not_counted": unknown}
     row.update(run_time_s=mean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
     for key in ("memory_bytes", "process_bytes", "macs", "flops"):
         known = [getattr(each, key) for each in costs if getattr(each, key) is not None]
@@ -192,11 +222,12 @@ def part(stage: str, costs: List[Costs], seconds: Optional[float], failed: int) 
 
 def whole(parts: List[Dict[str, Any]]) -> Dict[str, Any]:
     """Return stages that run one after the other as one."""
-    row: Dict[str, Any] = {"stage": "all", "failed": sum(each["failed"] for each in parts)}
+    unknown = sorted({name for each in parts for name in each["not_counted"]})
+    row = {"stage": "all", "failed": sum(each["failed"] for each in parts), "not_counted": unknown}
     for key in (each.key for each in NUMBERS):
         known = [each[key] for each in parts]
         row[key] = None if None in known else (sum if key in ADDED else max)(known)
-    return {**row, "not_counted": sorted({name for each in parts for name in each["not_counted"]})}
+    return row
 
 
 def answer(kept: Kept) -> Answer:
