@@ -24,7 +24,7 @@ from common.analysis.row import Row  # noqa: E402
 from common.core.text import number  # noqa: E402
 from common.present.parts import Figure, Section  # noqa: E402
 from common.present.style import NEUTRAL, axis_of, layout, marker, points, span  # noqa: E402
-from common.show import page, trade_off  # noqa: E402
+from common.show import page, plots  # noqa: E402
 
 FOLDER = "results/2026-11-24-amd-epyc-2-cores"
 SMALL, LARGE, WINNER = 8, 20, 30  # pixels of a marker
@@ -40,7 +40,9 @@ SCREENS = {
 
 def picture(rows: List[Row]) -> Figure:
     """Return the plot of rows of one configuration, without those of another environment than their own."""
-    both, _, at = trade_off.known([row for row in rows if "@" not in row.name])
+    places = plots.known(rows)
+    both = [row for row in rows if "@" not in row.name and row.label in places]
+    at = [places[row.label] for row in both]
     pick = verdict.fastest(rows)
     data = []
     for row, (ms, mb) in sorted(zip(both, at), key=lambda pair: pair[0].name in CHOICES):

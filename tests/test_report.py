@@ -45,8 +45,7 @@ from common.present import parts, style
 from common.present.parts import Figure, Section, Slice
 from common.setup import interpreters
 from common.show import cards as cards_of
-from common.show import facts, html, over_time, page, ratios, trade_off
-from common.show.sweep import figures
+from common.show import facts, html, over_time, page, plots
 
 LIBRARY = "/* plotly */"
 
@@ -149,7 +148,7 @@ def test_ratios_have_a_dot_and_a_whisker_on_a_logarithmic_axis_with_a_line_at_on
     timed(tmp_path, "approx", [1, 1.1, 1.2], kind="pruned", exact=False)
     timed(tmp_path, "other", [1, 1.1, 1.2], kind="modified", exact=False)
     rows = rows_of(tmp_path)
-    figure = ratios.over_fastest(rows)
+    figure = plots.over_fastest(rows)
     dots = {trace["name"]: trace for trace in figure.data}
     assert list(dots) == ["a", "b", "approx (approx.)"] and "other" in figure.caption
     ratio = next(row for row in rows if row.name == "b").against_fastest.ratio
@@ -157,7 +156,7 @@ def test_ratios_have_a_dot_and_a_whisker_on_a_logarithmic_axis_with_a_line_at_on
     assert ratio.ratio + dots["b"]["error_x"]["array"][0] == pytest.approx(ratio.high)
     assert figure.layout["xaxis"]["type"] == "log" and [line["x0"] for line in figure.layout["shapes"]] == [1]
     assert "error_x" not in dots["a"]
-    assert ratios.over_fastest([row for row in rows if row.name == "a"]) is None
+    assert plots.over_fastest([row for row in rows if row.name == "a"]) is None
 
 
 def test_the_trade_off_has_a_front_of_exact_losses_and_other_models_are_on_none(tmp_path):
@@ -165,18 +164,16 @@ def test_the_trade_off_has_a_front_of_exact_losses_and_other_models_are_on_none(
     for name, ms, peak, kind in [*of, ("pruned", 5, 50, "pruned"), ("modified", 2, 20, "modified")]:
         timed(tmp_path, name, [ms, ms], peak=peak, kind=kind, exact=kind == "exact")
     rows = rows_of(tmp_path)
-    both, _, points = trade_off.known(rows)
-    exact, together = trade_off.fronts(both, points)
-    assert [both[index].label for index in exact.members] == ["quick", "small"]
-    assert [both[index].label for index in together.members] == ["pruned"] and exact.dash != together.dash
-    figure = trade_off.time_and_memory(rows)
+    exact, together = plots.fronts(rows)
+    assert [row.label for row in exact.members] == ["quick", "small"]
+    assert [row.label for row in together.members] == ["pruned"] and exact.dash != together.dash
+    figure = plots.time_and_memory(rows)
     hollow = {trace["name"] for trace in figure.data if trace["marker"].get("symbol", "").endswith("-open")}
     named = [trace["text"] for trace in figure.data if "text" in trace["mode"]]
     assert {name.partition(" ")[0] for name in hollow} == {"modified"}
     assert sorted(named) == [["pruned"], ["quick"], ["small"]]
     assert has_words(figure.caption, "quick, small", "not ranked")
-    assert trade_off.time_and_memory(rows[:1]) is None
-    assert trade_off.pareto([(1, 9), (2, 3), (3, 4), (4, 1), (2, 5)]) == [0, 1, 3]
+    assert plots.time_and_memory(rows[:1]) is None
 
 
 def test_samples_far_from_the_median_are_arrows_at_the_edge(tmp_path):
@@ -211,7 +208,7 @@ def test_an_implementation_has_one_colour_in_every_plot_and_a_family_one_colour(
     assert look["k2"].color == look["k2-pruned"].color != look["fast_rnnt"].color
     assert look["fast_rnnt"].color == look["fast_rnnt@k2"].color == look["fast_rnnt-pruned"].color
     assert len({look[name] for name in names}) == len(names)
-    for figure in (ratios.over_fastest(rows), trade_off.time_and_memory(rows), over_time.drift(rows)):
+    for figure in (plots.over_fastest(rows), plots.time_and_memory(rows), over_time.drift(rows)):
         for trace in figure.data if figure else ():
             row = next((row for row in rows if trace["name"] in (row.label, row.marked)), None)
             assert row is None or trace["marker"]["color"] == style.color(row.look), trace["name"]
@@ -530,7 +527,7 @@ def test_the_newest_of_a_cell_is_shown(tmp_path):
 
 
 def test_curves_over_numbers_and_bars_over_words(log):
-    drawn = {figure.key: figure for figure in figures(logs.read([log]).sweeps[0])}
+    drawn = {figure.key: figure for figure in plots.swept(logs.read([log]).sweeps[0])}
     curve = drawn["sweep-vocab-size-time"]
     assert [(trace["name"], trace["x"], trace["y"]) for trace in curve.data] == [
         ("linear", [500, 1000, 4000], [5, 10, 40]),

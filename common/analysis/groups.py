@@ -253,11 +253,6 @@ class Sweep:
         by_cell = gathered((_place(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 
-    def along(self, key: str) -> List[Row]:
-        """Return the rows in which only `key` varies; every other setting has the first of its values."""
-        others = {other: values[0] for other, values in self.grid.items() if other != key}
-        return [row for row in self.rows if all(row.header.values[other] == value for other, value in others.items())]
-
 
 def sweeps(rows: Sequence[Row]) -> List[Sweep]:
     """Return the sweeps of rows with swept settings: those of equal keys whose other settings agree."""

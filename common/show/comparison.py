@@ -18,9 +18,8 @@ from common.present.parts import Card, Cell, Column, Figure, Section, Table
 from common.present.parts import Line as Fact
 from common.present.style import looks
 from common.present.text import aligned, json_text, listed, markdown, spaced
-from common.show import answer, ratios
+from common.show import answer, plots
 from common.show.page import assembled
-from common.show.ratios import Dot
 
 FORMATS = ("table", "markdown", "json")
 COLUMNS = (
@@ -306,13 +305,13 @@ def _figure(rows: Sequence[Change]) -> Optional[Figure]:
         for scope, time in row.time.items():
             if time.times is not None:
                 numbers = time.times, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
-                dots.append(Dot(f"{row.name}, {scope}", look_of[new.name], *numbers, new.results))
+                dots.append(plots.Dot(f"{row.name}, {scope}", look_of[new.name], *numbers, new.results))
     if not dots:
         return None
     caption = "Dot: the time of the new side over that of the baseline; line: its interval over rounds."
     if any(dot.hollow for dot in dots):
         caption += " Hollow: beside other load, so the ratio decides nothing."
-    return ratios.figure("changes", "Time, new over baseline", caption, dots, "times the baseline")
+    return plots.ratios("changes", "Time, new over baseline", caption, dots, "times the baseline")
 
 
 def _notes(rows: Sequence[Change], remarks: Sequence[str]) -> List[Fact]:

@@ -24,7 +24,7 @@ from common.core.text import count, gathered, plain, reason_of
 from common.present import parts
 from common.present.parts import Failure, Figure, Line, Link, Section
 from common.setup import interpreters
-from common.show import cards, facts, html, over_time, ratios, results, sweep, trade_off
+from common.show import cards, facts, html, over_time, plots, results
 
 Paths = Sequence[Path]
 FILE_NAME = "report.html"
@@ -59,7 +59,7 @@ def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths:
             _section(group, index, titles[index], [base, *paths], len(groups) == 1)
             for index, group in enumerate(groups)
         ),
-        *(sweep.section(each, number) for number, each in enumerate(swept)),
+        *(plots.of_sweep(each, number) for number, each in enumerate(swept)),
     ]
     for number, tool in enumerate(parts.slices()):
         try:
@@ -177,7 +177,7 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
     columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
     figures: List[Optional[Figure]] = []
     if not group.search:
-        figures = [trade_off.time_and_memory(rows), over_time.drift(rows), over_time.memory_within(rows)]
+        figures = [plots.time_and_memory(rows), over_time.drift(rows), over_time.memory_within(rows)]
     load, known = facts.load(rows), facts.machine(rows)
     return Section(
         f"group-{index}",
@@ -185,7 +185,7 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
         ". ".join([*([] if alone else [group.heading]), *([] if group.search else cards.measured(rows))]),
         loaded=results.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
-        lead=None if group.search else ratios.over_fastest(rows),
+        lead=None if group.search else plots.over_fastest(rows),
         tables=[results.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
         failures=[Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in failed],
         figures=[figure for figure in figures if figure],
