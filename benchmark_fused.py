@@ -54,7 +54,7 @@ class Fused(Adapter):
         return {
             "blank": self.blank,
             "reduction": self.reduction,
-            "fastemit_lambda": self.fastemit,
+            "fastemit_lambda": 0.0,
             "negligible": self.negligible,
             "backend": self.backend,
             **self.lattice_options(),

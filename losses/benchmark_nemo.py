@@ -35,7 +35,7 @@ class Nemo(Adapter):
         return self.module.RNNTLossNumba
 
     def options(self):
-        return {"blank": self.blank, "reduction": self.reduction, "fastemit_lambda": self.fastemit, "clamp": -1}
+        return {"blank": self.blank, "reduction": self.reduction, "fastemit_lambda": 0.0, "clamp": -1}
 
 
 ADAPTER = Nemo

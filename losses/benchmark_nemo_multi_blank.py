@@ -36,7 +36,7 @@ class NemoMultiBlank(nemo_package.NemoPackage):
             "big_blank_durations": list(reversed(self.lattice.durations)),
             "reduction": self.reduction_name(),
             "sigma": self.lattice.sigma,
-            **self.numba_options({"fastemit_lambda": self.fastemit, "clamp": -1}),
+            **self.numba_options({"fastemit_lambda": 0.0, "clamp": -1}),
         }
 
     def call(self, tensors, prepared):

@@ -36,7 +36,7 @@ class NemoTdt(nemo_package.NemoPackage):
             "durations": list(self.lattice.durations),
             "reduction": self.reduction_name(),
             "sigma": self.lattice.sigma,
-            **self.numba_options({"fastemit_lambda": self.fastemit, "clamp": -1, "omega": 0.0}),
+            **self.numba_options({"fastemit_lambda": 0.0, "clamp": -1, "omega": 0.0}),
         }
 
 

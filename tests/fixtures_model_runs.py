@@ -116,7 +116,7 @@ GONE = "gone is not installed: pip install <gone>"
 
 def made(name: str = "a", **cells: Outcome) -> show.Matrix:
     """Return the matrix of the row `name` with these outcomes."""
-    rows = [Row(name, "exact", version="1", torch="2", python="3", cells=cells), Row("gone", "exact", "missing", GONE)]
+    rows = [Row(name, "exact", version="1", torch="2", cells=cells), Row("gone", "exact", "missing", GONE)]
     return show.Matrix("cpu: x; 2020-01-01; suite abc", rows, [case for case in CASES if case.name in cells])
 
 

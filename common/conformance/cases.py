@@ -52,9 +52,7 @@ class Row(Struct, omit_defaults=True):
     reason: str = ""
     version: Optional[str] = None
     torch: Optional[str] = None
-    python: Optional[str] = None
     device_name: Optional[str] = None
-    cuda: Optional[str] = None
     simulator: Optional[str] = None
     cells: Dict[str, Outcome] = {}
 
@@ -77,10 +75,6 @@ class Case:
     check: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     alone: bool = False
-
-    def allowing(self, large: bool) -> Case:
-        """Return the case; with `large`, it is asked even if it needs much memory."""
-        return replace(self, values={**self.values, "allowed": large}) if "allowed" in self.values else self
 
 
 def _set(name: str, index: Tuple[int, ...], value: int) -> Callable[[Any], Any]:
@@ -384,13 +378,6 @@ CASES: Tuple[Case, ...] = (
         values={"reduction": "sum"},
     ),
     Case(
-        "fastemit",
-        "FastEmit",
-        "lambda = 0.1: the gradient of target arcs times 1.1; the value may be the loss, or the loss times 1.1; the "
-        "message says which",
-        wrong="with FastEmit the gradient is not that of target arcs times (1 + lambda)",
-    ),
-    Case(
         "second-backward",
         "a second backward",
         "backward(retain_graph=True), then backward again: the same gradient, or an error",
@@ -449,16 +436,6 @@ CASES: Tuple[Case, ...] = (
         refusal="torch.no_grad is refused",
         check="without_gradient",
         values={"detached": False},
-    ),
-    Case(
-        "large",
-        "more than 2^31 elements",
-        "8 GiB of float32 logits; loss, and gradients at the beginning, in the middle and at the end (--large)",
-        wrong="logits of more than 2^31 elements give another result, without an error",
-        refusal="logits of more than 2^31 elements are refused",
-        check="more_than_2_31_elements",
-        values={"allowed": False},
-        alone=True,
     ),
     Case(
         "second-device",

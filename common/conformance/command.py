@@ -1,8 +1,9 @@
 """Judge every implementation and variant by the corner cases: which answer right, wrong, not at all, or crash.
 
 Loss and gradient are compared with the float64 oracle.  A case that may end its process has a process of its own.
-Exit code: 0 if the matrix could be made, whatever it shows; 1 if an error of this suite kept an implementation from
-being judged; 2 for bad usage or a matrix that could not be written (it is printed); 130 or 143 if it was stopped.
+Exit code: 0 if the matrix could be made, whatever it shows of packages; 1 if a loss of your own is wrong, crashes or
+cannot be judged, or if an error of this suite kept a loss from being judged; 2 for bad usage or a matrix that could not
+be written (it is printed); 130 or 143 if it was stopped.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Optional
 from common.cli.parser import Parser, add_loss, implementations
 from common.conformance import show
 from common.conformance.cases import CASES
+from common.conformance.judge import LOADING_SECONDS, simulator
 from common.core import flag_types, settings
 from common.core.errors import EXIT_OK
 from common.core.files import another, make_folder, write_whole
-from common.core.implementations import with_variants
+from common.core.implementations import find, with_variants
 from common.core.text import LONGEST_MESSAGE
 from common.jobs.session import Executor
 from common.jobs.spec import Task
@@ -62,16 +64,6 @@ def parser() -> Parser:
     )
     result.add_argument("--list", action="store_true", help="List the cases with what they ask, and stop.")
     result.add_argument(
-        "--large",
-        nargs="?",
-        type=flag_types.some_of(names, names),
-        default=(),
-        const=names,
-        metavar="A,B",
-        help="Also ask all implementations, or only these, for more than 2^31 elements: 8 GiB of logits, minutes for "
-        "each. Skipped unless 17 GiB of memory are free.",
-    )
-    result.add_argument(
         "--in-place", action="store_true", help="Judge in this Python only, with what it has installed."
     )
     quick = f"the cases {', '.join(QUICK)}"
@@ -97,19 +89,16 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     config = show.Config(
         cases=[case.name for case in CASES if case.name in (arguments.cases or case.name)],
         device=device,
-        large=[name for name in choices if name in arguments.large],
         missing={name: choice.reason for name, choice in choices.items() if choice.python is None},
     )
-    tasks = [
-        Task(
-            name,
-            "conformance",
-            {"implementation": name, "cases": config.cases, "large": name in config.large},
-            python=choice.python,
-        )
-        for name, choice in choices.items()
-        if choice.python
-    ]
+    tasks = []
+    for name, choice in choices.items():
+        row = find(name)
+        given = {"name": name, "kind": row.kind, "script": row.script, "variant": row.variant, "cases": config.cases}
+        given["timeout"] = arguments.timeout
+        if choice.python:
+            tasks.append(Task(name, "conformance", given, python=choice.python, environment=simulator(row, device)))
+    arguments.timeout = LOADING_SECONDS + len(config.cases) * arguments.timeout  # of a process
 
     def answer(run: Kept) -> Answer:
         matrix = show.matrix_of(run)
@@ -117,7 +106,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
             written = json.dumps(show.corners(matrix), indent=1) + "\n"
             files = ((arguments.output / show.PAGE, show.page(matrix)), (arguments.output / show.CORNERS, written))
             write_whole(advice, *files)
-        return show.answer_of(matrix)
+        return show.answer_of(matrix, [name for name in choices if find(name).script.endswith(".py")])
 
     resolved = settings.resolve({}, device)
     return commands.measured(show.TOOL, "corners", config, tasks, resolved, arguments, answer, executor, timed=False)

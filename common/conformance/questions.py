@@ -139,6 +139,11 @@ class Examination:
     adapter: Adapter
     device: torch.device
 
+    @property
+    def interpreted(self) -> bool:
+        """Return whether Python runs its kernels, thread by thread, which takes minutes for a small batch."""
+        return self.adapter.simulated and not self.adapter.simulator_compiled
+
     def ask(
         self,
         shapes: Shapes,

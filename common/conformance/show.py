@@ -80,12 +80,10 @@ SHORT = dict(
 
 
 class Config(Struct, kw_only=True):
-    """Describe what a run was asked: cases, the device, losses that were also asked for more than 2^31 elements, and
-    why others cannot be judged here."""
+    """Describe what a run was asked: cases, the device, and why others cannot be judged here."""
 
     cases: List[str]
     device: str
-    large: List[str] = []
     missing: Dict[str, str] = {}
 
 
@@ -200,12 +198,14 @@ def remarks(matrix: Matrix) -> List[str]:
     return lines + [f'reduction "mean" is the {words}: {_packages(names)}' for words, names in whose.items()]
 
 
-def answer_of(matrix: Matrix) -> Answer:
-    """Return a matrix as the screen, Markdown and the page show it."""
+def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> Answer:
+    """Return a matrix as the screen, Markdown and the page show it.
+
+    own: losses of the user's own, which fail the command where they are wrong or could not be judged.
+    """
     judged = [row for row in matrix.rows if row.cells]
     clean = [called(row) for row in judged if not _odd_cases(row, matrix.cases)]
     failures = [f"not judged: {row.name}: {row.status}: {row.reason}" for row in matrix.rows if not row.cells]
-    failed = [row for row in judged if any(outcome.result == ERROR for outcome in row.cells.values())]
     return Answer(
         TITLE,
         total=[
@@ -231,8 +231,18 @@ def answer_of(matrix: Matrix) -> Answer:
                 if not row.cells
             ),
         ],
-        statuses=["error" if row in failed else "ok" if row.status == JUDGED else row.status for row in matrix.rows],
+        statuses=[_status(row, row.name in own) for row in matrix.rows],
     )
+
+
+def _status(row: Row, own: bool) -> str:
+    """Return the status that tells the exit code: packages may be wrong, a loss of the user's own may not."""
+    results = {outcome.result for outcome in row.cells.values()}
+    plain = row.cells.get("ragged", Outcome(PASS))
+    right = PASS in results and plain.result == PASS and not {DIFFERS, CRASHES, TIMEOUT} & results
+    if ERROR in results or (own and not right):
+        return ERROR
+    return "ok" if row.status == JUDGED else row.status
 
 
 def page(matrix: Matrix) -> str:

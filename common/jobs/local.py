@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import clipped
 from common.jobs.session import Executor, Interrupted
-from common.jobs.spec import STARTING, SUBJECTS, Job, Runnable
+from common.jobs.spec import Job, Runnable
 from common.system.memory import tells_of_no_memory
 from common.system.processes import Child, signal_name, start_servers
 
@@ -61,12 +60,6 @@ class Local(Executor):
             if job.subject == "loss":
                 self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
                 description["shared"] = self.shared.name
-            if job.subject in STARTING:
-                try:
-                    subject = importlib.import_module(SUBJECTS[job.subject])
-                    return [*subject.run(description, python, timeout, note), job.status("ok", "")]
-                except KeyboardInterrupt:
-                    raise Interrupted([job.status(*stopped)]) from None
             imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
             with Child.run(python, WORKER, description, ROOT, variables, job.round, imports) as child:
                 try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -24,8 +24,6 @@ SUBJECTS = {
     "profile": "common.tools.profile.measure",
     "conformance": "common.conformance.judge",
 }
-#: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
-STARTING = ("conformance",)
 
 #: Environment variables of the processes of a pass; those of the others are as --allocator says.
 VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
@@ -101,6 +99,7 @@ class Task:
         given: what its subject reads beside the settings.
         overrides: settings of this task alone.
         python: interpreter of its process, where it is not the run's.
+        environment: variables of its process.
     """
 
     name: str
@@ -108,6 +107,7 @@ class Task:
     given: Mapping[str, Any]
     overrides: Tuple[Tuple[str, Any], ...] = ()
     python: Optional[Path] = None
+    environment: Mapping[str, str] = field(default_factory=dict)
     round: None = None
 
     @property
@@ -119,8 +119,8 @@ class Task:
         return self.name
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return no variables: with glibc's defaults times are as a user has them, and the heap hides no peak."""
-        return {}
+        """Return its own alone: with glibc's defaults times are as a user has them, and the heap hides no peak."""
+        return self.environment
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
         """Return the ``status`` record."""

@@ -66,8 +66,7 @@ class Adapter:
     What it can do:
       devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
       refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so; negligible: share of an
-      utterance's probability below which it leaves a cell out of the gradient, by design; fastemit: lambda of FastEmit,
-      for `options`.
+      utterance's probability below which it leaves a cell out of the gradient, by design.
 
     How `function` is called:
       is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; repairs:
@@ -75,8 +74,9 @@ class Adapter:
 
     Where it is slow:
       simulator: environment variables under which a package for CUDA alone runs its kernels on the CPU, thread by
-      thread, to judge its correctness there; python_loops: devices where Python loops over its cells, which are too
-      many operations for the profiler.
+      thread, to judge its correctness there; simulator_compiled: they are compiled for it, so that conformance asks
+      every corner, where an interpreter would take hours; python_loops: devices where Python loops over its cells,
+      which are too many operations for the profiler.
     """
 
     name: str
@@ -92,11 +92,11 @@ class Adapter:
     fewest_targets = 0
     overwrites_logits = False
     negligible = 0.0
-    fastemit = 0.0
     is_module = False
     positional = False
     repairs = False
     simulator: Mapping[str, str] = {}
+    simulator_compiled = False
     python_loops: Tuple[str, ...] = ()
     # For the benchmarks; the conformance cases try others.
     blank = 0

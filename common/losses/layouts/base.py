@@ -33,7 +33,6 @@ class Layout:
     step_cells: Type[StepCells] = StepCells  # how scope "step" is judged at size
     approximate = False  # whether the loss is approximate by design, with a `gap` to the exact loss
     tensors: Tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
-    never_large = ""  # why it is not asked for more than 2^31 elements, "" if it is
 
     def __init__(self, adapter: Adapter):
         self.adapter = adapter

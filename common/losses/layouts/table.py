@@ -59,7 +59,6 @@ class Joint(Layout):
 
     scopes = ("step",)
     tensors = ("encoder_out", "decoder_out", "weight", "bias")
-    never_large = "it takes encoder and decoder outputs, which are never that large"
 
     def step(self, model, batch, prepared):
         tensors = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
