@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   rnnt-bench profile --config icefall --sort-utterance true --max-frames 30000
   rnnt-bench profile --batch-size 1 --size layers=4 --size encoder_dim=256 --loss torchaudio
   rnnt-bench profile --sweep batch-size=1,2,4 --amp bfloat16 --optimizer
-  rnnt-bench profile --depth 3 --checkpoint 'encoder.conformer.conformer_layers.*'
+  rnnt-bench profile --depth 3
   rnnt-bench profile --model recipe.py:Model --arg vocab_size=500 --loss torchaudio --depth 2
 
 Exit code: 0; 1 if a batch size does not run; 2 for bad usage, or if a step fails."""
@@ -113,19 +113,7 @@ def parser() -> Parser:
     group.add_argument(
         "--amp", choices=("bfloat16",), help="Run the model under autocast; losses stay in float32. Default: none"
     )
-    group.add_argument(
-        "--compile",
-        action="store_true",
-        help="Run torch.compile on each labelled module that holds no other labelled one.",
-    )
     group.add_argument("--optimizer", action="store_true", help="Also run AdamW's step.")
-    group.add_argument(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="Compute the forward of these modules again in the backward, to save memory. Repeatable.",
-    )
     group = result.add_argument_group("the run")
     flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     for flag, least, words in (
@@ -221,7 +209,5 @@ def chosen(arguments: argparse.Namespace, size: Mapping[str, Any]) -> Choice:
         trace_steps=arguments.trace_steps or 2,
         dropout=arguments.dropout,
         amp=arguments.amp is not None,
-        compile=arguments.compile,
         optimizer=arguments.optimizer,
-        checkpoint=arguments.checkpoint,
     )

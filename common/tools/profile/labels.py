@@ -166,9 +166,7 @@ class Spans:
         calls.append((not again, begin, self.mark()))
 
 
-def by_patterns(
-    model: torch.nn.Module, patterns: Mapping[str, Sequence[str]], flag: str = "--label {}="
-) -> Dict[str, str]:
+def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> Dict[str, str]:
     """Return {path: label} of patterns by label: names of modules with dots, * and ? within a name.  Raises UserError
     for a pattern that matches nothing."""
     paths = [path for path, _ in model.named_modules() if path]
@@ -182,7 +180,7 @@ def by_patterns(
         ]
         if not matched:
             known = list(dict.fromkeys(_starred(path) for path in paths if path.count(".") <= depth))
-            raise UserError(f"{flag.format(label)}{pattern}: matches no module; there are {', '.join(known[:40])}")
+            raise UserError(f"--label {label}={pattern}: matches no module; there are {', '.join(known[:40])}")
         label_of.update((path, label) for path in matched if path not in label_of)
     return label_of
 

@@ -6,7 +6,6 @@ more steps, FLOPs from one counted step of each batch: no pass is part of anothe
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from contextlib import nullcontext
@@ -20,7 +19,6 @@ import msgspec
 import torch
 from torch import nn
 from torch.profiler import record_function
-from torch.utils.checkpoint import checkpoint
 
 from common.core import scripts
 from common.core.errors import NotRunnable, OutOfMemory, UserError
@@ -31,7 +29,6 @@ from common.core.text import first_line
 from common.data import batching, shapes
 from common.data.streams import ENCODER, TARGETS, symbols, uniform
 from common.flops.counter import FlopCounter
-from common.losses.compiler import check
 from common.losses.inputs import Batch, padded_sizes
 from common.measure import peaks, profiler
 from common.measure.clock import Clock
@@ -170,9 +167,6 @@ class Profiling:
                 module.p = 0.0
             elif isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
-        for path in labelling.by_patterns(made, {"": choice.checkpoint}, "--checkpoint "):
-            again = made.get_submodule(path)
-            again.forward = partial(checkpoint, again.forward, use_reentrant=False)
         return made
 
     def _labels(self) -> Dict[str, str]:
@@ -236,12 +230,9 @@ class Profiling:
             with counter:
                 self.timed(partial(self.labelled, inputs.given(), counts))
         total = counter.total()
-        compiled = self.compile() if self.choice.compile else None
         for number in range(self.choice.warmup):
             self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given()))
         times = self.times()
-        if compiled:
-            compiled.graphs_later = graphs() - compiled.graphs
         for place in times["spans"]:
             for _, begin, end in counts.calls.get((tuple(place.chain), place.phase), ()):
                 place.macs += (end.macs - begin.macs) / len(self.inputs)
@@ -252,7 +243,6 @@ class Profiling:
             macs=total.macs / len(self.inputs),
             flops=total.flops / len(self.inputs),
             not_counted=counter.not_counted(),
-            compiled=compiled,
             memory=self.memory(folder),
             **times,
         )
@@ -309,33 +299,3 @@ class Profiling:
             )
             for name, several in spans_of.items()
         ]
-
-    def compile(self) -> records.Compiled:
-        """Compile the forward of each labelled module that holds no other; of joiner and losses the modules alone.
-
-        Then run steps with labels and without, until one round of them compiles nothing.  Return what that took: no
-        step is timed before."""
-        check()
-        torch._dynamo.reset()  # else what another size compiled would decide what this one compiles
-        torch._dynamo.utils.counters.clear()
-        begin, modules = time.perf_counter_ns(), 0
-        for path in self.labels:
-            module = self.model.get_submodule(path)
-            if not any(other.startswith(f"{path}.") for other in self.labels):
-                for part in module.children() if isinstance(module, transducer.Part) else [module]:
-                    part.forward = torch.compile(part.forward)
-                    modules += 1
-        print(f"compiling {modules} modules; on a CPU this takes minutes ...", file=sys.stderr)
-        for _ in range(4):  # a first shape, a second one of any size, one that finds nothing to do
-            before = graphs()
-            for inputs in self.inputs:
-                self.timed(partial(self.labelled, inputs.given()))
-                self.timed(partial(self.labelled, inputs.given(), None))
-            if graphs() == before:
-                break
-        return records.Compiled(ns=time.perf_counter_ns() - begin, modules=modules, graphs=graphs())
-
-
-def graphs() -> int:
-    """Return the number of graphs that torch.compile made so far."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

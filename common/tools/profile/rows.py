@@ -7,19 +7,17 @@ labels and `other` to the step.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Annotated, Any, Dict, List, Optional, Tuple
 
-from common.tools.configuration import Positive  # first: it goes on in another Python where this one lacks msgspec
-
-# isort: split
 from msgspec import Meta, Struct
 
 from common.analysis.metrics import cells, values
 from common.core.statistics import mean, median
 from common.core.text import MB, number, percent, quantity
 from common.present.parts import Cell, Figure, Table, measured, tabulated
-from common.present.style import PALETTE, axis, bars, layout, pattern, shown
+from common.present.style import PALETTE, axis, bars, layout
 from common.records import schema
+from common.tools.configuration import Positive
 from common.tools.kept import Answer, Kept, of_row
 
 TOOL, TITLE = "profile", "Where the training step goes"
@@ -32,7 +30,6 @@ OWN_PARTS = {
     "joiner": ("joiner",),
     "loss": ("rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned"),
 }
-MOST_NAMED = 4  # labels in a line
 
 
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,8 +67,7 @@ class Choice(Struct, kw_only=True, frozen=True):
         labels: patterns by label; empty for the default labels
         depth: in place of labels, the depth of the modules that get one
         steps, warmup, trace_steps: numbers of timed steps, of those before them, and of those under the profiler
-        dropout, amp, compile, optimizer: as the flags of these names
-        checkpoint: patterns of modules whose forward is computed again in the backward
+        dropout, amp, optimizer: as the flags of these names
     """
 
     sizes: Sizes = Sizes()
@@ -86,15 +82,7 @@ class Choice(Struct, kw_only=True, frozen=True):
     trace_steps: int = 2
     dropout: bool = False
     amp: bool = False
-    compile: bool = False
     optimizer: bool = False
-    checkpoint: List[str] = []
-
-    @property
-    def options(self) -> str:
-        """Return the names of the flags that change the step."""
-        names = [name for name in ("dropout", "amp", "compile", "optimizer", "checkpoint") if getattr(self, name)]
-        return ", ".join(names) or "no dropout"
 
 
 class Profile(Struct, kw_only=True):
@@ -144,15 +132,6 @@ class Memory(Struct, kw_only=True):
     left: int
 
 
-class Compiled(Struct, kw_only=True):
-    """The compilation before the steps: nanoseconds, modules and graphs; graphs_later: within the timed steps."""
-
-    ns: int
-    modules: int
-    graphs: int
-    graphs_later: int = 0
-
-
 class Measured(Taken, kw_only=True):
     """A batch size that was profiled.
 
@@ -172,7 +151,6 @@ class Measured(Taken, kw_only=True):
     spans: Annotated[List[Place], Meta(min_length=1)]
     memory: List[Memory] = []
     not_counted: List[str] = []
-    compiled: Optional[Compiled] = None
 
 
 class Limit(Struct, kw_only=True):
@@ -195,16 +173,6 @@ def named(label: str, phase: str) -> str:
     return f"{label}.{BACKWARD}" if phase == BACKWARD else label
 
 
-def row_of(label: str, phase: str, depth: int, numbers: Mapping[str, Any]) -> Part:
-    """Return a row with these numbers, to which others are added."""
-    return {"name": named(label, phase), "label": label, "phase": phase, "depth": depth, **numbers}
-
-
-def share_of_limit(share: Optional[float]) -> str:
-    """Return the share in words; one above 1 shows that the limit or the time is wrong, so its number is not told."""
-    return ">100%" if share is not None and share > 1 else percent(share)
-
-
 _ms = partial(of_row, unit="ms", better="lower")
 _mb = partial(of_row, unit="MB", better="lower", profiled=True)
 #: The numbers of a row: its keys in CSV and JSON, and the columns of the table, in this order.
@@ -222,23 +190,30 @@ NUMBERS = (
     of_row("macs", "MACs", quantity),
     of_row("flops", "FLOPs", quantity),
     of_row("flops_per_second", "FLOPs /s", quantity, better="higher"),
-    of_row("of_limit", "of limit", share_of_limit, better="higher"),
+    # one above 1 shows that the limit or the time is wrong
+    of_row("of_limit", "of limit", lambda share: ">100%" if (share or 0) > 1 else percent(share), better="higher"),
 )
 
 
 def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
     """Return the labels in the order in which they begin, each backward after its forward, then `other` and the step.
     limit: FLOPs per second of the device's best product."""
+
+    def amounts(of: Taken) -> Dict[str, float]:
+        host, device = (mean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
+        return {"ms": device if cuda else host, "host_ms": host, "macs": of.macs, "flops": of.flops}
+
     cuda, steps = None not in found.device_ns, len(found.host_ns)
     labels: Dict[str, Dict[str, Part]] = {}
-    step = row_of(STEP, "", 0, {"calls": steps, **amounts(found, cuda), "own_ms": 0.0})
-    other = {**step, "name": OTHER, "label": OTHER}
-    places = {(tuple(span.chain), span.phase): amounts(span, cuda) for span in found.spans}
+    same = {"phase": "", "depth": 0, "calls": steps, **amounts(found)}
+    step, other = ({"name": name, "label": name, **same, "own_ms": 0.0} for name in (STEP, OTHER))
+    places = {(tuple(span.chain), span.phase): amounts(span) for span in found.spans}
     own = {place: known["ms"] for place, known in places.items()}
     for span, (place, known) in zip(found.spans, places.items()):
         (*above, label), phase = place
-        empty: Dict[str, Any] = dict.fromkeys(("calls", "own_ms", *known), 0)
-        part = labels.setdefault(label, {}).setdefault(phase, row_of(label, phase, len(above), empty))
+        empty = {"name": named(label, phase), "label": label, "phase": phase, "depth": len(above)}
+        empty.update(dict.fromkeys(("calls", "own_ms", *known), 0))
+        part = labels.setdefault(label, {}).setdefault(phase, empty)
         part["calls"] += span.calls
         outer = tuple(above), phase
         if outer in places:
@@ -254,19 +229,14 @@ def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
     parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
     memory = {each.name: each for each in found.memory}
     for part in parts:
-        ms, known_memory = part["ms"], memory.get("" if part is step else part["name"])
+        ms, of_memory = part["ms"], memory.get("" if part is step else part["name"])
         rate = part["flops"] / ms * 1e3 if ms > 0 else None
         part.update(share=ms / step["ms"], ms_per_call=ms * steps / part["calls"] if part["calls"] else None)
         part.update(flops_per_second=rate, of_limit=rate / limit if limit and rate is not None else None)
         part.update({"device_ms": ms} if cuda else {})
-        if known_memory:
-            part.update((f"{key}_mb", getattr(known_memory, key) / MB) for key in ("peak", "rise", "left"))
+        if of_memory:
+            part.update((f"{key}_mb", getattr(of_memory, key) / MB) for key in ("peak", "rise", "left"))
     return parts
-
-
-def amounts(of: Taken, cuda: bool) -> Dict[str, float]:
-    """Return what a mean step, or a label in it, takes."""
-    return {"ms": mean_ms(of, cuda), "host_ms": mean_ms(of, False), "macs": of.macs, "flops": of.flops}
 
 
 def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Limit]) -> List[str]:
@@ -277,35 +247,24 @@ def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Li
     if len(batches) == 1:
         longest, tokens = batches[0].frames_max, batches[0].tokens
         size = f"batch: {batches[0].N} utterances, {most} frames (longest {longest}), {tokens} tokens"
+    options = ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name)) or "no dropout"
     bare, count = median(found.bare_ns) / 1e6, len(found.host_ns)
     hooks = median([(labelled - alone) / 1e6 for labelled, alone in zip(found.host_ns, found.bare_ns)])
     cost = f"{number(hooks)} ms ({percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
     model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
-    result = [
-        f"{choice.loss}, {model}, {found.parameters['model']} parameters",
-        f"{size}; {count} steps with labels and {count} without, in turn; {choice.options}",
-        f"step without labels: {number(bare)} ms; the labels' own cost: {cost}",
-    ]
-    compiled = found.compiled
-    if compiled:
-        later = f"; {compiled.graphs_later} more in the steps, whose times are too long: give more --warmup"
-        words = f"{compiled.modules} modules, {compiled.graphs} graphs, in {number(compiled.ns / 1e9)} s"
-        result.append(f"compiled before the steps: {words}{later if compiled.graphs_later else ''}")
-    if found.not_counted:
-        result.append(f"not counted in FLOPs: {', '.join(found.not_counted)}")
-    if found.flags:
-        result.append(
-            f"the steps ran beside other load, which took {percent(found.foreign_cpu)} of the CPUs: their times are "
-            "too long; profile again when the machine is quiet"
-        )
-    over = [part["name"] for part in parts if (part["of_limit"] or 0) > 1]
-    why = "it was measured beside other load" if limit and limit.flags else "it was measured too low"
-    if over:
-        names = ", ".join(over[:MOST_NAMED]) + (" ..." if len(over) > MOST_NAMED else "")
-        result.append(f"above 100% of the limit, so the limit is wrong ({why}): {names}")
-    elif limit and limit.flags:
-        result.append("the limit was measured beside other load: shares of it may be too high")
-    return [*result, verdict(parts, bool(found.flags))]
+    over = ", ".join(part["name"] for part in parts if (part["of_limit"] or 0) > 1)
+    told = {
+        f"{choice.loss}, {model}, {found.parameters['model']} parameters": True,
+        f"{size}; {count} steps with labels and {count} without, in turn; {options}": True,
+        f"step without labels: {number(bare)} ms; the labels' own cost: {cost}": True,
+        f"not counted in FLOPs: {', '.join(found.not_counted)}": found.not_counted,
+        f"the steps ran beside other load, which took {percent(found.foreign_cpu)} of the CPUs: their times are too "
+        "long; profile again when the machine is quiet": found.flags,
+        f"above 100% of the limit, so that was measured too low: {over}": over,
+        "the limit was measured beside other load: shares of it may be too high": limit and limit.flags,
+        verdict(parts, bool(found.flags)): True,
+    }
+    return [words for words, holds in told.items() if holds]
 
 
 def outermost(parts: List[Part]) -> Dict[str, float]:
@@ -335,9 +294,9 @@ def sweep_of(found: Dict[str, Tuple[Optional[Measured], List[Part], str]]) -> Ta
     names = dict.fromkeys(name for _, parts, _ in found.values() for name in outermost(parts))
     rows = []
     for size, (known, parts, status) in found.items():
-        step = parts[-1] if parts else {}
+        *_, other, step = parts or [{}, {}]
         frames = mean([batch.frames for batch in known.batches]) if known else 0
-        shares = {**outermost(parts), **{part["label"]: part["ms"] for part in parts if part["label"] == OTHER}}
+        shares = {**outermost(parts), OTHER: other.get("ms")}
         columns = {
             "frames": round(frames) or None,
             "step ms": step.get("ms"),
@@ -375,7 +334,7 @@ def answer(kept: Kept) -> Answer:
         ]
         tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
         told += [several + line for line in lines(config.choice, known, parts, limit)]
-        figures.append(figure(size, known, "device_ms" in step))
+        figures.append(figure(size, parts))
         identity = ("name", "label", "phase", "depth")
         rows += [{"size": size, **{key: part[key] for key in identity}, **values(NUMBERS, part)} for part in parts]
     if len(found) > 1:
@@ -387,78 +346,22 @@ def answer(kept: Kept) -> Answer:
     )
 
 
-CAPTION = (
-    "Each box is a label, as wide as its milliseconds in a mean step; what lies in it is below it, all calls of a "
-    "label together. White has no label."
-)
-
-
-class Box(NamedTuple):
-    """A box.  level: 0 is on top; begin, width: in ms; short: the name in it."""
-
-    label: str
-    name: str
-    short: str
-    level: int
-    begin: float
-    width: float
-
-
-def mean_ms(of: Taken, cuda: bool) -> float:
-    """Return the milliseconds of a mean step, or of a label in it; on CUDA of the device."""
-    return mean([ns or 0.0 for ns in (of.device_ns if cuda else of.host_ns)]) / 1e6
-
-
-def boxes(found: Measured, cuda: bool) -> Iterator[Box]:
-    """Yield the box of each phase, and those of its labels: each in that which it lies in, after those beside it."""
-    at = 0.0
-    for phase in dict.fromkeys(span.phase for span in found.spans):
-        free: Dict[Tuple[str, ...], float] = {(): at}  # where the next box in each chain of labels begins
-        for span in [each for each in found.spans if each.phase == phase]:  # what a label lies in comes before it
-            chain, label, width = tuple(span.chain), span.chain[-1], mean_ms(span, cuda)
-            outer = chain[:-1] if chain[:-1] in free else ()
-            short = label.removeprefix(f"{''.join(chain[-2:-1])}_").removeprefix("rnnt_")
-            yield Box(label, f"{label}, {phase}", short, 1 + len(outer), free[outer], width)
-            free[chain] = free[outer]
-            free[outer] += width
-        yield Box("", phase, phase, 0, at, free[()] - at)
-        at = free[()]
-
-
-def figure(title: str, found: Measured, cuda: bool) -> Figure:
-    """Return the icicle of a step."""
-    of_label: Dict[str, List[Box]] = {"": []}
-    for box in boxes(found, cuda):
-        of_label.setdefault(box.label, []).append(box)
-    every = [box for some in of_label.values() for box in some]
-    levels, end = max(box.level for box in every) + 1, mean_ms(found, cuda)
-    letter = 0.0095 * end  # the width of a letter
+def figure(size: str, parts: List[Part]) -> Figure:
+    """Return a bar for each label: its own milliseconds, forward and backward."""
+    *inner, _ = parts
+    labels = list(dict.fromkeys(part["label"] for part in inner))
     data = []
-    for index, (label, some) in enumerate(of_label.items()):
-        color = PALETTE[(index - 1) % len(PALETTE)] if label else "#bbbbbb"
-        look = {"color": color, "opacity": 0.7, "pattern": pattern((index - 1) // len(PALETTE) if label else 0)}
-        data.append(
-            bars(
-                label,
-                [box.width for box in some],
-                [-box.level for box in some],
-                look,
-                "%{customdata}: %{x:.4g} ms",
-                orientation="h",
-                base=[box.begin for box in some],
-                width=0.92,
-                text=[shown(box.short) if box.width > letter * (len(box.short) + 1) else "" for box in some],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                constraintext="none",
-                customdata=[shown(box.name) for box in some],
-                showlegend=bool(label),
-            )
-        )
-    vertical = {"range": [0.6 - levels, 0.6], "showgrid": False, "showticklabels": False}
-    frame = layout(44 * levels + 70, 150, xaxis=axis("ms", range=[0, end]), yaxis=vertical, barmode="overlay")
-    largest = sorted((box for box in every if box.level), key=lambda box: -box.width)[:5]
-    summary = "Time of the step: " + ", ".join(f"{box.name} {number(box.width)} ms" for box in largest)
-    key = f"profile-time-{title.replace(' ', '-')}"
-    return Figure(key, f"Time of the step, {title}", CAPTION, summary, data, frame)
+    for phase, color in zip(dict.fromkeys(part["phase"] for part in inner), PALETTE):
+        of_phase = [part for part in inner if part["phase"] == phase]
+        times, names = [part["own_ms"] for part in of_phase], [part["label"] for part in of_phase]
+        data.append(bars(phase or OTHER, times, names, {"color": color}, "%{y}: %{x:.4g} ms", orientation="h"))
+    largest = sorted(inner, key=lambda part: -part["own_ms"])[:5]
+    vertical = {"categoryorder": "array", "categoryarray": labels[::-1]}
+    return Figure(
+        f"profile-time-{size.replace(' ', '-')}",
+        f"Time of the step, {size}",
+        "Milliseconds of a label in a mean step, without those of the labels that lie in it; all add up to the step.",
+        "Time of the step: " + ", ".join(f"{part['name']} {number(part['own_ms'])} ms" for part in largest),
+        data,
+        layout(24 * len(labels) + 90, 150, xaxis=axis("own ms"), yaxis=vertical, barmode="stack"),
+    )
