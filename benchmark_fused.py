@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.command import script_main
 from common.core.errors import NotRunnable
+from common.core.files import BUILD
 from common.core.implementations import LATTICES
-from common.core.paths import BUILD
 from common.losses.adapter import Adapter
 
 

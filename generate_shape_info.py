@@ -18,9 +18,8 @@ from typing import Optional, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.parser import Parser
-from common.core.errors import EXIT_OK, UserError
+from common.core.errors import EXIT_OK, UserError, guarded
 from common.core.flag_types import path, positive, seed, whole
-from common.core.guard import guarded
 
 PROG = "generate_shape_info.py"
 EXAMPLES = """examples:

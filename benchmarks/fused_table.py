@@ -25,8 +25,12 @@ from common.analysis import logs  # noqa: E402
 from common.analysis.row import PEAKS, Row  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
 from common.core import flag_types  # noqa: E402
-from common.core.errors import EXIT_OK, EXIT_USAGE, UserError  # noqa: E402
-from common.core.guard import guarded  # noqa: E402
+from common.core.errors import (  # noqa: E402
+    EXIT_OK,
+    EXIT_USAGE,
+    UserError,
+    guarded,  # noqa: E402
+)
 from common.core.settings import LOGITS  # noqa: E402
 from common.core.statistics import geometric_mean, median  # noqa: E402
 from common.core.text import count, error, escaped, gathered, number, without_folders  # noqa: E402

@@ -27,8 +27,12 @@ import train  # noqa: E402
 
 from common.cli.parser import Parser  # noqa: E402
 from common.core import flag_types  # noqa: E402
-from common.core.errors import EXIT_OK, NotRunnable, UserError  # noqa: E402
-from common.core.guard import guarded  # noqa: E402
+from common.core.errors import (  # noqa: E402
+    EXIT_OK,
+    NotRunnable,
+    UserError,
+    guarded,  # noqa: E402
+)
 from common.core.settings import STAGES  # noqa: E402
 from common.losses.speech import WEIGHTS  # noqa: E402
 from common.setup import extensions  # noqa: E402

@@ -18,7 +18,7 @@ def _say(words):
 
 
 def _uncaught(kind, error, traceback):
-    """End with one line and exit code 130 for Ctrl-C before core.guard takes over, or after it."""
+    """End with one line and exit code 130 for Ctrl-C before core.errors.guarded takes over, or after it."""
     if not issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
         return sys.__excepthook__(kind, error, traceback)
     _say("interrupted")

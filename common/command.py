@@ -65,8 +65,8 @@ def register() -> None:
 
 
 def run(name: str, main: Callable[[], int]) -> int:
-    """Run the main function of the script `name` with every tool known; return the exit code, see guard.guarded."""
-    from common.core.guard import guarded
+    """Run the main function of the script `name` with every tool known; return the exit code, see errors.guarded."""
+    from common.core.errors import guarded
 
     register()
     return guarded(name, main)
@@ -79,26 +79,26 @@ def main(argv: Sequence[str]) -> int:
     import sys
     from importlib import import_module
 
-    from common.core import guard
+    from common.core import errors
     from common.core.errors import EXIT_OK, EXIT_USAGE
-    from common.core.paths import INSTALLED, ROOT
+    from common.core.files import INSTALLED, ROOT
     from common.core.text import closest
 
-    guard.safe_streams()
+    errors.safe_streams()
     name, *others = argv or ["--help"]
     if name in ("-h", "--help", "help", "-V", "-v", "--version"):
         print(_version() if "v" in name.lower() else _help())
         return EXIT_OK
     if name not in COMMANDS:
-        guard.say(f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)")
+        errors.say(f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)")
         return EXIT_USAGE
-    guard.require("msgspec")
+    errors.require("msgspec")
     command = COMMANDS[name]
-    guard.program_called = f"{PROGRAM} {name}"
+    errors.program_called = f"{PROGRAM} {name}"
     for other, of in reversed(COMMANDS.items()):  # run, and not list, is benchmark_all.py
-        guard.names_of_scripts[of.script] = f"{PROGRAM} {other}"
+        errors.names_of_scripts[of.script] = f"{PROGRAM} {other}"
     if INSTALLED:
-        guard.names_of_scripts["`make bench`"] = f"`{PROGRAM} run`"
+        errors.names_of_scripts["`make bench`"] = f"`{PROGRAM} run`"
     if name == "sweep":
         is_axis = [word for word in others if "=" in word and not word.startswith("-")]
         others = [f"--sweep={word}" if word in is_axis else word for word in others]
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
         module = import_module(command.script)
         if command.script.endswith(".command"):
             parsed = module.parser().parse_args(arguments)
-            return guard.guarded(f"{PROGRAM} {name}", lambda: module.main(parsed))
+            return errors.guarded(f"{PROGRAM} {name}", lambda: module.main(parsed))
         return int(module.main(arguments))
     sys.argv = [os.path.join(ROOT, command.script), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")  # ends in SystemExit, as the script does
@@ -136,7 +136,7 @@ def _help() -> str:
 def _version() -> str:
     """Return "rnnt-bench 0.1.0", with the revision of a checkout."""
     import rnnt_bench
-    from common.core.paths import ROOT
+    from common.core.files import ROOT
     from common.system import machine
 
     revision, changed = machine.git_state(ROOT)
@@ -152,7 +152,7 @@ def script_main(file: str, description: Optional[str]) -> int:
     # Here and not above: every worker imports a script, and needs none of this.
     from common.cli import benchmark, flags
     from common.cli.parser import Parser, add_choice, chosen
-    from common.core import flag_types, scripts
+    from common.core import flag_types, implementations
     from common.core.errors import UserError
     from common.core.implementations import LATTICES
 
@@ -162,7 +162,7 @@ def script_main(file: str, description: Optional[str]) -> int:
         epilog="docs/reading.md tells how to read the table; summarize.py prints it again for any log folder.",
     )
     try:
-        implementation = scripts.of_file(file)
+        implementation = implementations.of_file(file)
     except UserError as error:
         parser.error(str(error))
     name, variants = implementation.name, implementation.variants

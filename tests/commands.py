@@ -16,7 +16,8 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
-from common.core import guard, implementations, scripts
+from common.core import errors as core_errors
+from common.core import implementations
 from common.records import store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,12 +47,12 @@ def read(line, cwd=ROOT):
     output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code = 0
     store.warn.cache_clear()  # a process of its own would warn again, and import a script again
-    scripts._attributes_of_file.cache_clear()
+    implementations._attributes_of_file.cache_clear()
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (sys, "argv", line[1:]),
-            (guard, "program_called", ""),
-            (guard, "names_of_scripts", {}),
+            (core_errors, "program_called", ""),
+            (core_errors, "names_of_scripts", {}),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(mock.patch.dict(implementations.BY_NAME))  # a script of a user's adds itself

@@ -14,7 +14,7 @@ from commands import pass_on_no_ignored_signals
 
 from common import command
 from common.core.implementations import Implementation, environments
-from common.system import git, machine
+from common.system import machine
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
 # vector instructions that says whether it runs: the processor tells.
@@ -27,8 +27,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Commands see an idle machine, whatever runs beside the tests: what they say of load is tested with made-up numbers.
 os.environ["HOST_PROC"] = str(Path(__file__).parent / "data" / "idle")
 
-for name in git.LOCAL_VARIABLES:  # of a git hook that runs the tests: they make repositories of their own
-    os.environ.pop(name, None)
+for name in [name for name in os.environ if name.startswith("GIT_") and "CONFIG_" not in name]:
+    del os.environ[name]  # of a git hook that runs the tests: they make repositories of their own
 
 pass_on_no_ignored_signals()
 command.register()  # as every script does

@@ -9,7 +9,7 @@ from unittest import mock
 
 from common.conformance import show
 from common.conformance.cases import CASES, Outcome, Row
-from common.core.guard import guarded
+from common.core.errors import guarded
 from common.jobs import worker
 from common.jobs.session import Executor
 from common.records import schema

@@ -15,7 +15,7 @@ from fixtures_runs import write_run
 from test_contract import TRAINED, adapter_of, context_of
 
 from common.analysis import logs
-from common.core import scripts, settings
+from common.core import implementations, settings
 from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
 from common.data import batching
@@ -637,7 +637,7 @@ def checked(tmp_path):
         path = tmp_path / "benchmark_flash.py"
         path.write_text(text.replace(old, new))
         try:
-            adapter = scripts.load(str(path))(settings.resolve({"preset": "quick"}, "cpu"))
+            adapter = implementations.load(str(path))(settings.resolve({"preset": "quick"}, "cpu"))
             adapter.load("cpu")
             return small_batches.check(adapter, CPU, torch.float32)
         finally:

@@ -19,10 +19,10 @@ from commands import ROOT, assert_user_error, run
 from common import command
 from common.cli import flags
 from common.cli.parser import Made, Parser, given_settings, with_limits
-from common.core import flag_types, grid, guard, presets, settings
+from common.core import errors, flag_types, grid, settings
 from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
-from common.core.setting import declared, setting
+from common.core.settings import declared, setting
 from common.data import shapes
 from common.records import schema
 
@@ -99,7 +99,7 @@ def test_words_are_understood_in_several_ways():
     assert not any(map(flag_types.str2bool, ("false", "NO", "f", "n", "0")))
     assert [flag_types.device(text) for text in ("gpu", "gpu:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
     assert given("--dtype", "fp16")["dtype"] == "float16" and given("--amp", "bf16")["amp"] == "bfloat16"
-    assert presets.parts("seed") == presets.parts("full") == ("full", "bpe500")
+    assert flag_types.parts("seed") == flag_types.parts("full") == ("full", "bpe500")
 
 
 def test_presets_follow_the_device_and_flags_win():
@@ -151,8 +151,8 @@ def test_help_is_short_and_names_flags_that_are_there(script):
 def test_help_is_written_in_sentences(name, monkeypatch):
     """A capital first; a full stop, or the default, at the end."""
     monkeypatch.setattr(sys, "argv", sys.argv)  # the command puts others in their place
-    monkeypatch.setattr(guard, "program_called", guard.program_called)
-    monkeypatch.setattr(guard, "names_of_scripts", {**guard.names_of_scripts})
+    monkeypatch.setattr(errors, "program_called", errors.program_called)
+    monkeypatch.setattr(errors, "names_of_scripts", {**errors.names_of_scripts})
     monkeypatch.setattr(Parser, "hands_over", True)
     with pytest.raises(Made) as made:
         command.main([name])

@@ -30,7 +30,7 @@ from common.conformance.cases import (
     Row,
 )
 from common.conformance.judge import judge
-from common.core import scripts, settings
+from common.core import implementations, settings
 from common.core.implementations import KINDS, with_variants
 from common.losses import oracle, vectorised
 from losses.benchmark_reference import Reference
@@ -574,7 +574,7 @@ def test_the_unchanged_template_is_right_in_every_case(tmp_path):
 
 def test_a_target_that_the_template_may_not_emit_leaves_its_gradient_finite():
     """-inf in one cell leaves other paths; in all cells it leaves none, and an infinite loss."""
-    adapter = scripts.load(str(ROOT / "benchmark_mine.py"))(settings.resolve({"preset": "quick"}, "cpu"))
+    adapter = implementations.load(str(ROOT / "benchmark_mine.py"))(settings.resolve({"preset": "quick"}, "cpu"))
     for frames, infinite in ((slice(1, 2), False), (slice(None), True)):
         logits = torch.sin(torch.arange(2 * 4 * 3 * 5.0)).view(2, 4, 3, 5)
         logits[0, frames, :, 3] = -math.inf

@@ -71,25 +71,6 @@ def test_the_real_torch_answers(monkeypatch, capsys):
     assert device in ("cpu", "cuda") and ("warning: torch " in capsys.readouterr().err) == (device == "cpu")
 
 
-def test_where_a_process_runs_and_what_spoils_its_times(tmp_path):
-    for cpu in range(6):
-        clocks = tmp_path / f"cpu/cpu{cpu}/cpufreq"
-        clocks.mkdir(parents=True)
-        (clocks / "scaling_governor").write_text("powersave\n" if cpu == 5 else "performance\n")
-    for node, cpus in enumerate(("0-3", "4-5")):
-        (tmp_path / f"node/node{node}").mkdir(parents=True)
-        (tmp_path / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
-    calm = machine.placement(tmp_path, {0, 1, 3})
-    assert calm == {"affinity": "0-1,3", "governor": "performance", "numa_nodes": 1}
-    assert machine.spoiled_by(calm, threads=3) == []
-    assert "--threads 3" in " ".join(machine.spoiled_by(calm, threads=4))
-    across = machine.placement(tmp_path, {3, 4, 5})
-    assert across == {"affinity": "3-5", "governor": "performance, powersave", "numa_nodes": 2}
-    assert len(machine.spoiled_by(across, threads=2)) == 2
-    assert set(machine.placement(tmp_path / "no such", ()).values()) == {None}
-    assert machine.spoiled_by(machine.placement(tmp_path / "no such", ()), threads=2) == []
-
-
 @pytest.mark.parametrize("wanted", [False, True])
 def test_tf32_is_set_both_ways_whatever_the_environment_says(wanted):
     code = f"""

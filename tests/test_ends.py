@@ -19,10 +19,9 @@ from faults.__main__ import KINDS, broken_by
 from fixtures_runs import write_run
 
 from common import command
-from common.core.errors import UserError
-from common.core.guard import guarded
+from common.core.errors import UserError, guarded
 from common.setup import environments
-from common.system import git, machine, processes
+from common.system import machine, processes
 from common.system.processes import Child, close_servers, start_servers
 
 
@@ -98,7 +97,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 CODE = """
-import sys; from common.core.guard import guarded; assert 'torch' not in sys.modules
+import sys; from common.core.errors import guarded; assert 'torch' not in sys.modules
 sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range({lines})] and 0))
 """
 
@@ -328,46 +327,18 @@ def test_what_a_job_prints_without_end_fills_no_disk(folder):
     assert (job.returncode, job.stderr[-1][-99:]) == (0, "the end")
 
 
-# git
-
-AUTHOR = ("-c", "user.name=Test", "-c", "user.email=test@example.org")
-
-
-@pytest.fixture
-def repositories(tmp_path):
-    """Two of one commit each: mine, which is asked about, and foreign, which the environment names."""
-    folders = tmp_path / "mine", tmp_path / "foreign"
-    for folder in folders:
-        folder.mkdir()
-        git.run(folder, "init", "--quiet")
-        git.run(folder, *AUTHOR, "commit", "--quiet", "--allow-empty", "-m", folder.name)
-    return folders
-
-
-def test_the_state_is_that_of_the_folder(repositories, monkeypatch):
-    mine, foreign = repositories
-    commit = git.run(mine, "rev-parse", "HEAD").strip()
+def test_the_state_is_that_of_the_folder_whatever_a_git_hook_names(tmp_path, monkeypatch):
+    author = ("-c", "user.name=Test", "-c", "user.email=test@example.org")
+    for folder in (mine := tmp_path / "mine", foreign := tmp_path / "foreign"):
+        for words in (("init", "--quiet", folder), ("-C", folder, *author, "commit", "-qm", "one", "--allow-empty")):
+            subprocess.run(["git", *words], check=True)
     monkeypatch.setenv("GIT_DIR", str(foreign / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(foreign))
+    commit = (mine / ".git" / "refs" / "heads").glob("*").__next__().read_text().strip()
     assert machine.git_state(mine) == (commit, False)
     (mine / "new.txt").touch()
     assert machine.git_state(mine) == (commit, True)
-
-
-def test_no_repository_has_no_state(tmp_path):
     assert machine.git_state(tmp_path) == (None, None)
-    with pytest.raises(git.GitError, match="not a git repository"):
-        git.run(tmp_path, "status")
-
-
-def test_every_variable_that_names_a_repository_is_dropped(monkeypatch):
-    """The names are those of this git; settings stay, as git keeps them for the repositories of submodules."""
-    listed = subprocess.run(["git", "rev-parse", "--local-env-vars"], check=True, capture_output=True, text=True)
-    settings = {"GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT"}
-    assert set(listed.stdout.split()) - settings <= set(git.LOCAL_VARIABLES)
-    for name in git.LOCAL_VARIABLES:
-        monkeypatch.setenv(name, "x")
-    assert not set(git.LOCAL_VARIABLES) & set(git.environment())
 
 
 #: Faults of each kind that are real processes: one in each run of the tests, and that of each loss which is quick.

@@ -18,7 +18,7 @@ import torch
 from commands import ROOT
 from fused_helpers import computed, errors, lattice_problem, problem, use
 
-from common.system import locks
+from common.core import files
 from fused_transducer import compiling, native
 
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -40,7 +40,7 @@ def program():
     command = [CROSS, *flags, *map(str, sources)]
     content = f"{command} {compiling.library_name()}".encode() + sources[0].read_bytes()
     path = ROOT / ".build" / "neon" / hashlib.sha256(content).hexdigest()[:16]
-    with locks.locked(path.with_suffix(".lock"), lambda: None):
+    with files.locked(path.with_suffix(".lock"), lambda: None):
         if not path.exists():
             partial = path.with_suffix(".partial")
             subprocess.run([*command, "-o", str(partial)], check=True)

@@ -19,7 +19,7 @@ from common.analysis.comparison import read_runs
 from common.analysis.metrics import largest
 from common.core import settings
 from common.core.errors import UserError
-from common.core.text import bytes_of
+from common.core.flag_types import bytes_of
 from common.jobs import local, spec, worker
 from common.jobs.search import TOLERANCE, memory_limit, next_size
 from common.records.store import bounds
@@ -175,14 +175,14 @@ with limit.enforced():
 OWN_BUFFERS = """
 import sys, traceback
 import torch
-from common.core import scripts, settings
+from common.core import implementations, settings
 from common.losses import inputs, step
 from common.losses.layouts import table
 from common.measure.memory import AddressSpace
 from common.jobs.worker import status_of
 
 scope, cpu = sys.argv[1], torch.device("cpu")
-adapter = scripts.load("benchmark_torchaudio")(settings.resolve({"preset": "quick", "vocab_size": 200}, "cpu"))
+adapter = implementations.load("benchmark_torchaudio")(settings.resolve({"preset": "quick", "vocab_size": 200}, "cpu"))
 adapter.load("cpu")
 model = table.of(adapter).model(cpu, torch.float32)
 

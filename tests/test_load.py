@@ -23,7 +23,7 @@ from common.analysis.standing import BESIDE_LOAD, rank_times
 from common.analysis.times import Times
 from common.core.settings import REUSE_VARIABLES
 from common.measure import sampling
-from common.system import load, machine
+from common.system import machine
 
 MS = 1_000_000
 
@@ -173,15 +173,15 @@ def write_stat(path, *busy_seconds):
 def clock(monkeypatch):
     """Ten seconds between two looks, in which this process uses no CPU; no sleep takes time."""
     ticks = iter(range(0, 10_000, 10))
-    monkeypatch.setattr(load.time, "perf_counter_ns", lambda: next(ticks) * 10**9)
-    monkeypatch.setattr(load.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(load, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(machine.time, "perf_counter_ns", lambda: next(ticks) * 10**9)
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(machine, "_own_seconds", lambda: 0.0)
 
 
 @pytest.mark.usefixtures("clock")
 def test_only_the_cpus_that_this_process_may_use_count(tmp_path):
     stat = write_stat(tmp_path / "stat", 0, 0, 0, 0)
-    mine, others, everything = (load.ForeignLoad(cpus, stat) for cpus in ({0, 1}, {2, 3}, {0, 1, 2, 3}))
+    mine, others, everything = (machine.ForeignLoad(cpus, stat) for cpus in ({0, 1}, {2, 3}, {0, 1, 2, 3}))
     write_stat(stat, 0, 0, 15, 15)  # 30 seconds pass for each
     assert [watch.share() for watch in (mine, others, everything)] == [0.0, 0.5, 0.25]
 
@@ -216,7 +216,7 @@ def test_a_quota_of_a_cgroup_bounds_the_threads_and_its_throttling_is_load(liste
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     write(0)
     assert machine.cpu_count() == 2
-    watch = load.ForeignLoad({0, 1}, write_stat(tmp_path / "stat", 0, 0))
+    watch = machine.ForeignLoad({0, 1}, write_stat(tmp_path / "stat", 0, 0))
     write(8_000_000)  # of 2 CPUs for 10 s
     assert watch.share() == pytest.approx(0.4)
     (tmp_path / "listed").unlink()
@@ -227,10 +227,10 @@ def test_a_quota_of_a_cgroup_bounds_the_threads_and_its_throttling_is_load(liste
 def test_a_system_that_tells_of_all_cpus_together_or_nothing(tmp_path):
     stat = tmp_path / "stat"
     stat.write_text("cpu  0 0 0 9 0 0 0 0\n")
-    watch = load.ForeignLoad({0, 1}, stat)
+    watch = machine.ForeignLoad({0, 1}, stat)
     stat.write_text(f"cpu  {10 * TICKS} 0 0 9 0 0 0 0\n")
     assert watch.share() == pytest.approx(0.5)
-    assert load.ForeignLoad({0}, tmp_path / "none").share() is None
+    assert machine.ForeignLoad({0}, tmp_path / "none").share() is None
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_system_that_tells_of_all_cpus_together_or_nothing(tmp_path):
     ],
 )
 def test_load_is_judged_by_the_cores_that_a_step_needs(share, threads, cpus, physical, flags):
-    assert load.busy_flags(share, threads, cpus, physical) == flags
+    assert machine.busy_flags(share, threads, cpus, physical) == flags
 
 
 def test_hyper_threads_of_one_core_count_once(tmp_path):
@@ -259,8 +259,8 @@ def test_hyper_threads_of_one_core_count_once(tmp_path):
         folder = tmp_path / f"cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{siblings}\n")
-    assert load.cores({0, 1, 2, 3}, tmp_path) == 2 and load.cores({0, 1}, tmp_path) == 2
-    assert load.cores({0, 1, 9}, tmp_path) == 3  # where the system does not tell of one
+    assert machine.cores({0, 1, 2, 3}, tmp_path) == 2 and machine.cores({0, 1}, tmp_path) == 2
+    assert machine.cores({0, 1, 9}, tmp_path) == 3  # where the system does not tell of one
 
 
 @pytest.mark.usefixtures("clock")
@@ -269,22 +269,22 @@ def test_what_is_said_before_measuring(tmp_path, busy, average, words):
     """A load average alone may be that of the user's own set-up, which has ended."""
     (tmp_path / "loadavg").write_text(f"{average} 1.0 1.0 3/103 8865\n")
     stat = write_stat(tmp_path / "stat", 0, 0)
-    watch = load.ForeignLoad({0, 1}, stat)
+    watch = machine.ForeignLoad({0, 1}, stat)
     write_stat(stat, 2 * busy, 2 * busy)
-    assert load.disturbance(watch, threads=2).startswith(words) and bool(words) == bool(busy)
+    assert machine.disturbance(watch, threads=2).startswith(words) and bool(words) == bool(busy)
 
 
 def test_a_real_busy_loop_is_seen():
     """One for each CPU that this process may use."""
-    loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in load.CPUS]
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in machine.CPUS]
     try:
         time.sleep(0.3)  # they start
-        text = load.disturbance(load.ForeignLoad(stat=Path("/proc/stat")))
+        text = machine.disturbance(machine.ForeignLoad(stat=Path("/proc/stat")))
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
-    assert f"on {len(load.CPUS)} core" in text and "% of the CPU" in text
+    assert f"on {len(machine.CPUS)} core" in text and "% of the CPU" in text
 
 
 LOADED = {"flags": ["busy", "loaded"], "foreign_cpu": 0.9}

@@ -19,7 +19,7 @@ from common.core.implementations import find
 from common.losses import oracle, step, subject
 from common.losses.passes import at_size, timing
 from common.measure import profiler
-from common.system import load
+from common.system import machine
 
 ROUNDS = 3
 
@@ -105,7 +105,7 @@ def test_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     (kept,) = [record for record in records_of(folder) if record["record"] == "trace"]
     assert kept["files"] == sorted(path.name for path in folder.glob("*.pt.trace.json*")) and len(kept["files"]) == 2
     others = kept["foreign_cpu"]  # None where the steps are too short to tell
-    assert (others is None or 0 <= others <= 1) and kept["flags"] == load.busy_flags(others)
+    assert (others is None or 0 <= others <= 1) and kept["flags"] == machine.busy_flags(others)
     row = rows_of(tmp_path)["torchaudio"]
     assert row["status"] == "ok" and row["average_step_time_us"] > 0 and row["profiler_inflation"] > 0
     assert "without the profiler: torchaudio" in (tmp_path / "details.txt").read_text()

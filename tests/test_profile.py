@@ -103,10 +103,10 @@ def twelve(tmp_path_factory, shapes):
 
 
 def criterion_of(name):
-    from common.core import scripts, settings
+    from common.core import implementations, settings
     from common.core.implementations import find
 
-    adapter = scripts.load(find(name).script)(settings.resolve({}, "cpu"), "")
+    adapter = implementations.load(find(name).script)(settings.resolve({}, "cpu"), "")
     adapter.load("cpu")
     return transducer.Criterion(adapter, torch.device("cpu"))
 

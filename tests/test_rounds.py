@@ -12,7 +12,7 @@ from fixtures_runs import one_row, records_of, status, timing, write_run
 
 from common.analysis.measured import _of_jobs
 from common.cli.benchmark import benchmark, default_rows
-from common.core import flag_types, scripts
+from common.core import flag_types, implementations
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.jobs import rounds
 from common.jobs.progress import Progress
@@ -212,7 +212,7 @@ def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):
     script.write_text(
         text.replace('    name = "mine"\n', '    topology = "hat"\n').replace("    hint = ", "    note = ")
     )
-    executor, name = Canned(), scripts.of_file(str(script)).name
+    executor, name = Canned(), implementations.of_file(str(script)).name
     arguments = parsed(*QUICK, "--log-dir", tmp_path / "log", "--passes", "correctness")
     assert benchmark([name, "torchaudio", "torchaudio:hat"], arguments, [name], executor) == EXIT_OK
     assert {row for row, _ in executor.seen} == {"own_hat", "torchaudio"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
 
-from common.core import scripts, snippets
+from common.core import implementations, snippets
 from common.core.implementations import BY_NAME, with_variants
 from common.setup import environments
 
@@ -109,7 +109,7 @@ def test_files_that_are_no_rows(copy, tmp_path):
 
 
 def test_a_file_of_the_table_is_its_line(tmp_path):
-    implementation = scripts.of_file(str(ROOT / "benchmark_ot.py"))
+    implementation = implementations.of_file(str(ROOT / "benchmark_ot.py"))
     assert implementation.name == "optimized_transducer" and implementation.script == "benchmark_ot"
 
 
@@ -122,23 +122,23 @@ def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
     path = copy(replaced={"from common.losses.adapter import Adapter": "from beside import Beside as Adapter"})
     text = path.read_text().replace('name = "mine"', 'variants = {"far": {"layout": "joint", "topology": "regular"}}')
     path.write_text(text)
-    attributes = scripts._attributes_of_file(path)
+    attributes = implementations._attributes_of_file(path)
     assert attributes.name == "beside" and attributes.kind("beside") == "pruned"
     assert attributes.of_variant("far").kind("beside") == "exact"
 
 
 @pytest.mark.parametrize("line", ["import nowhere_at_all", "raise SystemExit(3)", "print(1 / 0)"])
 def test_a_copy_that_cannot_be_imported_has_a_row_of_its_own(copy, line, monkeypatch):
-    monkeypatch.setattr(scripts, "BY_NAME", {})
+    monkeypatch.setattr(implementations, "BY_NAME", {})
     path = copy(replaced={"import sys\nfrom": f"import sys\n{line}\nfrom"})
-    row = scripts.of_file(str(path))
+    row = implementations.of_file(str(path))
     assert row.name == "flash" and row.kind == "exact" and not row.variants
 
 
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
-    attributes = scripts.described(implementation)
+    attributes = implementations.described(implementation)
     assert vars(attributes) == {key: getattr(adapter, key) for key in vars(attributes)}
     assert attributes.of_variant(implementation.variant).kind(implementation.name) == implementation.kind
 

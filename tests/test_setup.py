@@ -23,7 +23,7 @@ import pytest
 from commands import ROOT, start, wait_for
 
 from common.setup import extensions
-from common.setup.source_packages import SOURCE_PACKAGES
+from common.setup.extensions import SOURCE_PACKAGES
 
 torch = pytest.importorskip("torch")
 

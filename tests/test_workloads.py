@@ -12,7 +12,7 @@ from fixtures_runs import write_run
 
 from common.analysis import comparison, logs
 from common.analysis.groups import differences, groups, heading
-from common.core import presets, settings
+from common.core import flag_types, settings
 from common.core.errors import UserError
 from common.data import batching, shapes
 
@@ -113,7 +113,7 @@ def test_a_preset_is_a_size_a_workload_or_both(text, device, preset, expected):
     assert chosen.preset == preset
     assert {key: getattr(chosen, key) for key in expected} == expected
     assert settings.resolve({"preset": preset}, device) == chosen
-    assert presets.note(preset)
+    assert flag_types.note(preset)
 
 
 def test_flags_win_over_both_presets():
@@ -124,7 +124,7 @@ def test_flags_win_over_both_presets():
 @pytest.mark.parametrize("text", ["large", "cpu,quick", "chars,long-form", "cpu,cpu", "cpu,", ""])
 def test_other_presets_are_refused(text):
     with pytest.raises(UserError, match="bpe4096-x8"):
-        presets.parts(text)
+        flag_types.parts(text)
 
 
 def test_bad_flags_in_one_line():

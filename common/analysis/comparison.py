@@ -21,8 +21,8 @@ from common.analysis.row import PEAKS, SCOPES, Row
 from common.analysis.standing import Margins, Standing, percent, stand
 from common.core import statistics
 from common.core.errors import UserError
+from common.core.files import not_there
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
-from common.core.paths import not_there
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.records import schema, store

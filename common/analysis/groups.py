@@ -26,8 +26,7 @@ from common.analysis.row import Configuration, Row
 from common.core import settings
 from common.core.grid import flag
 from common.core.implementations import KINDS, LATTICES
-from common.core.setting import worded
-from common.core.settings import SETTINGS
+from common.core.settings import SETTINGS, worded
 from common.core.text import gathered, plain, without_folders
 from common.records.schema import Batch
 

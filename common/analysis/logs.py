@@ -17,7 +17,7 @@ from common.analysis import groups, measured
 from common.analysis.groups import Group, Sweep, collect, newest_of_each, same_configuration
 from common.analysis.row import Row
 from common.core.errors import UserError
-from common.core.paths import not_there
+from common.core.files import not_there
 from common.present import parts, style
 from common.records import schema, store
 from common.records.schema import Environment

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from common.analysis import logs, metrics
 from common.cli import cluster, ending, parser, screen
 from common.cli.parser import standard
-from common.core import grid, presets, scripts, settings
+from common.core import flag_types, grid, implementations, settings
 from common.core.errors import NOT_RUNNABLE, UserError
 from common.core.implementations import LATTICES, find
 from common.core.settings import Settings
@@ -93,7 +93,7 @@ def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Op
     kept, device_type = [], device.partition(":")[0]
     for name in names:
         implementation = find(name)
-        is_loop = device_type in scripts.described(implementation).python_loops
+        is_loop = device_type in implementations.described(implementation).python_loops
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in LATTICES and not topology
         is_late = is_short and (implementation.environment != "main" or is_plain)
@@ -172,7 +172,7 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     each = " in each round" if resolved.own_batches else ""
     chosen = f"{resolved.num_batches} batches {size} ({resolved.batches}{each})"
     batches = [chosen, *settings.described(resolved.to_json())]
-    print(f"preset {resolved.preset}: {presets.note(resolved.preset)}", file=sys.stderr)
+    print(f"preset {resolved.preset}: {flag_types.note(resolved.preset)}", file=sys.stderr)
     heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"
     print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 

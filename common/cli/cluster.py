@@ -20,8 +20,8 @@ from typing import Any, Dict, Iterator, List, Sequence
 
 from common.core import grid
 from common.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
-from common.core.paths import ROOT
-from common.core.setting import worded
+from common.core.files import ROOT
+from common.core.settings import worded
 from common.core.text import count, plain
 from common.records.run import claim_folder
 from common.setup import environments

@@ -14,8 +14,7 @@ from common.analysis.standing import percent
 from common.cli.parser import Parser
 from common.cli.screen import how
 from common.core import flag_types
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.core.guard import guarded
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.setup import interpreters

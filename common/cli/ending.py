@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Iterator, Optional, Sequence
 
 from common.analysis.logs import Log
-from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, drop_stdout
 from common.core.files import write_whole
-from common.core.guard import drop_stdout
 from common.core.settings import Settings
 from common.jobs.session import Executor
 from common.records import store

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, Dict
 
+from common.core import files, grid, settings
 from common.core import flag_types as types
-from common.core import grid, paths, settings
 from common.core.settings import SETTINGS
 
 SWITCH = {"action": "store_true"}
@@ -47,7 +47,7 @@ def _add_flags_of_run(run: Any) -> None:
         run,
         "--log-dir",
         type=types.path,
-        default=paths.LOG,
+        default=files.LOG,
         metavar="DIR",
         short="Folder of the results.",
         help="Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. Default: "

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Dict, Mapping
 
-from common.core import implementations, scripts
+from common.core import implementations
 from common.core.errors import EXIT_OK
-from common.core.paths import ROOT
+from common.core.files import ROOT
 from common.setup import environments, extensions, interpreters
 from common.system.processes import output
 
@@ -41,7 +41,7 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
     places = {}
     for name, choice in python_of.items():
         row = implementations.find(name)
-        attributes, kind = scripts.described(row), device.partition(":")[0]
+        attributes, kind = implementations.described(row), device.partition(":")[0]
         managed = choice.python == environments.interpreter(row.environment)
         where = f"environment {row.environment}" if managed else str(choice.python)
         if choice.python is None:

@@ -16,11 +16,10 @@ from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from common.cli.flags import add
-from common.core import flag_types, guard, paths, presets, scripts, settings
-from common.core.errors import EXIT_USAGE, UserError
+from common.core import errors, files, flag_types, settings
+from common.core.errors import EXIT_USAGE, UserError, finished, safe_streams
 from common.core.files import make_folder, write_whole
-from common.core.guard import finished, safe_streams
-from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, with_variants
+from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
 from common.core.text import closest
 
 #: The default of --wait.
@@ -46,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         safe_streams()  # before --help or an error is printed
         if "\n" in (options.get("epilog") or ""):
             options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        called = guard.program_called or options.get("prog") or Path(sys.argv[0]).name
+        called = errors.program_called or options.get("prog") or Path(sys.argv[0]).name
         super().__init__(*arguments, **{**options, "prog": called})
         if self.add_help:
             self._actions[0].help = "Show this help and exit."
@@ -105,7 +104,7 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         with suppress(OSError):  # as Python 3.12 does: a help that cannot be written is no error
-            super()._print_message(guard.as_called(message), file)
+            super()._print_message(errors.as_called(message), file)
 
 
 class _HelpAll(argparse.Action):
@@ -124,9 +123,9 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
         from common.data import shapes  # brings numpy, which no reader waits for
 
         path, advice = shape_file.resolve(), "make one with generate_shape_info.py or remove the flag"
-        if problem := paths.not_a_file(shape_file):
+        if problem := files.not_a_file(shape_file):
             raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
-        given["shape_file"] = str(path.relative_to(paths.ROOT) if paths.ROOT in path.parents else path)
+        given["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
         given["file_vocab_size"] = shapes.known_vocab_size(path)
     shortest, longest = given["min_duration"], given["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
@@ -138,14 +137,14 @@ def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> b
     """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
     if arguments.limits is not None:
         return bool(arguments.limits)
-    return presets.parts(resolved.preset)[0] != "quick" and not (arguments.budget or arguments.sweep)
+    return flag_types.parts(resolved.preset)[0] != "quick" and not (arguments.budget or arguments.sweep)
 
 
 def wait(arguments: argparse.Namespace) -> float:
     """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the preset does."""
     if arguments.wait is not None or arguments.budget:
         return float(arguments.wait or 0.0)
-    size, _ = presets.parts(arguments.preset or presets.DEFAULT_WORKLOAD)
+    size, _ = flag_types.parts(arguments.preset or flag_types.DEFAULT_WORKLOAD)
     return 0.0 if size == "quick" or arguments.sweep else WAIT_SECONDS
 
 
@@ -159,7 +158,7 @@ def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...
         words = []
         for word in map(str.strip, text.split(",")):
             file = re.match(r".+?\.py(?=[:@]|$)", word)
-            name = scripts.of_file(file[0]).name + word[file.end() :] if file else word
+            name = of_file(file[0]).name + word[file.end() :] if file else word
             words.append(find(name).name if "@" in name else name)  # its own where that is the environment
         known = dict.fromkeys([*(row.name for row in with_variants()), *(word for word in words if "@" in word)])
         return flag_types.some_of(list(known), everything)(",".join(words))
@@ -194,18 +193,18 @@ def own_loss(text: str) -> str:
     folders: Tuple[str, ...] = ()
     if module.endswith(".py"):
         path = Path(module).resolve()
-        problem = paths.not_a_file(path)
+        problem = files.not_a_file(path)
         if problem:
             raise UserError(f"{module}: {problem}")
         name, target = name or f"{path.stem}.{function}", f"{path}:{function}"
     else:
         name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
-    script = paths.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
+    script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     body = f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n"
     head = f'"""Made by --loss {target}."""\n\nfrom common.losses.own import OfFunction\n\n\nclass Own(OfFunction):\n'
     make_folder(script.parent, "make it writable")
     write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
-    return scripts.of_file(str(script)).name
+    return of_file(str(script)).name
 
 
 def _folder_of(package: str) -> str:

@@ -8,8 +8,7 @@ from typing import Optional, Sequence
 
 from common.cli.parser import Parser, add_logs
 from common.core import flag_types
-from common.core.errors import EXIT_FAILED, EXIT_OK
-from common.core.guard import guarded
+from common.core.errors import EXIT_FAILED, EXIT_OK, guarded
 from common.setup import interpreters
 
 NAME = "rnnt-bench report"

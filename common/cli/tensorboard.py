@@ -22,9 +22,8 @@ from common.analysis.logs import run_folders
 from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
 from common.core import flag_types
-from common.core.errors import EXIT_OK, UserError
-from common.core.guard import guarded
-from common.core.paths import not_a_folder
+from common.core.errors import EXIT_OK, UserError, guarded
+from common.core.files import not_a_folder
 from common.core.text import plain
 from common.records import schema
 from common.traces.files import trace_files

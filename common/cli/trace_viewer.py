@@ -15,8 +15,7 @@ from typing import Any, List, Optional
 from common.analysis.logs import run_folders
 from common.cli.parser import Parser
 from common.core import flag_types
-from common.core.errors import EXIT_OK, UserError
-from common.core.guard import guarded
+from common.core.errors import EXIT_OK, UserError, guarded
 from common.core.text import plain
 from common.records import store
 from common.traces.files import trace_files

@@ -27,7 +27,7 @@ from common.conformance.cases import (
     Outcome,
     Row,
 )
-from common.core import scripts, settings
+from common.core import implementations, settings
 from common.core.errors import NotRunnable, UserError
 from common.core.implementations import Implementation
 from common.core.text import clipped
@@ -69,7 +69,7 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
     Empty if they are not needed, or if the script cannot be read, which its process will report.
     """
     with suppress(UserError):
-        attributes = scripts.described(implementation).of_variant(implementation.variant)
+        attributes = implementations.described(implementation).of_variant(implementation.variant)
         if device == "cpu" and "cpu" not in attributes.devices:
             return attributes.simulator
     return {}
@@ -88,7 +88,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
         """Return the adapter, its device, and what the row tells of both.  Raises NotRunnable."""
         torch = import_torch()
         device = current(torch.device(place))
-        adapter = scripts.load(given["script"])(settings.resolve({"preset": "quick"}, place), given["variant"])
+        adapter = implementations.load(given["script"])(settings.resolve({"preset": "quick"}, place), given["variant"])
         adapter.load(device.type)
         described = {
             "version": adapter.version(),

@@ -30,8 +30,8 @@ from common.conformance.cases import (
     Row,
 )
 from common.core import text
+from common.core.files import ROOT
 from common.core.implementations import KINDS, LATTICES, with_variants
-from common.core.paths import ROOT
 from common.core.text import count, escaped, gathered
 from common.present.parts import Cell, Column, Table
 from common.present.text import block, listed

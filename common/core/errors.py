@@ -1,11 +1,23 @@
-"""Defines the errors that a user can cause, and the exit codes of every command.
+"""Define the errors that a user can cause and the exit codes, and end every command: with its code, and one line for a
+mistake instead of a traceback.
 
 Leaves out programming errors: those keep their traceback.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
 from argparse import ArgumentTypeError
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, TextIO
+
+from common.core.text import plain, short
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a row that could run did not
@@ -42,3 +54,155 @@ class OutOfMemory(Exception):
 
 class WrongResult(Exception):
     """Raised where the loss or a gradient is not the oracle's; the message says by how much."""
+
+
+LONGEST_MISTAKE = 4000  # characters
+#: Environment variable: the command as the user typed it, when it is not the script's name.
+CALLED = "RNNT_BENCH_CALLED"
+#: "rnnt-bench run"; "" for a script.  Not handed on to the processes that a command starts.
+program_called = os.environ.pop(CALLED, "")
+#: Names that help and errors give to scripts under rnnt-bench: {"summarize.py": "rnnt-bench summarize"}.
+names_of_scripts: Dict[str, str] = {}
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def require(package: str) -> None:
+    """Restart the command in the main environment where the running Python lacks `package`.
+
+    Where that is impossible, end it with one line on stderr and EXIT_USAGE.
+    """
+    if importlib.util.find_spec(package) is not None:
+        return
+    script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
+    is_own = script.name.startswith("benchmark_") and script.is_file()  # a loss of the user's own
+    if (script.parent == root or is_own) and "--in-place" not in sys.argv:
+        ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
+        asked = subprocess.run(ask, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        python = asked.stdout.strip().rpartition("\n")[2]  # a site's Python may print before it
+        if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
+            go_on_with(python)
+    advice = "" if root.name == "_suite" else ", or run `make setup` and use .venv/main/bin/python"
+    missing = f"{package} is not installed in {sys.executable}: pip install {package}{advice}"
+    say(f"{program_called or Path(sys.argv[0]).name}: error: {missing}")
+    raise SystemExit(EXIT_USAGE)
+
+
+def go_on_with(python: str) -> NoReturn:
+    """Replace this process by the same command under another Python."""
+    os.environ.update({CALLED: program_called} if program_called else {})
+    os.execv(python, [python, *sys.argv])
+
+
+def as_called(text: str) -> str:
+    """Return a text of help or of an error with the scripts in it named as the user calls them."""
+    for script, name in names_of_scripts.items():
+        text = re.sub(rf"(?<![\w/])(\./)?{re.escape(script)}(?!\w)", name, text)
+    return text
+
+
+class Stdout:
+    """A stream of text that remembers the error with which it failed, so that no other error is taken for it."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        self.failure: Optional[OSError] = None
+
+    def write(self, text: str) -> int:
+        return int(self._tried(self.stream.write, text))
+
+    def flush(self) -> None:
+        self._tried(self.stream.flush)
+
+    def _tried(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def safe_streams() -> None:
+    """Let stdout remember its failure, and escape characters that it does not know.  May be called again."""
+    if not isinstance(sys.stdout, Stdout):
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout = Stdout(sys.stdout or open(os.devnull, "w"))  # noqa: SIM115
+
+
+def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
+    """Run the body of the command `program` and return its exit code.
+
+    A mistake of the user, a full stdout and a lack of memory are one line on stderr and EXIT_USAGE; a closed pipe
+    behind stdout is EXIT_FAILED.  Ctrl-C prints `interrupted` and returns EXIT_INTERRUPTED; SIGTERM and SIGHUP
+    likewise, and return EXIT_SIGNAL and their number.
+    """
+    safe_streams()
+    line, code = "", EXIT_USAGE
+    with _interruptions() as signals:
+        try:
+            code = body()
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            line, code = interrupted, EXIT_INTERRUPTED
+        except UserError as error:
+            line = f"error: {short(plain(as_called(str(error))), LONGEST_MISTAKE)}"  # it may quote any file
+        except MemoryError:
+            line = "error: not enough memory here; free some, or ask for less at once"
+        except OSError as error:
+            if error is getattr(sys.stdout, "failure", None):
+                drop_stdout()
+                closed = isinstance(error, BrokenPipeError)
+                line = "" if closed else f"error: cannot write the output: {error.strerror or error}"
+                code = EXIT_FAILED if closed else EXIT_USAGE
+            elif isinstance(error, PermissionError) and error.filename is not None:
+                line = plain(f"error: {error.filename}: {error.strerror}; change its mode, or run as its owner")
+            else:
+                raise
+    if line:
+        say(f"{program_called or program}: {line}")
+    return finished(EXIT_SIGNAL + signals[0] if code == EXIT_INTERRUPTED and signals else code)
+
+
+def finished(code: int = EXIT_OK) -> int:
+    """Flush stdout and return `code`; drop what cannot be written, since Python would complain about it at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_stdout()
+    return code
+
+
+def drop_stdout() -> None:
+    """Send stdout, which failed, to the null device: what is still buffered would fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _interruptions() -> Iterator[List[int]]:
+    """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields its number in a list.
+
+    One that is ignored stays so.  Later ones are ignored, since they must not stop the writing of the results:
+    `timeout` sends two, and a terminal sends its own to a benchmark and to what started it.
+    """
+    raised: List[int] = []
+
+    def interrupt(number: int, _: Any) -> None:
+        if not raised:
+            raised.append(number)
+            raise KeyboardInterrupt
+
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    wanted = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, interrupt) for number in wanted}
+    try:
+        yield raised
+    finally:
+        for number, handler in before.items():  # a repetition must not meet the last moments of this process either
+            signal.signal(number, signal.SIG_IGN if raised else handler)

@@ -1,18 +1,62 @@
-"""Reads and writes files whole, and words the error for a file that cannot be written."""
+"""Say where the suite lies and what is wrong with a path that a user gives; read, write and lock files.
+
+Files are read and written whole.  The kernel releases a lock when its holder dies, however it dies; the package
+filelock cannot be used: set-up takes a lock before any package is installed, and its children inherit it.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import platform
 import secrets
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Callable, List, Tuple, Union
+from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple, Union
 
 from common.core.errors import UserError
-from common.core.paths import not_a_file
+
+#: The folder that holds the scripts and common/.
+ROOT = Path(__file__).resolve().parents[2]
+#: Whether this is the suite within the installed package rnnt_bench, which measures in the running Python alone.
+INSTALLED = ROOT.name == "_suite"
+#: Where compiled losses are kept, and results without --log-dir: an installed suite writes nothing beside itself.
+BUILD = (
+    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" if INSTALLED else ROOT / ".build"
+)
+LOG = Path("log") if INSTALLED else ROOT / "log"
+
+
+def not_a_file(path: Union[str, Path]) -> str:
+    """Return why a file cannot be read: "no such file", "Permission denied", "a link that leads nowhere"; "" if it
+    can."""
+    return _why_not(path, "file", stat.S_ISREG, os.R_OK)
+
+
+def not_a_folder(path: Union[str, Path]) -> str:
+    """Return why a folder cannot be listed; "" if it can."""
+    return _why_not(path, "folder", stat.S_ISDIR, os.R_OK | os.X_OK)
+
+
+def not_there(path: Union[str, Path]) -> str:
+    """Return why there is neither a file nor a folder; "" if there is one."""
+    return _why_not(path, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode), os.R_OK)
+
+
+def _why_not(path: Union[str, Path], kind: str, fits: Callable[[int], bool], needed: int) -> str:
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "a link that leads nowhere" if os.path.islink(path) else f"no such {kind}"
+    except (OSError, ValueError) as error:  # too long, a loop of links, a folder above it that is closed; a zero byte
+        return str(getattr(error, "strerror", None) or error)
+    if not fits(mode):
+        return f"not a {kind}"
+    return "" if os.access(path, needed) else os.strerror(errno.EACCES)
+
 
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: The content of a file: text, bytes, or a function that writes to the stream that it is given.
@@ -115,3 +159,72 @@ def _write(stream: BinaryIO, content: Content) -> None:
         content(stream)
     else:
         stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+
+
+class Held(Exception):
+    """Another process has the lock; the message is its process id and computer, "unknown" if it could not write
+    them."""
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
+    """Hold the lock file `path`, which is made if it is missing; call `waiting` once if another process has it.
+
+    Yields the descriptor.  A child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so no
+    other process writes its files even if its parent is killed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _taken(path, waiting)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class Claim:
+    """Hold the lock file `path` until `release`, which removes it, or until this process ends.  Does not wait.
+
+    A file that a killed process left behind is no lock.  Raises Held, and OSError if the file cannot be made.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.descriptor = _taken(path, None)
+        with suppress(OSError):  # a full disk: the lock holds, and its holder is unknown
+            os.ftruncate(self.descriptor, 0)
+            os.write(self.descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
+
+    def release(self) -> None:
+        """Remove the file and release the lock; a second call does nothing."""
+        if self.descriptor >= 0:
+            with suppress(OSError):
+                self.path.unlink()  # while it is held, so that it is not another process's file
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
+    """Lock the file and return its descriptor; without locks of the file system, return it unlocked.
+
+    Raises Held if `waiting` is None and another process has the lock.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written to
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is None:
+                    raise Held(os.read(descriptor, 200).decode("utf-8", "replace").strip() or "unknown") from None
+                waiting()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError:
+                return descriptor
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder removed the file (a release, `make clean`): take the new one
+        path.parent.mkdir(parents=True, exist_ok=True)

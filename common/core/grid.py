@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from common.core import settings
 from common.core.errors import UserError
-from common.core.setting import worded
+from common.core.settings import worded
 from common.core.text import closest
 
 PASSES = ("correctness", "timing", "memory")

@@ -5,13 +5,13 @@ No torch here: the parent process, which only plans and waits, reads this too, a
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from common.core import flag_types, presets
+from common.core import flag_types
 from common.core.errors import UserError
-from common.core.presets import ESTIMATE
-from common.core.setting import Setting, declared, setting, tupled, worded
+from common.core.flag_types import ESTIMATE
+from common.core.text import gathered
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
@@ -35,6 +35,135 @@ PROBE_VARIABLES = {**MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
 #: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what is freed (bytes).
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIABLES = {**PROBE_VARIABLES, **REUSE_VARIABLES}
+
+#: Part of a heading: a text to format with the value, or a function that makes it from the settings of the rows.
+Heading = Union[str, Callable[[Mapping[str, Any]], str]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of one setting.
+
+    Args:
+        default: its value where neither a flag nor a preset gives another.
+        group: the title of its flags in --help.
+        help: what it means, for --help: a capital first, no full stop at the end; its default is added.
+        short: the sentence of the short --help; "" leaves it out there.
+        type: turns the flag's text into a value, or raises UserError.
+        choices: the values that the flag takes, if they are few.
+        metavar: how --help names the value.
+        extra: other arguments of argparse's add_argument.
+        presets: its values by size ("quick"), workload ("chars"), both ("cpu,chars"), or with "--find-largest".
+        default_text: how --help words the default; "" words it from `default` and `presets`.
+        label: how a comparison names it.  "" means that runs with other values can be compared.
+        unset: the word for None in comparisons, where None would say that nothing is known.
+        in_rows: whether rows keep it though `label` is "".
+        parts_tables: whether rows with other values stand in other tables.
+        heading: what a table's heading says of it.
+        heading_of_default: whether the heading also says so of the default.
+        only: (key, values) of the setting, or "device" or "kind", without which this one has no effect.
+        refused: whether giving it without `only` is an error.
+        sweepable: whether --sweep takes it: it says what is measured, and not how.
+        key: its name in Settings, set by `declared`.
+        flag: its flag; by default its key with dashes.
+    """
+
+    default: Any
+    group: str
+    help: str
+    short: str = ""
+    type: Callable[[str], Any] = str
+    choices: Tuple[Any, ...] = ()
+    metavar: Optional[str] = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    presets: Mapping[str, Any] = field(default_factory=dict)
+    default_text: str = ""
+    label: str = ""
+    unset: Optional[str] = None
+    in_rows: bool = False
+    parts_tables: bool = True
+    heading: Optional[Heading] = None
+    heading_of_default: bool = True
+    only: Optional[Tuple[str, Tuple[Any, ...]]] = None
+    refused: bool = False
+    sweepable: bool = True
+    key: str = ""
+    flag: str = ""
+
+    def arguments(self) -> Dict[str, Any]:
+        """Return what argparse's add_argument takes for the flag, but its help."""
+        return {
+            "dest": self.key,
+            **({"choices": self.choices} if self.choices else {}),
+            **({"type": self.type} if self.type is not str else {}),
+            **({"metavar": self.metavar} if self.metavar else {}),
+            **self.extra,
+        }
+
+    def help_text(self) -> str:
+        """Return the help of the flag with its default, as argparse takes it."""
+        names_of = gathered((worded(value), name) for name, value in self.presets.items())
+        others = "; ".join(f"{value} with {' and '.join(names)}" for value, names in names_of.items())
+        default = self.default_text or worded(self.default) + (f" ({others})" if others else "")
+        return f"{self.help}. Default: {default}".replace("%", "%%")
+
+    def parse(self, text: str) -> Any:
+        """Return the value that the flag would give for `text`.  Raises UserError."""
+        try:
+            value = self.type(text)
+        except (TypeError, ValueError):
+            raise UserError(f"not a value of {self.flag}: {text!r}") from None
+        if self.choices and value not in self.choices:
+            raise UserError(f"{text!r} is none of {', '.join(map(str, self.choices))}")
+        return value
+
+    def applies(self, known: Mapping[str, Any]) -> bool:
+        """Tell whether the setting has an effect beside these settings, "device" and "kind"."""
+        return self.only is None or known.get(self.only[0]) in self.only[1]
+
+    def heading_text(self, known: Mapping[str, Any]) -> str:
+        """Return what a heading says of the setting, from what is known of the rows; "" for nothing."""
+        if self.heading is None or not self.applies(known):
+            return ""
+        if not isinstance(self.heading, str):
+            return self.heading(known)
+        value = known.get(self.key)
+        if value is None or value == self.unset or (value == self.default and not self.heading_of_default):
+            return ""
+        return self.heading.format("on" if value is True else "off" if value is False else value)
+
+
+def setting(default: Any, group: str, help: str, **details: Any) -> Any:
+    """Return the dataclass field that declares a setting; the arguments are those of Setting."""
+    metadata = {"setting": Setting(default, group, help, **details)}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def declared(fields: Sequence[Any]) -> Dict[str, Setting]:
+    """Return the settings that dataclass fields declare, by name."""
+    settings = {item.name: item.metadata["setting"] for item in fields}
+    return {
+        key: replace(value, key=key, flag=value.flag or "--" + key.replace("_", "-")) for key, value in settings.items()
+    }
+
+
+def tupled(value: Any) -> Any:
+    """Return a value of JSON as a setting has it: a list as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def worded(value: Any) -> str:
+    """Return a value as the command line takes it."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={amount}" for key, amount in value.items())
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
 
 # The groups of --help.
 MEASURED = "what is measured"
@@ -80,7 +209,7 @@ def _threads_heading(known: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run as resolved.  Each field is declared by common.core.setting.Setting, whose help is that of
+    """The settings of a run as resolved.  Each field is declared by `Setting`, whose help is that of
     its flag.
 
     `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in there, so that runs of
@@ -91,7 +220,7 @@ class Settings:
         "",
         MEASURED,
         "How much is measured (a size), of what (a workload), or both: cpu,chars. Other flags override parts of it. "
-        f"{presets.listed('Size', presets.SIZES)} {presets.listed('Workload', presets.WORKLOADS)} "
+        f"{flag_types.listed('Size', flag_types.SIZES)} {flag_types.listed('Workload', flag_types.WORKLOADS)} "
         f"Note that {ESTIMATE}",
         short="Size (full, cpu, quick) and workload (bpe500, chars, ...).",
         type=flag_types.preset,
@@ -611,12 +740,12 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
         device: "cpu", "cuda" or "cuda:N", already found; "cpu" is measured at size cpu by default, others at full.
 
     Raises UserError for a setting that has no effect on this device or beside the others."""
-    size, workload = presets.parts(given.get("preset") or presets.DEFAULT_WORKLOAD)
+    size, workload = flag_types.parts(given.get("preset") or flag_types.DEFAULT_WORKLOAD)
     size = size or ("cpu" if device == "cpu" else "full")
     names = [size, workload, f"{size},{workload}", *([SEARCH] if given.get("find_largest") else [])]
     values: Dict[str, Any] = {
         "device": device,
-        "preset": size if workload == presets.DEFAULT_WORKLOAD else f"{size},{workload}",
+        "preset": size if workload == flag_types.DEFAULT_WORKLOAD else f"{size},{workload}",
     }
     for key, declaration in SETTINGS.items():
         chosen = [declaration.presets[name] for name in names if name in declaration.presets]

@@ -20,8 +20,7 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from common.core.errors import UserError
-from common.core.files import another, read_bytes, write_whole
-from common.core.paths import not_a_file
+from common.core.files import another, not_a_file, read_bytes, write_whole
 
 #: The JSON file beside a shape file, or one entry of it.
 Provenance = Dict[str, Any]

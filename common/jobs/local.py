@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 from common.core.errors import EXIT_USAGE, NOT_RUNNABLE, UserError
-from common.core.paths import ROOT
+from common.core.files import ROOT
 from common.core.settings import Settings
 from common.core.text import clipped
 from common.jobs.session import Executor, Interrupted

@@ -9,7 +9,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Any, Dict, List, Optional, Sequence, Set
 
-from common.core import guard
+from common.core import errors
 from common.core.statistics import mean
 from common.core.text import plain
 from common.jobs.spec import Like
@@ -84,13 +84,13 @@ class Progress:
         if self.bar is not None:
             self.bar.write(line, file=sys.stderr)
         elif not self.quiet:
-            guard.say(line)
+            errors.say(line)
 
     def warn(self, warning: str) -> None:
         """Print a warning once, whatever --quiet says: it is about the results."""
         if warning not in self.warned:
             self.warned.add(warning)
-            (guard.say if self.bar is None else self.say)(f"warning: {plain(warning)}")
+            (errors.say if self.bar is None else self.say)(f"warning: {plain(warning)}")
 
     def left(self) -> str:
         """Return "about 12 min left", or "" while there is nothing to tell by."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Optional, Sequence
 
 from common.core.errors import UserError
+from common.core.flag_types import bytes_of
 from common.core.settings import Settings
-from common.core.text import GIB, bytes_of
+from common.core.text import GIB
 from common.jobs.session import Session
 from common.jobs.spec import Job
 from common.records import store

@@ -17,7 +17,7 @@ from common.jobs.spec import Job, Runnable
 from common.records.run import Run
 from common.records.schema import Record, Status
 from common.setup.interpreters import Choice
-from common.system import load
+from common.system import machine
 from common.traces import files
 
 
@@ -53,10 +53,10 @@ class Executor(ABC):
         return
 
     def disturbance(self, settings: Settings, seconds: float = 0.0) -> str:
-        """Return how busy others keep this machine, as load.disturbance does.  seconds: how long to look."""
-        on_cpu, others = settings.device.partition(":")[0] == "cpu", load.ForeignLoad()
+        """Return how busy others keep this machine, as machine.disturbance does.  seconds: how long to look."""
+        on_cpu, others = settings.device.partition(":")[0] == "cpu", machine.ForeignLoad()
         time.sleep(seconds)
-        return load.disturbance(others, settings.threads if on_cpu else 1)
+        return machine.disturbance(others, settings.threads if on_cpu else 1)
 
 
 @dataclass

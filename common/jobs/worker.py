@@ -17,7 +17,7 @@ from typing import Any, Callable, Mapping, Tuple
 
 from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
-from common.core.paths import BUILD, ROOT
+from common.core.files import BUILD, ROOT
 from common.core.text import clipped, reason_of
 from common.jobs.spec import SUBJECTS
 from common.records.schema import JobLine, as_written

@@ -54,9 +54,9 @@ class Adapter:
     """One implementation under the run's settings.
 
     Which package it is:
-      name: its line in common.core.implementations, which also has its package and its kind (for a script without a
-      line there see common.core.scripts); hint: how a user installs it; imports: the module that holds `function`,
-      where that is not the package itself; variants: what each variant of that line changes of these attributes.
+      name: its line in common.core.implementations, which also has its package and its kind (a script needs
+      no line there); hint: how a user installs it; imports: the module that holds `function`, where that is not the
+      package itself; variants: what each variant of that line changes of these attributes.
 
     What the loss computes:
       layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice, see

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, Mapping, Tuple
 
-from common.core import scripts, settings
+from common.core import implementations, settings
 from common.core.errors import NotRunnable
 from common.core.implementations import BY_NAME, Implementation
 from common.losses.adapter import Adapter, import_package
@@ -31,7 +31,7 @@ class OfFunction(Adapter):
     def import_module(self, device: str) -> ModuleType:
         module, _, name = self.target.rpartition(":")
         sys.path += [folder for folder in self.folders if folder not in sys.path]
-        loaded = scripts.imported(Path(module)) if module.endswith(".py") else import_package(module, self.hint)
+        loaded = implementations.imported(Path(module)) if module.endswith(".py") else import_package(module, self.hint)
         if not callable(_attribute(loaded, name)):
             raise NotRunnable("missing", f"{module} has no function {name}")
         return loaded

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
 
 from msgspec import structs
 
-from common.core import scripts
+from common.core import implementations
 from common.core.errors import NotRunnable
 from common.core.settings import Settings
 from common.measure import device
@@ -85,7 +85,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
 
     importlib.import_module("common.measure.clock")  # which keeps the clock as it is before the script
     dtype, state = getattr(torch, settings.dtype), device.state()
-    adapter = scripts.load(job["script"])(settings, job["variant"])
+    adapter = implementations.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)
     from common.data import batching
     from common.losses.layouts import table

@@ -112,14 +112,15 @@ def environment(settings: Settings, device: Any) -> Environment:
     """Return the ``environment`` record of a job that runs in this process."""
     import torch
 
-    placed, known = machine.placement(), facts(device)
+    known, cpus = facts(device), machine.affinity()
+    shared = device.type == "cpu" and known["threads"] > len(machine.CPUS)
     return Environment(
         **known,
         **machine.tuning(),
-        **placed,
+        affinity=cpus,
         python=platform.python_version(),
         cuda=torch.version.cuda if device.type == "cuda" else None,
         denormals=settings.denormals,
         allocator=settings.allocator,
-        warnings=machine.spoiled_by(placed, known["threads"]) if device.type == "cpu" else [],
+        warnings=[f"{known['threads']} threads share the CPUs {cpus} (affinity): times vary"] if shared else [],
     )

@@ -18,7 +18,7 @@ from common.measure.clock import Clock
 from common.measure.device import cache_bytes, facts, host_threads, set_up_torch
 from common.records.schema import Limits, Products, Stream
 from common.system import memory
-from common.system.load import ForeignLoad, busy_flags
+from common.system.machine import ForeignLoad, busy_flags
 
 MIB = 2**20
 #: The largest buffer has at least these bytes, and CACHES times those of all caches; each other has a quarter of the

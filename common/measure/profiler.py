@@ -16,7 +16,7 @@ from common.core.errors import UserError
 from common.core.files import write_whole
 from common.core.settings import Settings
 from common.measure.stages import Step, observed_by
-from common.system.load import ForeignLoad
+from common.system.machine import ForeignLoad
 
 #: Rows of each cycle's table of operators.
 TABLE_ROWS = 200

@@ -10,7 +10,7 @@ from statistics import stdev
 from typing import Any, Callable, Dict, Generator, List, Optional, Sequence
 
 from common.core import statistics
-from common.system.load import ForeignLoad, busy_flags
+from common.system.machine import ForeignLoad, busy_flags
 
 #: Warm-up is over when two successive samples differ by at most this fraction.
 WARM_UP_TOLERANCE = 0.10

@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from common.core.errors import UserError
-from common.core.files import cannot_write
+from common.core.files import ROOT, Claim, Held, cannot_write, not_a_folder
 from common.core.implementations import find
-from common.core.paths import ROOT, not_a_folder
 from common.core.settings import Settings
 from common.core.text import plain
 from common.records import schema, store
 from common.records.schema import FirstLine, Header, Line, Record, Status
 from common.system import machine
-from common.system.locks import Claim, Held
 
 #: Records of which a job has hundreds: they are in the file alone.
 MANY = (schema.Sample,)

@@ -21,9 +21,8 @@ import re
 from typing import Annotated, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, get_args, get_type_hints
 
 from common.core import flag_types
-from common.core.guard import require
-from common.core.setting import Setting
-from common.core.settings import SETTINGS, Settings
+from common.core.errors import require
+from common.core.settings import SETTINGS, Setting, Settings
 
 require("msgspec")
 
@@ -377,8 +376,6 @@ class Environment(JobLine, kw_only=True, tag="environment"):
         variables: environment variables that tune threads, allocator and TF32
         transparent_huge_pages: setting of the kernel
         affinity: CPUs that the process may use: "0-3,8"
-        governor: of the clocks of these CPUs: "performance"; null where it is not known
-        numa_nodes: nodes of memory on which these CPUs are
         shape_file: path, relative to the suite where it lies in there
         shape_file_sha256: hex digest of its bytes
         batches: the measured batches
@@ -402,8 +399,6 @@ class Environment(JobLine, kw_only=True, tag="environment"):
     variables: Dict[str, str] = {}
     transparent_huge_pages: Optional[str] = None
     affinity: Optional[str] = None
-    governor: Optional[str] = None
-    numa_nodes: Optional[Positive] = None
     shape_file: Optional[str] = None
     shape_file_sha256: Optional[str] = None
     batches: Optional[List[Batch]] = None

@@ -12,11 +12,10 @@ import sys
 from typing import Iterable, List
 
 from common.core import implementations
-from common.core.errors import EXIT_OK
-from common.core.guard import guarded
-from common.core.paths import ROOT
+from common.core.errors import EXIT_OK, guarded
+from common.core.files import ROOT
 from common.setup import environments, extensions
-from common.setup.source_packages import SOURCE_PACKAGES
+from common.setup.extensions import SOURCE_PACKAGES
 
 
 def setup(names: List[str]) -> int:

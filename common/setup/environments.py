@@ -22,10 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 
-from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
-from common.core.guard import guarded, say
-from common.core.paths import ROOT
-from common.system.locks import locked
+from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError, guarded, say
+from common.core.files import ROOT, locked
 
 RUNNING = "{}.{}".format(*sys.version_info)
 #: Not sys.executable: in a virtual environment that is a link, which is gone when the environment is made anew.

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core.errors import UserError
-from common.core.guard import go_on_with
+from common.core.errors import UserError, go_on_with
+from common.core.files import INSTALLED, ROOT
 from common.core.implementations import Implementation, find
-from common.core.paths import INSTALLED, ROOT
 from common.setup import environments
 from common.system import machine
 from common.system.processes import output

@@ -18,8 +18,7 @@ from common.analysis.groups import Group, Sweep, kind_title
 from common.analysis.logs import Log
 from common.analysis.row import Row
 from common.core.errors import NOT_RUNNABLE, UserError
-from common.core.files import another, make_folder, write_whole
-from common.core.paths import ROOT
+from common.core.files import ROOT, another, make_folder, write_whole
 from common.core.text import count, gathered, plain, reason_of
 from common.present import parts
 from common.present.parts import Failure, Figure, Line, Link, Section

@@ -10,7 +10,7 @@ from common.analysis.groups import Sweep, is_numeric
 from common.analysis.metrics import METRICS
 from common.analysis.row import Row
 from common.core import grid
-from common.core.setting import worded
+from common.core.settings import worded
 from common.core.statistics import Summary
 from common.core.text import gathered, number
 from common.present import style

@@ -13,7 +13,7 @@ from common.analysis.metrics import Metric
 from common.analysis.row import SCOPES, Row
 from common.core.errors import NOT_RUNNABLE
 from common.core.grid import flag
-from common.core.setting import worded
+from common.core.settings import worded
 from common.core.text import count, gathered, number, plain, short
 from common.present.parts import Cell, Column, Table, Value
 from common.present.text import block, csv_text, json_text, listed

@@ -1,6 +1,10 @@
-"""Describe this computer and what changes the speed of a process on it.  Reads /proc, /sys and NVML; no torch.
+"""Describe this computer, and measure how much of its CPU time other processes take.  Reads /proc, /sys and NVML.
 
-Each function returns fields of the records of common.records.schema, by name; None where the system does not tell.
+What describes it are fields of the records of common.records.schema, by name; None where the system does not tell.
+
+/proc/stat counts the whole machine; in a container, that of the host.  A step is slowed by a process on a core that it
+needs.  So only the CPUs of this process's affinity count, and cores that its threads leave free may bear some load.
+Time for which the quota of a cgroup (docker --cpus) holds this process back counts as load: it slows a step likewise.
 """
 
 from __future__ import annotations
@@ -9,12 +13,13 @@ import math
 import os
 import platform
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, List, Optional, Tuple
 
-from common.system import git
-from common.system.memory import cgroup_cpus, proc_field, total_memory
+from common.system.memory import cgroup_cpus, proc_field, throttled_seconds, total_memory
+from common.system.processes import output
 
 
 def cpu_count() -> int:
@@ -48,55 +53,9 @@ def tuning() -> Dict[str, Any]:
     return {"variables": variables, "transparent_huge_pages": pages}
 
 
-def _cpus(text: str) -> Set[int]:
-    """Return the numbers in a list of the kernel ("0-3,8")."""
-    spans = [part.partition("-") for part in text.strip().split(",") if part]
-    return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
-
-
-def _as_list(cpus: Iterable[int]) -> str:
-    """Return numbers as a list of the kernel ("0-3,8")."""
-    spans: List[List[int]] = []
-    for cpu in sorted(cpus):
-        if spans and spans[-1][1] == cpu - 1:
-            spans[-1][1] = cpu
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
-
-
-def placement(root: Path = Path("/sys/devices/system"), cpus: Optional[Iterable[int]] = None) -> Dict[str, Any]:
-    """Return where this process runs: its CPUs, the governor of their clocks, and how many memory nodes they belong to.
-
-    root, cpus: of another machine, for tests.
-    """
-    mine = set(cpus if cpus is not None else os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
-    governors, nodes = set(), 0
-    for cpu in mine:
-        with suppress(OSError):
-            governors.add((root / f"cpu/cpu{cpu}/cpufreq/scaling_governor").read_text().strip())
-    for node in root.glob("node/node[0-9]*/cpulist"):
-        with suppress(OSError, ValueError):
-            nodes += not mine.isdisjoint(_cpus(node.read_text()))
-    governor = ", ".join(sorted(governors)) or None
-    return {"affinity": _as_list(mine) or None, "governor": governor, "numa_nodes": nodes or None}
-
-
-def spoiled_by(placed: Dict[str, Any], threads: int) -> List[str]:
-    """Return warnings about what makes times of this many threads on a CPU vary.  placed: as `placement` returns it."""
-    warnings, cpus = [], len(_cpus(placed["affinity"] or ""))
-    if 0 < cpus < threads:
-        warnings.append(
-            f"{threads} threads share the CPUs {placed['affinity']} (affinity): times vary; give --threads {cpus}"
-        )
-    if "powersave" in (placed["governor"] or ""):
-        warnings.append("the CPU's governor is powersave: clocks vary; set performance (cpupower frequency-set -g)")
-    if (placed["numa_nodes"] or 1) > 1:
-        warnings.append(
-            f"threads and memory are spread over {placed['numa_nodes']} NUMA nodes: times vary; bind the run to one "
-            "(numactl --cpunodebind=0 --membind=0)"
-        )
-    return warnings
+def affinity() -> Optional[str]:
+    """Return the CPUs of this process as a list of the kernel ("0-3,8"); None if the system does not tell."""
+    return proc_field("/proc/self/status", "Cpus_allowed_list")
 
 
 def cache_bytes() -> Optional[int]:
@@ -115,15 +74,14 @@ def cache_bytes() -> Optional[int]:
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
     """Return (revision, whether there are uncommitted changes) of the checkout, or (None, None) outside one.
 
-    Changes in docs/ and results/ do not count: no measurement reads them, and keeping one writes both.
+    Changes in docs/ and results/ do not count: no measurement reads them, and keeping one writes both.  A git hook has
+    variables that name its repository; they are not handed on, and no lock is taken that another git may wait for.
     """
     if not (root / ".git").exists():  # a repository around an installed suite is the user's
         return None, None
-    try:
-        but = (":(exclude)docs", ":(exclude)results")
-        status = git.run(root, "status", "--porcelain=v2", "--branch", "--", ".", *but, timeout=30)
-    except git.GitError:
-        return None, None
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or "CONFIG_" in key}
+    asked = ("status", "--porcelain=v2", "--branch", "--", ".", ":(exclude)docs", ":(exclude)results")
+    status = output(["git", "--no-optional-locks", "-C", str(root), *asked], timeout=30, env=variables)
     revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, flags=re.MULTILINE)
     return (revision[1], bool(re.search(r"^[^#]", status, flags=re.MULTILINE))) if revision else (None, None)
 
@@ -193,3 +151,126 @@ def gpu(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
             with suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
     return None
+
+
+# -- load of other processes ------------------------------------------------------------------------------------------
+
+#: Environment variable with the folder of the host's /proc, where a container mounts it (a convention of monitors).
+PROC = "HOST_PROC"
+#: A sample that needs all cores is flagged "busy" if others use more cores than this: a step waits for all of its
+#: threads, also for the one that shares its core.
+BUSY_CORES = 0.1
+#: The same limit as a share of the CPUs: a large server always runs something else.
+BUSY_SHARE = 0.01
+#: Others may use this share of the cores that the threads leave free: cores share caches, memory and clocks.
+FREE_SHARE = 0.5
+#: Load of this many times the limit is flagged "loaded" too: it can change the order of two losses.
+LOADED = 2.0
+#: Shortest window of a share, in ns: /proc/stat counts in ticks of 10 ms.
+SHORTEST_WINDOW_NS = 200_000_000
+
+#: CPUs of this process at import: OpenMP may bind threads that it starts later.
+CPUS: AbstractSet[int] = frozenset(
+    os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+)
+
+
+def cores(cpus: AbstractSet[int] = CPUS, root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Return the number of cores of these CPUs.  Hyper-threads of one core count once, if the system tells."""
+    try:
+        return len({(root / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip() for cpu in cpus})
+    except OSError:
+        return len(cpus)
+
+
+def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
+    """Return the CPU time that all processes have used on these CPUs since the machine started, in seconds.
+
+    Time stolen by a hypervisor counts, and time for which a quota held us back.  None if the system does not tell.
+    """
+    try:
+        rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
+    except OSError:
+        return None
+    mine = [row for row in rows if row[0][3:].isdigit() and int(row[0][3:]) in cpus] or rows[:1]
+    ticks = 0
+    for row in mine:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, row[1:9])
+        ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK") + throttled_seconds() if mine else None
+
+
+def _own_seconds() -> float:
+    """Return the CPU time of this process and its ended children, in seconds."""
+    return sum(os.times()[:4])
+
+
+class ForeignLoad:
+    """The share of the CPU time that other processes took since the last `share()`, of the CPUs of this one."""
+
+    def __init__(self, cpus: AbstractSet[int] = CPUS, stat: Optional[Path] = None) -> None:
+        self.cpus, self.stat = cpus, stat or Path(os.environ.get(PROC) or "/proc", "stat")
+        self._mark()
+
+    def _mark(self) -> None:
+        """Start the next window."""
+        self.busy, self.used = _busy_seconds(self.cpus, self.stat), _own_seconds()
+        self.since = time.perf_counter_ns()
+
+    def ready(self) -> bool:
+        """Return whether the window is long enough for a share that means something."""
+        return time.perf_counter_ns() - self.since >= SHORTEST_WINDOW_NS
+
+    def share(self) -> Optional[float]:
+        """Return the share of other processes in 0..1, None if the system does not tell, and start the next window."""
+        before, used, since = self.busy, self.used, self.since
+        self._mark()
+        elapsed = (self.since - since) / 1e9
+        if before is None or self.busy is None or elapsed <= 0:
+            return None
+        foreign = (self.busy - before) - (self.used - used)
+        return round(min(max(foreign / (elapsed * len(self.cpus)), 0.0), 1.0), 4)
+
+
+def busy_flags(
+    share: Optional[float], threads: Optional[int] = None, cpus: Optional[int] = None, physical: Optional[int] = None
+) -> List[str]:
+    """Return ["busy"] for what was measured beside noticeable load, ["busy", "loaded"] beside LOADED times as much.
+
+    Args:
+        share: of the CPUs that this process may use, from ForeignLoad; None where it is not known, which is no load.
+        threads: number that what was measured keeps busy; None: as many as there are cores.
+        cpus, physical: how many CPUs this process may use, and how many cores these are; None: as this machine says.
+    """
+    physical = physical or cpus or cores()
+    cpus = cpus or len(CPUS)
+    free = 0 if threads is None else max(physical - threads, 0)
+    bearable = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free
+    taken = (share or 0.0) * cpus
+    if taken <= bearable:
+        return []
+    return ["busy", "loaded"] if taken > LOADED * bearable else ["busy"]
+
+
+def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float = 1.0) -> str:
+    """Return how busy others keep this machine ("load 24 on 2 cores, others use 97% of the CPU"), "" if it is quiet.
+
+    The load average alone tells of the last minute, the user's own set-up included: where only that is high, a longer
+    look decides.
+
+    Args:
+        load: since when others are looked at; where that was just now, this waits.
+        threads: see busy_flags.
+        longer: seconds of that look.
+    """
+    time.sleep(max(0, SHORTEST_WINDOW_NS - (time.perf_counter_ns() - load.since)) / 1e9)
+    share, average = load.share(), 0.0
+    with suppress(OSError, ValueError, IndexError):
+        average = float(load.stat.with_name("loadavg").read_text().split()[0])
+    if "loaded" not in busy_flags(share, threads) and average > len(load.cpus):
+        time.sleep(longer)
+        share = load.share()
+    if share is None or "loaded" not in busy_flags(share, threads):
+        return ""
+    cores_here = "1 core" if len(load.cpus) == 1 else f"{len(load.cpus)} cores"
+    return f"load {average:.3g} on {cores_here}, others use {share:.0%} of the CPU"

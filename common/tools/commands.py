@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from common.cli import ending, flags
-from common.core import flag_types, paths
+from common.core import files, flag_types
 from common.core.errors import UserError
 from common.core.settings import SETTINGS, Settings
 from common.core.text import count
@@ -58,7 +58,7 @@ def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] =
     group.add_argument(
         "--log-dir",
         type=flag_types.path,
-        default=paths.LOG,
+        default=files.LOG,
         metavar="DIR",
         help=f"Folder in which the run makes its own, {folder}. Default: log/ beside this script",
     )

@@ -9,10 +9,8 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Sequence, Type, TypeVar
 
-from common.core.errors import UserError
-from common.core.files import read_text
-from common.core.guard import require
-from common.core.paths import not_a_file
+from common.core.errors import UserError, require
+from common.core.files import not_a_file, read_text
 from common.core.text import closest, plain, short, shown
 
 require("msgspec")

@@ -13,9 +13,9 @@ from typing import Any, Callable, Mapping, NamedTuple
 
 import torch
 
-from common.core import scripts
+from common.core import implementations
 from common.core.errors import NotRunnable, UserError
-from common.core.paths import not_a_file
+from common.core.files import not_a_file
 from common.core.text import closest, first_line
 
 S3PRL, HUGGING_FACE = "s3prl", "hf"
@@ -73,7 +73,7 @@ def module(source: str) -> ModuleType:
         problem = not_a_file(path)
         if problem:
             raise UserError(f"{path}: {problem}")
-        return scripts.imported(path.resolve())
+        return implementations.imported(path.resolve())
     except UserError:
         raise
     except (Exception, SystemExit) as error:

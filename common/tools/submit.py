@@ -20,10 +20,8 @@ from common.analysis import logs
 from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
 from common.core import implementations
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.core.files import another, cannot_write, make_folder
-from common.core.guard import guarded
-from common.core.paths import not_a_folder
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
+from common.core.files import another, cannot_write, make_folder, not_a_folder
 from common.core.text import plain
 from common.records import schema, store
 from common.setup import interpreters
@@ -33,7 +31,7 @@ NAME = "rnnt-bench submit"
 ALLOWED = frozenset(
     """record name run_id suffix package kind settings values started git_revision cpu os python gpu torch device
     device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator variables
-    transparent_huge_pages affinity governor shape_file_sha256 scope why dtype kernel flags limit_kind status pass job
+    transparent_huge_pages affinity shape_file_sha256 scope why dtype kernel flags limit_kind status pass job
     differing reached_by_padding overwritten""".split()
 )
 WORDS = re.compile(r"[\w .,:;()+@%=<>-]{0,120}")

@@ -18,7 +18,7 @@ from fixtures_runs import allocation as allocated
 
 from common.core import settings
 from common.core.errors import UserError
-from common.core.paths import ROOT
+from common.core.files import ROOT
 from common.data import shapes
 from common.records import run, schema, store
 from faults import check, require

@@ -14,7 +14,7 @@ from common.losses.step import LossStep
 from common.measure import profiler
 from common.measure.device import host_threads
 from common.records.schema import Schedule, Trace
-from common.system.load import busy_flags
+from common.system.machine import busy_flags
 from common.traces import files
 
 #: Note of a loss that loops over its cells in Python: each cell would be a thousand events and a megabyte.

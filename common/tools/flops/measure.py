@@ -13,8 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 import torch
 
 from common.core.errors import UserError
-from common.core.files import read_text
-from common.core.paths import not_there
+from common.core.files import not_there, read_text
 from common.core.text import first_line
 from common.flops.counter import FlopCounter
 from common.records.schema import Measured

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.cli import flags
 from common.cli.parser import Parser
-from common.core import flag_types, paths, settings
+from common.core import files, flag_types, settings
 from common.core.errors import UserError
 from common.core.text import closest
 from common.jobs.session import Executor
@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   rnnt-bench inference --threads 1,2 --dtype float32,bfloat16
 
 Exit code: 0; 1 if a cell failed; 2 for bad usage, or if the model is missing."""
-DEFAULT = paths.ROOT / "examples" / "profile.yaml"
+DEFAULT = files.ROOT / "examples" / "profile.yaml"
 #: Settings of a cell, where the flags of these names give no other.
 SAMPLES: Dict[str, float] = {"max_seconds": 1.0, "max_samples": 200}
 

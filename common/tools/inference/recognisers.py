@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from common.core.errors import NotRunnable, UserError
-from common.core.paths import not_a_file
+from common.core.files import not_a_file
 from common.core.text import closest
 from common.system.memory import is_out_of_memory
 from common.tools import loading

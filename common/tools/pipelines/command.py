@@ -12,7 +12,7 @@ from typing import Optional
 
 from common.cli import flags
 from common.cli.parser import Parser
-from common.core import flag_types, paths, settings
+from common.core import files, flag_types, settings
 from common.jobs.session import Executor
 from common.jobs.spec import Task
 from common.records.schema import as_written
@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 A stage's own value comes first, then that of `general`, then the command line's.
 
 Exit code: 0; 1 if an example failed; 2 for bad usage, or if something is missing."""
-DEFAULT = paths.ROOT / "examples" / "pipelines" / "pipeline.yaml"
+DEFAULT = files.ROOT / "examples" / "pipelines" / "pipeline.yaml"
 #: Settings of --preset quick.
 QUICK = {"dataset_size": 1, "warmup": 0, "repeats": 1}
 

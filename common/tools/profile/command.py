@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from common.cli import flags
 from common.cli.parser import Parser
-from common.core import flag_types, paths, settings
+from common.core import files, flag_types, settings
 from common.core.errors import UserError
 from common.core.implementations import find
 from common.jobs.session import Executor
@@ -51,7 +51,7 @@ def parser() -> Parser:
         "shape_file",
         "File with (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it. For T encoder "
         "frames, the fewest feature frames that give them are taken. Default: the suite's data/shape_info.features.pt",
-        default=paths.ROOT / "data" / "shape_info.features.pt",
+        default=files.ROOT / "data" / "shape_info.features.pt",
     )
     flags.add_setting(
         group,

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from common.core import scripts
+from common.core import implementations
 from common.core.errors import NotRunnable, OutOfMemory, UserError
+from common.core.files import ROOT
 from common.core.implementations import find
-from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import first_line
 from common.data import batching, shapes
@@ -35,7 +35,7 @@ from common.measure.clock import Clock
 from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.system import memory
-from common.system.load import ForeignLoad, busy_flags
+from common.system.machine import ForeignLoad, busy_flags
 from common.tools import loading
 from common.tools.profile import labels as labelling
 from common.tools.profile import rows as records
@@ -115,7 +115,7 @@ class Profiling:
             self.device = set_up_torch(settings)
             if self.device.type == "cpu" and settings.allocator == "reuse":
                 memory.keep_freed_memory()  # large tensors would be mapped anew in each step
-            adapter = scripts.load(row.script)(settings, row.variant)
+            adapter = implementations.load(row.script)(settings, row.variant)
             adapter.load(self.device.type)
         except NotRunnable as error:
             raise UserError(f"--loss {choice.loss}: {error}") from error
