@@ -346,6 +346,100 @@ def log_probabilities(
 
 
 @triton.jit
+def _arcs_into(blank, label, d, u, frames, last, U1):
+    """The arcs into the cells (d - u, u) of diagonal d: where each is, whether it is there, its log-probability."""
+    t = d - u
+    inside = (t >= 0) & (t < frames) & (u <= last)
+    has_blank, has_label = inside & (t > 0), inside & (u > 0)
+    at_blank, at_label = blank + (t - 1) * U1, label + t * U1 - 1
+    by_blank = tl.load(at_blank, mask=has_blank, other=-float("inf"))
+    by_label = tl.load(at_label, mask=has_label, other=-float("inf"))
+    return at_blank, at_label, has_blank, has_label, by_blank, by_label
+
+
+@triton.jit
+def _shares_from(blank, label, d, u, frames, last, U1):
+    """The arcs from the cells (d - u, u) of diagonal d: whether the cell and its label are there, and both shares."""
+    t = d - u
+    inside = (t >= 0) & (t < frames) & (u <= last)
+    has_label = inside & (u < last)
+    of_blank = tl.load(blank + t * U1, mask=inside, other=0.0)
+    of_label = tl.load(label + t * U1, mask=has_label, other=0.0)
+    return inside, has_label, of_blank, of_label
+
+
+@_kernel
+def lattice(
+    arcs, cells, T_lengths, U_lengths, losses, dropped, T, U1, negligible, label_factor,
+    GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One utterance: its loss, and posteriors in place of its log-probabilities.  csrc/lattice.h explains how.
+
+    alpha is mantissa (float64) times two to the exponent (int64), so no exp and no log waits for the diagonal before.
+    A diagonal stays in registers; what the next one needs of memory is loaded one ahead.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    frames = tl.load(T_lengths + n)
+    last = tl.load(U_lengths + n)
+    u = tl.arange(0, BLOCK)
+    blank = arcs + n * T * U1 + u  # of (t, u), once t * U1 is added
+    label = blank + cells
+
+    left, right = tl.maximum(u - 1, 0), tl.minimum(u + 1, BLOCK - 1)
+    mantissa = tl.where(u == 0, 1.0, 0.0).to(tl.float64)
+    exponent = tl.where(u == 0, 0, IMPOSSIBLE)
+    diagonals = frames + last
+    d = tl.zeros_like(diagonals) + 1
+    at_blank, at_label, has_blank, has_label, by_blank, by_label = _arcs_into(blank, label, d, u, frames, last, U1)
+    while d < diagonals:
+        ahead = _arcs_into(blank, label, d + 1, u, frames, last, U1)
+        x, of_x = _power(by_blank)
+        y, of_y = _power(by_label)
+        x, of_x = x * mantissa, of_x + exponent
+        y, of_y = y * tl.gather(mantissa, left, 0), of_y + tl.gather(exponent, left, 0)
+        high = tl.maximum(of_x, of_y)
+        x *= _two_to(of_x - high)
+        y *= _two_to(of_y - high)
+        total = x + y
+        if GRADIENT:
+            divisor = tl.where(total == 0, 1.0, total).to(tl.float32)
+            tl.store(at_blank, x.to(tl.float32) / divisor, mask=has_blank)
+            tl.store(at_label, y.to(tl.float32) / divisor, mask=has_label)
+        shift = (total.to(tl.int64, bitcast=True) >> 52) - 1023
+        mantissa = total * _two_to(-shift)
+        exponent = tl.where(total == 0, IMPOSSIBLE, high + shift)
+        at_blank, at_label, has_blank, has_label, by_blank, by_label = ahead
+        d += 1
+    ends = u == last
+    final = tl.sum(tl.where(ends, tl.load(blank + (frames - 1) * U1, mask=ends, other=0.0), 0.0), 0).to(tl.float64)
+    scale = tl.sum(tl.where(ends, exponent, 0), 0).to(tl.float64) * 0.6931471805599453
+    likelihood = tl.log(tl.sum(tl.where(ends, mantissa, 0.0), 0)) + scale + final
+    tl.store(losses + n, -likelihood)
+
+    if GRADIENT:
+        possible = tl.where(likelihood == -float("inf"), 0.0, 1.0)
+        after = tl.zeros((BLOCK,), dtype=tl.float64)
+        lost = tl.zeros((BLOCK,), dtype=tl.float64)
+        tl.debug_barrier()  # shares that other lanes stored
+        d = diagonals - 1
+        inside, has_label, by_blank, by_label = _shares_from(blank, label, d, u, frames, last, U1)
+        while d >= 0:
+            ahead = _shares_from(blank, label, d - 1, u, frames, last, U1)
+            t = d - u
+            of_blank = tl.where(t == frames - 1, tl.where(ends, possible, 0.0), after * by_blank.to(tl.float64))
+            of_label = tl.where(has_label, tl.gather(after, right, 0) * by_label.to(tl.float64), 0.0)
+            after = tl.where(inside, of_blank + of_label, 0.0)
+            to_blank = of_blank.to(tl.float32)
+            to_label = (of_label * label_factor).to(tl.float32)
+            tl.store(blank + t * U1, to_blank, mask=inside)
+            tl.store(label + t * U1, to_label, mask=inside)
+            lost += tl.where(inside & (to_blank + to_label < negligible), after, 0.0)
+            inside, has_label, by_blank, by_label = ahead
+            d -= 1
+        tl.store(dropped + n, tl.sum(lost, 0) / diagonals.to(tl.float64))
+
+
+@triton.jit
 def _first_of(d, frames, states):
     """The number of cell u = 0 of diagonal d = t + u of an utterance, whose cells are numbered by diagonals, on each by
     u: that of cell u is u more."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fused_transducer.call import ACTIVATIONS, Call
-from fused_transducer.lattices import NORMALISERS, Lattice
+from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS, Lattice
 
 if TYPE_CHECKING:
     from triton import language as tl
@@ -261,6 +261,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
 
 
 def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
+    from fused_transducer import kernels
 
     if call.U1 > LONGEST:
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
@@ -268,7 +269,14 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)  # in the padding, arcs of no path
     _arcs_of_tiles(launch, arcs)
     dropped.zero_()
-    _walk(launch, gradient, losses, dropped, arcs)
+    if call.topology not in REGULAR_ARCS:
+        return _walk(launch, gradient, losses, dropped, arcs)
+    width = _diagonal(call)
+    kernels.lattice[(call.N,)](
+        arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, call.T, call.U1, call.negligible,
+        1 + call.fastemit_lambda,
+        GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
+    )  # fmt: skip
 
 
 def _arcs_of_tiles(launch: _Launch, arcs: Tensor) -> None:
@@ -291,6 +299,11 @@ def _arcs_of_tiles(launch: _Launch, arcs: Tensor) -> None:
         )  # fmt: skip
 
 
+def _diagonal(call: Call) -> int:
+    """Return the length of the vector that holds a diagonal of the lattice."""
+    return max(16, 1 << (call.U1 - 1).bit_length())
+
+
 def _arcs(lattice: Lattice) -> Tuple[Tuple[Any, ...], ...]:
     """Return the arcs as the kernels take them: dt, du, two parts (-1 for none), then_blank, constant."""
     return tuple((arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight) for arc in lattice.arcs)
@@ -307,8 +320,7 @@ def _walk(launch: _Launch, gradient: bool, losses: Tensor, dropped: Tensor, arcs
     kernels.by_diagonals[(call.N * blocks,)](
         arcs, parts, *lengths, cells, blocks, call.T, call.U1, PARTS=lattice.parts, BM=OF_PARTS
     )
-    passes = 2 if gradient else 1
-    width = max(16, 1 << (call.U1 - 1).bit_length())  # of the vector that holds a diagonal
+    passes, width = 2 if gradient else 1, _diagonal(call)
     mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
     exponents = torch.empty_like(mantissas, dtype=torch.int64)
     table = {"ARCS": _arcs(lattice), "COUNT": len(lattice.arcs), "LABEL_ENDS": lattice.label_ends}

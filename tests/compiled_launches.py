@@ -37,7 +37,7 @@ UTTERANCES = 30
 #: The share of the cells that have a gradient under random logits.
 WITH_GRADIENT = 0.54
 KERNELS = (
-    *("activate", "log_probabilities", "list_cells", "logit_gradients", "input_gradients"),
+    *("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients", "input_gradients"),
     *("weight_gradients", "add_to_encoder", "add_to_decoder", "by_diagonals", "walk", "posteriors"),
 )
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
