@@ -2,7 +2,7 @@
 """Benchmark k2's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
 
 It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is never ranked with the
-exact losses.  common/losses/layouts/pruned.py calls its functions in the order in which icefall trains them.  With its
+exact losses.  common/losses/layouts.py calls its functions in the order in which icefall trains them.  With its
 range widened to all of U it must equal the exact loss.  Variant hat: use_hat_loss, which k2 1.24.4 or newer has.
 """
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from benchmark_k2 import K2
 from common.command import script_main
-from common.core.errors import NotRunnable, UserError
+from common.core.errors import NotRunnable
 from common.losses.adapter import Option, described
 
 
@@ -23,14 +23,6 @@ class K2Pruned(K2):
     layout = "pruned"
     variants = {"hat": {"topology": "hat"}}
     lm_only_scale = 0.25
-
-    def __init__(self, settings, variant=""):
-        super().__init__(settings, variant)
-        if settings.pruned_recipe == "benchmark-2022" and settings.encoder_dim < settings.vocab_size:
-            raise UserError(
-                f"--pruned-recipe benchmark-2022 uses encoder outputs as scores: --encoder-dim "
-                f"({settings.encoder_dim}) must be at least --vocab-size ({settings.vocab_size})"
-            )
 
     def load(self, device):
         super().load(device)

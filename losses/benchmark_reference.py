@@ -3,7 +3,7 @@
 
 It takes any device and any dtype and is twice differentiable, in a few readable lines: a baseline for the gain of a
 kernel.  It is not the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.
-Variant compiled: torch.compile fuses its log-softmax and its selection of symbols.
+Variants: one of each other lattice.
 """
 
 import sys
@@ -20,19 +20,8 @@ from common.losses.adapter import Adapter
 class Reference(Adapter):
     name = "reference"
     hint = "pip install torch"
-    variants = {
-        "compiled": {"by_compiler": True},
-        **{name: {"topology": name} for name in LATTICES},
-    }
-    by_compiler = False
+    variants = {name: {"topology": name} for name in LATTICES}
     dtypes = ("float32", "float64", "float16", "bfloat16")
-
-    def load(self, device):
-        super().load(device)
-        if self.by_compiler:
-            from common.losses import compiler
-
-            compiler.check()
 
     def version(self):
         return "this suite"
@@ -49,7 +38,6 @@ class Reference(Adapter):
         return {
             "blank": self.blank,
             "reduction": self.reduction,
-            "by_compiler": self.by_compiler,
             **({} if self.topology == "regular" else {"topology": self.lattice}),
         }
 

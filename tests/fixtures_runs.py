@@ -103,7 +103,6 @@ SETTINGS: Dict[str, Any] = {
     "seed": 1,
     "denormals": "flush",
     "allocator": "system",
-    "pruned_recipe": "icefall",
     "prune_range": 5,
 }
 

@@ -19,8 +19,8 @@ from common.core import implementations, settings
 from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
 from common.data import batching
-from common.losses import fingerprint, oracle, vectorised
-from common.losses.passes import afterwards, at_size, correctness, small_batches, timing
+from common.losses import oracle, step, vectorised
+from common.losses.passes import at_size, correctness, small_batches, timing
 from common.measure import device
 from common.records.schema import Stop
 
@@ -84,9 +84,7 @@ class Broken:
     def losses(self, logits, targets, T_lengths, U_lengths, blank):
         return Kernel.apply(logits, self, targets, T_lengths, U_lengths, blank)
 
-    def __call__(
-        self, logits, targets, logit_lengths, target_lengths, blank, reduction, by_compiler=False, topology=None
-    ):
+    def __call__(self, logits, targets, logit_lengths, target_lengths, blank, reduction, topology=None):
         self.calls += 1
         losses = self.losses(logits, targets, logit_lengths, target_lengths, blank)
         return losses if reduction == "none" else losses.sum()
@@ -558,7 +556,7 @@ def test_no_sample_has_numbers_that_the_loss_has_seen(monkeypatch):
 
     class Notes(Broken):
         def logits(self, logits):
-            seen.append(fingerprint.fingerprint(logits))
+            seen.append(step.fingerprint(logits))
             return logits
 
     list(timing.run(broken(Notes(), monkeypatch)))
@@ -589,21 +587,21 @@ def test_what_is_kept_of_held_inputs_is_found(monkeypatch):
 
 def test_a_fingerprint_has_every_bit():
     values = torch.tensor([[0.0, 1.0], [2.0, float("nan")]])
-    before = fingerprint.fingerprints({"values": values, "rows": values[:, 1], "none": None})
-    assert fingerprint.changed(before, {"values": values.clone(), "rows": values[:, 1], "none": None}) == []
+    before = step.fingerprints({"values": values, "rows": values[:, 1], "none": None})
+    assert step.changed(before, {"values": values.clone(), "rows": values[:, 1], "none": None}) == []
     values[0, 0] = -0.0
-    assert fingerprint.changed(before, {"values": values, "rows": values[:, 1], "none": None}) == ["values"]
+    assert step.changed(before, {"values": values, "rows": values[:, 1], "none": None}) == ["values"]
 
 
 def test_right_answers_are_made_once_for_all_losses_of_a_round(tmp_path, monkeypatch):
     context = broken(Broken(), monkeypatch)
     context.shared = tmp_path
-    first, other = (afterwards.expected(context, "step", context.new_batch(0, repeat), None) for repeat in (0, 1))
+    first, other = (timing.expected(context, "step", context.new_batch(0, repeat), None) for repeat in (0, 1))
     monkeypatch.setattr(oracle, "log_likelihood", lambda arcs: math.nan)
-    assert afterwards.expected(context, "step", context.new_batch(0, 0), None) == first != other
+    assert timing.expected(context, "step", context.new_batch(0, 0), None) == first != other
     with torch.no_grad():
         context.model.output.bias[3] += 1e-6
-    assert math.isnan(afterwards.expected(context, "step", context.new_batch(0, 0), None)[0])
+    assert math.isnan(timing.expected(context, "step", context.new_batch(0, 0), None)[0])
 
 
 def test_a_loss_that_breaks_is_found_by_shared_answers_too(tmp_path, monkeypatch):

@@ -18,12 +18,11 @@ from common.core import settings
 from common.core.errors import NotRunnable
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.data import batching
-from common.losses import inputs, oracle, step
+from common.losses import inputs, layouts, oracle, step
 from common.losses.adapter import Option, described
-from common.losses.layouts import table
-from common.losses.passes import answers, at_size, correctness, small_batches, timing
+from common.losses.passes import at_size, correctness, small_batches, timing
 from common.losses.subject import Context
-from common.measure.stages import observed_by
+from common.measure.clock import observed_by
 from common.records.schema import Stop
 
 pytestmark = pytest.mark.environment_contract
@@ -60,7 +59,7 @@ def adapter_of(implementation, device, **flags):
 
 def context_of(adapter, shapes=LARGE, N=None):
     """A context on the CPU whose measured batches are all those of `shapes`, N utterances each, all in one for None."""
-    where, dtype, layout = torch.device("cpu"), getattr(torch, adapter.settings.dtype), table.of(adapter)
+    where, dtype, layout = torch.device("cpu"), getattr(torch, adapter.settings.dtype), layouts.of(adapter)
     chosen, batches = replace(adapter.settings, scopes=layout.scopes), batching.fixed_size(shapes, N or len(shapes))
     return Context(chosen, adapter, where, dtype, layout.model(where, dtype), batches, list(range(len(batches))))
 
@@ -68,7 +67,7 @@ def context_of(adapter, shapes=LARGE, N=None):
 def setting_of(adapter, shapes, device, key=0):
     """(model, batch, the adapter under which its result must be exact)"""
     where = torch.device(device)
-    model = table.of(adapter).model(where, torch.float32)
+    model = layouts.of(adapter).model(where, torch.float32)
     batch = inputs.make_batch(shapes, vocab_size=V, encoder_dim=D, device=where, dtype=torch.float32, key=(3, key))
     return model, batch, adapter.widened(max(U for _, U in shapes))
 
@@ -84,10 +83,8 @@ def adapter(request, device):
 
 
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
-def test_every_row_passes_correctness_and_is_right_after_timing(implementation, monkeypatch, thorough):
+def test_every_row_passes_correctness_and_is_right_after_timing(implementation, monkeypatch):
     adapter = adapter_of(implementation, "cpu", vocab_size=40)
-    if getattr(adapter, "by_compiler", False) and not thorough:
-        pytest.skip("compiled for each kind of shapes, which takes long: with --thorough")
     if adapter.simulated:
         assert small_batches.check(adapter, torch.device("cpu"), torch.float32).wrong == ""
         return
@@ -121,8 +118,8 @@ def test_loss_and_gradients_of_small_batches(adapter, device, case):
         with pytest.raises((AssertionError, RuntimeError, ValueError)):
             step.prepare(wide, model, batch, "step").run()
         return
-    for scope in table.of(adapter).scopes:
-        loss_error, grad_error = answers.answer(wide, model, [batch.fresh()], scope).errors
+    for scope in layouts.of(adapter).scopes:
+        loss_error, grad_error = small_batches.answer(wide, model, [batch.fresh()], scope).errors
         assert loss_error < 1e-5 and grad_error < 1e-4
 
 
@@ -203,26 +200,15 @@ def test_the_step_names_its_stages(adapter, device):
 
 
 @pytest.mark.parametrize("implementation", PRUNED, ids=lambda implementation: implementation.name)
-def test_the_gap_of_a_pruned_loss(implementation, device):
-    """0 at full range, positive below, little on logits of a trained model; a range over all measured utterances."""
-    adapter = adapter_of(implementation, device, prune_range=3)
-    model, batch, wide = setting_of(adapter, [(30, 12)], device)
-    assert abs(table.of(wide).gap(model, batch)) < 1e-5 < 1e-4 < table.of(adapter).gap(model, batch)
-    assert correctness.approximation_gaps(context_of(adapter, [(60, 20)]))["trained"] is None  # too few symbols
-    adapter = adapter_of(implementation, device, vocab_size=101, encoder_dim=128)
-    gaps = correctness.approximation_gaps(context_of(adapter, [(60, 20), (30, 5), (40, 12)], 2))
-    random, trained = gaps["random"], gaps["trained"]
-    assert random.utterances == 3 and 0 < random.lowest < random.median < random.highest
-    assert abs(trained.median) < random.median
-
-
-@pytest.mark.parametrize("implementation", PRUNED, ids=lambda implementation: implementation.name)
-def test_the_recipe_of_2022_differentiates_the_pruned_loss_alone(implementation, device):
-    adapter = adapter_of(implementation, device, pruned_recipe="benchmark-2022")
-    model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
-    assert list(model.extra) == []
-    loss_error, grad_error = answers.answer(wide, model, [batch], "step").errors
-    assert loss_error < 1e-5 and grad_error < 1e-4
+def test_the_gap_of_a_pruned_loss(implementation):
+    """0 at full range, positive below, little on logits of a trained model; none where nothing is left to prune."""
+    shapes = [(60, 20), (30, 5), (40, 12)]
+    wide, narrow = (context_of(adapter_of(implementation, "cpu", prune_range=S), shapes, 2) for S in (21, 3))
+    assert abs(correctness.approximation_gap(wide)) < 1e-5 < 1e-4 < correctness.approximation_gap(narrow)
+    trained = context_of(adapter_of(implementation, "cpu", prune_range=5, **TRAINED), shapes, 2)
+    assert abs(correctness.approximation_gap(trained)) < correctness.approximation_gap(narrow)
+    narrow.batches = []
+    assert correctness.approximation_gap(narrow) is None
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda implementation: implementation.name)

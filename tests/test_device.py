@@ -19,8 +19,7 @@ from fixtures_runs import correctness, environment, one_row, sample, status, sum
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.losses import inputs, subject
-from common.losses.passes import memory as memory_pass
-from common.losses.passes import timing
+from common.losses.passes import timing, unranked
 from common.measure import clock, device, memory
 from common.records import schema
 from common.setup import interpreters
@@ -280,9 +279,9 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
         settings=SimpleNamespace(memory_limit="4GiB"),
         limit_bytes=None,
     )
-    monkeypatch.setattr(memory_pass.batching, "heaviest", lambda batches: [1, 2])
-    monkeypatch.setattr(memory, "limit", lambda *limit: order.append("limit"))
-    memory_pass.limit_of(asked, "step")
+    monkeypatch.setattr(unranked, "heaviest", lambda batches: [1, 2])
+    monkeypatch.setattr(unranked, "limit", lambda *limit: order.append("limit"))
+    unranked.limit_of(asked, "step")
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
 
 

@@ -18,9 +18,8 @@ from common.conformance.judge import simulator
 from common.core import settings
 from common.core.errors import NotRunnable
 from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, with_variants
-from common.losses import inputs, subject
-from common.losses.layouts import table
-from common.losses.passes import answers
+from common.losses import inputs, layouts, subject
+from common.losses.passes import small_batches
 from common.losses.subject import Context
 from losses import nemo_package
 from losses.benchmark_transformers import Transformers
@@ -118,9 +117,9 @@ def test_a_kernel_of_the_hub_is_called_as_transformers_is(monkeypatch):
 
     adapter = kernel_of(monkeypatch, lambda name, version: loss_tdt)
     where = torch.device("cpu")
-    model = table.of(adapter).model(where, torch.float32)
+    model = layouts.of(adapter).model(where, torch.float32)
     batch = inputs.make_batch(
         [(6, 3), (4, 1)], vocab_size=9, encoder_dim=8, device=where, dtype=torch.float32, key=(1, 1)
     )
-    loss_error, grad_error = answers.answer(adapter, model, [batch], "loss").errors
+    loss_error, grad_error = small_batches.answer(adapter, model, [batch], "loss").errors
     assert loss_error < 1e-5 and grad_error < 1e-4 and adapter.version() == "1"

@@ -15,8 +15,7 @@ from test_contract import LARGE, context_of
 
 from common.core import implementations, settings
 from common.core.errors import NotRunnable
-from common.losses import oracle, step, subject
-from common.losses.layouts import table
+from common.losses import layouts, oracle, step, subject
 from common.losses.passes import at_size
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
@@ -110,7 +109,7 @@ def test_its_corners(tmp_path):
 
 
 def test_every_layout_has_a_class_and_a_kind():
-    assert set(table.LAYOUTS) == set(implementations.LAYOUTS)
+    assert set(layouts.LAYOUTS) == set(implementations.LAYOUTS)
     assert set(implementations.LAYOUTS.values()) <= set(implementations.KINDS)
 
 
@@ -123,4 +122,4 @@ def test_more_outputs_than_symbols(monkeypatch):
     taken.run()
     assert context.model.output.weight.grad.shape[0] == 13 and taken.batch.targets.max() < 8
     trained = adapter_of(vocab_size=101, encoder_dim=128, logits="trained")
-    assert table.of(trained).model(torch.device("cpu"), torch.float32).output.weight.shape[0] == 106
+    assert layouts.of(trained).model(torch.device("cpu"), torch.float32).output.weight.shape[0] == 106

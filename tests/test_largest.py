@@ -177,14 +177,14 @@ import sys, traceback
 import torch
 from common.core import implementations, settings
 from common.losses import inputs, step
-from common.losses.layouts import table
+from common.losses import layouts
 from common.measure.memory import AddressSpace
 from common.jobs.worker import status_of
 
 scope, cpu = sys.argv[1], torch.device("cpu")
 adapter = implementations.load("benchmark_torchaudio")(settings.resolve({"preset": "quick", "vocab_size": 200}, "cpu"))
 adapter.load("cpu")
-model = table.of(adapter).model(cpu, torch.float32)
+model = layouts.of(adapter).model(cpu, torch.float32)
 
 def sample(shape):
     sizes = {"vocab_size": 200, "encoder_dim": 32, "device": cpu, "dtype": torch.float32, "key": (0, 0)}

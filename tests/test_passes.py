@@ -1,5 +1,5 @@
 """The passes on a CPU: which scopes and batches each round times, what a trace leaves in its folder, and the joiner
-under autocast and torch.compile."""
+under autocast."""
 
 from __future__ import annotations
 
@@ -171,15 +171,3 @@ def test_autocast_rounds_the_products_and_gives_each_loss_a_dtype_that_it_takes(
         gradients = [gradient for gradient in inputs.gradients().values() if gradient is not None]
         assert gradients and all(gradient.dtype == torch.float32 for gradient in gradients)
     assert errors[amp] > 10 * errors[None]
-
-
-@pytest.mark.thorough
-def test_a_run_with_autocast_and_torch_compile(tmp_path, tiny_shapes):
-    """The correctness pass judges it at the measured size; a loss that is compiled too: test_contract.py."""
-    flags = ["--in-place", "--preset", "quick", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
-    only = ["--only", "reference", "--passes", "correctness", "--scope", "step", "--limits", "false"]
-    done = run("benchmark_all.py", *flags, *only, "--amp", "bfloat16", "--compile", "true")
-    (row,) = rows_of(tmp_path).values()
-    assert row["status"] == ("ok" if hasattr(torch, "compile") else "unsupported"), done.stderr
-    assert "autocast bfloat16" in done.stdout and "joiner compiled" in done.stdout
-    assert row["configuration"]["amp"] == "bfloat16" and row["configuration"]["compile"] is True

@@ -335,7 +335,7 @@ def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
     assert (alone.rounds, alone.batches) == (cpu.rounds, max(1, cpu.num_batches // timing.BATCHES_FOR_A_LOSS))
 
 
-SETTINGS = {"dtype": "float32", "vocab_size": 10, "encoder_dim": 3, "pruned_recipe": "icefall", "prune_range": 5}
+SETTINGS = {"dtype": "float32", "vocab_size": 10, "encoder_dim": 3, "prune_range": 5}
 #: Two utterances, of T 5 and U 2, and of T 1 and U 1: 16 rows and 17 cells, of which 12 are met by one symbol a frame.
 BATCH = {"index": 7, "N": 2, "T_max": 5, "U_max": 2, "useful_cells": 17, "padded_cells": 30}
 BATCH.update(frames=6, tokens=8, one_symbol_cells=12, pruned_cells=6)
@@ -361,15 +361,14 @@ def test_a_loss_reads_the_needed_logits_twice_and_writes_all_gradients(kind, set
 
 
 @pytest.mark.parametrize(
-    "kind, recipe, expected",
+    "kind, expected",
     [
-        ("exact", "icefall", (8 * (16 * 3 + 3 * 10), 180 * 8.5)),
-        ("pruned", "icefall", (8 * (16 * 3 + 3 * 3 * 10), 180 * 6 + 180 * 16 + 2 * 17 * 10)),
-        ("pruned", "benchmark-2022", (8 * (16 * 3 + 3 * 10), 180 * 6 + 2 * 17 * 10)),
+        ("exact", (8 * (16 * 3 + 3 * 10), 180 * 8.5)),
+        ("pruned", (8 * (16 * 3 + 3 * 3 * 10), 180 * 6 + 180 * 16 + 2 * 17 * 10)),
     ],
 )
-def test_a_step_multiplies_three_times_where_needed_and_stores_no_logits(kind, recipe, expected):
-    assert work("step", kind, pruned_recipe=recipe) == expected
+def test_a_step_multiplies_three_times_where_needed_and_stores_no_logits(kind, expected):
+    assert work("step", kind) == expected
 
 
 def test_the_oracle_counts_the_cells_that_float32_can_tell_from_zero():

@@ -142,7 +142,7 @@ OTHERS = {
     "tokens": 0,
     "logits": "trained",
 }
-OTHER_JOINERS = {"amp": "bfloat16", "compile": True}
+OTHER_JOINERS = {"amp": "bfloat16"}
 DEFAULTS = {key: settings.SETTINGS[key].default for key in OTHERS}
 
 

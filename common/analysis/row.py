@@ -368,7 +368,7 @@ class Row:
             **{key: getattr(self, key) for key in ("others_cpu", "loaded_rounds", "rounds")},
             **{key: getattr(checked, key) for key in ("loss_error", "grad_error", "at_size")},
             **{"imprecise": self.imprecise, "approximation_gap": checked.approximation_gap},
-            **{"approximation_gaps": gaps(checked), "gap_ranges": checked.gap_ranges, "memory": self.memory},
+            **{"approximation_gaps": gaps(checked), "memory": self.memory},
             "measured_batches": len(batches) or None,
             "padded_cells": self.cells[1] or None,
             "useful_cells": self.cells[0] or None,

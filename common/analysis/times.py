@@ -17,7 +17,7 @@ from common.records.schema import AtSize, Batch, Limits
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 #: Settings that the work depends on.
-NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe"}
+NEEDED = {"dtype", "vocab_size", "encoder_dim"}
 
 
 class Sample(NamedTuple):
@@ -150,9 +150,7 @@ def least_work(scope: str, kind: str, batch: Batch, settings: Mapping[str, Any],
         return itemsize * V * (2 * needed + written), 0.0
     rows, layers, flops = (batch.frames or 0) + (batch.tokens or 0) + batch.N, 1, 6 * H * V * needed
     if kind == "pruned":
-        flops += 2 * batch.useful_cells * V
-        if settings["pruned_recipe"] == "icefall":  # else no projections
-            layers, flops = 3, flops + 6 * H * V * rows
+        layers, flops = 3, flops + 2 * batch.useful_cells * V + 6 * H * V * rows
     return 2 * itemsize * (rows * H + layers * H * V), flops
 
 

@@ -17,10 +17,9 @@ import torch
 
 from common.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from common.core.text import clipped, without_folders
-from common.losses import inputs
+from common.losses import inputs, layouts
 from common.losses.adapter import Adapter
-from common.losses.layouts import table
-from common.losses.layouts.base import Layout, Shapes
+from common.losses.layouts import Layout, Shapes
 from common.losses.oracle import TOLERANCE, relative_error
 from common.system.memory import is_out_of_memory
 
@@ -201,7 +200,7 @@ class Examination:
         padded = torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1)
         batch = replace(batch, targets=padded)
         batch = alter(batch) if alter else batch
-        layout = table.of(adapter)
+        layout = layouts.of(adapter)
         regions = layout.padding(shapes, T, U)
         if regions is None and (fill is not None or slack != (0, 0)):
             raise NotAsked("its layout has no padding")

@@ -425,8 +425,7 @@ class Settings:
     encoder_dim: int = setting(
         512,
         MEASURED,
-        "Dimension of encoder and decoder outputs and of the joiner's input. With both --preset quick and "
-        "--pruned-recipe benchmark-2022 it is at least V",
+        "Dimension of encoder and decoder outputs and of the joiner's input",
         type=flag_types.whole(1),
         metavar="D",
         presets={"quick": 32},
@@ -456,16 +455,6 @@ class Settings:
         heading="autocast {}",
         heading_of_default=False,
     )
-    compile: bool = setting(
-        False,
-        MEASURED,
-        "Run the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax. "
-        "Compiling is not timed",
-        label="torch.compile",
-        heading="joiner compiled",
-        heading_of_default=False,
-        **_BOOL,
-    )
     device: str = setting(
         "auto",
         MEASURED,
@@ -477,15 +466,6 @@ class Settings:
         label="device",
         heading=lambda known: " ".join(str(known[key]) for key in ("device", "device_name") if known.get(key)),
         **_HOW,
-    )
-    pruned_recipe: str = setting(
-        "icefall",
-        MEASURED,
-        "Step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward through both; "
-        "benchmark-2022: no projections, backward through the pruned loss alone",
-        choices=("icefall", "benchmark-2022"),
-        label="pruned recipe",
-        **_OF_PRUNED,
     )
     prune_range: int = setting(
         5,
@@ -755,8 +735,6 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     vocabulary = SETTINGS["vocab_size"]
     if given.get("file_vocab_size") and given.get("vocab_size") is None and not set(names) & set(vocabulary.presets):
         values["vocab_size"] = given["file_vocab_size"]
-    if size == "quick" and values["pruned_recipe"] == "benchmark-2022" and given.get("encoder_dim") is None:
-        values["encoder_dim"] = max(values["encoder_dim"], values["vocab_size"])  # whose scores are encoder outputs
     if values["find_largest"]:
         values["sort_utterance"] = _sorted_for_search(given)
     values["passes"] = with_correctness(values["passes"])
@@ -791,8 +769,3 @@ def _check(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             raise UserError(f"{declaration.flag} needs CUDA, and this run uses the CPU: remove {declaration.flag}")
         condition = f"{SETTINGS[needed].flag} {' or '.join(map(worded, accepted))}"
         raise UserError(f"{declaration.flag} only applies with {condition}: add that, or remove {declaration.flag}")
-    if values["logits"] != "random" and values["pruned_recipe"] == "benchmark-2022":
-        raise UserError(
-            f"--logits {values['logits']} does not go with --pruned-recipe benchmark-2022, whose scores are the "
-            "encoder outputs: remove one of them"
-        )

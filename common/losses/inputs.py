@@ -1,26 +1,23 @@
-"""Make the inputs of a batch and the joiner's weights: the same bits for a seed under every torch and numpy.
+"""Make the inputs of a batch and the joiner: the same bits for a seed under every torch and numpy.
 
 The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
 by exact arithmetic (common.data.streams).  torch's own generators may change between versions.  Random inputs are
 uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for others
-see common.losses.speech.
+see common.losses.speech.  Leaves out the encoder and the decoder, which cost the same for every loss.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from common.core.settings import STAGES
+from common.core.settings import STAGES, Settings
 from common.data.streams import DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
 from common.losses.speech import Speech
-
-if TYPE_CHECKING:
-    from common.core.settings import Settings
 
 
 @dataclass
@@ -139,3 +136,36 @@ def simple_projections(settings: Settings, device: torch.device, dtype: torch.dt
     else:
         layers = [_layer(weight, bias, device, dtype) for weight, bias in source.simple_layers()]
     return dict(zip(("am", "lm"), layers))
+
+
+class Joiner(torch.nn.Module):
+    """The joiner and all other layers that a step trains: logits = Linear(tanh(encoder_out + decoder_out)).
+
+    It is that of the 2022 suite, and icefall's joiner without its projections.
+
+    Args:
+        output: Linear(D, V) of the run's dtype.
+        extra: other layers that the step of a layout trains, by name.
+    """
+
+    def __init__(self, output: torch.nn.Linear, extra: Mapping[str, torch.nn.Module]):
+        super().__init__()
+        self.output = output
+        self.extra = torch.nn.ModuleDict(dict(extra))
+
+    def forward(self, joined: torch.Tensor) -> torch.Tensor:
+        """Return the logits (..., V) of sums of encoder and decoder outputs (..., D)."""
+        logits: torch.Tensor = self.output(torch.tanh(joined))
+        return logits
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Return the padded logits (N, T, U+1, V)."""
+        return self(batch.encoder_out.unsqueeze(2) + batch.decoder_out.unsqueeze(1))
+
+    def packed_logits(self, batch: Batch) -> torch.Tensor:
+        """Return the packed logits (sum T_i (U_i+1), V): the cells of each utterance, row-major, in turn."""
+        cells = [
+            (batch.encoder_out[n, :T].unsqueeze(1) + batch.decoder_out[n, : U + 1].unsqueeze(0)).flatten(0, 1)
+            for n, (T, U) in enumerate(batch.shapes)
+        ]
+        return self(torch.cat(cells))

@@ -4,20 +4,29 @@ Scope "loss": from what the loss is given (logits, ...) to its gradient, by torc
 copy a gradient that a loss wrote over its logits, which no training step does (docs/method.md).  Scope "step": from
 encoder and decoder outputs through the joiner (packing or pruning included) and the loss to the gradients of
 encoder_out, decoder_out and all weights.
+
+Fingerprints of tensors tell without a copy whether two are equal bit for bit.  All losses of a timing round are given
+the same numbers, and the oracle of these numbers takes longer than a step.  So the jobs of a run leave right answers in
+a folder; one is found again by a digest of every bit that it depends on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 
+from common.core.errors import UserError
+from common.core.files import write_whole
+from common.losses import layouts
 from common.losses.adapter import Adapter
-from common.losses.inputs import Batch
-from common.losses.joiner import Joiner
-from common.losses.layouts import table
-from common.measure.stages import stage
+from common.losses.inputs import Batch, Joiner
+from common.measure.clock import stage
 
 
 @dataclass
@@ -93,7 +102,7 @@ def leaves_of(model: Joiner, batch: Batch) -> Dict[str, torch.Tensor]:
 def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossStep:
     """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.  Untimed."""
     model.zero_grad(set_to_none=True)
-    layout, prepared = table.of(adapter), adapter.prepare(batch)
+    layout, prepared = layouts.of(adapter), adapter.prepare(batch)
     if scope == "step":
         return LossStep(lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch))
     with torch.no_grad():
@@ -105,3 +114,48 @@ def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossSt
             return layout.loss(given, batch, prepared)
 
     return LossStep(forward, batch, prepared, {"given": given}, adapter.overwrites_logits)
+
+
+#: Elements that are brought to the host at a time.
+CHUNK = 1 << 24
+Tensors = Mapping[str, Optional[torch.Tensor]]
+
+
+def fingerprint(tensor: Optional[torch.Tensor]) -> bytes:
+    """Return a digest of the bits of `tensor`; that of no bits for None."""
+    digest = hashlib.blake2b(digest_size=16)
+    if tensor is not None:
+        for chunk in tensor.detach().reshape(-1).split(CHUNK):
+            host = chunk.cpu().clone(memory_format=torch.contiguous_format)
+            digest.update(host.view(torch.uint8).numpy())
+    return digest.digest()
+
+
+def fingerprints(tensors: Tensors) -> Dict[str, bytes]:
+    """Return the digest of each tensor, by name."""
+    return {name: fingerprint(tensor) for name, tensor in tensors.items()}
+
+
+def changed(before: Mapping[str, bytes], tensors: Tensors) -> List[str]:
+    """Return the names of `before` whose tensors now have other bits."""
+    return [name for name, digest in before.items() if fingerprint(tensors[name]) != digest]
+
+
+def remembered(
+    folder: Optional[Path], question: object, tensors: Tensors, compute: Callable[[], List[float]]
+) -> List[float]:
+    """Return the numbers that `compute` makes of `tensors`, from `folder` where another job has left them.
+
+    question: what is computed, in words and numbers; folder: None to compute in any case.
+    """
+    if folder is None:
+        return compute()
+    shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+    key = repr((question, sorted(fingerprints(tensors).items()), sorted(shapes.items(), key=str)))
+    path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
+    with suppress(OSError, ValueError):
+        return [float(value) for value in json.loads(path.read_text(encoding="utf-8"))]
+    numbers = compute()
+    with suppress(UserError):  # a full disk costs time alone
+        write_whole("", (path, json.dumps(numbers)))
+    return numbers

@@ -88,9 +88,9 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
     adapter = implementations.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)
     from common.data import batching
-    from common.losses.layouts import table
+    from common.losses import layouts
 
-    layout = table.of(adapter)
+    layout = layouts.of(adapter)
     scopes = tuple(scope for scope in settings.scopes if scope in layout.scopes)
     if not scopes:
         raise NotRunnable(
@@ -130,7 +130,7 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
                 f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing: use "
                 "--passes correctness",
             )
-        module, function = ("memory", name) if name in ("probe", "throughput") else (name, "run")
+        module, function = (name, "run") if name in ("correctness", "timing") else ("unranked", name)
         yield from getattr(importlib.import_module(f"common.losses.passes.{module}"), function)(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
         needed = f"{adapter.name} needs {error.name}: {adapter.hint}"

@@ -12,7 +12,6 @@ from typing import List, Sequence
 
 import torch
 
-from common.losses.compiler import compiled
 from common.losses.topologies import TOPOLOGIES, Arc, Topology, next_targets
 
 #: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
@@ -27,7 +26,6 @@ def transducer_loss(
     target_lengths: torch.Tensor,
     blank: int = 0,
     reduction: str = "mean",
-    by_compiler: bool = False,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
     """Return -log Pr(y | x) of each utterance, (N,), or their "mean" or "sum".
@@ -42,8 +40,6 @@ def transducer_loss(
         logit_lengths, target_lengths: (N,) integers, T_i >= 1 and U_i >= 0.
         blank: its column.
         reduction: "none", "mean" or "sum".
-        by_compiler: compile what is done with all logits by torch.compile.  The loop over the lattice is not compiled,
-            since the compiler would unroll it.
         topology: the lattice.
     """
     N, T, U1, _ = logits.shape
@@ -54,8 +50,7 @@ def transducer_loss(
     if topology.extra and targets.numel() and targets.max() >= V:  # gather would take a column that is no symbol
         raise ValueError(f"targets must be below V = {V}")
     outside = _outside(T, U1, T_lengths, U_lengths)
-    parts = compiled(_parts) if by_compiler else _parts
-    arcs = topology.arcs(parts(logits, targets, outside, blank, topology), T_lengths)
+    arcs = topology.arcs(_parts(logits, targets, outside, blank, topology), T_lengths)
     return _reduced(_losses(arcs, outside, T_lengths, U_lengths), reduction)
 
 

@@ -1,22 +1,50 @@
-"""Time one step, on the CPU or with CUDA events."""
+"""Time one step and its named stages (joiner, loss, backward, ...), on the CPU or with CUDA events.
+
+A loss or a model marks a stage by ``with stage("joiner"):``.  This does nothing until a pass installs an observer: the
+timing pass measures the time of each stage, the trace pass labels it in the trace.
+"""
 
 from __future__ import annotations
 
 import gc
 import time
-from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Protocol
 
 import torch
 
 from common.measure.device import cache_bytes
-from common.measure.stages import Step, observed_by
 from common.system.memory import minor_faults
 
 #: Bound before the script of a loss is loaded, which may replace that of the module time.
 now = time.perf_counter_ns
 #: Bytes; larger than any L2 cache, for a torch that does not report its size.
 LARGE_L2 = 256 * 2**20
+Observer = Callable[[str], ContextManager]
+_observer: Optional[Observer] = None
+
+
+class Step(Protocol):
+    """A step that is ready to run once; all that is not measured is already done."""
+
+    def run(self, after_forward: Callable[[], None] = ...) -> Any:
+        """Run forward, then call `after_forward`, then run backward."""
+
+
+def stage(name: str) -> ContextManager:
+    """Mark the block as the stage `name` of the step."""
+    return nullcontext() if _observer is None else _observer(name)
+
+
+@contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Install `observer` for the stages that the block enters."""
+    global _observer
+    before, _observer = _observer, observer
+    try:
+        yield
+    finally:
+        _observer = before
 
 
 class Clock:

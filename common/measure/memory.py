@@ -25,7 +25,7 @@ import torch
 from common.core.errors import UserError
 from common.core.files import scratch_folder
 from common.core.flag_types import bytes_of
-from common.measure.stages import Step
+from common.measure.clock import Step
 from common.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
 from common.traces import memory as traced
 from common.traces import reader

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, record_function
 from common.core.errors import UserError
 from common.core.files import write_whole
 from common.core.settings import Settings
-from common.measure.stages import Step, observed_by
+from common.measure.clock import Step, observed_by
 from common.system.machine import ForeignLoad
 
 #: Rows of each cycle's table of operators.

@@ -227,22 +227,6 @@ class AtSize(Struct, kw_only=True):
     ok: Optional[bool] = None
 
 
-class GapRange(Struct, frozen=True):
-    """The range of the gaps of single utterances.
-
-    Attributes:
-        median: relative difference to the exact loss
-        lowest: gap of the utterance that pruning costs least
-        highest: gap of the utterance that pruning costs most
-        utterances: number of utterances whose gap was measured
-    """
-
-    median: float
-    lowest: float
-    highest: float
-    utterances: Count
-
-
 class Schedule(Struct, frozen=True):
     """Steps of the profiler.
 
@@ -420,10 +404,8 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
         reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds NaN
         approximation_gap: relative difference of a pruned loss to the exact one, at the configured range and
             logits: the median of single utterances; else null
-        approximation_gaps: likewise by kind of logits, "random", "peaky" and "trained" among them; null where
-            they cannot be made
-        gap_ranges: how these gaps differ over the measured utterances, 40 of them at most, 8 under the other
-            logits
+        approximation_gaps: this gap by the kind of its logits; earlier records have further kinds, and null where
+            they could not be made
         at_size: of the measured batch with the most padded cells; with --find-largest, of its first two
             utterances; null where the small batches were wrong already, or simulated
         note: what else is to be known, else ""
@@ -438,7 +420,6 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
     reached_by_padding: List[str] = []
     approximation_gap: Optional[float] = None
     approximation_gaps: Optional[Dict[str, Optional[float]]] = None
-    gap_ranges: Dict[str, GapRange] = {}
     at_size: Optional[AtSize] = None
     note: str = ""
 

@@ -22,12 +22,12 @@ import torch
 
 from common.core.text import UNBOUNDED, finite
 from common.data.batching import heaviest, lightest
-from common.losses import fingerprint, oracle
+from common.losses import layouts, oracle
 from common.losses.adapter import Adapter
-from common.losses.layouts import table
-from common.losses.layouts.cells import Cells, largest
-from common.losses.passes import diagnosis
+from common.losses.cells import Cells, largest
+from common.losses.passes import small_batches
 from common.losses.passes.small_batches import SLOPE_TOLERANCE
+from common.losses.step import changed, fingerprints
 from common.records.schema import AtSize
 
 #: Elements of the logits that are converted to float64 at a time.
@@ -150,7 +150,7 @@ def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Er
                     continue
                 gradient = gradient.detach()
                 if errors.worst[name] > before:
-                    at = diagnosis.position(difference)
+                    at = small_batches.position(difference)
                     values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
                     place = f"t {begin + at[0]}, u {int(where[at[:2]])}, symbol {at[2]}"
                     errors.furthest = f"utterance {n + 1} (T {T}, U {U}), gradient at {place}: {values}"
@@ -194,7 +194,7 @@ def check(
         utterances: judge only so many of the batch.
         lost_places: units in the last place that sums as large as the loss may lose.
     """
-    adapter, layout, measured = context.adapter, table.of(context.adapter), (context.all_batches, context.batches)
+    adapter, layout, measured = context.adapter, layouts.of(context.adapter), (context.all_batches, context.batches)
     index = lightest(*measured) if context.loops_in_python else heaviest(*measured)[0]
     errors, overwritten, differing = Errors(), set(), []
     for scope in layout.scopes:
@@ -252,10 +252,10 @@ def check(
         return result, ""
     words = lines[:MOST_WRONG]
     if not loss_error <= loss_tolerance:
-        words.append(f"loss {loss:.6g}, expected {right:.6g}{diagnosis.guess(loss, right, shapes)}")
+        words.append(f"loss {loss:.6g}, expected {right:.6g}{small_batches.guess(loss, right, shapes)}")
     if errors.furthest:
         words.append(f"furthest off in {errors.furthest}")
-    return result, f"on a measured batch ({diagnosis.sizes(shapes)}): {'; '.join(words)}"
+    return result, f"on a measured batch ({small_batches.sizes(shapes)}): {'; '.join(words)}"
 
 
 def _of(name: str) -> str:
@@ -273,13 +273,13 @@ def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) 
         step = context.step(scope, index, repeat, utterances)
         answer = {"loss": step.run(), **step.gradients()}
         if repeat == 0:
-            earlier = fingerprint.fingerprints(answer)
+            earlier = fingerprints(answer)
         del step, answer
     step = context.step(scope, index, utterances=utterances)
-    before = fingerprint.fingerprints(step.inputs())
+    before = fingerprints(step.inputs())
     actual, gradients = step.run(), step.gradients()
-    overwritten = fingerprint.changed(before, step.inputs())
-    differing = fingerprint.changed(earlier, {"loss": actual, **gradients})
+    overwritten = changed(before, step.inputs())
+    differing = changed(earlier, {"loss": actual, **gradients})
     if scope == "loss" or overwritten:
         step = context.step(scope, index, utterances=utterances)  # as it was before the loss wrote over it
     cells = layout.step_cells if scope == "step" else layout.cells

@@ -1,11 +1,10 @@
 """Judge loss and gradient on small batches (small_batches.py) against the float64 oracle: the correctness pass.
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
-weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
-to the exact loss at the run's own range, over the measured utterances, under several kinds of logits.  Then a loss
-that passes is judged on a measured batch at its own size (at_size.py), on one as long as the longest of the shape file,
-and once more on a small one.  Leaves out
-the corner cases, which `rnnt-bench check` asks: this pass decides whether a loss is timed.
+weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has
+its gap to the exact loss at the run's own range.  Then a loss that passes is judged on a measured batch at its own size
+(at_size.py), on one as long as the longest of the shape file, and once more on a small one.  Leaves out the corner
+cases, which `rnnt-bench check` asks: this pass decides whether a loss is timed.
 """
 
 from __future__ import annotations
@@ -13,58 +12,51 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Dict, Iterator, List, Optional
+from typing import Iterator, List, Optional
 
 import numpy as np
 import torch
 
 from common.core import statistics
-from common.core.errors import UserError, WrongResult
-from common.core.text import UNBOUNDED, finite
+from common.core.errors import WrongResult
+from common.core.text import finite
 from common.data import batching
-from common.losses.layouts import table
+from common.losses import layouts
 from common.losses.oracle import TOLERANCE
 from common.losses.passes import at_size, small_batches
-from common.records.schema import Correctness, GapRange
+from common.records.schema import Correctness
 
-#: Kinds of logits whose gap is measured beside that of the run's own.
-KINDS = ("random", "trained")
 #: Utterances of the measured batch with --find-largest, which has yet to find the size that fits.
 SEARCH_UTTERANCES = 2
-#: Utterances whose gap to the exact loss is measured, half a second each: with the run's logits, and the other kind.
-GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
+#: Utterances whose gap to the exact loss is measured, half a second each.
+GAP_UTTERANCES = 20
+#: Nats; a difference between smaller losses is rounding.
+SMALLEST_LOSS = 1e-6
 #: Targets of a batch as long as the longest of the file, where no measured one is: few, so that it takes little.
 LONG_U = 4
 #: Frames of it for each unit in the last place that its sums may lose: right float32 kernels lose one in 60.
 FRAMES_A_PLACE = 20
 
 
-def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:
-    """Return the gap of a pruned loss to the exact one (common.losses.layouts.pruned) by kind of logits.
+def approximation_gap(context) -> Optional[float]:
+    """Return the median (loss - exact loss) / exact loss of a pruned loss over some of the run's utterances.
 
-    A range is over some of the run's utterances, each alone, in float64: it is the gap of the method and not of the
-    dtype.  None if the run's sizes or recipe do not allow such logits, or if the exact loss is almost 0 with them.
+    Each alone and in float64: it is the gap of the method and not of the dtype.  None if the exact losses are almost 0.
     """
-    gaps: Dict[str, Optional[GapRange]] = dict.fromkeys((*KINDS, context.settings.logits))
+    adapter = copy.copy(context.adapter)
+    adapter.settings = replace(context.settings, amp=None)
+    layout, double = layouts.of(adapter), replace(context, settings=adapter.settings, dtype=torch.float64)
+    model, gaps = layout.model(context.device, torch.float64), []
     every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.shapes(batch)) if U > 0]
-    for kind in gaps:
-        if kind != "random" and context.settings.pruned_recipe == "benchmark-2022":
-            continue
-        adapter = copy.copy(context.adapter)
-        adapter.settings = replace(context.settings, logits=kind, amp=None, compile=False)
-        layout, double = table.of(adapter), replace(context, settings=adapter.settings, dtype=torch.float64)
-        try:
-            model = layout.model(context.device, torch.float64)
-        except UserError:  # D or V is too small for these logits, which the user did not ask for
-            continue
-        most = GAP_UTTERANCES if kind == context.settings.logits else OTHER_UTTERANCES
-        chosen = every[:: math.ceil(len(every) / most) or 1]
-        batches = (double.make_batch(batch, first=n, utterances=1) for batch, n in chosen)
-        measured = [layout.gap(model, batch, context.shared) for batch in batches]
-        known = sorted(gap if math.isfinite(gap) else UNBOUNDED for gap in measured if gap is not None)
-        if known:
-            gaps[kind] = GapRange(statistics.median(known), known[0], known[-1], len(known))
-    return gaps
+    for batch, n in every[:: math.ceil(len(every) / GAP_UTTERANCES) or 1]:
+        alone = small_batches.utterance(double.make_batch(batch), n)
+        prepared = adapter.prepare(alone)
+        with torch.no_grad():
+            loss = float(layout.loss(layout.given(model, alone, prepared), alone, prepared))
+            exact = float(layout.right(model.logits(alone), alone).sum())
+        if exact > SMALLEST_LOSS:
+            gaps.append(finite((loss - exact) / exact))
+    return statistics.median(sorted(gaps)) if gaps else None
 
 
 def run(context) -> Iterator[Correctness]:
@@ -73,10 +65,9 @@ def run(context) -> Iterator[Correctness]:
     `context` is a common.losses.subject.Context.
     """
     adapter, device, dtype, settings = context.adapter, context.device, context.dtype, context.settings
-    layout, tolerance = table.of(adapter), TOLERANCE[settings.dtype]
+    layout, tolerance = layouts.of(adapter), TOLERANCE[settings.dtype]
     small = small_batches.check(adapter, device, dtype)
-    ranges = approximation_gaps(context) if layout.approximate else {}
-    gaps = {kind: gap.median if gap else None for kind, gap in ranges.items()} or None
+    gap = approximation_gap(context) if layout.approximate else None
     wrong, at_its_size = small.wrong, None
     differing: List[str] = []
     reached: List[str] = []
@@ -101,9 +92,8 @@ def run(context) -> Iterator[Correctness]:
         slope_error=finite(small.slope_error),
         tolerance=tolerance,
         ok=not wrong,
-        approximation_gap=gaps[settings.logits] if gaps else None,
-        approximation_gaps=gaps,
-        gap_ranges={kind: gap for kind, gap in ranges.items() if gap},
+        approximation_gap=gap,
+        approximation_gaps={settings.logits: gap} if layout.approximate else None,
         at_size=at_its_size,
         differing=differing,
         reached_by_padding=reached,

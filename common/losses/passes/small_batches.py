@@ -1,4 +1,4 @@
-"""Judge a loss on small batches, on which it must be right before it is timed.
+"""Judge a loss on small batches, on which it must be right before it is timed, and tell its author what is wrong.
 
 The ragged batch, and each of its utterances alone; frames and targets in multiples of 16, where kernels have blocks;
 logits of a trained model, and beyond what exp() takes; an upstream gradient that is not 1, and one for each
@@ -15,15 +15,114 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import torch
 
-from common.losses import fingerprint, inputs
+from common.losses import inputs, layouts
 from common.losses.adapter import Adapter
-from common.losses.inputs import Batch
-from common.losses.joiner import Joiner
-from common.losses.layouts import table
-from common.losses.oracle import TOLERANCE
-from common.losses.passes import answers, diagnosis
-from common.losses.passes.answers import Answer
-from common.losses.step import NotOfEach, prepare
+from common.losses.inputs import OUTPUTS, Batch, Joiner
+from common.losses.oracle import TOLERANCE, relative_error
+from common.losses.step import NotOfEach, changed, fingerprints, leaves_of, prepare, weighted
+
+#: (the loss's gradient or None, the right one) by name of the leaf.
+Gradients = Dict[str, Tuple[Optional[torch.Tensor], torch.Tensor]]
+
+
+class Answer(NamedTuple):
+    """The answer of a loss and the right one."""
+
+    loss: torch.Tensor
+    right: torch.Tensor  # the oracle's loss
+    gradients: Gradients
+    losses: torch.Tensor  # (N,), the oracle's loss of each utterance
+    changed: List[str]  # names of inputs that the loss has overwritten
+
+    @property
+    def errors(self) -> Tuple[float, float]:
+        """Return the error of the loss and the largest of any gradient; one that is missing is infinitely wrong."""
+        errors = [math.inf if got is None else relative_error(got, right) for got, right in self.gradients.values()]
+        return relative_error(self.loss, self.right), max(errors)
+
+    @property
+    def slopes(self) -> Dict[str, float]:
+        """Return, by tensor, the factor of the right gradient that fits the loss's best: rounding hardly moves it."""
+        slopes = {}
+        for name, (got, right) in self.gradients.items():
+            square = float((right.double() ** 2).sum())
+            if got is not None and square > 0:
+                slopes[name] = float((got.detach().cpu().double() * right).sum()) / square
+        return slopes
+
+    @property
+    def slope_error(self) -> float:
+        """Return the largest difference of a slope from 1."""
+        return max((abs(value - 1) if math.isfinite(value) else math.inf for value in self.slopes.values()), default=0)
+
+
+def answer(
+    adapter: Adapter, model: Joiner, batches: Sequence[Batch], scope: str, upstream: Optional[torch.Tensor] = None
+) -> Answer:
+    """Run one forward for each batch and one backward of their sum; return the answer.
+
+    Padded cells count in scope "loss": their gradient must be zero.
+
+    Args:
+        adapter: the loss.
+        model: the joiner.
+        batches: one; or each utterance alone, so that a loss without the reduction "none" can be given a factor for
+            each.  A loss that keeps what its backward needs where the next call finds it is wrong then.
+        scope: "loss" or "step".
+        upstream: factors (N,) of the losses, or (1,) of their sum; None for 1.
+    """
+    layout, double_model = layouts.of(adapter), copy.deepcopy(model).cpu().double()
+    steps, leaves, losses = [], [], []
+    for batch in batches:
+        step = prepare(adapter, model, batch, scope)
+        if scope == "loss":  # a copy: the loss may overwrite its logits
+            right_leaves = {"given": step.given.detach().cpu().double().clone().requires_grad_()}
+            losses.append(layout.expected(right_leaves["given"], batch))
+        else:
+            outputs = {name: getattr(batch, name) for name in OUTPUTS}
+            outputs = {
+                name: leaf.detach().cpu().double().clone().requires_grad_(leaf.requires_grad)
+                for name, leaf in outputs.items()
+            }
+            double_batch = replace(batch, **outputs, targets=batch.targets.cpu().clone())
+            right_leaves = leaves_of(double_model, double_batch)
+            losses.append(layout.expected_step(double_model, double_batch))
+        steps.append(step)
+        leaves.append(right_leaves)
+    of_each = torch.cat(losses)
+    right = of_each.sum() if upstream is None else weighted(of_each, upstream.expand(len(of_each)))
+    right.backward()
+    before = [fingerprints(step.inputs()) for step in steps]
+    if len(steps) > 1 and upstream is not None:
+        actual = weighted(torch.stack([step.forward().reshape(()) for step in steps]), upstream)
+        actual.backward()
+    else:
+        steps[0].upstream = upstream
+        actual = steps[0].run()
+    gradients: Gradients = {}
+    for n, (step, right_leaves) in enumerate(zip(steps, leaves)):
+        of = f" of utterance {n + 1}" if len(steps) > 1 else ""
+        for name, leaf in right_leaves.items():
+            if leaf.grad is not None:  # a loss need not use every weight
+                gradients[f"{name}{of if name in ('given', *OUTPUTS) else ''}"] = step.gradients()[name], leaf.grad
+    overwritten = sorted({name for step, was in zip(steps, before) for name in changed(was, step.inputs())})
+    return Answer(actual.detach(), right.detach(), gradients, of_each.detach(), overwritten)
+
+
+def utterance(batch: Batch, n: int) -> Batch:
+    """Return the utterance `n` alone, without padding, as a batch of new tensors."""
+    T, U = batch.shapes[n]
+    only = slice(n, n + 1)
+    return replace(
+        batch,
+        encoder_out=batch.encoder_out.detach()[only, :T].clone().requires_grad_(),
+        decoder_out=batch.decoder_out.detach()[only, : U + 1].clone().requires_grad_(),
+        targets=batch.targets[only, :U].clone(),
+        T_lengths=batch.T_lengths[only].clone(),
+        U_lengths=batch.U_lengths[only].clone(),
+        shapes=[(T, U)],
+    )
+
 
 #: (T, U) of each utterance.
 Shapes = List[Tuple[int, int]]
@@ -111,7 +210,7 @@ def check(
         limits = tolerances(case, answer, adapter)
         errors = (*answer.errors, answer.slope_error)
         if answer.changed or not all(error <= limit for error, limit in zip(errors, limits)):
-            words = diagnosis.in_words(case.shapes, answer, *limits)
+            words = in_words(case.shapes, answer, *limits)
             wrong.append((len(case.shapes) > 1, f"with {case.name}: {words}" if case.name else words))
     first = min(wrong, key=lambda each: each[0])[1] if wrong else ""  # min keeps the first of equals
     return Checked(max(loss for loss, _ in plain), max(gradient for _, gradient in plain), max(slopes), first)
@@ -137,7 +236,7 @@ def answered(
 ) -> Iterator[Tuple[Case, Answer]]:
     """Yield the answer of each case in each scope that it is asked in."""
     for case in asked:
-        scopes = table.of(adapter).scopes
+        scopes = layouts.of(adapter).scopes
         if (case.logits == "trained" or case.largest) and dtype in (torch.float16, torch.bfloat16):
             scopes = tuple(scope for scope in scopes if scope == "loss")  # the joiner's own rounding is larger
         elif case.frozen:
@@ -150,20 +249,20 @@ def answered(
             if of_each and "none" in adapter.reductions:
                 wide.reduction = "none"
                 with contextlib.suppress(NotOfEach):  # an adapter's own `loss` may always return the sum
-                    yield case, answers.answer(wide, model, batches, scope, factors)
+                    yield case, answer(wide, model, batches, scope, factors)
                     continue
             if of_each:
                 wide.reduction = adapter.reduction
-                batches = [answers.utterance(batch, n) for n in range(len(batch.shapes))]
-            yield case, answers.answer(wide, model, batches, scope, factors)
+                batches = [utterance(batch, n) for n in range(len(batch.shapes))]
+            yield case, answer(wide, model, batches, scope, factors)
 
 
 def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype) -> Tuple[Adapter, Joiner, Batch]:
     """Return (the adapter with its range widened to all of U, the joiner, the batch) of a case."""
     small = copy.copy(adapter)
     sizes = TRAINED if case.logits == "trained" else RANDOM
-    small.settings = replace(adapter.settings, **sizes, logits=case.logits, amp=None, compile=False)
-    model = table.of(small).model(device, dtype)
+    small.settings = replace(adapter.settings, **sizes, logits=case.logits, amp=None)
+    model = layouts.of(small).model(device, dtype)
     batch = inputs.make_batch(
         case.shapes,
         **sizes,
@@ -175,7 +274,7 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
     for leaf in {"": (), "joiner": model.parameters(), "outputs": (batch.encoder_out, batch.decoder_out)}[case.frozen]:
         leaf.requires_grad_(False)
     if case.largest is not None:
-        table.of(small).score_up_to(case.largest, model, batch)
+        layouts.of(small).score_up_to(case.largest, model, batch)
     return small.widened(max(U for _, U in case.shapes)), model, batch
 
 
@@ -192,8 +291,95 @@ def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tupl
             with torch.no_grad():
                 for n, (T, U) in enumerate(batch.shapes):
                     batch.encoder_out[n, T:] = batch.decoder_out[n, U + 1 :] = padding
-        step = prepare(wide, model, batch, table.of(wide).scopes[0])
+        step = prepare(wide, model, batch, layouts.of(wide).scopes[0])
         found.append({"loss": step.run(), **step.gradients()})
     first, again, reached = found
-    differing = fingerprint.changed(fingerprint.fingerprints(first), again)
+    differing = changed(fingerprints(first), again)
     return differing, [name for name, values in reached.items() if values is not None and not values.isfinite().all()]
+
+
+#: Largest relative difference between the ratio of the two values and a ratio with a known cause.
+NEAR = 1e-3
+
+
+def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance: float, slope_tolerance: float) -> str:
+    """Return what is wrong with an answer in one line.
+
+    Args:
+        shapes: (T, U) of each utterance of the batch.
+        answer: Answer whose loss, gradient or slope is off, or which has overwritten an input.
+        loss_tolerance, grad_tolerance, slope_tolerance: largest relative errors that pass.
+    """
+    where = f"a batch of {len(shapes)} (T, U: {', '.join(f'{T}, {U}' for T, U in shapes)})"
+    if len(shapes) == 1:
+        where = f"an utterance alone (T {shapes[0][0]}, U {shapes[0][1]})"
+    if answer.changed:
+        return f"{where}: it overwrites {', '.join(answer.changed)}, which it may only read"
+    loss_error, grad_error = answer.errors
+    if not loss_error <= loss_tolerance:
+        got, right = float(answer.loss), float(answer.right)
+        return f"{where}: loss {got:.6g}, expected {right:.6g}{guess(got, right, shapes)}"
+    where = f"{where}: the loss is right"
+    if grad_error <= grad_tolerance:
+        name, factor = max(answer.slopes.items(), key=lambda each: abs(each[1] - 1))
+        return f"{where}, {_of(name)} is {factor:.8g} times what is right; {slope_tolerance:.0e} is allowed"
+    errors: Dict[str, float] = {}
+    for name, (gradient, right) in answer.gradients.items():
+        if gradient is None:
+            return f"{where}, {_of(name)} is missing"
+        difference = (gradient.cpu().double() - right).abs().nan_to_num(nan=math.inf)
+        errors[name] = float(difference.max() / right.abs().max().clamp(min=1e-30))
+    name = max(errors, key=lambda each: errors[each])
+    gradient, right = (tensor.detach().cpu().double() for tensor in answer.gradients[name])
+    factor = answer.slopes.get(name, 1.0)
+    left = float((gradient - factor * right).abs().max())
+    if left <= min(NEAR * abs(factor), abs(factor - 1) / 2) * float(right.abs().max()):
+        reason = guess(factor, 1.0, shapes)
+        return f"{where}, {_of(name)} is {factor:.4g} times what is right{reason}"
+    at = position((gradient - right).abs().nan_to_num(nan=math.inf))
+    place = f"{[*at]}"
+    if name == "given" and len(at) == 4:
+        n, t, u, v = at
+        (T, U), outside = shapes[n], ""
+        if t >= T or u > U:
+            outside = " (in the padding)"
+        place = f"utterance {n + 1} (T {T}, U {U}), t {t}, u {u}, symbol {v}{outside}"
+    values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
+    return f"{where}, {_of(name)} is not: at {place}: {values}"
+
+
+def _of(name: str) -> str:
+    return "the gradient" if name == "given" else f"the gradient of {name}"
+
+
+def sizes(shapes: Shapes) -> str:
+    """Return the size of a batch in words."""
+    return f"N {len(shapes)}, T {max(T for T, _ in shapes)}, U {max(U for _, U in shapes)}"
+
+
+def guess(got: float, right: float, shapes: Shapes) -> str:
+    """Return a guess at the cause of the ratio of two losses, with a comma before it; "" if none is known."""
+    if not (math.isfinite(got) and math.isfinite(right) and right):
+        return ""
+    N, (T, U) = len(shapes), shapes[0]
+    ratios: List[Tuple[float, str]] = [(-1.0, "its negative: the log-likelihood?")]
+    if N > 1:
+        ratios.append((1 / N, f"1/{N} of it, 1/N: a mean over the batch?"))
+    else:
+        divisors = (("T", T), ("U", U), ("T + U", T + U), ("U + 1", U + 1), ("T x (U + 1)", T * (U + 1)))
+        ratios += [(1 / size, f"1/{size} of it: divided by {name}?") for name, size in divisors if size > 1]
+    ratios += [(1 / math.log(2), "1/log(2) times it: logarithms to the base 2?"), (2.0, "twice it: counted twice?")]
+    for factor, words in ratios:
+        if abs(got / right / factor - 1) < NEAR:
+            return f", {words}"
+    return ", is it always 0?" if got == 0 else ""
+
+
+def position(difference: torch.Tensor) -> Tuple[int, ...]:
+    """Return the index of the largest difference."""
+    at: List[int] = []
+    index = int(difference.argmax())
+    for size in reversed(difference.shape):
+        at.insert(0, index % size)
+        index //= size
+    return tuple(at)

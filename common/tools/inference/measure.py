@@ -21,9 +21,8 @@ from common.core.errors import WrongResult
 from common.core.files import scratch_folder
 from common.core.settings import Settings
 from common.measure import memory, profiler, sampling
-from common.measure.clock import Clock, time_step
+from common.measure.clock import Clock, Step, time_step
 from common.measure.device import environment, host_threads, set_up_torch
-from common.measure.stages import Step
 from common.records.schema import Measured
 from common.system.memory import process_peak_bytes
 from common.tools.inference import recognisers

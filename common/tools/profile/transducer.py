@@ -15,10 +15,9 @@ from torch import nn
 
 from common.core.errors import UserError
 from common.data.shapes import subsampled
-from common.losses.inputs import Batch
-from common.losses.joiner import Joiner
-from common.losses.layouts import table
-from common.losses.layouts.pruned import SIMPLE_LOSS_SCALE, Pruned
+from common.losses import layouts
+from common.losses.inputs import Batch, Joiner
+from common.losses.layouts import SIMPLE_LOSS_SCALE, Pruned
 from common.tools.profile.rows import Sizes
 
 SUBSAMPLING = 4
@@ -102,7 +101,7 @@ class Criterion(nn.Module):
 
     def __init__(self, adapter: Any, device: torch.device):
         super().__init__()
-        self.adapter, self.layout = adapter, table.of(adapter)
+        self.adapter, self.layout = adapter, layouts.of(adapter)
         layers: Joiner = self.layout.model(device, torch.float32)
         self.joiner, self.projections = Part(layers), layers.extra
         self.exact = partial(torch.autocast, device.type, enabled=False)

@@ -1,0 +1,291 @@
+"""Define the layouts: the kinds of input that a loss takes, how each is made, and the right answer for it.
+
+Padded and packed logits, losses that contain the joiner, and pruned logits.  A layout is bound to one adapter.  It
+knows nothing of the lattice (the adapter's `topology`) and does not set the number of the joiner's outputs (the
+adapter's `outputs`).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple, Type, Union
+
+import torch
+
+from common.core.settings import SCOPES
+from common.losses import inputs, oracle
+from common.losses.adapter import Adapter
+from common.losses.cells import Cells, PackedCells, PrunedCells, PrunedStepCells, StepCells
+from common.losses.inputs import Batch, Joiner
+from common.measure.clock import stage
+
+Shapes = Sequence[Tuple[int, int]]
+#: An index into a tensor: integers, slices and "...".
+Region = Tuple[Any, ...]
+
+
+class Layout:
+    """A kind of input, bound to one adapter."""
+
+    scopes: Tuple[str, ...] = SCOPES  # the scopes that such a loss has
+    cells: Type[Cells] = Cells  # how scope "loss" is judged at size
+    step_cells: Type[StepCells] = StepCells  # how scope "step" is judged at size
+    approximate = False  # whether the loss is approximate by design, with a `gap` to the exact loss
+    tensors: Tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
+
+    def __init__(self, adapter: Adapter):
+        self.adapter = adapter
+
+    # -- what the loss takes -----------------------------------------------------------------------------------------
+
+    def model(self, device: torch.device, dtype: torch.dtype) -> Joiner:
+        """Return the joiner under the adapter's settings, with `projections`."""
+        settings = self.adapter.settings
+        output = inputs.output_layer(settings, self.adapter.outputs(settings.vocab_size), device, dtype)
+        return Joiner(output, self.projections(device, dtype))
+
+    def projections(self, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
+        """Return the layers beside the joiner's that the step trains, by name."""
+        return {}
+
+    def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return the one tensor that `loss` takes, whose gradient is the end of scope "loss"."""
+        raise NotImplementedError
+
+    def autocast(self, batch: Batch) -> ContextManager[Any]:
+        """Return the context manager for the joiner: torch.autocast with --amp, else one that does nothing."""
+        amp = self.adapter.settings.amp
+        if amp is None:
+            return nullcontext()
+        return torch.autocast(batch.encoder_out.device.type, dtype=getattr(torch, amp))
+
+    def fit(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores, in float32 if autocast made them of a dtype that the loss does not take."""
+        amp = self.adapter.settings.amp
+        is_foreign = amp and scores.dtype == getattr(torch, amp) and amp not in self.adapter.dtypes
+        return scores.float() if is_foreign else scores
+
+    def taken(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return `given`, made under `autocast` and then passed through `fit`."""
+        with self.autocast(batch):
+            given = self.given(model, batch, prepared)
+        return self.fit(given)
+
+    def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return the adapter's loss of `given`.  Timed."""
+        return self.adapter.loss(given, prepared)
+
+    def step(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return the summed loss to differentiate, from encoder and decoder outputs.  Timed."""
+        with stage("joiner"):
+            given = self.taken(model, batch, prepared)
+        with stage("loss"):
+            return self.loss(given, batch, prepared)
+
+    # -- the right answer --------------------------------------------------------------------------------------------
+
+    def right(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the (N,) float64 losses of padded logits on the adapter's lattice; differentiable."""
+        return oracle.losses(logits, batch.targets, batch.shapes, self.adapter.blank, self.adapter.lattice)
+
+    def padded(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the logits (N, T, U+1, V) that `given` stands for; differentiable."""
+        return given
+
+    def expected(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the right (N,) losses of `given`, which is float64 on the CPU; differentiable."""
+        return self.right(self.padded(given, batch), batch)
+
+    def expected_step(self, model: Joiner, batch: Batch) -> torch.Tensor:
+        """Return the (N,) losses whose sum `step` must be, for a float64 model and batch on the CPU; differentiable."""
+        return self.right(model.logits(batch), batch) + self.trained_beside(model, batch)
+
+    def trained_beside(self, model: Joiner, batch: Batch) -> Union[float, torch.Tensor]:
+        """Return the (N,) float64 losses that the step adds to those of the lattice, 0.0 for none; differentiable."""
+        return 0.0
+
+    def score_up_to(self, largest: float, model: Joiner, batch: Batch) -> None:
+        """Scale the weights so that the largest logit is the magnitude of `largest`; if negative, none is above it."""
+        with torch.no_grad():
+            factor = abs(largest) / model.logits(batch).max()
+            model.output.weight.mul_(factor)
+            model.output.bias.mul_(factor)
+            model.output.bias.add_(min(2 * largest, 0.0))
+
+    # -- what the conformance cases ask ------------------------------------------------------------------------------
+
+    def size(self, N: int, T: int, U: int, V: int) -> Tuple[int, ...]:
+        """Return the size of the tensor `logits` of made-up numbers that a question is about: rows of V outputs."""
+        return N, T, U + 1, V
+
+    def padding(self, shapes: Shapes, T: int, U: int) -> Optional[List[Region]]:
+        """Return the regions of that tensor that belong to no utterance; None if the layout has no padding."""
+        regions: List[Region] = []
+        for n, (frames, targets) in enumerate(shapes):
+            regions += [(n, slice(frames, None))] if frames < T else []
+            regions += [(n, slice(None), slice(targets + 1, None))] if targets < U else []
+        return regions
+
+    def of_symbol(self, symbol: int) -> Region:
+        """Return the region of that tensor that must be -inf to mask a symbol."""
+        return ..., symbol
+
+    def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return `given`, the input of `loss`, made from that tensor; may add to `prepared`."""
+        return logits
+
+
+class Padded(Layout):
+    """The layout of padded logits (N, T, U+1, V)."""
+
+    def given(self, model, batch, prepared):
+        return model.logits(batch)
+
+
+class Packed(Layout):
+    """The layout of packed logits (sum T_i (U_i+1), V), without padding."""
+
+    cells = PackedCells
+
+    def given(self, model, batch, prepared):
+        return model.packed_logits(batch)
+
+    def padded(self, given, batch):
+        T, U = batch.targets.new_tensor(batch.shapes).amax(0).tolist()
+        parts = given.split([t * (u + 1) for t, u in batch.shapes])
+        return torch.stack(
+            [
+                torch.nn.functional.pad(part.view(t, u + 1, -1), (0, 0, 0, U - u, 0, T - t))
+                for part, (t, u) in zip(parts, batch.shapes)
+            ]
+        )
+
+    def padding(self, shapes, T, U):
+        return None
+
+    def take(self, logits, batch, prepared):
+        if all((T, U + 1) == logits.shape[1:3] for T, U in batch.shapes):
+            return logits.flatten(0, 2)  # a view, where there is no padding
+        return torch.cat([logits[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(batch.shapes)])
+
+
+class Joint(Layout):
+    """The layout of losses that contain the joiner: encoder and decoder outputs, and the output layer.
+
+    logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients of all four.  It
+    has no scope "loss", since it takes no logits; its scope "step" is compared with that of the joiner and another
+    loss.  Conformance cases ask with D = V, so that all four tensors are rows of one, each a view: N T of encoder_out,
+    N (U+1) of decoder_out, V of weight, and one of bias.
+    """
+
+    scopes = ("step",)
+    tensors = ("encoder_out", "decoder_out", "weight", "bias")
+
+    def step(self, model, batch, prepared):
+        tensors = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
+        with stage("joiner and loss"), self.autocast(batch):
+            return self.adapter.loss_of(dict(zip(self.tensors, tensors)), prepared)
+
+    def parts(self, given: torch.Tensor, batch: Batch) -> Dict[str, torch.Tensor]:
+        """Return `tensors` by name, as views of `given`."""
+        (N, U), V = batch.targets.shape, given.size(1)
+        of_targets = N * (U + 1)
+        rows = given.split([len(given) - of_targets - V - 1, of_targets, V, 1])
+        views = (rows[0].view(N, -1, V), rows[1].view(N, U + 1, V), rows[2], rows[3][0])
+        return dict(zip(self.tensors, views))
+
+    def loss(self, given, batch, prepared):
+        return self.adapter.loss_of(self.parts(given, batch), prepared)
+
+    def padded(self, given, batch):
+        encoder_out, decoder_out, weight, bias = self.parts(given, batch).values()
+        joined = torch.tanh(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
+        return torch.nn.functional.linear(joined, weight, bias)
+
+    def of_symbol(self, symbol):
+        return -1, symbol
+
+    def size(self, N, T, U, V):
+        return N * T + N * (U + 1) + V + 1, V
+
+    def padding(self, shapes: Shapes, T: int, U: int) -> List[Region]:
+        regions: List[Region] = []
+        for n, (frames, targets) in enumerate(shapes):
+            first = len(shapes) * T + n * (U + 1)
+            for begin, end in ((n * T + frames, (n + 1) * T), (first + targets + 1, first + U + 1)):
+                regions += [(slice(begin, end),)] if begin < end else []
+        return regions
+
+
+#: Of the simple loss beside the pruned one in what is differentiated.
+SIMPLE_LOSS_SCALE = 0.5
+
+
+class Pruned(Layout):
+    """The layout of pruned logits (N, T, S, V) of the S symbols in `prepared.ranges` (N, T, S).
+
+    Kuang et al., "Pruned RNN-T for fast, memory-efficient ASR training", 2022, as icefall trains it
+    (egs/librispeech/ASR/pruned_transducer_stateless2).  Encoder and decoder outputs are projected to V.  The smoothed
+    simple loss of these scores gives the ranges, and 0.5 x simple + pruned loss is differentiated.  The adapter is a
+    benchmark_k2_pruned.K2Pruned, or has its methods.
+    """
+
+    approximate = True
+    cells = PrunedCells
+    step_cells = PrunedStepCells
+    adapter: Any
+
+    def projections(self, device, dtype):
+        return inputs.simple_projections(self.adapter.settings, device, dtype)
+
+    def scores(self, model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the scores am (N, T, V) and lm (N, U+1, V) of the simple loss."""
+        with stage("projections"):
+            return model.extra["am"](batch.encoder_out), model.extra["lm"](batch.decoder_out)
+
+    def both(self, model: Joiner, batch: Batch, prepared: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return (summed simple loss, pruned logits); set `prepared.ranges` to the ranges that it gives."""
+        with self.autocast(batch):
+            am, lm = map(self.fit, self.scores(model, batch))
+        with stage("simple loss"):
+            simple_loss, arc_gradients = self.adapter.simple_loss(am, lm, prepared)
+        with stage("prune ranges"):
+            prepared.ranges = self.adapter.ranges(arc_gradients, prepared)
+        with stage("pruning"):
+            encoder_out, decoder_out = self.adapter.pruned(batch.encoder_out, batch.decoder_out, prepared.ranges)
+        with stage("joiner"), self.autocast(batch):
+            return simple_loss, self.fit(model(encoder_out + decoder_out))
+
+    def given(self, model, batch, prepared):
+        return self.both(model, batch, prepared)[1]
+
+    def taken(self, model, batch, prepared):
+        return self.given(model, batch, prepared)  # the simple loss is within, and not under autocast
+
+    def step(self, model, batch, prepared):
+        simple_loss, logits = self.both(model, batch, prepared)
+        with stage("pruned loss"):
+            pruned_loss = self.loss(logits, batch, prepared)
+        return SIMPLE_LOSS_SCALE * simple_loss + pruned_loss
+
+    def trained_beside(self, model, batch):
+        am, lm = self.scores(model, batch)
+        joint, lm_alone = (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(-1), lm.log_softmax(-1).unsqueeze(1)
+        lm_scale = self.adapter.lm_only_scale
+        smoothed = (1 - lm_scale) * joint + lm_scale * lm_alone
+        return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes)
+
+    def take(self, logits, batch, prepared):
+        """Return the logits, with all of U in the range of every frame, so that the pruned loss is exact."""
+        N, T, U1, _ = logits.shape
+        prepared.ranges = torch.arange(U1, device=logits.device).expand(N, T, U1)
+        return logits
+
+
+#: By the names that adapters use; common.core.implementations.LAYOUTS has the kind of loss of each.
+LAYOUTS: Dict[str, Type[Layout]] = {"padded": Padded, "packed": Packed, "joint": Joint, "pruned": Pruned}
+
+
+def of(adapter: Adapter) -> Layout:
+    """Return the layout of an adapter, bound to it."""
+    return LAYOUTS[adapter.layout](adapter)

@@ -1,1 +1,0 @@
-"""Define the layouts: the kinds of input that a loss takes, how each is made, and the right answer for it."""
