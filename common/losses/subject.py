@@ -24,7 +24,7 @@ class Context:
     adapter: Any
     device: Any  # torch.device
     dtype: Any  # torch.dtype of the inputs and weights
-    model: Any  # common.losses.joiner.Joiner
+    model: Any  # common.losses.inputs.Joiner
     all_batches: Any  # all batches of the shape file
     batches: List[int]  # the measured ones, as indices into all_batches
     round: Optional[int] = 1
