@@ -99,7 +99,7 @@ sanitize: setup
 	@PYTHONPATH=tests:. $(MAIN) -m sanitize $(ARGS)
 
 wheels: setup
-	@PYTHONPATH=tests:. $(MAIN) -m wheels $(ARGS)
+	@PYTHON=$(MAIN) fused_transducer/wheels.sh
 
 # What only developers need: made on demand.
 .PHONY: dev

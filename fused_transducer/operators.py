@@ -165,8 +165,7 @@ def gradients(
 @gradients.register_fake
 def _(*arguments):
     call = Call.of(arguments[3:11], arguments[11])
-    a, b, c, d = (x.to(call.encoder_out.dtype) for x in _gradients(call, arguments[13]))
-    return a, b, c, d
+    return tuple(x.to(call.encoder_out.dtype) for x in _gradients(call, arguments[13]))
 
 
 def _save(ctx, inputs, output) -> None:

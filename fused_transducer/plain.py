@@ -6,7 +6,7 @@ once.  It serves every lattice of lattices.py by its arcs.
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -29,13 +29,8 @@ def rows(call: Call) -> int:
     return 2 + len(call.durations)
 
 
-def _sigmoid_slope(x: Tensor) -> Tensor:
-    s = x.sigmoid()
-    return s * (1 - s)
-
-
 class Activation(NamedTuple):
-    """An elementwise function and its derivative, both of x."""
+    """An elementwise function of x, and its derivative as one of its value."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
@@ -43,10 +38,10 @@ class Activation(NamedTuple):
 
 ACTIVATIONS = {
     "none": Activation(lambda x: x, torch.ones_like),
-    "tanh": Activation(torch.tanh, lambda x: 1 - x.tanh().square()),
-    "relu": Activation(torch.relu, lambda x: (x > 0).to(x.dtype)),
-    "sigmoid": Activation(torch.sigmoid, _sigmoid_slope),
-    "leaky_relu": Activation(torch.nn.functional.leaky_relu, lambda x: torch.full_like(x, 0.01).masked_fill_(x > 0, 1)),
+    "tanh": Activation(torch.tanh, lambda y: 1 - y.square()),
+    "relu": Activation(torch.relu, lambda y: (y > 0).to(y.dtype)),
+    "sigmoid": Activation(torch.sigmoid, lambda y: y * (1 - y)),
+    "leaky_relu": Activation(torch.nn.functional.leaky_relu, lambda y: torch.full_like(y, 0.01).masked_fill_(y > 0, 1)),
 }
 #: Factors and bits of the hash of dropout's mask: csrc/activations.h has the same.
 FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1
@@ -107,25 +102,19 @@ class _Joiner:
                 target = torch.where(has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target)
             yield some, _Tile(n, t, u, target, has_target)
 
-    def sums(self, tile: _Tile) -> Tensor:
-        """Return encoder_out plus decoder_out (cells, H)."""
-        return self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u])
-
-    def factors(self, tile: _Tile) -> Optional[Tensor]:
-        """Return the mask of dropout (cells, H); None without dropout."""
-        return dropout_factors(self.call, tile.n, tile.t, tile.u, self.dtype) if self.call.drop_below else None
-
-    def activations(self, sums: Tensor, factors: Optional[Tensor]) -> Tensor:
-        values = self.activation.value(sums)
-        return values if factors is None else values * factors
-
-    def slopes(self, sums: Tensor, factors: Optional[Tensor]) -> Tensor:
-        """Return the derivative of `activations` (cells, H)."""
-        slopes = self.activation.slope(sums)
-        return slopes if factors is None else slopes * factors
+    def activations(self, tile: _Tile) -> Tuple[Tensor, Union[Tensor, float]]:
+        """Return the activations (cells, H), and what dropout multiplies each with."""
+        values = self.activation.value(self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u]))
+        return values, dropout_factors(self.call, *tile[:3], self.dtype) if self.call.drop_below else 1.0
 
     def logits(self, activations: Tensor) -> Tensor:
         return torch.addmm(self.bias, activations, self.weight.t())
+
+
+def _inside(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
+    """Return which cells (N, T, U+1) are of their utterance."""
+    t, u = (torch.arange(size, device=T_lengths.device) for size in (T, U1))
+    return (t[:, None] < T_lengths.view(-1, 1, 1)) & (u <= U_lengths.view(-1, 1, 1))
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
@@ -136,12 +125,11 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     """
     joiner, lattice = _Joiner(call), call.lattice
     T, U1 = call.T, call.U1
-    t, u = (torch.arange(size, device=call.device) for size in (T, U1))
-    inside = (t[:, None] < joiner.T_lengths.view(-1, 1, 1)) & (u <= joiner.U_lengths.view(-1, 1, 1))
+    inside = _inside(T, U1, joiner.T_lengths, joiner.U_lengths)
     logs = torch.full((lattice.parts, T + U1 - 1, call.N, U1), -torch.inf, dtype=torch.float64, device=call.device)
     for _, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
-        logits = joiner.logits(joiner.activations(joiner.sums(tile), joiner.factors(tile)))
-        parts = _log_probabilities(call, logits, tile)
+        values, factors = joiner.activations(tile)
+        parts = _log_probabilities(call, joiner.logits(values * factors), tile)
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
         parts[:, 1] = torch.where(tile.has_target, parts[:, 1] + penalty, -torch.inf)
         logs[:, tile.t + tile.u, tile.n, tile.u] = parts.t()
@@ -310,8 +298,8 @@ def backward(
     joiner = _Joiner(call)
     counted = _counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)
     for cells, tile in joiner.tiles(counted.flatten().nonzero().squeeze(1)):
-        sums, factors = joiner.sums(tile), joiner.factors(tile)
-        activations = joiner.activations(sums, factors)
+        values, factors = joiner.activations(tile)
+        activations = values * factors
         posteriors = arcs[: call.lattice.parts, cells].double() * grad_losses[tile.n].double()
         gradient = _logit_gradients(call, joiner.logits(activations), tile, posteriors.t())
         if d_bias is not None:
@@ -320,7 +308,7 @@ def backward(
             d_weight.addmm_(gradient.t(), activations)
         if d_encoder is None and d_decoder is None:
             continue
-        of_sum = (gradient @ joiner.weight).mul_(joiner.slopes(sums, factors))
+        of_sum = (gradient @ joiner.weight).mul_(joiner.activation.slope(values)).mul_(factors)
         if d_encoder is not None:
             d_encoder.view(-1, call.H).index_add_(0, tile.n * call.T + tile.t, of_sum)
         if d_decoder is not None:
@@ -397,8 +385,7 @@ def of_cells(
     """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend; `padding` where an
     utterance has no cell.  packed: the backend stores the cells of utterances only."""
     T_lengths, U_lengths = T_lengths.to(arcs.device), U_lengths.to(arcs.device)
-    t, u = (torch.arange(size, device=arcs.device) for size in (T, U1))
-    inside = (t[:, None] < T_lengths.view(-1, 1, 1)) & (u <= U_lengths.view(-1, 1, 1))
+    inside = _inside(T, U1, T_lengths, U_lengths)
     if not packed:
         numbers = arcs[:parts].view(parts, *inside.shape).permute(1, 2, 3, 0)
         return numbers.masked_fill(~inside.unsqueeze(-1), padding)

@@ -6,17 +6,18 @@ import functools
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy
 import pytest
 import torch
 from commands import ROOT
-from sanitize import LATTICES
 
 os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))  # compiled once
 
 from fused_transducer import native, transducer_loss  # noqa: E402
+from fused_transducer.lattices import SMOOTHABLE  # noqa: E402
 
 NAMES = ("encoder_out", "decoder_out", "weight", "bias")
 ACTIVATIONS = {
@@ -25,6 +26,17 @@ ACTIVATIONS = {
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
     "leaky_relu": torch.nn.functional.leaky_relu,
+}
+
+#: Options of lattices other than the regular one.
+LATTICES = {
+    "modified": {},
+    "modified-last-blank": {},
+    "constrained": {},
+    "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
+    "multi-blank": {"durations": [2, 4, 8], "sigma": 0.05},
+    "hat": {},
+    "star": {"skip": -2.0},
 }
 
 
@@ -137,7 +149,7 @@ def speech(
 
 
 def lattice_problem(topology: str, lengths, **options: Any) -> Problem:
-    """Return a problem on a lattice, with the parameters of sanitize.LATTICES and no target that is the blank.
+    """Return a problem on a lattice, with the parameters of LATTICES and no target that is the blank.
 
     V counts the symbols alone.
     """
@@ -260,3 +272,88 @@ def errors(case: Problem, expected=None, **options) -> Dict[str, float]:
     losses, gradients = computed(case, **options)
     result = {"loss": error(losses, right_losses)}
     return {**result, **{name: error(gradients[name], gradient) for name, gradient in right_gradients.items()}}
+
+
+def drawn(random: Random, T: int = 40, U: int = 24, V: int = 1600, H: int = 90) -> Problem:
+    """Return a random problem of at most these sizes, every second time on another lattice than the regular one; its
+    tensors are laid out in any order, with gaps or expanded."""
+
+    def size(most: int) -> int:
+        return int(most ** random.random())
+
+    lattice = random.choice([*LATTICES, *(["regular"] * len(LATTICES))])
+    of_lattice = {"topology": lattice, **LATTICES.get(lattice, {})}
+    if "durations" in of_lattice and random.random() < 0.5:
+        of_lattice["durations"] = [random.randint(1, 9), *(random.randint(lattice != "tdt", 9) for _ in range(size(6)))]
+    V = random.choice([size(min(V, 90)), size(min(V, 90)), size(V)])
+    case = problem(
+        [(size(T), size(U) - 1) for _ in range(size(5))],
+        H=size(H),
+        V=V + len(of_lattice.get("durations", ())),
+        dtype=random.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+        bias=random.random() < 0.7,
+        seed=random.randrange(2**30),
+        scale=random.choice([0.3, 1.0]),
+        blank=random.randrange(V),
+        activation=random.choice(list(ACTIVATIONS)),
+        tile_cells=random.choice([None, None, 1, 7, 48, 56, 112, 10_000]),
+        keep_bytes=random.choice([None, 0, 20_000]),
+        negligible=random.choice([0.0, 1e-8]),
+        fastemit_lambda=random.choice([0.0, 0.5]),
+        dropout=random.choice([0.0, 0.0, 0.4]),
+        dropout_seed=random.getrandbits(64) - 2**63,
+        label_smoothing=random.choice([0.0, 0.0, 0.1]) if lattice in SMOOTHABLE else 0.0,
+        **of_lattice,
+        delay_penalty=random.choice([0.0, 0.1]),
+    )
+    integers = random.choice([torch.int32, torch.int64])
+    case.targets = (case.targets % V).to(integers)
+    case.T_lengths, case.U_lengths = case.T_lengths.to(integers), case.U_lengths.to(integers)
+    gaps, turn = random.randint(1, 3), random.randint(0, 2)
+    for i, tensor in enumerate(case.tensors[:3]):
+        if i < 2 and random.random() < 0.2:  # no step from one frame, or utterance, to the next
+            case.tensors[i] = tensor.narrow(1 - i, 0, 1).expand(tensor.shape)
+        else:
+            order = [(dim + turn) % tensor.dim() for dim in range(tensor.dim())]
+            spread = torch.stack([tensor.permute(order)] * gaps, -1)[..., 0]
+            case.tensors[i] = spread.permute([order.index(dim) for dim in range(tensor.dim())])
+    return case
+
+
+def solve_random(count: int, seed: int) -> None:
+    """Solve random problems by the C++ code and by plain PyTorch, and print how many; assert that they are equal."""
+    random = Random(seed)
+    largest = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 3e-2, torch.float16: 6e-3}
+    for number in range(count):
+        case = drawn(random)
+        dtype = case.tensors[0].dtype
+        if number == 0:  # full tiles of a whole group, where AVX-512 reads beyond the last row of a block of logits
+            case = problem([(20, 9)], H=20, V=16, dtype=torch.float64, tile_cells=56, negligible=0.0)
+            dtype = torch.float64
+        elif random.random() < 0.2 and case.tensors[3] is not None:
+            # some targets, or the blank, are impossible
+            case.tensors[3][random.randrange(len(case.tensors[3]))] = -float("inf")
+        elif number % 5 == 2:  # few cells are computed
+            stage = random.choice(["early", "middle", "trained"])
+            case = speech(stage, dtype=dtype, keep_bytes=random.choice([None, 20_000]))
+        torch.set_num_threads(random.choice([1, 2, 3]))
+        wanted = [random.random() < 0.8 for _ in NAMES]
+        results = []
+        for backend in ("native", "torch"):
+            leaves = [None if x is None else x.requires_grad_(want) for x, want in zip(case.leaves(), wanted)]
+            losses = case.loss(leaves, backend=backend)
+            if losses.requires_grad:
+                losses.sum().backward()
+            results.append([losses.detach(), *(leaf.grad for leaf in leaves if leaf is not None)])
+        scale = max([1.0, *(x.abs().max().item() for x in results[1][1:] if x is not None)])
+        for made, expected in zip(*results):
+            if made is None or expected is None:
+                assert made is expected
+            elif expected.isinf().any():
+                assert torch.equal(made.isinf(), expected.isinf())
+            else:
+                wrong = (
+                    error(made, expected) > largest[dtype] and (made - expected).abs().max() > largest[dtype] * scale
+                )
+                assert not wrong, (number, case.lengths, case.options, error(made, expected))
+    print(f"{count} random problems ran clean, with {native.instruction_set()} (seed {seed})")

@@ -12,8 +12,18 @@ import warnings
 
 import numpy
 import torch
-from fused_helpers import NAMES, certain, computed, error, errors, interpret_faster, lattice_problem, problem, right
-from sanitize import LATTICES
+from fused_helpers import (
+    LATTICES,
+    NAMES,
+    certain,
+    computed,
+    error,
+    errors,
+    interpret_faster,
+    lattice_problem,
+    problem,
+    right,
+)
 
 from fused_transducer import align, triton_backend
 from fused_transducer.call import packed

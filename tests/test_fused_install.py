@@ -1,5 +1,5 @@
-"""fused_transducer as it is installed: a wheel in an environment of its own, where the README's example runs, and where
-its compiled code is kept: whom it trusts, and what it does without a home, room or compiler.
+"""fused_transducer as it is installed: a wheel with which the README's example runs, beside torch alone, and where its
+compiled code is kept: whom it trusts, and what it does without a home, room or compiler.
 
 The compiler of these tests copies the library that is there; what is tested is all around it.
 """
@@ -16,7 +16,6 @@ import sys
 import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
@@ -34,125 +33,71 @@ compiled = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def compiler(tmp_path):
-    return copying_compiler(tmp_path)
-
-
-def link(name: str, to: Path, linked: set) -> None:
-    """Links to a distribution of this environment, and to those that it requires."""
-    try:
-        distribution = metadata.distribution(name)
-    except metadata.PackageNotFoundError:  # required elsewhere alone
-        return
-    if distribution.metadata["Name"] in linked:
-        return
-    linked.add(distribution.metadata["Name"])
-    for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-        if not (to / top).exists():
-            (to / top).symlink_to(distribution.locate_file(top))
-    for line in distribution.requires or ():
-        if "extra ==" not in line:
-            link(re.match(r"[\w.-]+", line)[0], to, linked)
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """A fresh environment that has this one's torch and setuptools, and no more; nothing is downloaded."""
-    for needed in ("pip", "setuptools"):  # not by find_spec: when asked for pip, setuptools' finder gives up
-        if not any(metadata.distributions(name=needed)):
-            pytest.skip(f"{needed} is not installed")
-    folder = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
-    python = folder / "venv" / "bin" / "python"
-    packages = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    linked = set()
-    for name in ("torch", "setuptools", "wheel"):  # wheel: of setuptools before 70.1
-        link(name, Path(packages), linked)
-    others = "import importlib.util as i; print(*filter(i.find_spec, ('numpy', 'torchaudio', 'msgspec', 'pytest')))"
-    alone = subprocess.run([python, "-c", f"import torch; {others}"], check=True, capture_output=True, text=True)
-    assert not alone.stdout.split()
-    shutil.copytree(ROOT / "fused_transducer", folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build"))
-    return folder
-
-
-def example(environment):
-    """The README's example, and which code it ran; nothing can be compiled any more."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "fused_transducer" / "README.md").read_text(), re.DOTALL)
-    tail = """
-import fused_transducer
-print(fused_transducer.__file__)
-print(fused_transducer.backend_of("cpu", torch.float32))
-print(encoder_out.grad.abs().sum().item() > 0)
-"""
-    variables = {"CXX": "no-such-compiler", "FUSED_TRANSDUCER_CACHE": str(environment / "empty")}
-    done = subprocess.run(
-        [environment / "venv" / "bin" / "python", "-c", code + tail],
-        env={**os.environ, **variables},
-        cwd=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    path, backend, differentiated = done.stdout.split()
-    assert path.startswith(str(environment / "venv")) and differentiated == "True"
-    return backend
-
-
-def built(environment, tmp_path, **variables):
-    """Return {name: text} of the files of a wheel that has no suffix of a binary, and the wheel's name."""
-    source = shutil.copytree(environment / "source", tmp_path / "source", ignore=shutil.ignore_patterns("build"))
+def built(tmp_path, **variables):
+    """Return a wheel of the sources, and {name: text} of its files that are no binaries."""
+    ignored = shutil.ignore_patterns("__pycache__", "build")
+    source = shutil.copytree(ROOT / "fused_transducer", tmp_path / "source", ignore=ignored)
     command = [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(tmp_path)]
     done = subprocess.run(command, cwd=source, env={**os.environ, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        return {
-            name: "" if name.endswith(".so") else archive.read(name).decode() for name in archive.namelist()
-        }, wheel.name
+        names = archive.namelist()
+        return wheel, {name: "" if name.endswith(".so") else archive.read(name).decode() for name in names}
 
 
-def test_a_wheel_says_what_it_is(environment, tmp_path):
-    files, name = built(environment, tmp_path, CXX="no-such-compiler")
-    assert name == f"fused_transducer-{fused_transducer.__version__}-py3-none-any.whl"  # nothing was compiled
-    (metadata_of_wheel,) = (text for file, text in files.items() if file.endswith("/METADATA"))
-    assert "License-Expression: Apache-2.0" in metadata_of_wheel
-    assert f"Version: {fused_transducer.__version__}" in metadata_of_wheel
+def test_a_wheel_says_what_it_is(tmp_path):
+    wheel, files = built(tmp_path, CXX="no-such-compiler")
+    assert wheel.name == f"fused_transducer-{fused_transducer.__version__}-py3-none-any.whl"  # nothing was compiled
+    (of_wheel,) = (text for file, text in files.items() if file.endswith("/METADATA"))
+    assert "License-Expression: Apache-2.0" in of_wheel and f"Version: {fused_transducer.__version__}" in of_wheel
     (licence,) = (text for file, text in files.items() if file.endswith("/LICENSE"))
     assert licence == (ROOT / "LICENSE").read_text()
     assert not re.search(r"\]\(|docs/", (ROOT / "fused_transducer" / "README.md").read_text())  # no links out of it
 
 
+#: Run before and after the README's example: nothing but torch can be imported.
+BEFORE = "import sys\nsys.modules.update(dict.fromkeys(['numpy', 'torchaudio', 'msgspec', 'pytest', 'common']))\n"
+AFTER = """
+import fused_transducer
+print(fused_transducer.__file__, fused_transducer.backend_of("cpu", torch.float32))
+print(encoder_out.grad.abs().sum().item() > 0)
+"""
+
+
 @compiled
 @pytest.mark.thorough
-def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(environment, tmp_path, thorough):
+def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(tmp_path, thorough):
     """`pip install` makes this wheel and installs it.  The compiler copies the library that the suite has compiled from
-    the same sources; with --thorough it is the real one."""
-    variables = {} if thorough else {"CXX": str(copying_compiler(tmp_path))}
-    files, name = built(environment, tmp_path, **variables)
-    assert re.search(r"-py3-none-(?!any)\w+\.whl$", name)
+    the same sources; with --thorough it is the real one.  Where it is installed, nothing can be compiled any more."""
+    wheel, files = built(tmp_path, **({} if thorough else {"CXX": str(copying_compiler(tmp_path))}))
+    assert re.search(r"-py3-none-(?!any)\w+\.whl$", wheel.name)
     assert sum(file.startswith("fused_transducer/_native-") for file in files) == 1
-    pip = [sys.executable, "-m", "pip", "--python", environment / "venv" / "bin" / "python", "install", "--no-index"]
-    done = subprocess.run([*pip, "--no-deps", tmp_path / name], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert example(environment) == "native"
+    installed = tmp_path / "installed"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "-t", installed, wheel], check=True
+    )
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "fused_transducer" / "README.md").read_text(), re.DOTALL)
+    variables = {
+        "CXX": "no-such-compiler",
+        "FUSED_TRANSDUCER_CACHE": str(tmp_path / "empty"),
+        "PYTHONPATH": str(installed),
+    }
+    command = [sys.executable, "-c", BEFORE + code + AFTER]
+    done = subprocess.run(command, env={**os.environ, **variables}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == [f"{installed}/fused_transducer/__init__.py", "native", "True"], done.stderr
 
 
 # -- the compiled code ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def empty_home(tmp_path):
-    """Give the test a home of its own, and no other folder; undo what it sets, CXX too."""
+def compiler(tmp_path):
+    """Give the test a home of its own, and no other folder, and return a compiler; undo what it sets, CXX too."""
     with mock.patch.dict(os.environ, HOME=str(tmp_path / "home")):
         for name in ("FUSED_TRANSDUCER_CACHE", "XDG_CACHE_HOME"):
             os.environ.pop(name, None)
-        yield
+        yield copying_compiler(tmp_path)
 
 
 def first_use(**variables):
@@ -165,16 +110,14 @@ def first_use(**variables):
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
 @pytest.mark.parametrize("value", ["", "relative/folder", None])
-def test_without_an_absolute_xdg_folder_it_is_that_of_the_home(value, monkeypatch, tmp_path):
+def test_without_an_absolute_xdg_folder_it_is_that_of_the_home(value, compiler, monkeypatch, tmp_path):
     if value is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", value)
     assert compiling.cache_folder() == tmp_path / "home" / ".cache" / "fused_transducer"
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
 def test_no_library_of_the_current_folder_is_loaded(compiler, tmp_path, monkeypatch):
     planted = tmp_path / "fused_transducer" / compiling.library_name()
     planted.parent.mkdir()
@@ -186,7 +129,6 @@ def test_no_library_of_the_current_folder_is_loaded(compiler, tmp_path, monkeypa
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
 @pytest.mark.parametrize("what", ["folder", "file", "folder of another user", "file of another user"])
 def test_what_others_can_write_is_not_loaded(what, compiler, tmp_path):
     path = tmp_path / "cache" / compiling.library_name()
@@ -209,8 +151,7 @@ def test_what_others_can_write_is_not_loaded(what, compiler, tmp_path):
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
-def test_another_library_of_that_name_is_named(tmp_path):
+def test_another_library_of_that_name_is_named(compiler, tmp_path):
     path = tmp_path / "cache" / compiling.library_name()
     path.parent.mkdir(mode=0o700)
     path.write_bytes(Path(_ctypes.__file__).read_bytes())
@@ -219,9 +160,8 @@ def test_another_library_of_that_name_is_named(tmp_path):
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
 @pytest.mark.parametrize("CXX", ["g++ '", "no-such-compiler", "/dev/null", "   ", "{folder}/fails"])
-def test_an_odd_compiler_is_a_reason(CXX, tmp_path, monkeypatch):
+def test_an_odd_compiler_is_a_reason(CXX, compiler, tmp_path, monkeypatch):
     (tmp_path / "fails").write_text("#!/bin/sh\necho broken beyond words >&2\nexit 1\n")
     (tmp_path / "fails").chmod(0o755)
     if not CXX.strip():
@@ -233,7 +173,6 @@ def test_an_odd_compiler_is_a_reason(CXX, tmp_path, monkeypatch):
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
 def test_without_a_home_it_is_compiled_for_the_process(compiler, tmp_path, monkeypatch):
     import pwd
 
@@ -244,7 +183,6 @@ def test_without_a_home_it_is_compiled_for_the_process(compiler, tmp_path, monke
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
 def test_a_full_disk_leaves_no_part_of_a_library(tmp_path):
     """A limit on the size of files ends a write in the middle, as a full disk does."""
     import resource
@@ -262,7 +200,6 @@ def test_a_full_disk_leaves_no_part_of_a_library(tmp_path):
 
 
 @compiled
-@pytest.mark.usefixtures("empty_home")
 def test_threads_that_come_first_compile_once(compiler, tmp_path, monkeypatch):
     monkeypatch.setattr(native, "_first_load", functools.cache(native._first_load.__wrapped__))
     os.environ.update(FUSED_TRANSDUCER_CACHE=str(tmp_path / "cache"), CXX=str(compiler))

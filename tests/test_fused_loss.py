@@ -16,10 +16,12 @@ import torch
 from commands import ROOT
 from fused_helpers import (
     ACTIVATIONS,
+    LATTICES,
     NAMES,
     Problem,
     certain,
     computed,
+    drawn,
     error,
     errors,
     lattice_problem,
@@ -31,7 +33,6 @@ from fused_helpers import (
     topology_of,
     use,
 )
-from sanitize import LATTICES, drawn
 
 from common.losses import oracle, topologies
 from fused_transducer import align, compiling, lattices, native, operators

@@ -13,10 +13,9 @@ import shutil
 import subprocess
 
 import pytest
-import sanitize
 import torch
 from commands import ROOT
-from fused_helpers import computed, errors, lattice_problem, problem, use
+from fused_helpers import LATTICES, computed, errors, lattice_problem, problem, solve_random, use
 
 from common.core import files
 from fused_transducer import compiling, native
@@ -86,7 +85,7 @@ def spanned(tensor):
     return (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
-@pytest.mark.parametrize("topology", ["regular", *sanitize.LATTICES])
+@pytest.mark.parametrize("topology", ["regular", *LATTICES])
 @pytest.mark.parametrize("dtype, allowed", [(torch.float64, 1e-12), (torch.float32, 5e-6), (torch.bfloat16, 2e-2)])
 def test_aarch64_agrees_with_the_oracle(topology, dtype, allowed, emulated):
     case = lattice_problem(topology, [(12, 4), (9, 3), (8, 1), (7, 0)], H=37, V=70, dtype=dtype, scale=0.3)
@@ -97,7 +96,7 @@ def test_aarch64_agrees_with_the_oracle(topology, dtype, allowed, emulated):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_problems_on_aarch64_agree_with_plain_pytorch(seed, emulated, capsys, thorough):
     problems = 25 if thorough else 8
-    assert sanitize._run_here(problems, seed) == 0
+    solve_random(problems, seed)
     assert emulated.count("forward") >= problems
 
 
