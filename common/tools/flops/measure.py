@@ -18,7 +18,6 @@ from common.core.text import first_line
 from common.flops.counter import FlopCounter
 from common.records.schema import Measured
 from common.tools import configuration, loading
-from common.tools.loading import Loaded
 
 #: Letters in a shape or value: samples of the utterance, and its frames.
 SAMPLES, FRAMES = "S", "F"
@@ -147,14 +146,14 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
             raise UserError(f"--device {flags['device']}: {first_line(error)}") from error
         if flags["register"]:
             loading.module(str(Path(flags["register"]).with_suffix(".py")))
-        loaded = loading.load(flags["model"], made_with, device)
-        loaded.model.train(flags["train"])
+        model = loading.load(flags["model"], made_with, device)
+        model.train(flags["train"])
         for bucket, lengths in _lengths(flags).items():
-            counter, batch = FlopCounter(loaded.model, strict=flags["strict"]), flags["batch_size"]
+            counter, batch = FlopCounter(model, strict=flags["strict"]), flags["batch_size"]
             macs: List[int] = []
             for samples in lengths:
                 before = counter.total().macs
-                _count(counter, loaded.model, _inputs(loaded, given, device, samples, flags), flags)
+                _count(counter, model, _inputs(given, device, samples, flags), flags)
                 each, rest = divmod(counter.total().macs - before, batch)
                 macs += [each + (number < rest) for number in range(batch)]
             of_each = [samples for samples in lengths for _ in range(batch)]
@@ -173,11 +172,11 @@ def _lengths(flags: Mapping[str, Any]) -> Dict[str, List[int]]:
     return {"pseudo": [flags["pseudo_input"]]} if flags["pseudo_input"] else {"": [0]}
 
 
-def _inputs(loaded: Loaded, given: Sequence[Given], device: str, samples: int, flags: Mapping[str, Any]) -> Inputs:
+def _inputs(given: Sequence[Given], device: str, samples: int, flags: Mapping[str, Any]) -> Inputs:
     """Return the input of one run: as given, or an utterance of so many samples, `batch_size` equal ones."""
     if not samples:
         return made(given, device, {})
-    if loaded.listed and not given:
+    if flags["model"].startswith(loading.S3PRL) and not given:
         return Inputs([[torch.randn(samples, device=device) for _ in range(flags["batch_size"])]])
     letters = {SAMPLES: samples, FRAMES: samples // flags["hop"]}
     return made(given or [parse(f"{flags['batch_size']}x{SAMPLES}")], device, letters)

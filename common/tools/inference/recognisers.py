@@ -20,7 +20,7 @@ from torch import nn
 
 from common.core.errors import NotRunnable, UserError
 from common.core.files import not_a_file
-from common.core.text import closest
+from common.core.text import closest, reason_of
 from common.system.memory import is_out_of_memory
 from common.tools import loading
 
@@ -89,7 +89,7 @@ def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError and NotRunnable."""
     kind, source, arguments = model["type"], model["source"], model.get("arguments") or {}
     if kind == "factory":
-        module = loading.load(source, arguments, str(device)).model
+        module = loading.load(source, arguments, str(device))
         return (module if isinstance(module, Recogniser) else plain(module)).to(device).eval()
     makers = {"torchaudio": _bundle, "transformers": _pipeline, **dict.fromkeys(INTERFACES, _interface)}
     if kind not in makers:
@@ -179,7 +179,7 @@ def _imported(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as error:  # it is not there, or a release does not fit the others
-        words = f"{package} is not installed here, or does not import ({loading.line(error)}): pip install {package}"
+        words = f"{package} is not installed here, or does not import ({reason_of(error)}): pip install {package}"
         raise NotRunnable("missing", words) from None
 
 
@@ -194,11 +194,11 @@ def _making(source: str, missing: str) -> Iterator[None]:
     except (MemoryError, NotRunnable, UserError):
         raise
     except (OSError, ValueError) as error:  # a name that no hub can have is a ValueError
-        raise NotRunnable("missing", f"{source}: {missing} ({loading.line(error)})") from None
+        raise NotRunnable("missing", f"{source}: {missing} ({reason_of(error)})") from None
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise UserError(f"{source}: cannot be made: {loading.line(error)}") from error
+        raise UserError(f"{source}: cannot be made: {reason_of(error)}") from error
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:

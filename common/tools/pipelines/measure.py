@@ -53,7 +53,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     elif not number:
         source = source["src_tokens"], source["src_lengths"]
     with torch.no_grad():
-        model = loading.made(stage.factory, stage.arguments)
+        model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
         if not callable(model):
             raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
         module = model.to(device).eval() if isinstance(model, torch.nn.Module) else model

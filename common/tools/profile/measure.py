@@ -152,13 +152,13 @@ class Profiling:
     def _model(self, adapter: Any) -> nn.Module:
         choice, criterion = self.choice, transducer.Criterion(adapter, self.device)
         if choice.model:
-            loaded = loading.load(choice.model, choice.arguments, str(self.device))
+            model = loading.load(choice.model, choice.arguments, str(self.device))
             if criterion.layout.approximate or criterion.layout.tensors != ("logits",):
                 raise UserError(
                     f"--loss {adapter.name}: takes no logits, which a model by import path gives; "
                     "give an exact one of logits, such as --loss torchaudio"
                 )
-            made: nn.Module = transducer.Imported(loaded.model, criterion)
+            made: nn.Module = transducer.Imported(model, criterion)
         else:
             make = loading.imported(ICEFALL) if choice.config else transducer.Transducer
             made = make(choice.sizes, criterion)
