@@ -10,7 +10,7 @@ from unittest import mock
 from common.conformance import show
 from common.conformance.cases import CASES, Outcome, Row
 from common.core.errors import guarded
-from common.jobs import worker
+from common.jobs import job as process
 from common.jobs.session import Executor
 from common.records import schema
 from common.tools.inference import rows as grid
@@ -30,7 +30,7 @@ class InProcess(Executor):
         self.names.append(job.name)
         lines = []
         with mock.patch.object(gc, "unfreeze"):  # else each collection scans what the tests have imported, for a second
-            status, reason = worker.run(job.to_json(settings, folder), lines.append)
+            status, reason = process.run(job.to_json(settings, folder), lines.append)
         records = [{**json.loads(json.dumps(schema.as_written(line))), "job": job.name} for line in lines]
         return [*records, job.status(status, reason, 1)]
 

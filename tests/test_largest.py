@@ -20,8 +20,8 @@ from common.analysis.metrics import largest
 from common.core import settings
 from common.core.errors import UserError
 from common.core.flag_types import bytes_of
-from common.jobs import local, spec, worker
-from common.jobs.search import TOLERANCE, memory_limit, next_size
+from common.jobs import job, session
+from common.jobs.rounds import TOLERANCE, memory_limit, next_size
 from common.records.store import bounds
 from common.system import memory
 
@@ -179,7 +179,7 @@ from common.core import implementations, settings
 from common.losses import inputs, step
 from common.losses import layouts
 from common.measure.memory import AddressSpace
-from common.jobs.worker import status_of
+from common.jobs.job import status_of
 
 scope, cpu = sys.argv[1], torch.device("cpu")
 adapter = implementations.load("benchmark_torchaudio")(settings.resolve({"preset": "quick", "vocab_size": 200}, "cpu"))
@@ -206,7 +206,7 @@ else:
 
 
 def ran(code, *arguments):
-    variables = {**os.environ, **spec.PROBE_VARIABLES}
+    variables = {**os.environ, **job.PROBE_VARIABLES}
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -273,19 +273,19 @@ def test_no_more_than_there_is_is_used_whatever_is_asked_for(capsys):
 )
 def test_deaths_for_lack_of_memory(returncode, last_line, status):
     tail = [last_line] if last_line else []
-    assert local.how_it_died(returncode, False, tail)[0] == status
+    assert session.how_it_died(returncode, False, tail)[0] == status
 
 
 def test_errors_for_lack_of_memory():
     no_memory = ["CUDA out of memory. Tried ...", "[2] ... CUDA_ERROR_OUT_OF_MEMORY"]
     no_memory += [f"CUDA error: CUBLAS_STATUS_{what} when calling" for what in ("ALLOC_FAILED", "NOT_INITIALIZED")]
-    assert all(worker.status_of(RuntimeError(text)) == "oom" for text in no_memory)
-    assert worker.status_of(MemoryError()) == worker.status_of(OSError(12, "Cannot allocate memory")) == "oom"
-    assert worker.status_of(RuntimeError("CUDA error: an illegal memory access was encountered")) == "error"
+    assert all(job.status_of(RuntimeError(text)) == "oom" for text in no_memory)
+    assert job.status_of(MemoryError()) == job.status_of(OSError(12, "Cannot allocate memory")) == "oom"
+    assert job.status_of(RuntimeError("CUDA error: an illegal memory access was encountered")) == "error"
     stable = (
         'torch_call_dispatcher( "aten::%s", "", stack.data(), TORCH_ABI_VERSION) API call failed at ops.h, line 933'
     )
-    assert [worker.status_of(RuntimeError(stable % name)) for name in ("new_empty", "sort")] == ["oom", "error"]
+    assert [job.status_of(RuntimeError(stable % name)) for name in ("new_empty", "sort")] == ["oom", "error"]
 
 
 # Reading.

@@ -15,7 +15,7 @@ from common.cli.benchmark import benchmark, default_rows
 from common.core import flag_types, implementations
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.jobs import rounds
-from common.jobs.progress import Progress
+from common.jobs.session import Progress
 from common.records import schema
 from common.setup import interpreters
 

@@ -20,7 +20,8 @@ from common.cli.parser import standard
 from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS, find
-from common.jobs import local, spec
+from common.jobs import job as of_job
+from common.jobs.session import Local
 from common.records import run
 from common.setup import environments, interpreters
 
@@ -34,12 +35,12 @@ def chosen(**flags):
 
 
 def test_every_round_has_everyone_once_in_an_order_of_its_own():
-    jobs = spec.plan(NAMES, chosen(rounds=12))
+    jobs = of_job.plan(NAMES, chosen(rounds=12))
     assert [job.pass_name for job in jobs[:: len(NAMES)]] == ["correctness", *["timing"] * 12, "memory", "trace"]
     assert len(set(jobs)) == len(jobs)
     orders = [tuple(job.implementation for job in jobs if job.round == number) for number in range(1, 13)]
     assert all(sorted(order) == sorted(NAMES) for order in orders) and len(set(orders)) > 3
-    assert jobs == spec.plan(NAMES, chosen(rounds=12)) != spec.plan(NAMES, chosen(rounds=12, seed=1))
+    assert jobs == of_job.plan(NAMES, chosen(rounds=12)) != of_job.plan(NAMES, chosen(rounds=12, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ def test_a_folder_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_pa
 
 
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
-    job = spec.Job("torchaudio", "correctness")
-    (status,) = local.Local().execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
+    job = of_job.Job("torchaudio", "correctness")
+    (status,) = Local().execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
     assert status["status"] == "error" and str(tmp_path / "python") in status["reason"]
     assert "TMPDIR" in status["reason"]
 

@@ -15,13 +15,11 @@ from common.core.errors import NOT_RUNNABLE, UserError
 from common.core.implementations import LATTICES, find
 from common.core.settings import Settings
 from common.core.text import count
-from common.jobs import rounds, search
-from common.jobs.local import Local
-from common.jobs.progress import Progress
-from common.jobs.session import Executor, Session
-from common.jobs.spec import plan
+from common.jobs import rounds
+from common.jobs.job import plan
+from common.jobs.session import Executor, Local, Progress, Session
 from common.records.run import open_runs
-from common.records.schema import MemoryLimit
+from common.records.schema import MemoryLimit, as_written
 from common.setup import interpreters
 from common.setup.interpreters import Choice
 from common.show import answer, results
@@ -130,8 +128,8 @@ def _measure(
     """
     extra: Dict[str, Any] = {"values": cell} if cell else {}
     if resolved.find_largest:
-        limit = search.memory_limit(resolved, memory.total_memory(), memory.available_memory())
-        extra["memory_limit"] = limit._asdict()
+        limit = rounds.memory_limit(resolved, memory.total_memory(), memory.available_memory())
+        extra["memory_limit"] = as_written(limit)
     names, is_first = list(python_of), not folders  # a sweep that was stopped has not begun its later cells
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first) as run_of:
         folders += [run.folder for run in run_of.values()]
@@ -144,7 +142,7 @@ def _measure(
         with Progress(arguments.quiet) as progress:
             session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
             if resolved.find_largest:
-                search.run(session, names)
+                rounds.search(session, names)
             else:
                 limits, wait = parser.with_limits(arguments, resolved), parser.wait(arguments)
                 jobs = plan(names, resolved)

@@ -21,8 +21,8 @@ from common.core.errors import EXIT_OK
 from common.core.files import another, make_folder, write_whole
 from common.core.implementations import find, with_variants
 from common.core.text import LONGEST_MESSAGE
+from common.jobs.job import Task
 from common.jobs.session import Executor
-from common.jobs.spec import Task
 from common.present.parts import Cell, tabulated
 from common.present.text import aligned
 from common.setup import interpreters

@@ -27,7 +27,7 @@ MOST_ROUNDS = 10_000
 #: Rounds of every loss, before --budget ends anything.
 FEWEST_ROUNDS = 3
 
-#: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
+#: Variables of the environment that the suite itself gives to its processes (common.jobs.job).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 #: Each further arena of glibc would reserve 64 MB of address space.

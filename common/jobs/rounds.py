@@ -1,6 +1,9 @@
-"""The jobs of a run of losses: correctness, then timing rounds, then the other passes.
+"""The jobs of a run of losses in their order: timing rounds, or with --find-largest the sizes of a search.
 
-Every loss gets the same rounds; with --budget, three at least, and none begins when the time is over.
+Correctness of all comes first.  Every loss gets the same rounds; with --budget, three at least, and none begins when
+the time is over.  A search tries sizes by doubling and bisection, each in a process of its own (the probe pass); then
+the throughput at the largest is measured, in fresh processes.  A size at which that runs out of memory counts as too
+large, and the search goes on.  The next job follows from the records alone, so that --resume tries nothing twice.
 """
 
 from __future__ import annotations
@@ -9,14 +12,18 @@ import math
 import time
 from collections import defaultdict
 from contextlib import suppress
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.core.settings import FEWEST_ROUNDS
+from common.core.errors import UserError
+from common.core.flag_types import bytes_of
+from common.core.settings import FEWEST_ROUNDS, Settings
 from common.core.statistics import mean, median
+from common.core.text import GIB
 from common.core.text import number as worded
+from common.jobs.job import Job
 from common.jobs.session import Session
-from common.jobs.spec import Job
 from common.records import schema, store
+from common.records.run import Run
 from common.records.schema import Sample
 from common.setup import interpreters
 
@@ -25,6 +32,10 @@ LIMITS_EVERY = 3
 LIMITS = "limits", "limits"
 #: Seconds to look before a machine is called quiet.
 LOOK_SECONDS = 2.0
+#: A search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
+TOLERANCE = 0.05
+#: Share of a CPU's available memory that is the limit by default. The loaded process and others need the rest.
+SHARE_OF_AVAILABLE = 0.9
 
 
 def measure(
@@ -53,10 +64,10 @@ def measure(
 
 
 def _by_round(jobs: Sequence[Job]) -> Dict[int, List[Job]]:
-    rounds: Dict[int, List[Job]] = {}
+    rounds: Dict[int, List[Job]] = defaultdict(list)
     for job in jobs:
         if job.pass_name == "timing" and job.round is not None:
-            rounds.setdefault(job.round, []).append(job)
+            rounds[job.round].append(job)
     return rounds
 
 
@@ -69,11 +80,9 @@ class Rounds:
     """
 
     def __init__(self, session: Session, budget: Optional[float] = None):
-        self.session, self.ends = session, time.monotonic() + (budget or math.inf)
-        self.kinds = {name: run.header.kind or "exact" for name, run in session.run_of.items()}
+        self.session, self.ends, self.no_limits = session, time.monotonic() + (budget or math.inf), False
         self.ms: Dict[str, Dict[Tuple[int, Any], float]] = {}
         self.loaded: Dict[Tuple[str, int], bool] = {}
-        self.no_limits = False
         for name, run in session.run_of.items():
             for number, samples in run.timed_rounds().items():
                 self.note(name, number, samples)
@@ -115,14 +124,18 @@ class Rounds:
         self.loaded[name, number] = bool(store.loaded_scopes(samples))
 
     def words(self) -> str:
-        """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches that were timed."""
-        kinds: Dict[str, List[Tuple[float, str]]] = {}
-        for name, ms in self.ms.items():
-            most = max(len(of) for other, of in self.ms.items() if self.kinds[other] == self.kinds[name])
-            if ms and len(ms) == most:
-                kinds.setdefault(self.kinds[name], []).append((mean(list(ms.values())), name))
-        lines = {kind: ", ".join(f"{name} {worded(ms)}" for ms, name in sorted(of)) for kind, of in kinds.items()}
-        return "; ".join(f"{kind}: {line} ms" for kind, line in lines.items())
+        """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches that were timed, of the losses
+        that have all of them."""
+        kinds: Dict[str, List[str]] = defaultdict(list)
+        for name in self.ms:
+            kinds[self.session.run_of[name].header.kind or "exact"].append(name)
+        lines = []
+        for kind, names in kinds.items():
+            most = max(len(self.ms[name]) for name in names)
+            means = {name: mean(list(self.ms[name].values())) for name in names if len(self.ms[name]) == most > 0}
+            timed = ", ".join(f"{name} {worded(means[name])}" for name in sorted(means, key=means.__getitem__))
+            lines += [f"{kind}: {timed} ms"] if timed else []
+        return "; ".join(lines)
 
     def measure_limits(self, number: int, jobs: Sequence[Job]) -> None:
         """Measure what the device does at best, in the newest torch of the run, and add the ``limits`` record to every
@@ -155,9 +168,7 @@ class Rounds:
         """
         session, left, patience = self.session, len(rounds), wait
         while left:
-            crowded = [
-                jobs for jobs in rounds if any(self.loaded.get((job.implementation, job.round or 0)) for job in jobs)
-            ]
+            crowded = [jobs for jobs in rounds if any(self.loaded.get((job.like[0], job.round or 0)) for job in jobs)]
             again = [[job for job in jobs if self._can_repeat(job)] for jobs in crowded[:left]]
             again = [jobs for jobs in again if jobs]
             if not again:
@@ -178,5 +189,79 @@ class Rounds:
             left -= len(again)
 
     def _can_repeat(self, job: Job) -> bool:
-        timed = (job.implementation, job.round) in self.loaded
-        return timed and not self.session.run_of[job.implementation].failed
+        return (job.implementation, job.round) in self.loaded and not self.session.run_of[job.implementation].failed
+
+
+# --find-largest.
+
+
+def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
+    """Return the size to try next; None once the largest is known to within TOLERANCE, or 1.
+
+    Args:
+        answers: whether each size fits.  A size that fits does not count where a smaller one did not fit.
+        low, cap: the lowest and highest size worth a try.
+        start: from here on sizes are doubled until one fails, then the gap is halved.
+    """
+    fits, fails = store.bounds(answers)
+    if fails is None:
+        if fits is None:
+            return min(max(start, low), cap)
+        return None if fits >= cap else min(2 * fits, cap)
+    below = low - 1 if fits is None else fits
+    if fails - below > max(1, int(TOLERANCE * below)):
+        return (below + fails) // 2
+    return low if fits is None and fails > low else None
+
+
+def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> schema.MemoryLimit:
+    """Return the limit of a search: on a CPU no more than is safe to use, with a warning if that is less than was
+    asked for.  total, available: bytes of this machine's memory.  Raises UserError without /proc.
+    """
+    source = f"--memory-limit {settings.memory_limit}" if settings.memory_limit else "what is available"
+    if settings.device != "cpu":
+        return schema.MemoryLimit(source=source)
+    if total is None or available is None:
+        raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells how much memory there is")
+    size = most = int(SHARE_OF_AVAILABLE * available)
+    if settings.memory_limit is not None:
+        size = bytes_of(settings.memory_limit, total)
+        if size > available:
+            used = f"the limit is {most / GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
+            store.warn(f"{source}: {used}; larger batches may fit where all of it is free")
+            size, source = most, f"{source}; {used}"
+    return schema.MemoryLimit(bytes=size, source=source)
+
+
+def search(session: Session, names: Sequence[str]) -> None:
+    """Search the largest size of each implementation, correctness of all first.  Raises Interrupted and UserError."""
+    session.carry_out_all([Job(name, "correctness") for name in names if session.run_of[name].needs("correctness")])
+    for name in names:
+        run = session.run_of[name]
+        while run.is_done("correctness") and (job := _next_job(run, session.settings)) is not None:
+            end, _ = session.carry_out(job)
+            if end.status not in store.OUTCOMES:
+                break
+
+
+def _next_job(run: Run, settings: Settings) -> Optional[Job]:
+    """Return the probe of the next size, or a round of the throughput at the largest; None where all is known."""
+    limit = run.header.memory_limit
+    environments = (record for record in run.records if isinstance(record, schema.Environment))
+    totals = next(record.shape_file_totals for record in environments if record.shape_file_totals)
+    by_frames = settings.sort_utterance  # sorted batches hold at least the longest utterance
+    low, start = (totals.T_max, settings.max_frames) if by_frames else (1, settings.batch_size)
+    most = totals.frames if by_frames else totals.utterances
+    cap = min(most, settings.largest_cap or most)
+    if by_frames and cap < totals.T_max:
+        longest = f"the longest utterance has {totals.T_max} frames and is a batch of its own"
+        raise UserError(f"--largest-cap {cap}: {longest}; give at least that")
+    known = store.answers(store.latest_jobs(run.records))
+    size, rounds, pass_name = next_size(known, low, cap, start), [None], "probe"
+    if size is None:
+        size, rounds, pass_name = store.bounds(known)[0], [*range(1, settings.rounds + 1)], "throughput"
+    overrides = (((settings.find_largest or "").replace("-", "_"), size),)
+    of_size = [
+        Job(run.header.name, pass_name, at, size, overrides, limit.bytes if limit else None) for at in rounds if size
+    ]
+    return next((job for job in of_size if not run.is_done(job.name)), None)

@@ -1,24 +1,54 @@
-"""Carries out jobs, one after the other, by an executor, and keeps what they measure.
+"""Carries out jobs, one after the other, by an executor, keeps what they measure, and shows how far they are.
 
-A job that crashes, hangs, is killed or runs out of memory costs only its own row.
+A job that crashes, hangs, is killed or runs out of memory costs only its own row: however its process ended, that
+becomes a status record.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from common.core import errors
+from common.core.errors import EXIT_USAGE, NOT_RUNNABLE, UserError
+from common.core.files import ROOT
 from common.core.settings import Settings
-from common.jobs.progress import Progress
-from common.jobs.spec import Job, Runnable
+from common.core.statistics import mean
+from common.core.text import clipped, plain
+from common.jobs.job import Job, Like, Runnable
 from common.records.run import Run
 from common.records.schema import Record, Status
 from common.setup.interpreters import Choice
 from common.system import machine
+from common.system.memory import tells_of_no_memory
+from common.system.processes import Child, signal_name, start_servers
 from common.traces import files
+
+#: Between two looks at the process: looking takes time from what it measures.
+POLL_SECONDS = 0.2
+#: The module of the processes, and what their servers import once for all jobs of a round.
+#: Jobs without rounds get torch alone, since some of them measure the memory of the whole process.
+WORKER = "common.jobs.job"
+IMPORTS = ("torch",)
+IMPORTS_OF_A_ROUND = (
+    *IMPORTS,
+    "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, with sympy
+    "common.losses.subject",
+    "common.losses.passes.timing",
+)
+#: tqdm's bar, without its own time left, which takes all jobs for equal.
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+
+#: Status and reason.
+Ending = Tuple[str, str]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -59,6 +89,165 @@ class Executor(ABC):
         return machine.disturbance(others, settings.threads if on_cpu else 1)
 
 
+class Local(Executor):
+    """Runs jobs on this machine, one after the other.
+
+    shared: a folder in which jobs leave what later ones need; removed with the executor.
+    """
+
+    shared: Optional[tempfile.TemporaryDirectory[str]] = None
+
+    def get_ready(self, jobs: Sequence[Job], pythons: Sequence[Path], settings: Settings) -> None:
+        variables = {tuple(job.variables(settings).items()) for job in jobs}
+        if len(variables) == 1 and len(pythons) > 1:
+            start_servers(pythons, WORKER, ROOT, dict(next(iter(variables))), jobs[0].round, IMPORTS_OF_A_ROUND)
+
+    def execute(
+        self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
+    ) -> List[Record]:
+        ending: Optional[Ending] = None
+        stopped = "interrupted", f"stopped by the user during {job.name}"
+        try:
+            description, variables = job.to_json(settings, folder), job.variables(settings)
+            if job.subject == "loss":
+                self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
+                description["shared"] = self.shared.name
+            imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
+            with Child.run(python, WORKER, description, ROOT, variables, job.round, imports) as child:
+                try:
+                    while child.alive(POLL_SECONDS):
+                        if child.seconds() > timeout:
+                            ending = "timeout", f"{job.name} took more than {timeout:g} s (--timeout)"
+                            break
+                        note("")
+                except KeyboardInterrupt:
+                    ending = stopped
+        except OSError as error:  # no room for its files, or no such Python any more
+            where = f"its scratch files are in {tempfile.gettempdir()}; TMPDIR names another folder"
+            return [job.status("error", f"could not be run: {error} ({where})")]
+        records = _records(job, child, ending)
+        if ending == stopped:
+            raise Interrupted(records)
+        return records
+
+
+def _records(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Record]:
+    """Return the records of the process, the last of which is the status of the job.  ending: set where we ended it."""
+    records = [{**record, "job": job.name} for record in child.records]
+    last = records[-1] if records else {}
+    if last.get("record") == "user_error" and child.returncode == EXIT_USAGE:
+        raise UserError(last["message"])
+    if last.get("record") == "status":
+        records[-1] = job.status(last["status"], last["reason"], last["wall_ns"])
+    else:
+        status, reason = ending or how_it_died(child.returncode, child.killed_for_memory, child.stderr)
+        records.append(job.status(status, reason, child.wall_ns))
+    if records[-1]["status"] not in ("ok", *NOT_RUNNABLE):
+        records[-1]["stderr_tail"] = [clipped(line) for line in child.stderr]
+    return records
+
+
+def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str]) -> Ending:
+    """Return the ending of a process that wrote no status; `stderr`: its last lines."""
+    last = f": {stderr[-1]}" if stderr else ""
+    if returncode >= 0:
+        if stderr and tells_of_no_memory(stderr[-1]):
+            return "oom", stderr[-1]
+        return "error", f"ended with exit code {returncode} and no status{last}"
+    if -returncode == signal.SIGKILL and killed_for_memory:
+        return "oom", "killed by the kernel for lack of memory; try a smaller --batch-size or --max-frames"
+    aborted = -returncode == signal.SIGABRT and tells_of_no_memory("\n".join(stderr))
+    return "oom" if aborted else "error", f"killed by {signal_name(-returncode)}{last}"
+
+
+class Progress:
+    """Counts jobs on stderr: on a terminal with tqdm a bar of jobs, elsewhere a line for each job that is no timing
+    one; nothing when quiet.  With it the time left."""
+
+    def __init__(self, quiet: bool):
+        self.quiet, self.finished, self.total, self.began = quiet, 0, 0, 0.0
+        self.coming: List[Like] = []
+        self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
+        self.warned: Set[str] = set()
+        self.bar: Optional[Any] = None
+        if not quiet and sys.stderr.isatty():
+            with suppress(ImportError):
+                from tqdm import tqdm
+
+                self.bar = tqdm(unit="job", dynamic_ncols=True, file=sys.stderr, bar_format=BAR)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def expect(self, jobs: Sequence[Like]) -> None:
+        """Add to the jobs that will come."""
+        self.coming += jobs
+        self.total += len(jobs)
+        if self.bar is not None:
+            self.bar.total = self.total
+            self.bar.refresh()
+
+    def start(self, title: str) -> None:
+        self.began = time.monotonic()
+        if self.bar is not None:
+            self.bar.set_description_str(title)
+            self.note("")
+
+    def note(self, text: str) -> None:
+        """Show how far the job is."""
+        if self.bar is not None:
+            self.bar.set_postfix_str(", ".join(filter(None, [text, self.left()])))
+
+    def skip(self, like: Like) -> None:
+        """Count a job that will not run, because an earlier one of its implementation failed."""
+        self.finished += 1
+        if like in self.coming:
+            self.coming.remove(like)
+        if self.bar is not None:
+            self.bar.update()
+
+    def done(self, title: str, status: str, reason: Optional[str], like: Like) -> None:
+        seconds = time.monotonic() - self.began
+        self.skip(like)
+        if status == "ok":
+            self.took[like].append(seconds)
+        else:  # nor will its later ones run
+            self.coming = [job for job in self.coming if job[0] != like[0]]
+        if status != "ok" or (self.bar is None and like[1] != "timing"):
+            of_total = f"/{self.total}" if self.total else ""
+            why = f": {reason}" if reason else ""
+            line = f"[{self.finished}{of_total}] {title}: {status}{why} ({seconds:.1f} s)"
+            self.say(line if self.bar is not None else ", ".join(filter(None, [line, self.left()])))
+
+    def say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.write(line, file=sys.stderr)
+        elif not self.quiet:
+            errors.say(line)
+
+    def warn(self, warning: str) -> None:
+        """Print a warning once, whatever --quiet says: it is about the results."""
+        if warning not in self.warned:
+            self.warned.add(warning)
+            (errors.say if self.bar is None else self.say)(f"warning: {plain(warning)}")
+
+    def left(self) -> str:
+        """Return "about 12 min left", or "" while there is nothing to tell by.
+
+        A job takes as long as those of its like so far, else as others' same pass, else as all."""
+        seconds = 0.0
+        for like in self.coming if self.took else ():
+            same_pass = [each for (_, name), took in self.took.items() if name == like[1] for each in took]
+            seconds += mean(self.took.get(like) or same_pass or [each for took in self.took.values() for each in took])
+        if not seconds:
+            return ""
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
+
+
 @dataclass
 class Session:
     """The runs that a command measures.
@@ -88,16 +277,16 @@ class Session:
         try:
             records = self.execute(job)
         except Interrupted as interruption:
-            self.keep(job, interruption.records)
+            self._keep(job, interruption.records)
             raise
-        end = self.keep(job, records)
+        end = self._keep(job, records)
         for record in records:
             for warning in record.get("warnings", []):
                 self.progress.warn(warning)
         self.progress.done(job.title, end.status, end.reason, job.like)
         return end, records
 
-    def keep(self, job: Runnable, records: List[Record]) -> Status:
+    def _keep(self, job: Runnable, records: List[Record]) -> Status:
         """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
         run = self.run_of[job.like[0]]
         if job.like[1] == "trace" and records[-1]["status"] != "ok":

@@ -116,7 +116,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield the ``environment`` record of a job of common.jobs.spec, then the records of its pass.
+    """Yield the ``environment`` record of a job of common.jobs.job, then the records of its pass.
 
     Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
     """

@@ -93,7 +93,7 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Limits]:
-    """Yield the ``limits`` record of a job of common.jobs.spec; raise NotRunnable if torch cannot run it."""
+    """Yield the ``limits`` record of a job of common.jobs.job; raise NotRunnable if torch cannot run it."""
     settings = Settings.from_json(job["settings"])
     yield measure(settings, set_up_torch(settings), max(SECONDS / settings.rounds, SHORTEST))
 

@@ -15,10 +15,8 @@ from common.core import files, flag_types
 from common.core.errors import UserError
 from common.core.settings import SETTINGS, Settings
 from common.core.text import count
-from common.jobs.local import Local
-from common.jobs.progress import Progress
-from common.jobs.session import Executor, Session
-from common.jobs.spec import Task
+from common.jobs.job import Task
+from common.jobs.session import Executor, Local, Progress, Session
 from common.records import run, schema, store
 from common.records.run import Run
 from common.records.schema import Record, as_written

@@ -12,8 +12,8 @@ from common.cli import flags
 from common.cli.parser import Parser
 from common.core import flag_types, settings
 from common.core.errors import UserError
+from common.jobs.job import Task
 from common.jobs.session import Executor
-from common.jobs.spec import Task
 from common.setup import interpreters
 from common.tools import commands
 from common.tools.flops import show

@@ -13,8 +13,8 @@ from common.cli.parser import Parser
 from common.core import files, flag_types, settings
 from common.core.errors import UserError
 from common.core.implementations import find
+from common.jobs.job import Task
 from common.jobs.session import Executor
-from common.jobs.spec import Task
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands, configuration

@@ -1,0 +1,220 @@
+"""One job, a process that measures one thing: the file that describes it to that process, its status, the process.
+
+common.system.forkserver calls ``main`` in the process that an executor started.  It runs what the job measures and
+writes each record at once, so that what was measured outlives a crash.  The last record is a ``status``, or a
+``user_error`` for a mistake of the user's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from common.core import files
+from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
+from common.core.files import BUILD, ROOT
+from common.core.implementations import find
+from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
+from common.core.text import clipped, reason_of
+from common.records.schema import JobLine, Record, as_written
+from common.system.memory import is_out_of_memory
+from common.system.processes import write_record
+
+#: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as Runnable.to_json makes it.
+SUBJECTS = {
+    "loss": "common.losses.subject",
+    "device": "common.measure.peaks",
+    "flops": "common.tools.flops.measure",
+    "inference": "common.tools.inference.measure",
+    "pipeline": "common.tools.pipelines.measure",
+    "profile": "common.tools.profile.measure",
+    "conformance": "common.conformance.judge",
+}
+
+#: Environment variables of the processes of a pass; those of the others are as --allocator says.
+VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
+#: An implementation, or a task, and a pass: jobs that are alike take as long.
+Like = Tuple[str, str]
+
+
+class Runnable:
+    """A job that an executor takes: a Job of a loss, or a Task of a tool."""
+
+    name: str  # as records have it
+    subject: str  # a key of SUBJECTS
+    like: Like
+    overrides: Tuple[Tuple[str, Any], ...]  # settings of this job alone
+    round: Optional[int] = None
+    size: Optional[int] = None
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        """Return the environment variables that its process needs."""
+        raise NotImplementedError
+
+    def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
+        """Return the ``status`` record."""
+        names = {"record": "status", "job": self.name, "pass": self.like[1], "round": self.round, "size": self.size}
+        known = {key: value for key, value in names.items() if value is not None}
+        return {**known, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+
+    def described(self) -> Dict[str, Any]:
+        """Return what its subject reads beside the settings."""
+        raise NotImplementedError
+
+    def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
+        """Return the job as its process reads it.  folder: the folder of the run, for traces."""
+        names = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
+        return {**names, **self.described(), "settings": {**settings.to_json(), **dict(self.overrides)}}
+
+
+@dataclass(frozen=True)
+class Job(Runnable):
+    """One process to start for an implementation, in its Python.
+
+    Args:
+        round: number from 1, in the timing and limits passes.
+        size: with --find-largest, the batch size that is tried.
+        limit_bytes: limit on its memory.
+    """
+
+    implementation: str
+    pass_name: str
+    round: Optional[int] = None
+    size: Optional[int] = None
+    overrides: Tuple[Tuple[str, Any], ...] = ()
+    limit_bytes: Optional[int] = None
+    subject: str = "loss"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Return "correctness", "timing-1", "probe-64", "limits-1"."""
+        return "-".join(str(part) for part in (self.pass_name, self.size, self.round) if part is not None)
+
+    @property
+    def like(self) -> Like:  # type: ignore[override]
+        return self.implementation, self.pass_name
+
+    @property
+    def title(self) -> str:
+        return f"{self.implementation} {self.name}"
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        return VARIABLES.get(self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {})
+
+    def described(self) -> Dict[str, Any]:
+        of, where = find(self.implementation), {"pass": self.pass_name, "round": self.round}
+        script = {"implementation": self.implementation, "script": of.script, "variant": of.variant}
+        return {**where, **script, "limit_bytes": self.limit_bytes}
+
+
+@dataclass(frozen=True)
+class Task(Runnable):
+    """One process to start for a tool that measures no loss.
+
+    Args:
+        given: what its subject reads beside the settings.
+        python: interpreter of its process, where it is not the run's.
+        environment: variables of its process.
+    """
+
+    name: str
+    subject: str
+    given: Mapping[str, Any]
+    overrides: Tuple[Tuple[str, Any], ...] = ()
+    python: Optional[Path] = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def like(self) -> Like:  # type: ignore[override]
+        return self.name, self.subject
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        """Return its own alone: with glibc's defaults times are as a user has them, and the heap hides no peak."""
+        return self.environment
+
+    def described(self) -> Dict[str, Any]:
+        return {"given": dict(self.given)}
+
+
+def plan(names: Sequence[str], settings: Settings) -> List[Job]:
+    """Return the jobs of a run in their order: correctness of all, the timing rounds, memory, traces.
+
+    The seed shuffles the implementations of each round.
+    """
+    jobs = [Job(name, "correctness") for name in names if "correctness" in settings.passes]
+    if "timing" in settings.passes:
+        shuffle = random.Random(settings.seed)
+        for number in range(1, settings.rounds + 1):
+            order = list(names)
+            shuffle.shuffle(order)
+            jobs += [Job(name, "timing", number) for name in order]
+    of_passes = [name for name in ("memory", "trace") if name in settings.passes]
+    return jobs + [Job(name, pass_name) for pass_name in of_passes for name in names]
+
+
+# The process.
+
+
+def own_line(error: BaseException, script: str) -> str:
+    """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own, for a script of a loss that
+    the table does not know; "" where there is none."""
+    foreign = (str(ROOT / "common"), str(BUILD), sys.prefix, sys.base_prefix, "<")
+    frames = traceback.extract_tb(error.__traceback__) if script.endswith(".py") else []
+    mine = [frame for frame in frames if not frame.filename.startswith(foreign)]
+    mine = [frame for frame in mine if "site-packages" not in frame.filename]
+    return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else ""
+
+
+def status_of(error: BaseException) -> str:
+    """Return "oom", "unsupported" (a build without kernels for this GPU) or "error"."""
+    if is_out_of_memory(error):
+        return "oom"
+    return "unsupported" if "no kernel image is available" in str(error) else "error"
+
+
+def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, str]:
+    """Write the records of a job; return its status and the reason.  Raises UserError."""
+    try:
+        for record in importlib.import_module(SUBJECTS[job["subject"]]).run(job):
+            write(record)
+        return "ok", ""
+    except NotRunnable as error:
+        return error.status, str(error)
+    except OutOfMemory as error:
+        return "oom", str(error)
+    except WrongResult as error:
+        return "error", f"wrong result: {error}"
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return status_of(error), reason_of(error) + own_line(error, job.get("script", ""))
+
+
+def main(path: str) -> int:
+    begin = time.perf_counter_ns()
+    os.environ.setdefault("TRITON_CACHE_DIR", str(BUILD / "triton"))  # as all else that is compiled here
+    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    files.keep_scratch_in(Path(path).parent)
+    with open(job["output"], "a", encoding="utf-8") as output:
+        try:
+            status, reason = run(job, lambda record: write_record(output, as_written(record)))
+        except UserError as error:
+            write_record(output, {"record": "user_error", "message": clipped(str(error))})
+            return EXIT_USAGE
+        wall_ns = time.perf_counter_ns() - begin
+        end = {"record": "status", "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+        write_record(output, end)  # the command adds which job it is
+    return EXIT_OK
