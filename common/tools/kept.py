@@ -57,7 +57,7 @@ class Kept:
         return [f"{words[-1]}, torch {torches}"] if words else []
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answer:
     """Describe what a run found out.
 
@@ -71,13 +71,13 @@ class Answer:
     """
 
     name: str
-    total: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    lines: Sequence[str] = ()
-    failures: Sequence[str] = ()
-    rows: Sequence[Values] = ()
-    statuses: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
+    total: List[str] = field(default_factory=list)
+    tables: List[Table] = field(default_factory=list)
+    lines: List[str] = field(default_factory=list)
+    failures: List[str] = field(default_factory=list)
+    rows: List[Values] = field(default_factory=list)
+    statuses: List[str] = field(default_factory=list)
+    figures: List[Figure] = field(default_factory=list)
     folded: bool = False
 
     def render(self, format: str) -> str:

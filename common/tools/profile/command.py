@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 from common.cli import flags
 from common.cli.parser import Parser
@@ -27,11 +27,11 @@ itself), or any that Python can import. docs/profile.md explains every column.""
 EXAMPLES = """examples:
   rnnt-bench profile --config icefall --sort-utterance true --max-frames 30000
   rnnt-bench profile --batch-size 1 --size layers=4 --size encoder_dim=256 --loss torchaudio
-  rnnt-bench profile --sweep batch-size=1,2,4 --amp bfloat16 --optimizer
+  rnnt-bench profile --batch-size 4 --amp bfloat16 --optimizer
   rnnt-bench profile --depth 3
   rnnt-bench profile --model recipe.py:Model --arg vocab_size=500 --loss torchaudio --depth 2
 
-Exit code: 0; 1 if a batch size does not run; 2 for bad usage, or if a step fails."""
+Exit code: 0; 1 if the batch does not fit; 2 for bad usage, or if a step fails."""
 #: By kind of device: what of the size depends on it.
 PRESETS: Dict[str, Dict[str, int]] = {
     "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5},
@@ -62,12 +62,6 @@ def parser() -> Parser:
     for key, words in (("max_frames", "Most feature frames in a batch"), ("batch_size", "Utterances in a batch")):
         flags.add_setting(group, key, f"{words}. Default: {_by_device(key)}", metavar="K")
     flags.add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
-    group.add_argument(
-        "--sweep",
-        type=_sizes,
-        metavar="KEY=A,B,...",
-        help="Profile each of these sizes; KEY is batch-size or max-frames.",
-    )
     group = result.add_argument_group("the model")
     group.add_argument(
         "--config",
@@ -138,13 +132,6 @@ def _by_device(key: str) -> str:
     return ", ".join(f"{values[key]} ({device})" for device, values in PRESETS.items())
 
 
-def _sizes(text: str) -> Tuple[str, List[int]]:
-    key, _, listed = text.partition("=")
-    if key not in SORTED or not listed:
-        raise argparse.ArgumentTypeError(f"give {' or '.join(f'{key}=A,B' for key in SORTED)}, not {text!r}")
-    return key, [flag_types.whole(1)(word) for word in listed.split(",")]
-
-
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     """Profile a training step; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
@@ -163,18 +150,18 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         key: value if getattr(arguments, key) is None else getattr(arguments, key) for key, value in preset.items()
     }
     choice = chosen(arguments, known)
-    key, values = arguments.sweep or (wanted, [known[wanted.replace("-", "_")]])
-    sizes = {f"{key} {value}": {key.replace("-", "_"): value, "sort_utterance": SORTED[key]} for value in values}
+    key = wanted.replace("-", "_")
+    size = {key: known[key], "sort_utterance": SORTED[wanted]}
+    sizes = {f"{wanted} {known[key]}": size}
     config = Profile(choice=choice, sizes=sizes, limits=arguments.limits is not False)
     given = {name: getattr(arguments, name) for name in ("num_batches", "seed", "threads", "prune_range")}
     model = {"vocab_size": choice.sizes.vocab_size, "encoder_dim": choice.sizes.joiner_dim}
     where = {"shape_file": str(arguments.shape_file.absolute()), "rounds": 1}
-    resolved = settings.resolve({**given, **model, **where, **next(iter(sizes.values()))}, device)
-    tasks = [Task(name, "profile", {"choice": as_written(choice)}, tuple(size.items())) for name, size in sizes.items()]
+    resolved = settings.resolve({**given, **model, **where, **size}, device)
+    tasks = [Task(name, "profile", {"choice": as_written(choice)}) for name in sizes]
     if config.limits:
         tasks.append(Task(LIMIT, "profile", {}, (("dtype", "bfloat16" if choice.amp else "float32"),)))
-    name = f"sweep-{key}" if arguments.sweep else resolved.suffix
-    return commands.measured(TOOL, name, config, tasks, resolved, arguments, answer, executor)
+    return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)
 
 
 def chosen(arguments: argparse.Namespace, size: Mapping[str, Any]) -> Choice:

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from common.analysis.metrics import cells, values
 from common.core.statistics import mean, median
 from common.core.text import MB, number, percent, quantity
-from common.present.parts import Cell, Figure, Table, measured, tabulated
+from common.present.parts import Cell, Figure, tabulated
 from common.present.style import PALETTE, axis, bars, layout
 from common.records import schema
 from common.tools.configuration import Positive
@@ -205,8 +205,8 @@ def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
 
     cuda, steps = None not in found.device_ns, len(found.host_ns)
     labels: Dict[str, Dict[str, Part]] = {}
-    same = {"phase": "", "depth": 0, "calls": steps, **amounts(found)}
-    step, other = ({"name": name, "label": name, **same, "own_ms": 0.0} for name in (STEP, OTHER))
+    step: Part = {"name": STEP, "label": STEP, "phase": "", "depth": 0, "calls": steps, **amounts(found), "own_ms": 0.0}
+    other: Part = {**step, "name": OTHER, "label": OTHER}
     places = {(tuple(span.chain), span.phase): amounts(span) for span in found.spans}
     own = {place: known["ms"] for place, known in places.items()}
     for span, (place, known) in zip(found.spans, places.items()):
@@ -289,61 +289,37 @@ def verdict(parts: List[Part], busy: bool) -> str:
     return "VERDICT: " + "; ".join([*told, *(["measured beside other load"] if busy else [])])
 
 
-def sweep_of(found: Dict[str, Tuple[Optional[Measured], List[Part], str]]) -> Table:
-    """Return the milliseconds of each outermost label at each size; {size: (what was measured, its parts, status)}."""
-    names = dict.fromkeys(name for _, parts, _ in found.values() for name in outermost(parts))
-    rows = []
-    for size, (known, parts, status) in found.items():
-        *_, other, step = parts or [{}, {}]
-        frames = mean([batch.frames for batch in known.batches]) if known else 0
-        shares = {**outermost(parts), OTHER: other.get("ms")}
-        columns = {
-            "frames": round(frames) or None,
-            "step ms": step.get("ms"),
-            "us /frame": 1e3 * step["ms"] / frames if step else None,
-            "peak MB": step.get("peak_mb"),
-            **{name: shares.get(name) for name in [*names, OTHER]},
-        }
-        numbers = {title: measured(value) for title, value in columns.items()}
-        rows.append({"size": Cell(size), **numbers, "status": Cell(status)})
-    return tabulated("sizes", "milliseconds of a step, forward and backward", rows)
-
-
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Profile)
     limit: Optional[Limit] = next(iter(kept.job(LIMIT).of(Limit)), None)
     best = limit.flops_per_second if limit else None
-    tables, told, total, rows, figures = [], list(kept.machine), [], [], []
-    found: Dict[str, Tuple[Optional[Measured], List[Part], str]] = {}
-    told += [f"best matrix product {quantity(best, 'FLOPs')} /s" if best else "no measured limit"]
+    result = Answer(kept.header.name, [], [], list(kept.machine), [], [], [], [])
+    result.lines.append(f"best matrix product {quantity(best, 'FLOPs')} /s" if best else "no measured limit")
     for size in config.sizes:
         job = kept.job(size)
-        known = job.of(Measured)[0] if job.status == "ok" else None
-        parts = parts_of(known, best) if known else []
-        found[size] = known, parts, job.reason or job.status
-        if not known:
+        result.statuses.append(job.status)
+        result.failures += [f"{size}: {job.status}: {job.reason}"] if job.reason else []
+        if job.status != "ok":
             continue
-        step, several = parts[-1], f"{size}: " if len(config.sizes) > 1 else ""
+        (found,) = job.of(Measured)
+        parts = parts_of(found, best)
+        step = parts[-1]
         peak = f", peak {number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
         operations = f"{quantity(step['macs'], 'MACs')}, {quantity(step['flops'], 'FLOPs')}"
-        total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
+        result.total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
         shown = [each for each in NUMBERS if "device_ms" in step or each.key != "host_ms"]  # else the host's are all
         table = [
             {"label": Cell("· " * part["depth"] + part["name"], part["name"]), **cells(shown, part)} for part in parts
         ]
-        tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
-        told += [several + line for line in lines(config.choice, known, parts, limit)]
-        figures.append(figure(size, parts))
+        result.tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
+        result.lines.extend(lines(config.choice, found, parts, limit))
+        result.figures.append(figure(size, parts))
         identity = ("name", "label", "phase", "depth")
-        rows += [{"size": size, **{key: part[key] for key in identity}, **values(NUMBERS, part)} for part in parts]
-    if len(found) > 1:
-        tables.append(sweep_of(found))
-    statuses = {size: kept.job(size) for size in config.sizes}
-    failures = [f"{size}: {job.status}: {job.reason}" for size, job in statuses.items() if job.reason]
-    return Answer(
-        kept.header.name, total, tables, told, failures, rows, [job.status for job in statuses.values()], figures
-    )
+        result.rows += [
+            {"size": size, **{key: part[key] for key in identity}, **values(NUMBERS, part)} for part in parts
+        ]
+    return result
 
 
 def figure(size: str, parts: List[Part]) -> Figure:
