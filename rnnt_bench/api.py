@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
@@ -117,32 +118,35 @@ def assert_is_transducer_loss(loss: Callable[..., Any], device: str = "cpu", dty
         dtype: of the logits.
     """
     with _suite():
-        from common.losses import own
+        from common.losses.adapter import wrong_of
 
-        wrong = own.wrong_of(loss, device, dtype)
+        wrong = wrong_of(loss, device, dtype)
     if wrong:
         raise AssertionError(f"{getattr(loss, '__name__', loss)} is not the transducer loss: {wrong}")
 
 
 @contextmanager
 def _suite() -> Iterator[None]:
-    """Within the block `common` is the suite's, after it what it was before, should a package of yours be called so."""
-    yours = {name: module for name, module in sys.modules.items() if _is_common(name)}
-    path, excepthook = list(sys.path), sys.excepthook
-    for name in yours:
-        del sys.modules[name]
-    sys.modules.update(_MODULES)
-    sys.path.insert(0, str(SUITE))
-    try:
-        yield
-    finally:
-        _MODULES.update({name: module for name, module in sys.modules.items() if _is_common(name)})
-        for name in _MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(yours)
-        sys.path[:], sys.excepthook = path, excepthook
+    """Within the block, which one thread is in at a time, `common` is the suite's, after it what it was before, should
+    a package of yours be called so."""
+    with _LOCK:
+        yours = {name: module for name, module in sys.modules.items() if _is_common(name)}
+        path, excepthook = list(sys.path), sys.excepthook
+        for name in yours:
+            del sys.modules[name]
+        sys.modules.update(_MODULES)
+        sys.path.insert(0, str(SUITE))
+        try:
+            yield
+        finally:
+            _MODULES.update({name: module for name, module in sys.modules.items() if _is_common(name)})
+            for name in _MODULES:
+                sys.modules.pop(name, None)
+            sys.modules.update(yours)
+            sys.path[:], sys.excepthook = path, excepthook
 
 
+_LOCK = threading.RLock()
 #: The suite's modules, once they are imported.
 _MODULES: Dict[str, Any] = {}
 

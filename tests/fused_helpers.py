@@ -143,7 +143,7 @@ def speech(
     case = problem(shapes, H=H, V=V, dtype=torch.float32, **options)
     model = Speech(stage, V, H)
     outputs = model.outputs(*(x.numpy() for x in case.tensors[:2]), case.targets.numpy(), shapes, (1,))
-    arrays = [numpy.ascontiguousarray(x) for x in (*outputs[:2], *model.joiner_layer())]
+    arrays = [numpy.ascontiguousarray(x) for x in (*outputs[:2], *model.layer("output"))]
     case.tensors, case.targets = [torch.from_numpy(x).to(dtype) for x in arrays], torch.from_numpy(outputs[2])
     return case
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
@@ -204,6 +205,16 @@ def test_the_helper_for_tests_says_what_is_wrong():
     rnnt_bench.assert_is_transducer_loss(reference)
     with pytest.raises(AssertionError, match="mean over the batch"):
         rnnt_bench.assert_is_transducer_loss(lambda *given: reference(*given).mean())
+
+
+def test_threads_that_check_a_loss_leave_modules_and_path_as_they_were():
+    def known():
+        return [*sys.path], {name: module for name, module in sys.modules.items() if name.startswith("common")}
+
+    before = known()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(rnnt_bench.assert_is_transducer_loss, [reference] * 3))
+    assert known() == before
 
 
 def test_a_closure_cannot_be_measured_in_another_process():

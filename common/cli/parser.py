@@ -201,7 +201,7 @@ def own_loss(text: str) -> str:
         name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
     script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     body = f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n"
-    head = f'"""Made by --loss {target}."""\n\nfrom common.losses.own import OfFunction\n\n\nclass Own(OfFunction):\n'
+    head = f'"""Made by --loss {target}."""\nfrom common.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
     make_folder(script.parent, "make it writable")
     write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
     return of_file(str(script)).name

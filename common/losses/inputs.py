@@ -121,7 +121,7 @@ def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: 
     source = source_of(settings)
     if source is None:
         return linear(settings.encoder_dim, outputs, device=device, dtype=dtype, key=(settings.seed, 0))
-    parts = [source.joiner_layer()]
+    parts = [source.layer("output")]
     if outputs > settings.vocab_size:
         parts.append(_drawn(settings.encoder_dim, outputs - settings.vocab_size, (settings.seed, 3)))
     weight, bias = (np.concatenate(both) for both in zip(*parts))
@@ -134,7 +134,7 @@ def simple_projections(settings: Settings, device: torch.device, dtype: torch.dt
     if source is None:
         layers = [linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2)]
     else:
-        layers = [_layer(weight, bias, device, dtype) for weight, bias in source.simple_layers()]
+        layers = [_layer(weight, bias, device, dtype) for weight, bias in map(source.layer, ("am", "lm"))]
     return dict(zip(("am", "lm"), layers))
 
 

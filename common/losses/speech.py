@@ -90,28 +90,21 @@ class Speech:
             decoder_out[n, 1 : U + 1] = self.arrays["decoder"][symbols][:, columns]
         return encoder_out, decoder_out, targets
 
-    def joiner_layer(self) -> Tuple[np.ndarray, np.ndarray]:
-        """Return weights (V, D) and bias (V,) of the joiner's output layer."""
-        return self._layer("output", LESS_LIKELY)
-
-    def simple_layers(self) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
-        """Return (weights, bias) of the projections am and lm."""
-        return self._layer("am", LESS_LIKELY), self._layer("lm", 0.0)
-
     def _columns(self) -> np.ndarray:
         """Return the model's dimension that each of the D is a copy of."""
         return np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]
 
-    def _layer(self, name: str, less_likely: float) -> Tuple[np.ndarray, np.ndarray]:
-        """Return weights (V, D) and bias (V,) of a layer, with rows for the symbols that the model was not trained
-        on."""
+    def layer(self, name: str) -> Tuple[np.ndarray, np.ndarray]:
+        """Return weights (V, D) and bias (V,) of "output", the joiner's layer, or of the projections "am" and "lm".
+
+        Rows of symbols that the model was not trained on are copies; those of "lm" are as likely as the others."""
         weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
         further = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
         columns = self._columns()
         copies = np.bincount(columns).astype(np.float32)
         weight = (weight / copies[: weight.shape[1]])[:, columns]
         return np.concatenate([weight, weight[further]]), np.concatenate(
-            [bias, bias[further] - np.float32(less_likely)]
+            [bias, bias[further] - np.float32(LESS_LIKELY * (name != "lm"))]
         )
 
 

@@ -34,25 +34,18 @@ class Context:
     state: Dict[str, Any] = field(default_factory=dict)  # of device.state, before the script of the loss was loaded
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
-    def shapes(self, batch: int):
-        """Return (N, 2) integers: T and U of each utterance of a batch."""
-        return self.all_batches[batch]
-
-    def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
-        """Return fresh inputs of a batch, the same numbers for every implementation.
-
-        With `utterances`, they are of that many utterances from number `first` on.
-        """
+    def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
+        """Return fresh inputs of a batch, or of its first `utterances`: the same numbers for every implementation."""
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()
-        return self.new_batch(batch, repeat, utterances, first)
+        return self.new_batch(batch, repeat, utterances)
 
-    def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
+    def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
         """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held."""
         from common.losses import inputs
 
         return inputs.make_batch(
-            self.shapes(batch)[first:][:utterances],
+            self.all_batches[batch][:utterances],
             vocab_size=self.settings.vocab_size,
             encoder_dim=self.settings.encoder_dim,
             device=self.device,

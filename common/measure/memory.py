@@ -30,14 +30,6 @@ from common.system.memory import available_memory, clear_peak, give_back_free_me
 from common.traces import memory as traced
 from common.traces import reader
 
-#: Fields of a ``memory`` record; those that do not apply to a device are None.
-PEAKS = (
-    "device_allocated_bytes",
-    "device_reserved_bytes",
-    "device_used_bytes",
-    "torch_allocated_bytes",
-    "process_bytes",
-)
 #: Seconds between two readings of the device's free memory.
 LOOK_SECONDS = 0.001
 #: Making the inputs may take this many times the limit: for scope "loss", a joiner makes the logits.
@@ -45,13 +37,13 @@ MAKING = 4
 
 
 def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, Optional[int]]:
-    """Return the PEAKS of a step in bytes; `fresh` makes a new step for each run.
+    """Return the peaks of a step in bytes, as fields of a ``memory`` record; `fresh` makes a new step for each run.
 
     With `profiler`, the allocations of torch's CPU allocator are measured too, in a run of their own.
     """
-    result: Dict[str, Optional[int]] = dict.fromkeys(PEAKS)
     if device.type == "cuda":
-        return {**result, **cuda_peaks(fresh(), device)}
+        return {**cuda_peaks(fresh(), device)}
+    result: Dict[str, Optional[int]] = {}
     step = fresh()
     give_back_free_memory()
     cleared, before = clear_peak(), status_bytes("VmRSS")

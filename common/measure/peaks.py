@@ -1,7 +1,7 @@
 """Measure the best rates of the device in each timing round (the limits pass), instead of trusting a datasheet.
 
-Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone.  The buffers range
-from the size of an utterance's logits to far above every cache.  Matrix rate: square products in the run's dtype, of
+Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone, in a buffer far
+above every cache, as the logits of a batch are.  Matrix rate: square products in the run's dtype, of
 2 n^3 operations each.  All use the run's threads and device.  Other load can only slow them down, so the best repeat of
 all rounds counts; the records keep every repeat.  Leaves out formats that the losses do not use (TF32 if it is off).
 """
@@ -21,31 +21,27 @@ from common.system import memory
 from common.system.machine import ForeignLoad, busy_flags
 
 MIB = 2**20
-#: The largest buffer has at least these bytes, and CACHES times those of all caches; each other has a quarter of the
-#: bytes of the one before, and there are QUARTERS of them in all.
+#: The buffer has at least these bytes, and CACHES times those of all caches.
 BUFFER = {"cpu": 512 * MIB, "cuda": 2048 * MIB}
 CACHES = 8
-QUARTERS = 4
 #: n of the products (n, n) x (n, n).
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 #: Seconds for each size of a kind over all rounds, and at least in one round; the run's cap on a scope may lower both.
 SECONDS, SHORTEST = 0.4, 0.1
-FEWEST, MOST = 3, 20  # repeats
-#: The SHORT smallest products take less than a time slice, so other load can slow every one of a few repeats.  They are
-#: repeated FEWEST_SHORT to MOST_SHORT times, and each may take PATIENCE times `seconds`.
-SHORT, FEWEST_SHORT, MOST_SHORT, PATIENCE = 3, 10, 200, 4
+FEWEST, MOST = 3, 200  # repeats
+#: So many sizes of products are measured at least, ten times each: other load can slow every one of a few repeats of
+#: what takes less than a time slice.
+SHORT, FEWEST_SHORT = 3, 10
 
 
-def repeated(
-    action: Callable[[], Any], clock: Clock, seconds: float, fewest: int = FEWEST, most: int = MOST
-) -> List[int]:
+def repeated(action: Callable[[], Any], clock: Clock, seconds: float, fewest: int = FEWEST) -> List[int]:
     """Repeat `action` and return the nanoseconds of each repeat, without those of a first one that warms up.
 
-    Repeats until `seconds` have passed, at least `fewest` and at most `most` times.
+    Repeats until `seconds` have passed, at least `fewest` and at most MOST times.
     """
     action()
     taken: List[int] = []
-    while len(taken) < fewest or (sum(taken) < seconds * 1e9 and len(taken) < most):
+    while len(taken) < fewest or (sum(taken) < seconds * 1e9 and len(taken) < MOST):
         clock.synchronize()
         begin = clock.mark()
         action()
@@ -56,21 +52,16 @@ def repeated(
 
 
 def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stream]:
-    """Yield the times of reading and writing buffers of QUARTERS sizes, the smallest first.
-
-    The largest takes at most a quarter of the free memory.
-    """
+    """Yield the times of reading and writing a buffer of at most a quarter of the free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_memory()
     size = max(BUFFER[device.type], CACHES * (cache_bytes(device) or 0))
     size = size if free is None else min(size, free // 4)
     # ones, not zeros: all zero pages that were never written share one page, which stays in the cache
-    whole = torch.ones(max(size // 4, 4**QUARTERS), dtype=torch.float32, device=device)
-    for quarter in reversed(range(QUARTERS)):
-        part = whole[: len(whole) // 4**quarter // 2 * 2]
-        first, second = part.chunk(2)
-        update, write = partial(first.add_, second), partial(part.fill_, 1)
-        for kernel, action, moved in (("update", update, 6), ("read", part.sum, 4), ("write", write, 4)):
-            yield Stream(kernel, 4 * len(part), moved * len(part), repeated(action, clock, seconds / 3))
+    whole = torch.ones(size // 8 * 2, dtype=torch.float32, device=device)
+    first, second = whole.chunk(2)
+    update, write = partial(first.add_, second), partial(whole.fill_, 1)
+    for kernel, action, moved in (("update", update, 6), ("read", whole.sum, 4), ("write", write, 4)):
+        yield Stream(kernel, 4 * len(whole), moved * len(whole), repeated(action, clock, seconds))
 
 
 def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Products]:
@@ -82,12 +73,12 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
     last = 0.0
     for number, size in enumerate(SIZES):
         short = number < SHORT
-        if 8 * last > seconds * 1e9 * (PATIENCE if short else 1):
+        if 8 * last > seconds * 1e9 and not short:
             return
         # random, since a GPU's clock depends on how many bits change
         left, right = (torch.rand(size, size, generator=generator).to(device, dtype) for _ in range(2))
         action = partial(torch.mm, left, right, out=torch.empty_like(left))
-        taken = repeated(action, clock, seconds, *((FEWEST_SHORT, MOST_SHORT) if short else (FEWEST, MOST)))
+        taken = repeated(action, clock, seconds, FEWEST_SHORT if short else FEWEST)
         last = min(taken)
         yield Products(size, taken)
 

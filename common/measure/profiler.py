@@ -18,7 +18,7 @@ from common.core.settings import Settings
 from common.measure.clock import Step, observed_by
 from common.system.machine import ForeignLoad
 
-#: Rows of each cycle's table of operators.
+#: Rows of each cycle's table of operators; those of labels, which take no time of their own, come last.
 TABLE_ROWS = 200
 STACK_DEPTH = 10
 #: Bytes; larger traces are compressed.
@@ -57,7 +57,9 @@ def profile(
         write_trace(profiler)
         on_cycle(profiler)
         number = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
-        tables.append(f"{number}\n{table(profiler, cuda, settings.with_stack)}\n")
+        averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if settings.with_stack else 0)
+        key = _cuda_time(averages) if cuda else "self_cpu_time_total"
+        tables.append(f"{number}\n{averages.table(sort_by=key, row_limit=TABLE_ROWS)}\n")
         time.sleep(0.002)  # a file is named by its time in milliseconds: two cycles must not have the same
 
     load = ForeignLoad()
@@ -88,18 +90,6 @@ def profile(
 def tables_file(folder: Path) -> Path:
     """Return the path of the file with the operator tables (key_averages) of every cycle."""
     return folder / f"{folder.name}.txt"
-
-
-def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
-    """Return the operator table (key_averages) of the cycle that just ended, sorted by time on the device.
-
-    It has TABLE_ROWS rows: those of labels (``record_function``), which take no time of their own, come last.
-    """
-    averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if with_stack else 0)
-    rendered: str = averages.table(
-        sort_by=_cuda_time(averages) if cuda else "self_cpu_time_total", row_limit=TABLE_ROWS
-    )
-    return rendered
 
 
 def _cuda_time(averages: Sequence[Any]) -> str:

@@ -47,7 +47,7 @@ def approximation_gap(context) -> Optional[float]:
     adapter.settings = replace(context.settings, amp=None)
     layout, double = layouts.of(adapter), replace(context, settings=adapter.settings, dtype=torch.float64)
     model, gaps = layout.model(context.device, torch.float64), []
-    every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.shapes(batch)) if U > 0]
+    every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.all_batches[batch]) if U > 0]
     for batch, n in every[:: math.ceil(len(every) / GAP_UTTERANCES) or 1]:
         alone = small_batches.utterance(double.make_batch(batch), n)
         prepared = adapter.prepare(alone)

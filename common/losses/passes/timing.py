@@ -56,12 +56,6 @@ class Taken:
     loss: float
     ranges: Optional[torch.Tensor]
 
-    @classmethod
-    def of(cls, step: LossStep, repeat: int) -> Taken:
-        """Return the record of a step that has run."""
-        assert step.answer is not None
-        return cls(repeat, float(step.answer), getattr(step.prepared, "ranges", None))
-
 
 @dataclass
 class Last:
@@ -216,7 +210,8 @@ class OfScope:
         step = self.context.step(self.scope, batch, numbers)
         timed = time_step(step, self.clock)
         self.latest.append((batch, step))
-        taken = Taken.of(step, numbers)
+        assert step.answer is not None
+        taken = Taken(numbers, float(step.answer), getattr(step.prepared, "ranges", None))
         if not warmup:
             self.taken[batch] = taken
         of = {"scope": self.scope, "round": self.context.round, "batch": batch, "repeat": repeat, "warmup": warmup}
