@@ -103,7 +103,7 @@ def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
         ('{"record":"run","schema":99}\n', "newer version"),
         ('{"record":"run","name":"x","settings":{"vocab_size":"large"}}\n', r"line 1.*`\$\.vocab_size`"),
         ('{"record":"run","name":"x","machine":{"cores":-2}}\n', r"line 1.*`\$\.machine\.cores`"),
-        ('{"record":' * 10**5 + "\n", "line 1.*in each other"),
+        ('{"record":' * 10**5 + "\n", "line 1.*recursion"),
     ],
 )
 def test_what_is_no_result_file_is_said(tmp_path, text, words):
@@ -186,14 +186,13 @@ def insert(path, index, *lines):
     "line, words",
     [
         ("no record", ""),
-        ('{"record":"run","name":' + "[" * 10**5 + "]" * 10**5 + "}", "in each other"),
-        ('{"record":' * 10**5, "in each other"),
-        ('{"record":"trace","job":"trace","files":[],"profiler":' + "[" * 40 + "]" * 40 + "}", "in each other"),
+        ('{"record":"run","name":' + "[" * 10**5 + "]" * 10**5 + "}", "recursion"),
+        ('{"record":' * 10**5, "recursion"),
         ('{"record":"status","job":["memory"],"status":"ok"}', "`$.job`"),
         ('{"record":"status","job":"memory","status":3}', "`$.status`"),
         ('{"record":"sample","job":"timing-1","scope":"step","round":1,"batch":4,"total_wall_ns":-1}', ""),
     ],
-    ids=["nonsense", "nesting", "cut", "whole but nested", "a list for a text", "a number for a text", "no time"],
+    ids=["nonsense", "nesting", "cut", "a list for a text", "a number for a text", "no time"],
 )
 def test_a_broken_record_costs_itself_and_is_named(line, words, tmp_path):
     for name in ("a", "b"):

@@ -113,7 +113,7 @@ run = Run(pathlib.Path(sys.argv[1]) / "results.jsonl")
 run.add({"record": "run", "name": "k2"})
 status = {"record": "status", "job": "timing-1", "status": "ok", "reason": ""}
 run.add([{"record": "fit", "job": "timing-1", "filler": "x" * int(sys.argv[2])}, status])
-print(run.status, run.failed, run.last_status.reason)
+print(run.last_status.status, run.failed, run.last_status.reason)
 try:
     run.add({"record": "limits", "filler": "x" * 10000})
 except store.NotWritten:

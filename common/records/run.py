@@ -26,8 +26,6 @@ from common.records import schema, store
 from common.records.schema import FirstLine, Header, Line, Record, Status
 from common.system import machine
 
-#: Records of which a job has hundreds: they are in the file alone.
-MANY = (schema.Sample,)
 #: In the folder of a run, or of a sweep, as long as a process measures into it.
 LOCK_NAME = ".measuring.lock"
 Head = TypeVar("Head", bound=FirstLine)
@@ -38,7 +36,7 @@ class Run:
 
     Attributes:
         path: the file.
-        records: its records, without those of MANY.
+        records: its records, without the samples, of which a job has hundreds: they are in the file alone.
         existing: the records that were in the file already.
         claim: the lock of the folder, if it belongs to this run alone.
         failed: whether a job that this process added did not end well.
@@ -46,7 +44,7 @@ class Run:
 
     def __init__(self, path: Path, existing: Sequence[Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
-        self.records = kept(existing)
+        self.records = _without_samples(existing)
         self.unwritten: List[Record] = []
         self.failed = False
 
@@ -69,7 +67,7 @@ class Run:
 
     def _add(self, new: Sequence[Record]) -> None:
         """Raises NotWritten, and ValueError for a record that is not as the schema says."""
-        self.records += kept(map(schema.typed, new))
+        self.records += _without_samples(map(schema.typed, new))
         self.unwritten += new
         store.append(self.path, self.unwritten)
         self.unwritten.clear()
@@ -104,12 +102,6 @@ class Run:
     def last_status(self) -> Status:
         return next(record for record in reversed(self.records) if isinstance(record, Status))
 
-    @property
-    def status(self) -> str:
-        ends = map(store.status_of, store.latest_jobs(self.records).values())
-        statuses = [end.status for end in ends if end] or ["interrupted"]
-        return next((status for status in statuses if status != "ok"), "ok")
-
     def close(self) -> None:
         """Let other processes write into the folder."""
         if self.claim:
@@ -122,9 +114,8 @@ class Run:
             remove(self.path)
 
 
-def kept(lines: Iterable[Line]) -> List[Line]:
-    """Return what a run holds in memory, so that it is bounded by the number of its jobs."""
-    return [line for line in lines if not isinstance(line, MANY)]
+def _without_samples(lines: Iterable[Line]) -> List[Line]:
+    return [line for line in lines if not isinstance(line, schema.Sample)]
 
 
 def remove(path: Path) -> None:
@@ -196,14 +187,6 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def header(name: str, settings: Settings, run_id: str, started: str, extra: Mapping[str, Any]) -> Record:
-    """Return the ``run`` record."""
-    known = find(name)
-    row = {"name": name, "suffix": settings.suffix, "package": known.package, "kind": known.kind, "exact": known.exact}
-    run = {"settings": settings.to_json(), "command": sys.argv, "started": started, **extra}
-    return {"record": "run", "schema": schema.SCHEMA, "run_id": run_id, **row, **run}
-
-
 def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head, Path]]:
     """Return the first line and the path of each file of this name under `log_dir`, the newest last; warn of files that
     cannot be read, which do not block --resume."""
@@ -215,15 +198,16 @@ def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head,
     return sorted(here, key=lambda one: one[0].started)
 
 
-def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, cell: Record) -> Dict[str, Path]:
-    """Return the files of the newest run under `log_dir` with the same settings, by implementation; {} if there is
-    none.  cell: its values in a sweep."""
+def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, cell: Record) -> List[Tuple[Header, Path]]:
+    """Return the files of the newest run under `log_dir` with the same settings; [] if there is none.  cell: its values
+    in a sweep."""
     wanted = read_back(settings.to_json())
-    runs: Dict[str, Dict[str, Path]] = {}
-    for head, path in earlier(log_dir, schema.FILE_NAME, Header):
-        if head.name in names and head.settings == wanted and head.values == cell:
-            runs.setdefault(head.run_id, {})[head.name] = path
-    return list(runs.values())[-1] if runs else {}
+    fitting = [
+        (head, path)
+        for head, path in earlier(log_dir, schema.FILE_NAME, Header)
+        if head.name in names and head.settings == wanted and head.values == cell
+    ]
+    return [(head, path) for head, path in fitting if head.run_id == fitting[-1][0].run_id]
 
 
 @contextmanager
@@ -244,11 +228,16 @@ def open_runs(
 
     Raises UserError when there is nothing to resume, or when another process is measuring it.
     """
-    extra = extra or {}
-    paths = _resumable(names, settings, log_dir, extra.get("values", {})) if resume else {}
-    if resume and not (paths or or_anew):
+    extra = {**origin(), **(extra or {})}
+    heads = _resumable(names, settings, log_dir, extra.get("values", {})) if resume else []
+    if resume and not (heads or or_anew):
         raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
-    run_id, started, shared = _shared_keys(next(iter(paths.values()), None), extra)
+    run = {"run_id": uuid.uuid4().hex[:12], "settings": settings.to_json(), "command": sys.argv, "started": now()}
+    if heads:
+        run.update(run_id=heads[0][0].run_id, started=heads[0][0].started)
+        limit = heads[0][0].memory_limit
+        extra.update({"memory_limit": schema.as_written(limit)} if limit else {})
+    paths = {head.name: path for head, path in heads}
     opened: Dict[str, Run] = {}
     try:
         for name in names:
@@ -256,9 +245,12 @@ def open_runs(
                 with claim_again(paths[name]) as claim:
                     opened[name] = Run(paths[name], store.read_run(paths[name])[1], claim)
             else:
-                claim = claim_folder(log_dir, f"{find(name).folder}-{settings.suffix}")
+                known = find(name)
+                claim = claim_folder(log_dir, f"{known.folder}-{settings.suffix}")
                 opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)
-                opened[name].add(header(name, settings, run_id, started, shared))
+                row = {"package": known.package, "kind": known.kind, "exact": known.exact, "suffix": settings.suffix}
+                head = {"record": "run", "schema": schema.SCHEMA, "name": name}
+                opened[name].add({**head, **row, **run, **extra})
         yield opened
     except UserError:  # a mistake, or no room for a first line
         for run in opened.values():
@@ -267,14 +259,3 @@ def open_runs(
     finally:
         for run in opened.values():
             run.close()
-
-
-def _shared_keys(resumed: Optional[Path], extra: Mapping[str, Any]) -> Tuple[str, str, Record]:
-    """Return run_id, started and the `extra` keys of the ``run`` records, or those of the file `resumed`."""
-    if resumed is None:
-        return uuid.uuid4().hex[:12], now(), {**origin(), **extra}
-    head = store.first(resumed)
-    kept = {key: schema.as_written(value) for key in extra if (value := getattr(head, key, None)) is not None}
-    if not isinstance(head, Header) or kept.keys() != extra.keys():
-        raise UserError(f"{resumed}: its first line is not as this suite writes it; leave out --resume to start anew")
-    return head.run_id, head.started, {**origin(), **kept}

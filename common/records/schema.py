@@ -17,7 +17,6 @@ kinds and fields, is ignored.  The types are checked when a file is read, so no 
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, get_args, get_type_hints
 
 from common.core import flag_types
@@ -30,7 +29,6 @@ import msgspec  # noqa: E402
 from msgspec import Meta, Struct, field  # noqa: E402
 
 SCHEMA = 1
-DEEPEST = 32  # lists and objects in each other, of a record: what reads and writes them recurs
 FILE_NAME = "results.jsonl"
 TOOL_FILE_NAME = "tool.jsonl"
 
@@ -685,7 +683,6 @@ KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind i
 PARTS = [kind for kind in _TYPES if not issubclass(kind, Line)]
 Kind: Any = Union[tuple(KINDS.values())]
 _DECODER = msgspec.json.Decoder(Kind)
-_STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 
 
 class _Head(Struct):
@@ -696,10 +693,8 @@ class _Head(Struct):
 def decoded(line: bytes) -> Optional[Line]:
     """Return the record on a line of a file, None for a kind that only newer versions know.
 
-    Raises ValueError, which says what is wrong with which field.
+    Raises ValueError, which says what is wrong with which field, and RecursionError.
     """
-    if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(line) > DEEPEST:
-        raise ValueError(f"more than {DEEPEST} lists and objects in each other")
     try:
         record: Line = _DECODER.decode(line)
     except msgspec.ValidationError:
@@ -709,15 +704,6 @@ def decoded(line: bytes) -> Optional[Line]:
     except msgspec.DecodeError:  # json takes more: half of a surrogate pair in a path on a command line, infinity
         record = typed(json.loads(line))
     return record
-
-
-def _depth(line: bytes) -> int:
-    """Return how deep the lists and objects of a JSON text are in each other."""
-    deepest = depth = 0
-    for match in _STRUCTURE.finditer(line):
-        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(match[0], 0)  # 0: a text
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def typed(content: Any, kind: Any = Kind) -> Any:

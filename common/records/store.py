@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
 from common.core.files import cannot_write, open_file, read_bytes
@@ -27,7 +27,6 @@ from common.records.schema import (
 )
 
 ANEW = "delete the folder and run again"
-MOST_LINES = 5  # that a warning numbers
 #: Bytes of the first line that are read where nothing else of a file is.
 LONGEST_LINE = 2**24
 
@@ -36,19 +35,17 @@ class NotWritten(UserError):
     """Records could not be brought to disk; the file is as it was before."""
 
 
-def _line(record: Record) -> bytes:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
 def append(path: Path, new: Iterable[Record]) -> None:
     """Add `new` at the end of the file `path`, made where it is missing.  Raises NotWritten where the disk does not
     take all of it; then the file is as it was before."""
-    added = b"".join(map(_line, new))
+    lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in new]
+    added = "".join(f"{line}\n" for line in lines).encode()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with open(descriptor, "r+b", buffering=0) as stream:  # a buffer would be written again when the file is closed
             before = stream.seek(0, os.SEEK_END)
-            left = _end_of_line(stream, before) + added
+            stream.seek(max(before - 1, 0))  # an addition that could not be undone costs no line but its own
+            left = added if stream.read(1) in (b"", b"\n") else b"\n" + added
             try:
                 while left:
                     left = left[stream.write(left) :]
@@ -58,15 +55,6 @@ def append(path: Path, new: Iterable[Record]) -> None:
                 raise
     except OSError as error:
         raise NotWritten(cannot_write(path, error, "free some space and go on with --resume")) from error
-
-
-def _end_of_line(stream: BinaryIO, size: int) -> bytes:
-    """Return the newline that ends what is left of an addition that could not be undone, so that it costs no line but
-    its own."""
-    if not size:
-        return b""
-    stream.seek(size - 1)
-    return b"" if stream.read(1) == b"\n" else b"\n"
 
 
 def mend(path: Path) -> None:
@@ -98,16 +86,13 @@ def files_named(name: str, path: Path) -> List[Path]:
     return sorted(Path(folder) / name for folder, _, names in os.walk(path) if name in names)
 
 
-def _file(path: Path) -> Path:
-    """Return the results.jsonl at `path` or in it."""
-    return path / FILE_NAME if path.is_dir() else path
-
-
 def read(path: Path) -> List[Line]:
-    """Records of a results.jsonl, in file order.  What is no record is left out, with one warning for
-    the file; a last line cut short (a killed writer) is, without.  Raises UserError for a file that does not begin with
-    a record, and for one that a newer version of this suite wrote."""
-    path = _file(path)
+    """Return the records of a results.jsonl, or of the folder that holds it, in file order.
+
+    What is no record is left out, with one warning for the file; a last line cut short (a killed writer) is, without.
+    Raises UserError for a file that does not begin with a record, and for one that a newer version of this suite wrote.
+    """
+    path = path / FILE_NAME if path.is_dir() else path
     try:
         return _records(path)
     except OSError as error:
@@ -128,7 +113,7 @@ def _records(path: Path) -> List[Line]:
     for number, line in enumerate(lines, start=1):
         try:
             record = schema.decoded(line) if line.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             broken[number] = clipped(str(error))
             continue
         if record is not None:
@@ -138,10 +123,7 @@ def _records(path: Path) -> List[Line]:
         raise UserError(f"{path}, line 1: not a record of this suite ({broken[1]}); {ANEW}")
     if broken:
         (number, reason), *others = broken.items()
-        listed = ", ".join(str(number) for number, _ in others[:MOST_LINES]) + (
-            ", ..." if len(others) > MOST_LINES else ""
-        )
-        rest = f"; likewise {len(others)} more: {listed}" if others else ""
+        rest = f"; likewise {len(others)} more" if others else ""
         warn(f"{path}, line {number}: not a record of this suite ({reason}), left out{rest}")
     return records
 
@@ -156,7 +138,7 @@ def read_run(path: Path) -> Tuple[Header, List[Line]]:
     """Return the header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
     records = read(path)
     if not records or not isinstance(records[0], Header):
-        raise UserError(f"{_file(path)}: does not begin with a run record; {ANEW}")
+        raise UserError(f"{path}: does not begin with a run record; {ANEW}")
     return records[0], records
 
 
@@ -165,7 +147,7 @@ def first(path: Path) -> Optional[FirstLine]:
     try:
         with open_file(path) as stream:
             record = schema.decoded(stream.readline(LONGEST_LINE))
-    except (OSError, ValueError, MemoryError):
+    except (OSError, ValueError, MemoryError, RecursionError):
         return None
     return record if isinstance(record, FirstLine) else None
 
