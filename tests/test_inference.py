@@ -17,7 +17,7 @@ import torch
 from commands import ROOT, SHARED, assert_user_error, run
 from fixtures_model_runs import InProcess, cell, command, write_inference
 
-from common.core.errors import NotRunnable, UserError
+from common.core.errors import UserError
 from common.records.schema import as_written
 from common.tools.inference import command as cli
 from common.tools.inference import measure, recognisers, rows
@@ -385,10 +385,10 @@ def test_a_model_of_speechbrain_is_that_of_its_folder(tmp_path, monkeypatch):
     for folder in (source, elsewhere):
         folder.mkdir()
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(NotRunnable, match="hyperparams.yaml"):
+    with pytest.raises(UserError, match="hyperparams.yaml"):
         made("SNREstimator", source)
     (source / "hyperparams.yaml").write_text(ESTIMATION)
-    with pytest.raises(NotRunnable, match="model.ckpt"):
+    with pytest.raises(UserError, match="model.ckpt"):
         made("SNREstimator", source)
     torch.save(load_hyperpyyaml(ESTIMATION)["model"].state_dict(), source / "model.ckpt")
     model = made("SNREstimator", source)
@@ -446,7 +446,7 @@ def test_a_bundle_of_wav2vec2(cached):
     with pytest.raises(UserError, match="TINY: cannot be made"):
         made("torchaudio", "TINY")
     path.unlink()
-    with pytest.raises(NotRunnable, match=str(path.parents[1])):
+    with pytest.raises(UserError, match=str(path.parents[1])):
         made("torchaudio", "TINY")
 
 
@@ -489,7 +489,7 @@ def test_what_is_no_model():
             made("torchaudio", source)
     with pytest.raises(UserError, match="EncoderDecoderASR"):
         made("EncoderDecoder", "x")
-    with pytest.raises(NotRunnable, match="transformers"):
+    with pytest.raises(UserError, match="transformers"):
         made("transformers", "facebook/wav2vec2-base-960h")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from common.analysis.metrics import Metric, metric
 from common.core.errors import UserError
@@ -116,16 +116,16 @@ def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> 
 
     A file that cannot be read has an answer that says so."""
     files = dict.fromkeys(file for path in map(Path, paths) for file in files_named(schema.TOOL_FILE_NAME, path))
-    heads = {file: store.first(file) for file in files}
-    newest: Dict[str, Path] = {}
-    for file, head in heads.items():
+    newest: Dict[str, Tuple[str, Path]] = {}
+    for file in files:
+        head = store.first(file)
         if isinstance(head, ToolHeader) and head.tool == tool:
             key = repr((head.name, head.config, head.settings, head.machine))
-            known = heads.get(newest.get(key, file))
-            newest[key] = file if known is None or known.started <= head.started else newest[key]
+            if newest.get(key, ("", file))[0] <= head.started:
+                newest[key] = head.started, file
         elif head is None and file.parent.name.startswith(f"{tool}-"):
-            newest[str(file)] = file
-    for file in newest.values():
+            newest[str(file)] = "", file
+    for _, file in newest.values():
         try:
             yield answer(read(file))
         except (UserError, ValueError, LookupError) as error:

@@ -9,6 +9,7 @@ a line for each reason, if
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -24,7 +25,6 @@ from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
 from common.core.files import another, cannot_write, make_folder, not_a_folder
 from common.core.text import plain
 from common.records import schema, store
-from common.setup import interpreters
 
 NAME = "rnnt-bench submit"
 #: Fields whose texts are kept, where they look like WORDS; numbers are kept everywhere, other texts nowhere.
@@ -35,8 +35,8 @@ ALLOWED = frozenset(
     differing reached_by_padding overwritten""".split()
 )
 WORDS = re.compile(r"[\w .,:;()+@%=<>-]{0,120}")
-#: Kinds of records that results hold, but for the profiler's.
-KINDS = ("environment", "correctness", "sample", "stop", "memory", "limits", "probe", "fit", "status")
+#: Kinds of records that results hold, but for those of traces.
+KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "probe", "fit", "status")
 #: Files that a user's run may name in its settings.
 SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
 
@@ -57,13 +57,12 @@ def kept(value: Any, field: str) -> Any:
 def records(folder: Path) -> Iterator[Dict[str, Any]]:
     """Yield the records of a run as they may be sent.  Raises UserError."""
     header, lines = store.read_run(folder)
-    for line in [header, *lines]:
-        written = schema.as_written(line)
-        if line is header or (written["record"] in KINDS and "trace" not in (written.get("pass"), written.get("job"))):
-            record = kept(written, "")
-            if line is header:
-                shapes = header.settings.get("shape_file")
-                record["settings"]["shape_file"] = shapes if shapes in SUITES_OWN else "own"
+    for line in (header, *lines):
+        record = kept(schema.as_written(line), "")
+        if line is header:
+            shapes = header.settings.get("shape_file")
+            record["settings"]["shape_file"] = shapes if shapes in SUITES_OWN else "own"
+        if record["record"] in KINDS and "trace" not in (record.get("pass"), record.get("job")):
             yield record
 
 
@@ -72,18 +71,14 @@ def keep(rows: Sequence[Row], folder: Path) -> None:
     known = {row.name for row in implementations.with_variants()}
     make_folder(folder.parent, another("--into", "folder"))
     folder.mkdir()
-    written = set()
-    for row in rows:
-        of_row = row.folder
-        file = of_row / schema.FILE_NAME
-        linked = of_row.is_symlink() or file.is_symlink() or not file.is_file()
-        if row.unreadable or linked or of_row in written or row.name.partition("@")[0] not in known:
-            continue
-        written.add(of_row)
-        below = folder / f"{len(written):03d}-{row.header.name.replace(':', '-').replace('@', '-at-')}"
-        below.mkdir()
-        with open(below / schema.FILE_NAME, "x", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records(of_row))
+    names = {row.folder: row.header.name for row in rows if not row.unreadable}
+    for number, (run, name) in enumerate(names.items(), 1):
+        file = run / schema.FILE_NAME
+        if file.is_file() and not (run.is_symlink() or file.is_symlink()) and name.partition("@")[0] in known:
+            below = folder / f"{number:03d}-{name.replace(':', '-').replace('@', '-at-')}"
+            below.mkdir()
+            with open(below / schema.FILE_NAME, "x", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records(run))
 
 
 def folder_name(rows: Sequence[Row]) -> str:
@@ -131,23 +126,6 @@ def problems(folder: Path) -> Iterator[str]:
             yield f"is of {len(values)} {what}, {', '.join(map(plain, sorted(values)))}: make a folder of each"
 
 
-def submit(log: Path, into: Path, name: Optional[str]) -> int:
-    """Write the runs of a log folder anew into a folder of `into` and check that; return an exit code.  Raises
-    UserError."""
-    rows = rows_of(log)
-    if not rows:
-        raise UserError(f"{log}: holds no runs; name the log folder of `make bench`")
-    folder = into / (name or folder_name(rows))
-    if os.path.lexists(folder):
-        raise UserError(f"{folder}: is there already; remove it, or name another with --name")
-    try:
-        keep(rows, folder)
-    except OSError as error:
-        raise UserError(cannot_write(folder, error, another("--into", "folder"))) from error
-    print(folder)
-    return check([folder])
-
-
 def check(folders: Sequence[Path]) -> int:
     """Print what is wrong with folders of results, a line each; return an exit code."""
     lines = [f"{folder}: {problem}" for folder in folders for problem in dict.fromkeys(problems(folder))]
@@ -168,19 +146,28 @@ def main(arguments: Optional[List[str]] = None) -> int:
         "--into", type=Path, default=Path("results"), metavar="FOLDER", help="Folder to write into. Default: results"
     )
     parser.add_argument("--name", help="Name of the new folder. Default: the day and the device")
-    options = parser.parse_args(arguments)
+    return guarded(NAME, lambda: submitted(parser.parse_args(arguments)))
 
-    def run() -> int:
-        if interpreters.lacks("msgspec"):  # with which records are read
-            interpreters.continue_in("main")
-        for folder in options.folders:
-            reason = not_a_folder(folder)
-            if reason:
-                raise UserError(f"{folder}: {reason}; name a folder with runs")
-        if options.check:
-            return check(options.folders)
-        if len(options.folders) > 1:
-            raise UserError("name one log folder; several are taken with --check alone")
-        return submit(options.folders[0], options.into, options.name)
 
-    return guarded(NAME, run)
+def submitted(options: argparse.Namespace) -> int:
+    """Make a folder or check some, as the flags say; return an exit code.  Raises UserError."""
+    for folder in options.folders:
+        reason = not_a_folder(folder)
+        if reason:
+            raise UserError(f"{folder}: {reason}; name a folder with runs")
+    if options.check:
+        return check(options.folders)
+    if len(options.folders) > 1:
+        raise UserError("name one log folder; several are taken with --check alone")
+    rows = rows_of(options.folders[0])
+    if not rows:
+        raise UserError(f"{options.folders[0]}: holds no runs; name the log folder of `make bench`")
+    folder = options.into / (options.name or folder_name(rows))
+    if os.path.lexists(folder):
+        raise UserError(f"{folder}: is there already; remove it, or name another with --name")
+    try:
+        keep(rows, folder)
+    except OSError as error:
+        raise UserError(cannot_write(folder, error, another("--into", "folder"))) from error
+    print(folder)
+    return check([folder])

@@ -1,13 +1,12 @@
 """Loads the models that can be profiled behind one interface, waves (N, samples) in and any outputs, and their audio.
 
 A `type` of the configuration is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a
-pipeline) or a class of SpeechBrain.  What is not installed, and weights that are not here, are NotRunnable "missing".
+pipeline) or a class of SpeechBrain.  What is not installed, and weights that are not here, are UserErrors.
 Audio is a file, one channel at the model's rate, or noise.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional
 import torch
 from torch import nn
 
-from common.core.errors import NotRunnable, UserError
+from common.core.errors import UserError
 from common.core.files import not_a_file
 from common.core.text import closest, reason_of
 from common.system.memory import is_out_of_memory
@@ -86,7 +85,7 @@ def plain(module: nn.Module) -> Wrapped:
 
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError and NotRunnable."""
+    """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError."""
     kind, source, arguments = model["type"], model["source"], model.get("arguments") or {}
     if kind == "factory":
         module = loading.load(source, arguments, str(device))
@@ -102,7 +101,7 @@ def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
 def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return a bundle of torchaudio.pipelines by its name, "WAV2VEC2_ASR_BASE_960H".  arguments: ``beam_width`` of a
     transducer."""
-    pipelines = _imported("torchaudio.pipelines", "torchaudio")
+    pipelines = loading.module("torchaudio.pipelines")
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
         known = [name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")]
@@ -132,7 +131,7 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
 
 def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it, ``task`` among them."""
-    transformers = _imported("transformers", "transformers")
+    transformers = loading.module("transformers")
     given = {"task": "automatic-speech-recognition", **arguments}
     with _making(source, "no model that transformers has here"):
         made = transformers.pipeline(model=source, device=device, **given)
@@ -153,7 +152,7 @@ def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: tor
     The folder's hyperparams.yaml is SpeechBrain's own format, which names classes to make: it is code, as the model is.
     """
     name, method = INTERFACES[kind]
-    module = _imported(f"speechbrain.inference.{name}", "speechbrain")
+    module = loading.module(f"speechbrain.inference.{name}")
     given = {**arguments, "run_opts": {"device": str(device), **(arguments.get("run_opts") or {})}}
     with _making(source, "SpeechBrain has no such model here"):
         made = getattr(module, kind).from_hparams(source=source, **given)
@@ -175,30 +174,20 @@ def _argument(label: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optiona
     return waves if re.fullmatch(r"wavs\d?|mix|noisy", label) else None
 
 
-def _imported(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # it is not there, or a release does not fit the others
-        words = f"{package} is not installed here, or does not import ({reason_of(error)}): pip install {package}"
-        raise NotRunnable("missing", words) from None
-
-
 @contextmanager
 def _making(source: str, missing: str) -> Iterator[None]:
-    """Turn errors of a package that makes a model of `source` in the block into NotRunnable or UserError.
+    """Turn errors of a package that makes a model of `source` in the block into UserError.
 
     missing: advice for a file that is not there or cannot be fetched.
     """
     try:
         yield
-    except (MemoryError, NotRunnable, UserError):
-        raise
-    except (OSError, ValueError) as error:  # a name that no hub can have is a ValueError
-        raise NotRunnable("missing", f"{source}: {missing} ({reason_of(error)})") from None
     except Exception as error:
-        if is_out_of_memory(error):
+        if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        raise UserError(f"{source}: cannot be made: {reason_of(error)}") from error
+        # a name that no hub can have is a ValueError
+        words = missing if isinstance(error, (OSError, ValueError)) else "cannot be made"
+        raise UserError(f"{source}: {words} ({reason_of(error)})") from error
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:

@@ -23,7 +23,6 @@ from torch.profiler import record_function
 from common.core import implementations
 from common.core.errors import NotRunnable, OutOfMemory, UserError
 from common.core.files import ROOT
-from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import first_line
 from common.data import batching, shapes
@@ -110,7 +109,7 @@ class Profiling:
 
     def __init__(self, choice: records.Choice, settings: Settings):
         self.choice, self.settings = choice, settings
-        row = find(choice.loss)
+        row = implementations.find(choice.loss)
         try:
             self.device = set_up_torch(settings)
             if self.device.type == "cpu" and settings.allocator == "reuse":
@@ -238,7 +237,7 @@ class Profiling:
                 place.macs += (end.macs - begin.macs) / len(self.inputs)
                 place.flops += (end.flops - begin.flops) / len(self.inputs)
         return records.Measured(
-            parameters=transducer.parameters(self.model),
+            parameters={"model": sum(parameter.numel() for parameter in self.model.parameters())},
             batches=[inputs.described for inputs in self.inputs],
             macs=total.macs / len(self.inputs),
             flops=total.flops / len(self.inputs),

@@ -136,7 +136,7 @@ class Measured(Taken, kw_only=True):
     """A batch size that was profiled.
 
     Attributes:
-        parameters: number of parameters by part of the model
+        parameters: of the "model", their number
         batches: taken in turn
         bare_ns: times of steps without labels
         foreign_cpu, flags: the load beside the steps

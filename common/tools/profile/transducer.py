@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -51,11 +51,6 @@ class Encoder(nn.Module):
             ) from error
         self.embed = Embed(of)
         self.conformer = Conformer(of.encoder_dim, of.heads, of.feed_forward, of.layers, of.kernel, dropout=of.dropout)
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        """Return the layers of the Conformer."""
-        return self.conformer.conformer_layers
 
     def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and lengths (N,)."""
@@ -154,7 +149,7 @@ class Transducer(nn.Module):
     Args:
         of: sizes of the projections, and of the parts that are not given.
         criterion: joiner and loss.
-        encoder: returns (N, T, encoder_dim) and lengths; has `embed` and `layers`.
+        encoder: returns (N, T, encoder_dim) and lengths.
         decoder: returns (N, U+1, decoder_dim).
         linear: makes a projection of (inputs, outputs).
     """
@@ -204,21 +199,3 @@ class Imported(nn.Module):
         real = replace(batch, shapes=shapes, T_lengths=torch.tensor(lengths, dtype=torch.int32, device=first.device))
         packed = self.criterion.layout.take(first, real, prepared)
         return self.criterion.of_logits(packed, real, self.criterion.adapter.prepare(real))
-
-
-def parameters(model: nn.Module) -> Dict[str, int]:
-    """Return how many parameters the model has, and each of the parts of icefall's model."""
-    parts = {"model": model}
-    if isinstance(model, Transducer):
-        encoder: Any = model.encoder
-        criterion = model.criterion
-        joiner = nn.ModuleList([model.encoder_proj, model.decoder_proj, criterion.joiner.layers.output])
-        parts.update(
-            encoder=encoder,
-            embed=encoder.embed,
-            layer=encoder.layers[0],
-            decoder=model.decoder,
-            joiner=joiner,
-            **{f"simple_{name}_proj": layer for name, layer in criterion.projections.items()},
-        )
-    return {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in parts.items()}
