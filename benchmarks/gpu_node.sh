@@ -95,7 +95,7 @@ step first 180 "${bench[@]}" "${exact[@]}" --passes correctness --log-dir "$fold
 step fused-tests 180 "$python" -m pytest -q tests/test_fused_triton.py -k "$tests"
 # 2. Rows that are compiled.
 for extension in warp_rnnt optimized_transducer fast_rnnt; do
-    step "$extension" 240 "$python" -m common.setup.extensions build "$extension" --device "$device"
+    step "$extension" 240 "$python" -m common.setup.extensions "$extension" --device "$device"
 done
 # 3. Corner cases; those that only CUDA has first.
 step corners-cuda 120 "$python" rnnt-bench check "${rows[@]}" --device "$device" --cases many-targets,second-device \

@@ -489,32 +489,27 @@ def toolkit(folder, release):
 @pytest.fixture
 def cuda_of_torch():
     """The CUDA release of this torch; a torch without CUDA says so, and the test ends."""
-    tools = extensions.find("cpu")
-    if not tools.torch_cuda:
+    if not torch.version.cuda:
         with pytest.raises(extensions.NotRunnable, match="has no CUDA"):
-            extensions.find("cuda")
+            extensions.build("fast_rnnt", "cuda")
         pytest.skip("this torch has no CUDA")
-    return tools.torch_cuda
-
-
-def test_cuda_without_what_it_needs(monkeypatch, tmp_path, cuda_of_torch):
-    monkeypatch.setattr(extensions, "_toolkits", lambda _: iter([toolkit(tmp_path / "old", "5.5")]))
-    with pytest.raises(extensions.NotRunnable, match="old is 5.5: set CUDA_HOME to another") as caught:
-        extensions.find("cuda").check(SOURCE_PACKAGES["optimized_transducer"])
-    assert caught.value.status == "unsupported"
+    return torch.version.cuda
 
 
 def test_the_toolkit_of_torchs_cuda_is_taken_among_several(monkeypatch, tmp_path, cuda_of_torch):
     """Among those that the user names, and that of the packages of the index."""
-    fitting = toolkit(tmp_path / "nvidia" / f"cu{cuda_of_torch.partition('.')[0]}", cuda_of_torch)
     monkeypatch.setattr(extensions.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(extensions, "_architectures", lambda: "")
-    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
+    for name in ("TORCH_CUDA_ARCH_LIST", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "named", "5.5")))
-    tools = extensions.find("cuda")
-    assert tools.cuda_home == fitting
-    assert tools.environment()["TORCH_CUDA_ARCH_LIST"] == extensions.ARCHITECTURES
+    if not Path("/usr/local/cuda").exists():
+        with pytest.raises(extensions.NotRunnable, match="install the CUDA toolkit or set CUDA_HOME") as caught:
+            extensions.build("optimized_transducer", "cuda")
+        assert caught.value.status == "unsupported"
+    fitting = toolkit(tmp_path / "nvidia" / f"cu{cuda_of_torch.partition('.')[0]}", cuda_of_torch)
+    variables, _ = extensions.tools(SOURCE_PACKAGES["optimized_transducer"], "cuda")
+    assert variables["CUDA_HOME"] == str(fitting) and variables["TORCH_CUDA_ARCH_LIST"] == extensions.ARCHITECTURES
 
 
 @needs_compiler
@@ -541,12 +536,11 @@ def test_each_item_finds_its_segment(tmp_path):
 def test_packages_compile_for_cuda_without_a_gpu(package, monkeypatch, cuda_of_torch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
     monkeypatch.setenv("MAX_JOBS", "2")  # a compiler of CUDA takes up to 3 GB
-    tools = extensions.find("cuda")
     try:
-        tools.check(SOURCE_PACKAGES[package])
+        extensions.tools(SOURCE_PACKAGES[package], "cuda")
     except extensions.NotRunnable as error:
         pytest.skip(str(error))
-    build = ["-m", "common.setup.extensions", "build", package, "--device", "cuda"]
+    build = ["-m", "common.setup.extensions", package, "--device", "cuda"]
     done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     (library,) = extensions.build(package, "cuda").rglob("*.so")

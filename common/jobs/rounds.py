@@ -143,7 +143,8 @@ class Rounds:
         session, progress = self.session, self.session.progress
         pythons = {name: choice.python for name, choice in session.python_of.items() if choice.python}
         pythons = {name: python for name, python in pythons.items() if not session.run_of[name].failed}
-        name = interpreters.with_newest_torch(pythons) if jobs and not self.no_limits else None
+        wanted = pythons if jobs and not self.no_limits else {}
+        name = max(wanted, key=lambda name: interpreters.torch_version(wanted[name]), default=None)
         if name is None:
             progress.skip(LIMITS)
             return

@@ -6,16 +6,14 @@ for those the losses that tell their torch from main's.  Names: only these envir
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from typing import Iterable, List
+from typing import List
 
 from common.core import implementations
 from common.core.errors import EXIT_OK, guarded
 from common.core.files import ROOT
-from common.setup import environments, extensions
-from common.setup.extensions import SOURCE_PACKAGES
+from common.setup import environments
 
 
 def setup(names: List[str]) -> int:
@@ -23,27 +21,26 @@ def setup(names: List[str]) -> int:
     code = environments.setup(["main"])
     if code != EXIT_OK:
         return code
-    builds = _builds("main", SOURCE_PACKAGES)
+    builds: List[subprocess.Popen[bytes]] = []
+
+    def build(environment: str, *packages: str) -> None:
+        if python := environments.interpreter(environment):
+            command = [str(python), "-m", "common.setup.extensions", *packages]
+            builds.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL))
+
     try:
+        build("main")
         code = environments.setup(names)
         controls = {loss.package for loss in implementations.IMPLEMENTATIONS if loss.control and loss.built}
         for name in set(implementations.environments()).intersection(environments.ENVIRONMENTS) - {"main"}:
-            builds += _builds(name, controls)
-        for build in builds:
-            build.wait()
+            build(name, *controls)
+        for process in builds:
+            process.wait()
         return code
     finally:
-        for build in builds:  # after Ctrl-C; what has ended is left alone
-            build.terminate()
-            build.wait()
-
-
-def _builds(environment: str, packages: Iterable[str]) -> List[subprocess.Popen[bytes]]:
-    """Return processes that compile the packages for an environment; none where it is not there."""
-    python, names = environments.interpreter(environment), list(packages)
-    variables = {"MAX_JOBS": extensions.compilers(len(names)), **os.environ}  # they compile at once
-    command = [str(python), "-m", "common.setup.extensions", "build"]
-    return [subprocess.Popen([*command, name], cwd=ROOT, env=variables) for name in names] if python else []
+        for process in builds:  # after Ctrl-C; what has ended is left alone
+            process.terminate()
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -60,11 +60,6 @@ class Uv:
         extra = () if self._no_index else ("UV_INDEX", "UV_FIND_LINKS")
         self._extra = {name: settings.pop(name) for name in extra if name in settings}
         self._options["env"] = {**settings, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
-        # the cache lies in .venv where uv's own is on another disk: uv can link files only on one disk
-        cache = Path(self.output("cache", "dir").strip())
-        existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        if "UV_CACHE_DIR" not in os.environ and existing.stat().st_dev != UV.stat().st_dev:
-            self._options["env"]["UV_CACHE_DIR"] = str(UV.with_name(".cache"))
 
     def run(self, *arguments: str) -> None:
         """Run ``uv ARGUMENTS``; what it prints goes to the log."""
@@ -81,16 +76,15 @@ class Uv:
         # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would cost seconds more.
         # Elsewhere the first import of a module writes its own: all of them take 18 seconds, and few are ever imported.
         compiled = ("--compile-bytecode",) if sys.dont_write_bytecode else ()
-        options = (*compiled, "--require-hashes", *self._no_index)
-        command = ("pip", "sync", "--python", str(python), *options, str(requirements))
+        command = ("pip", "sync", "--python", str(python), *compiled, "--require-hashes", *self._no_index)
         try:
-            self.run(*command)
+            self.run(*command, str(requirements))
         except subprocess.CalledProcessError:
             if not self._extra:
                 raise
             every = {**self._extra, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
             self._options["env"] = {**every, **self._options["env"]}
-            self.run(*command)
+            self.run(*command, str(requirements))
 
     def find_python(self, versions: Sequence[str]) -> Tuple[str, str]:
         """Return (command, minor version) of a Python with one of `versions`: the running one where it fits, else one

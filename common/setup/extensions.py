@@ -21,21 +21,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
 from common.core.files import ROOT, locked
-from common.core.text import GIB
 from common.system import machine
 from common.system.memory import available_memory
 from common.system.processes import output
-
-PINS = ROOT / "requirements" / "sources.txt"
 
 
 @dataclass(frozen=True)
@@ -48,14 +44,13 @@ class SourcePackage:
     flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
     cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); headers: a folder beside
     this file that its CUDA sources include from; loss(module, logits, length): of logits (1, 1, 2, 2); length: an
-    int64 1 of shape (1,), which is the target, too; without_device: what to do where that does not run."""
+    int64 1 of shape (1,), which is the target, too."""
 
     package: str
     python: str
     module: str
     sources: Tuple[str, ...]
     loss: Callable[[ModuleType, Any, Any], Any]
-    without_device: str
     templates: Tuple[str, ...] = ()
     metadata: str = ""
     flags: Tuple[str, ...] = ("-O3", "-DNDEBUG")  # no -std: torch's headers decide, and torch passes what they need
@@ -91,10 +86,9 @@ class SourcePackage:
 def pinned(package: str) -> Tuple[str, str]:
     """Return the version of `package` and the sha256 of its sdist."""
     pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
-    match = re.search(pattern, PINS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if match is None:
-        raise LookupError(f"{PINS}: no line {package}==VERSION --hash=sha256:HASH")
-    return match[1], match[2]
+    pins = (ROOT / "requirements" / "sources.txt").read_text(encoding="utf-8")
+    ((version, digest),) = re.findall(pattern, pins, flags=re.MULTILINE)
+    return version, digest
 
 
 def _optimized_transducer(module: ModuleType, logits: Any, length: Any) -> Any:
@@ -120,7 +114,6 @@ SOURCE_PACKAGES = {
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),
             headers="headers",  # of the one function of moderngpu that it calls
             loss=_optimized_transducer,
-            without_device="uninstall it, and `make setup` compiles it for CUDA",
         ),
         SourcePackage(
             package="fast_rnnt",
@@ -131,7 +124,6 @@ SOURCE_PACKAGES = {
             cuda_define="-DFT_WITH_CUDA",
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda"),
             loss=lambda module, logits, length: module.rnnt_loss(logits, length.view(1, 1), 0, reduction="sum"),
-            without_device="uninstall it, and `make setup` compiles it for CUDA",
         ),
         SourcePackage(
             package="warp_rnnt",
@@ -144,7 +136,6 @@ SOURCE_PACKAGES = {
             loss=lambda module, logits, length: module.rnnt_loss(
                 logits.log_softmax(-1), length.view(1, 1).int(), length.int(), length.int(), reduction="sum"
             ),
-            without_device="uninstall it, and it is compiled anew when it is measured",
         ),
     )
 }
@@ -154,129 +145,49 @@ SOURCE_PACKAGES = {
 ARCHITECTURES = "8.0;9.0+PTX"
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """The compilers and the torch that a source package is compiled with.
+def tools(source: SourcePackage, device: str) -> Tuple[Dict[str, str], str]:
+    """Return the variables under which torch.utils.cpp_extension compiles `source` for `device` ("cpu" or "cuda"), and
+    a hash of everything that the result depends on.
 
-    Args:
-        device: "cpu" or "cuda".
-        torch: version of torch, with the local part.
-        torch_cuda: its version of CUDA; "" for a torch without.
-        compiler: the command, as torch.utils.cpp_extension finds it.
-        compiler_version: "" if there is no compiler.
-        cuda_home: a toolkit with headers.
-        architectures: as in TORCH_CUDA_ARCH_LIST.
-    """
-
-    device: str
-    torch: str
-    torch_cuda: str
-    compiler: str
-    compiler_version: str
-    cuda_home: Optional[Path] = None
-    nvcc_version: str = ""
-    architectures: str = ""
-
-    def key(self, source: SourcePackage) -> str:
-        """Return a hash of everything that the compiled module depends on."""
-        parts = [sysconfig.get_config_var("SOABI"), repr(replace(self, cuda_home=None)), source.recipe(self.device)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-    def environment(self) -> Dict[str, str]:
-        """Return environment variables under which torch.utils.cpp_extension uses these tools."""
-        variables = {"CXX": self.compiler, "PATH": search_path()}
-        if self.cuda_home:
-            variables["CUDA_HOME"] = str(self.cuda_home)
-        if self.architectures:
-            variables["TORCH_CUDA_ARCH_LIST"] = self.architectures
-        return variables
-
-    def check(self, source: SourcePackage) -> None:
-        """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
-        if self.device not in source.devices:
-            raise NotRunnable("unsupported", f"{source.package} has no {self.device} version")
-        if self.device == "cuda" and (lacking := self.lacking_for_cuda()):
-            raise NotRunnable("unsupported", f"{source.package} on CUDA needs {lacking}")
-        headers = Path(sysconfig.get_path("include"))
-        lacking = ""
-        if not self.compiler_version:
-            lacking = f"a C++ compiler; `{self.compiler}` is none: install gcc and g++ (or set CXX)"
-        elif shutil.which("ninja", path=search_path()) is None:
-            lacking = "ninja: pip install ninja"
-        elif not (headers / "Python.h").exists():
-            lacking = "Python's headers, not in {}: install python{}.{}-dev".format(headers, *sys.version_info)
-        if lacking:
-            raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
-
-    def lacking_for_cuda(self) -> str:
-        """Return what is missing to compile for the CUDA of this torch; "" for nothing."""
-        if self.cuda_home is None:
-            return f"nvcc of CUDA {self.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
-        if not _same_major(self.torch_cuda, self.nvcc_version):
-            wanted = f"nvcc of CUDA {self.torch_cuda.partition('.')[0]}, as torch {self.torch} has"
-            return f"{wanted}, and {self.cuda_home} is {self.nvcc_version}: set CUDA_HOME to another"
-        return ""
-
-
-def find(device: str) -> Toolchain:
-    """Return what would compile for `device`.  Raises NotRunnable: "missing" without torch, "unsupported" for CUDA
-    where torch has none."""
-    spec = importlib.util.find_spec("torch")
+    Raises NotRunnable: "missing" without torch or a compiler, "unsupported" where the package, torch or the machine has
+    no CUDA."""
+    spec, compiler = importlib.util.find_spec("torch"), os.environ.get("CXX", "c++")
+    if device not in source.devices:
+        raise NotRunnable("unsupported", f"{source.package} has no {device} version")
     if spec is None or spec.origin is None:
         raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
     of_torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    compiler = os.environ.get("CXX", "c++")
     version = output([compiler, "--version"]).partition("\n")[0].strip()
-    cuda = of_torch.get("cuda") or ""
-    tools = Toolchain(device, str(of_torch["__version__"]), cuda, compiler, version)
-    if device == "cpu":
-        return tools
-    if not cuda:
-        raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
-    releases = {home: _release(home) for home in _toolkits(cuda)}
-    home = min(releases, key=lambda home: not _same_major(cuda, releases[home]), default=None)
-    architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures() or ARCHITECTURES
-    return replace(tools, cuda_home=home, nvcc_version=releases[home] if home else "", architectures=architectures)
+    if not version:
+        lacking = f"a C++ compiler; `{compiler}` is none: install gcc and g++ (or set CXX)"
+        raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
+    # this Python's own scripts: ninja is there, also when the environment is not activated
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    variables = {"CXX": compiler, "PATH": path}
+    depends = [sysconfig.get_config_var("SOABI"), of_torch["__version__"], version, source.recipe(device)]
+    if device == "cuda":
+        cuda = of_torch.get("cuda")
+        if not cuda:
+            raise NotRunnable("unsupported", f"this torch ({of_torch['__version__']}) has no CUDA")
+        home, release = _toolkit(cuda)
+        architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures() or ARCHITECTURES
+        variables.update(CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=architectures)
+        depends += [release, architectures]
+    return variables, hashlib.sha256("\n".join([*depends, compiler]).encode()).hexdigest()[:12]
 
 
-def for_cuda() -> bool:
-    """Return whether this machine has a GPU's driver, and what compiles for the CUDA of torch."""
-    try:
-        return machine.gpu_may_be_here() and not find("cuda").lacking_for_cuda()
-    except NotRunnable:  # a torch without CUDA
-        return False
-
-
-def meaningful_line(log: str) -> str:
-    """Return the first error in the output of a compilation; without one, the last line.
-
-    A linker says its error before the compiler's "ld returned 1 exit status"."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    of_linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
-    errors = [line for line in lines if re.search(rf"{of_linker}|\b(fatal )?error\b( \w*\d+)?:", line, flags=re.I)]
-    return errors[0] if errors else (lines or ["no output"])[-1]
-
-
-def _toolkits(torch_cuda: str) -> Iterator[Path]:
-    """Yield the CUDA toolkits with nvcc and headers: that which the user named, this Python's own (NVIDIA's packages of
-    the index), then the machine's.  An nvcc on PATH can be a wrapper far from its toolkit."""
-    of_python = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{torch_cuda.partition('.')[0]}")
-    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), of_python, f"/usr/local/cuda-{torch_cuda}"]
-    if nvcc := shutil.which("nvcc"):
-        folders.append(Path(nvcc).resolve().parents[1])
-    for folder in [*folders, "/usr/local/cuda", "/opt/cuda"]:
-        if folder and Path(folder, "bin", "nvcc").exists() and Path(folder, "include", "cuda_runtime.h").exists():
-            yield Path(folder)
-
-
-def _same_major(torch_cuda: str, release: str) -> bool:
-    return release.partition(".")[0] == torch_cuda.partition(".")[0]
-
-
-def _release(cuda_home: Path) -> str:
-    """Return "13.0" of the toolkit's nvcc; "" when it does not say."""
-    match = re.search(r"release (\d+\.\d+)", output([str(cuda_home / "bin" / "nvcc"), "--version"]))
-    return match[1] if match else ""
+def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
+    """Return (folder, release) of a CUDA toolkit with nvcc and headers for the CUDA of torch: the one that the user
+    named, this Python's own (NVIDIA's packages of the index), or the machine's.  Raises NotRunnable."""
+    major = torch_cuda.partition(".")[0]
+    of_python = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{major}")
+    named = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    for folder in map(Path, (*named, of_python, f"/usr/local/cuda-{torch_cuda}", "/usr/local/cuda", "/opt/cuda")):
+        release = re.search(r"release ((\d+)\.\d+)", output([str(folder / "bin" / "nvcc"), "--version"]))
+        if release and release[2] == major and (folder / "include" / "cuda_runtime.h").exists():
+            return folder, release[1]
+    needed = f"nvcc of CUDA {major}, as this torch has: install the CUDA toolkit or set CUDA_HOME"
+    raise NotRunnable("unsupported", f"to compile for CUDA needs {needed}")
 
 
 def _architectures() -> str:
@@ -285,15 +196,14 @@ def _architectures() -> str:
     return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
 
 
-def compilers(packages: int = 1) -> str:
-    """Return how many compilers may run for each of `packages` at once: the CPUs, 2 GB of free memory each."""
-    fit = (available_memory() or 4 * GIB) // (2 * GIB)
-    return str(max(1, min(os.cpu_count() or 1, fit) // max(1, packages)))
+def meaningful_line(log: str) -> str:
+    """Return the first error in the output of a compilation; without one, the last line.
 
-
-def search_path() -> str:
-    """Return PATH with this Python's own scripts: ninja is there, also when the environment is not activated."""
-    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    A linker says its error before the compiler's "ld returned 1 exit status"."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no output"]
+    of_linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
+    errors = (line for line in lines if re.search(rf"{of_linker}|\b(fatal )?error\b( \w*\d+)?:", line, flags=re.I))
+    return next(errors, lines[-1])
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" / "losses"
@@ -332,7 +242,7 @@ def load(package: str, device: str) -> ModuleType:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
         line = str(error).strip().partition("\n")[0]
         installed = CACHE.resolve() not in Path(str(module.__file__)).resolve().parents
-        advice = f"; {source.without_device}" if installed else ""
+        advice = "; uninstall it, and it is compiled anew when it is measured" if installed else ""
         raise NotRunnable("unsupported", f"{module.__file__} does not run on {device}: {line}{advice}") from error
     return module
 
@@ -341,42 +251,44 @@ def build(package: str, device: str) -> Path:
     """Return the folder with `package` and its compiled module for this Python and torch, compiled first when it is not
     there. Raises NotRunnable like `load`."""
     source = SOURCE_PACKAGES[package]
-    tools = find(device)
-    folder = CACHE / f"{package}-{pinned(package)[0]}-{device}-{tools.key(source)}"
-    if folder.exists():
-        return folder
-    tools.check(source)
+    variables, key = tools(source, device)
+    folder = CACHE / f"{package}-{pinned(package)[0]}-{device}-{key}"
     waiting = f"{package}: another process is compiling it; waiting for that to end"
     try:
-        with locked(CACHE / f"{folder.name}.lock", lambda: say(waiting)) as lock:
-            if not folder.exists():
-                _compile(source, tools, folder, lock)
+        if not folder.exists():
+            with locked(CACHE / f"{folder.name}.lock", lambda: say(waiting)) as lock:
+                if not folder.exists():
+                    _compile(source, device, variables, folder, lock)
     except OSError as error:
         advice = f"make room in {CACHE} or make it writable"
         raise NotRunnable("missing", f"{package} cannot be compiled: {error}; {advice}") from error
     return folder
 
 
-def _compile(source: SourcePackage, tools: Toolchain, folder: Path, lock: int) -> None:
+def _compile(source: SourcePackage, device: str, variables: Dict[str, str], folder: Path, lock: int) -> None:
     """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
     partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed build: torch would wait for the lock file in it
     (partial / "sdist").mkdir(parents=True)
-    with tarfile.open(_fetch(source.package)) as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(partial / "sdist", filter="data")
-        else:  # Python before 3.9.17, 3.10.12 and 3.11.4
-            archive.extractall(partial / "sdist")
+    shutil.unpack_archive(_fetch(source.package), partial / "sdist")
     (unpacked,) = (partial / "sdist").iterdir()
-    say(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
+    say(f"{source.package}: compiling for {device} with {variables['CXX']}, about a minute")
     # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
     # this process is to load from the final folder.
     code = "import sys; from common.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, source.package, unpacked, partial, tools.device]
-    environment = {"MAX_JOBS": compilers(), **os.environ, **tools.environment()}
-    quiet = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    command = [sys.executable, "-c", code, source.package, str(unpacked), str(partial), device]
+    fit = (available_memory() or 2**32) >> 31  # compilers, with 2 GB of free memory each
+    environment = {"MAX_JOBS": str(max(1, min(os.cpu_count() or 1, fit))), **os.environ, **variables}
     with log.open("w", encoding="utf-8") as stream:
-        done = subprocess.run(command, env=environment, stdout=stream, pass_fds=(lock,), **quiet)  # type: ignore[call-overload]
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lock,),
+        )
     if done.returncode != 0:
         error = meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
         raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
@@ -407,7 +319,8 @@ def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
     objects.mkdir()
     on_cuda = device == "cuda"
     define = [source.cuda_define] if on_cuda and source.cuda_define else []
-    sources = _files(sdist, (*source.sources, *(source.cuda_sources if on_cuda else ())))
+    patterns = (*source.sources, *(source.cuda_sources if on_cuda else ()))
+    sources = [str(file) for pattern in patterns for file in sorted(sdist.glob(pattern))]
     if not on_cuda:  # the C++ compiler takes no .cu
         sources = [shutil.copy(path, f"{path[:-2]}cc") if path.endswith(".cu") else path for path in sources]
     cpp_extension.load(
@@ -434,14 +347,6 @@ def _runtime_library(folder: Path) -> List[str]:
         return []
     (folder / "libcudart.so").symlink_to(versioned[-1])
     return [f"-L{folder}"]
-
-
-def _files(folder: Path, patterns: Sequence[str]) -> List[str]:
-    """Return the sorted matches of all patterns, each of which must match a file."""
-    files = [sorted(map(str, folder.glob(pattern))) for pattern in patterns]
-    if not all(files):
-        raise FileNotFoundError(f"{folder}: a pattern without a file among {patterns}")
-    return sum(files, [])
 
 
 def _fetch(package: str) -> Path:
@@ -480,37 +385,32 @@ def _fetch(package: str) -> Path:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m common.setup.extensions",
-        description="build: compile source packages for this Python, unless they are compiled or installed already. "
-        "The exit code is 1 when one cannot be compiled. path: print the folder of one, for PYTHONPATH.",
+        description="Compile source packages for this Python, unless they are compiled or installed already, and print "
+        "their folders, for PYTHONPATH. The exit code is 1 when one cannot be compiled.",
     )
-    parser.add_argument("command", choices=["build", "path"], help="What to do.")
-    parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="Package. Default: all, with build")
-    where = "Device. Default: cpu, and with build cuda too where there are a GPU driver and nvcc"
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="Default: all")
+    where = "Device. Default: cpu, and cuda too where there is a GPU's driver"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=where)
     parsed = parser.parse_args(arguments)
-    if parsed.command == "path" and parsed.package is None:
-        parser.error("path needs a package")
-    packages = [parsed.package] if parsed.package else [*SOURCE_PACKAGES]
-    return guarded("extensions", lambda: _main(parsed.command, packages, parsed.device))
+    if wrong := [name for name in parsed.packages if name not in SOURCE_PACKAGES]:
+        parser.error(f"no source package is named {wrong[0]}; there are {', '.join(SOURCE_PACKAGES)}")
+    return guarded("extensions", lambda: _main(parsed.packages or [*SOURCE_PACKAGES], parsed.device))
 
 
-def _main(command: str, packages: List[str], device: Optional[str]) -> int:
+def _main(packages: List[str], device: Optional[str]) -> int:
     code = EXIT_OK
-    devices = ["cpu", "cuda"] if command == "build" and not device and for_cuda() else [device or "cpu"]
+    here = ["cpu", "cuda"] if machine.gpu_may_be_here() else ["cpu"]
     for package in packages:
         installed = importlib.util.find_spec(package)  # used as it is
-        of_package = devices if device else set(devices).intersection(SOURCE_PACKAGES[package].devices)
-        for each in [] if installed else sorted(of_package):
+        if installed:
+            print(Path(str(installed.origin)).parents[1])
+            continue
+        for each in [device] if device else [each for each in here if each in SOURCE_PACKAGES[package].devices]:
             try:
-                folder = build(package, each)
+                print(build(package, each))
             except NotRunnable as error:
                 say(f"{package} on {each}: left out: {error}")
                 code = EXIT_FAILED
-            else:
-                if command == "path":
-                    print(folder)
-        if installed and command == "path":
-            print(Path(str(installed.origin)).parents[1])
     return code
 
 

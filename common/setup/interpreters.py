@@ -10,11 +10,10 @@ import functools
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core.errors import UserError, go_on_with
+from common.core.errors import UserError, go_on_with, say
 from common.core.files import INSTALLED, ROOT
 from common.core.implementations import Implementation, find
 from common.setup import environments
@@ -22,32 +21,24 @@ from common.system import machine
 from common.system.processes import output
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Hold an interpreter, or None and the reason why there is none."""
 
     python: Optional[Path]
     reason: str = ""
 
 
-def _here(implementation: Implementation) -> bool:
-    """Return whether the running Python can run it: has torch, and the package itself or the means to build it."""
-    return not lacks("torch") and (implementation.built or not lacks(implementation.package))
-
-
 def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool) -> Choice:
     """Return the Python for one implementation. in_place: the running one, whatever it has; prefer_here: the running
-    one where it has the implementation."""
+    one where it has torch, and the package or the means to build it."""
     here = Path(sys.executable)
-    in_place = in_place or INSTALLED
-    if implementation.placed:  # there, or nowhere
-        managed = None if in_place else environments.interpreter(implementation.environment)
-        who = "an installed suite" if INSTALLED else "--in-place"
-        why = f"{who} uses this Python alone" if in_place else environments.reason(implementation.environment)
-        return Choice(managed, "" if managed else why)
-    if in_place or (prefer_here and _here(implementation)):
+    managed = environments.interpreter(implementation.environment)
+    if in_place or INSTALLED:
+        if implementation.placed:  # there, or nowhere
+            return Choice(None, f"{'an installed suite' if INSTALLED else '--in-place'} uses this Python alone")
         return Choice(here)
-    managed = environments.interpreter(implementation.environment) or (here if _here(implementation) else None)
+    if not implementation.placed and not lacks("torch") and (implementation.built or not lacks(implementation.package)):
+        managed = here if prefer_here else managed or here
     return Choice(managed, "" if managed else environments.reason(implementation.environment))
 
 
@@ -78,23 +69,15 @@ def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
 @functools.cache
 def _has(package: str, python: Path, device: str) -> bool:
     """Return whether the package is compiled for this Python, or can be."""
-    build = ["-m", "common.setup.extensions", "path", package, "--device", device.partition(":")[0]]
+    build = ["-m", "common.setup.extensions", package, "--device", device.partition(":")[0]]
     return bool(output([str(python), *build], stderr=None, cwd=ROOT))
-
-
-def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
-    """Return the first name in `pythons` whose Python has the newest torch; None without any. Torch is not imported."""
-    distinct = list(dict.fromkeys(pythons.values()))
-    versions = {python: torch_version(python) if len(distinct) > 1 else () for python in distinct}
-    return max(pythons, key=lambda name: versions[pythons[name]], default=None)
 
 
 @functools.cache
 def torch_version(python: Path) -> Tuple[int, ...]:
-    """Return the version of torch as (2, 11, 0); () where there is none."""
+    """Return the version of torch as (2, 11, 0), without importing it; () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
-    answer = output([str(python), "-c", code], timeout=120)
-    return version_numbers(answer)
+    return version_numbers(output([str(python), "-c", code], timeout=120))
 
 
 def version_numbers(version: str) -> Tuple[int, ...]:
@@ -119,7 +102,6 @@ def continue_in(environment: str) -> None:
     managed = other(environment)
     if managed is not None:
         sys.stdout.flush()
-        sys.stderr.flush()
         go_on_with(str(managed))
 
 
@@ -166,7 +148,7 @@ def device_of(wanted: str, python_of: Mapping[str, Choice]) -> str:
     return resolve_device(wanted, [choice.python for choice in python_of.values() if choice.python])
 
 
-def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:
+def resolve_device(wanted: str, pythons: Iterable[Path]) -> str:
     """Return "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
 
     "auto" is decided by the Python with the newest torch, which most rows run in: a driver that is too old for it may
@@ -176,13 +158,12 @@ def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:
     """
     if wanted == "cpu":
         return wanted
-    distinct: List[Path] = list(dict.fromkeys(pythons))
+    distinct, index = dict.fromkeys(pythons), int(wanted.partition(":")[2] or 0)
     seen = {python: _look(python) for python in distinct} if machine.gpu_may_be_here() else {}
-    index = int(wanted.partition(":")[2] or 0)
     devices = max((sight.devices for sight in seen.values()), default=0)
     if wanted != "auto" and distinct and index >= devices:
-        count = f"only {devices} CUDA device{'' if devices == 1 else 's'}" if devices else "no CUDA device"
         reasons = "".join(f"; {python}: {sight.reason}" for python, sight in seen.items() if sight.reason)
+        count = f"{devices or 'no'} CUDA device{'' if devices == 1 else 's'}"
         raise UserError(f"--device {wanted}: torch sees {count} here; use --device cpu or leave the flag out{reasons}")
     newest = max(seen.values(), key=lambda sight: version_numbers(sight.torch), default=None)
     on_cuda = wanted != "auto" or bool(newest and newest.devices)
@@ -190,9 +171,8 @@ def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:
     for python, sight in seen.items():
         if sight.devices <= index:
             reason = f" ({sight.reason})" if sight.reason else ""
-            print(
+            say(
                 f"warning: torch {sight.torch} of {python} does not see the CUDA device{reason}: {consequence}; update "
-                "the driver, or run with a torch that is made for it (docs/gpu.md), or give --device cpu",
-                file=sys.stderr,
+                "the driver, or run with a torch that is made for it (docs/gpu.md), or give --device cpu"
             )
     return wanted if wanted != "auto" else "cuda" if on_cuda else "cpu"
