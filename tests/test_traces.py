@@ -11,8 +11,8 @@ from fixtures_runs import MIB, REAL, REAL_FILES, allocation, kineto, span, steps
 
 from common.analysis.logs import rows
 from common.core.errors import UserError
-from common.traces import events as trace_events
-from common.traces import memory as traced
+from common.traces import reader as trace_events
+from common.traces import windows as traced
 from common.traces.reader import CPU, CUDA, TraceError, read
 from common.traces.windows import profiled, read_windows
 

@@ -21,7 +21,7 @@ from common.core.files import not_there
 from common.present import parts, style
 from common.records import schema, store
 from common.records.schema import Environment
-from common.traces.files import is_trace, trace_files, worker
+from common.traces.reader import is_trace, trace_files, worker
 from common.traces.windows import Window, profiled, read_windows
 
 

@@ -17,7 +17,7 @@ from common.core.text import MB, gathered
 from common.records import schema, store
 from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
 from common.records.store import OUTCOMES, TOO_LARGE, answers, bounds, ends
-from common.traces.files import perhaps_packed, trace_files
+from common.traces.reader import perhaps_packed, trace_files
 from common.traces.windows import Profiled, profiled, read_windows
 
 Jobs = Mapping[str, Sequence[JobLine]]

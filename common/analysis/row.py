@@ -18,10 +18,9 @@ from common.present.style import Look
 from common.records import schema
 from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Record, Totals
 from common.records.store import status_of
-from common.traces import memory as traced
-from common.traces.memory import Curve
+from common.traces import windows as traced
 from common.traces.reader import TraceError
-from common.traces.windows import Profiled
+from common.traces.windows import Curve, Profiled
 
 #: Fields of `at_size` that are elsewhere in the row, or in its status.
 NOT_IN_JSON = ("ok", "imprecise")

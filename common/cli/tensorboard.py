@@ -26,7 +26,7 @@ from common.core.errors import EXIT_OK, UserError, guarded
 from common.core.files import not_a_folder
 from common.core.text import plain
 from common.records import schema
-from common.traces.files import trace_files
+from common.traces.reader import trace_files
 
 SUFFIX = ".suite"  # of our event files, so that no other is touched
 NOTES = (

@@ -18,7 +18,7 @@ from common.core import flag_types
 from common.core.errors import EXIT_OK, UserError, guarded
 from common.core.text import plain
 from common.records import store
-from common.traces.files import trace_files
+from common.traces.reader import trace_files
 
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
 _LABEL = re.compile(rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)')

@@ -30,7 +30,7 @@ from common.setup.interpreters import Choice
 from common.system import machine
 from common.system.memory import tells_of_no_memory
 from common.system.processes import Child, signal_name, start_servers
-from common.traces import files
+from common.traces import reader
 
 #: Between two looks at the process: looking takes time from what it measures.
 POLL_SECONDS = 0.2
@@ -290,7 +290,7 @@ class Session:
         """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
         run = self.run_of[job.like[0]]
         if job.like[1] == "trace" and records[-1]["status"] != "ok":
-            files.remove(run.folder)
+            reader.remove(run.folder)
         run.add(records)
         return run.last_status
 

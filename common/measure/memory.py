@@ -27,8 +27,8 @@ from common.core.files import scratch_folder
 from common.core.flag_types import bytes_of
 from common.measure.clock import Step
 from common.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
-from common.traces import memory as traced
 from common.traces import reader
+from common.traces import windows as traced
 
 #: Seconds between two readings of the device's free memory.
 LOOK_SECONDS = 0.001

@@ -138,6 +138,7 @@ def read_run(path: Path) -> Tuple[Header, List[Line]]:
     """Return the header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
     records = read(path)
     if not records or not isinstance(records[0], Header):
+        path = path / FILE_NAME if path.is_dir() else path
         raise UserError(f"{path}: does not begin with a run record; {ANEW}")
     return records[0], records
 

@@ -1,24 +1,217 @@
-"""Read one chrome trace of torch.profiler (torch 1.13 to 2.11): its steps, labelled spans and memory.
+"""Find the chrome traces of torch.profiler (torch 1.13 to 2.11) in a folder, and read their steps, spans and memory.
 
 Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); their "gpu_user_annotation" copies are
 shorter and do not count.  Memory is "Total Allocated" of the "[memory]" events of each device.  Leaves out kernels,
 stacks and everything else: TensorBoard and Perfetto show those.  No torch.
+
+Events are decoded piece by piece, in bounded memory.  Kineto writes names and stacks without escaping (torch 1.13
+always, later ones in places), so an event may be invalid JSON; it is read field by field:
+https://github.com/pytorch/kineto/pull/1459.  A trace that another program has laid out anew is read as a whole.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import json
 import re
 import zlib
 from array import array
 from bisect import bisect_left
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import msgspec
 
 from common.core.errors import UserError
 from common.core.files import open_file
-from common.traces.events import Broken, Event, is_number, read_events
+
+HEAD = 1 << 16  # bytes of a file that are searched for the list of events
+_NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
+
+
+def is_trace(path: Path) -> bool:
+    """Return whether a file is a chrome trace, packed or not: by its name, or by how it begins."""
+    if not path.name.endswith((".json", ".json.gz")) or not path.is_file():
+        return False
+    if _NAME.match(path.name):
+        return True
+    with suppress(OSError, EOFError, zlib.error), unpacked(path) as stream:
+        return b'"traceEvents"' in stream.read(HEAD)
+    return False
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Any]:
+    """Yield the content of a file, gzipped or not, told apart by content."""
+    with open_file(path) as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        yield gzip.open(stream) if packed else stream
+
+
+def trace_files(folder: Path) -> List[Path]:
+    """Return the trace files directly in a folder, sorted by the time in their names."""
+
+    def order(path: Path) -> Tuple[int, int, str]:
+        match = _NAME.match(path.name)
+        time = (match["time"] if match else None) or ""
+        return len(time), int(time or 0), path.name  # its unit depends on the torch version: more digits are later
+
+    return sorted(filter(is_trace, folder.iterdir()), key=order)
+
+
+def worker(path: Path) -> str:
+    """Return the part of the file name before its time: by default host and process, which differ for each rank."""
+    match = _NAME.match(path.name)
+    return match["worker"] if match else path.name
+
+
+def perhaps_packed(path: Path) -> Path:
+    """Return the path of the trace, or of the .gz file that has replaced it."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.exists() and not path.exists() else path
+
+
+def remove(folder: Path) -> None:
+    """Delete all files, complete or not, that an earlier attempt of the trace pass left in a folder."""
+    for path in [*folder.glob("*.pt.trace.json*"), folder / f"{folder.name}.txt"]:
+        path.unlink(missing_ok=True)
+
+
+# Events.
+
+CHUNK = 1 << 18  # bytes read at once
+LARGEST = 1 << 30  # bytes of a trace that is not laid out as Kineto does, and of one event
+BOUNDARY = "\n  },\n  {"  # the text between two events
+LONGEST_HEAD = 16 << 10  # characters of the fields before "args", the name included; a longer head is not salvaged
+_BETWEEN = re.compile(r"(?<=\n  \}),(?=\n  \{)")
+_BEGIN = re.compile(r'"traceEvents": \[(?=\s*\n  \{\n)')
+_END = re.compile(r"\n  \}(?=\s*\n  ?\])")
+_HEAD = re.compile(
+    r'\s*\{\s*"ph": "(?P<ph>\w)", "cat": "(?P<cat>[\w ]*)",(?: "s": "\w",)? "name": "(?P<name>.*)",\s+"pid": .*?'
+    r'\n    "ts": (?P<ts>-?\d{1,18}(?:\.\d+)?)(?:, "dur": (?P<dur>-?\d{1,18}(?:\.\d+)?))?',
+    re.DOTALL,
+)
+_Number = Union[int, float, None]
+
+
+class Counters(msgspec.Struct, gc=False):
+    """Hold the arguments of a memory event."""
+
+    total: _Number = msgspec.field(default=None, name="Total Allocated")
+    device_type: _Number = msgspec.field(default=None, name="Device Type")
+    device_id: _Number = msgspec.field(default=None, name="Device Id")
+
+
+class Event(msgspec.Struct, gc=False):
+    """Hold the fields of an event that are used.
+
+    Attributes:
+        ts, dur: in microseconds.
+        salvaged: it was no valid JSON.
+    """
+
+    ph: Optional[str] = None
+    cat: Optional[str] = None
+    name: Optional[str] = None
+    ts: _Number = None
+    dur: _Number = None
+    args: Optional[Counters] = None
+    salvaged: bool = False
+
+
+_DECODER = msgspec.json.Decoder(List[Event])
+_COUNTERS = [re.compile(f'"{field.encode_name}": (-?\\d{{1,18}})\\b') for field in msgspec.structs.fields(Counters)]
+
+
+class Broken(Exception):
+    """The file is not a complete trace; the message says what is wrong and where."""
+
+
+def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
+    """Yield the events of an uncompressed trace in groups.  Raises Broken for any other file, and one that is cut."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = decoder.decode(stream.read(CHUNK))
+    begin = _BEGIN.search(text)
+    if begin is None:
+        data = stream.read(LARGEST)
+        if len(data) == LARGEST:
+            raise Broken("it is too large for a trace of another layout than Kineto's")
+        yield _all_of(text + decoder.decode(data, final=True))
+        return
+    text, position = text[begin.end() :], begin.end()
+    while True:
+        last = text.rfind(BOUNDARY)
+        end = _END.search(text, max(last, 0))
+        last = end.start() if end else last
+        if last >= 0:
+            yield _decoded(text[: last + 4], position)
+            position, text = position + last + 5, text[last + 5 :]
+        if end:
+            break
+        data = stream.read(max(CHUNK, len(text)))  # a long event is not searched again for each chunk
+        if not data or len(text) > LARGEST:
+            raise Broken(f"it ends too early, after character {position + len(text):,}: the file was cut short")
+        text += decoder.decode(data)
+    while data := stream.read(CHUNK):
+        text = text[-1:] + decoder.decode(data)
+    if not text.rstrip().endswith("}"):
+        raise Broken(f"it ends too early, after the events that end at character {position:,}: the file was cut short")
+
+
+def _decoded(block: str, position: int) -> Sequence[Event]:
+    """Return the events of a text, with commas between them.  position: of the text in the file."""
+    try:
+        return _DECODER.decode(f"[{block}]")
+    except (msgspec.DecodeError, RecursionError):
+        return [event for text in _BETWEEN.split(block) for event in _salvaged(text, position)]
+
+
+def _salvaged(text: str, position: int) -> Sequence[Event]:
+    """Return an event; field by field where it is no valid JSON, without resolving the escapes in its name."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        return _DECODER.decode(f"[{text}]")
+    head, _, args = text.partition('\n    "args": {')
+    match = _HEAD.match(head) if len(head) < LONGEST_HEAD else None
+    if match is None:
+        raise Broken(f"an event after character {position:,} is not JSON")
+    counters = []
+    for pattern in _COUNTERS:
+        values = pattern.findall(args)
+        counters.append(int(values[-1]) if values else None)  # the last is the counter's: 1.13 has the stack before it
+    dur = float(match["dur"]) if match["dur"] else None
+    return [Event(match["ph"], match["cat"], match["name"], float(match["ts"]), dur, Counters(*counters), True)]
+
+
+def _all_of(text: str) -> Sequence[Event]:
+    """Return the events of a trace of any layout; those with fields of odd types are left out."""
+    if not text.strip():
+        raise Broken("it is empty")
+    try:
+        document = json.loads(text.lstrip("\ufeff"), strict=False)  # control characters in names are common
+    except RecursionError:
+        raise Broken("nested too deeply") from None
+    except ValueError as error:
+        raise Broken(f"cut short or not JSON: {error}") from None
+    items = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(items, list):
+        raise Broken('it has no list of "traceEvents": not a chrome trace')
+    events = []
+    for item in items:
+        with suppress(msgspec.ValidationError):
+            events.append(msgspec.convert(item, Event))
+    return events
+
+
+def is_number(value: _Number) -> bool:
+    """Return whether the value is a finite number of usual size."""
+    return value is not None and -1e18 < value < 1e18
+
+
+# Traces.
 
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
 LONGEST_LABEL = 1000  # characters kept of a name
@@ -108,11 +301,8 @@ def read(path: Path) -> Trace:
     """
     trace = Trace(path)
     try:
-        with open_file(path) as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
-            stream.seek(0)
-            unpacked: Any = gzip.open(stream) if packed else stream
-            for events in read_events(unpacked):
+        with unpacked(path) as stream:
+            for events in read_events(stream):
                 for event in events:
                     trace.salvaged += event.salvaged
                     if event.cat == "cpu_op" and event.ts is not None and is_number(event.ts):

@@ -34,7 +34,7 @@ from common.measure.device import host_threads
 from common.measure.memory import Limit, limit, peaks
 from common.records.schema import Fit, Memory, Probe, Sample, Schedule, Stop, Trace
 from common.system.machine import busy_flags
-from common.traces import files
+from common.traces import reader
 
 
 def memory(context) -> Iterator[Memory]:
@@ -104,7 +104,7 @@ def trace(context) -> Iterator[Trace]:
     The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is removed.
     """
     settings, folder = context.settings, context.folder
-    files.remove(folder)
+    reader.remove(folder)
     if context.loops_in_python:
         yield Trace(files=[], note=UNTRACED)
         return

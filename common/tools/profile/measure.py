@@ -39,8 +39,8 @@ from common.tools import loading
 from common.tools.profile import labels as labelling
 from common.tools.profile import rows as records
 from common.tools.profile import transducer
-from common.traces import files
-from common.traces import memory as traced
+from common.traces import reader
+from common.traces import windows as traced
 
 #: The file of a model, and paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
 ICEFALL = f"{ROOT / 'examples' / 'icefall.py'}:transducer"
@@ -275,7 +275,7 @@ class Profiling:
 
     def memory(self, folder: Path) -> List[records.Memory]:
         """Return the memory of each span, by name, from a trace in `folder`."""
-        files.remove(folder)
+        reader.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
@@ -286,7 +286,7 @@ class Profiling:
             warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
         spans_of: Dict[str, List[traced.Span]] = {}
-        for path in files.trace_files(folder):
+        for path in reader.trace_files(folder):
             for span in traced.spans(path):
                 spans_of.setdefault(span.name, []).append(span)
         return [
