@@ -114,7 +114,7 @@ def peaks(call: Step, device: torch.device) -> Dict[str, Any]:
     """Return the peaks of one call in bytes, above the level before it, and that of the whole process."""
     counters = memory.peaks(lambda: call, device, profiler=False)
     keys = ("process_bytes", "device_allocated_bytes", "device_used_bytes")
-    return {**{key: counters[key] for key in keys}, "process_peak_bytes": process_peak_bytes()}
+    return {**{key: counters.get(key) for key in keys}, "process_peak_bytes": process_peak_bytes()}
 
 
 def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict[str, Any]:
