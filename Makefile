@@ -142,14 +142,14 @@ report: setup
 tensorboard: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	"$$viewer" -m common.cli.tensorboard "$$LOGDIR" && \
+	"$$viewer" -m common.cli.viewers tensorboard "$$LOGDIR" && \
 	exec "$$viewer" -m tensorboard.main --logdir "$$LOGDIR" --host 127.0.0.1 --port "$$PORT"
 
 trace-viewer: PORT = 9001
 trace-viewer: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	exec "$$viewer" -m common.cli.trace_viewer "$$NAME" --log-dir "$$LOGDIR" --window "$$WINDOW" --port "$$PORT"
+	exec "$$viewer" -m common.cli.viewers trace-viewer "$$NAME" --log-dir "$$LOGDIR" --window "$$WINDOW" --port "$$PORT"
 
 results: setup
 	@$(MAIN) docs/_results.py $(ARGS)

@@ -26,7 +26,7 @@ from commands import ROOT, run, wait_for
 from fixtures_runs import MIB, REAL, allocation, kineto, span, steps, trace, traced_run, write, write_run
 
 from common.analysis import logs
-from common.cli import trace_viewer
+from common.cli import viewers
 from common.core.errors import UserError
 from common.core.text import plain
 from common.setup import environments
@@ -127,7 +127,7 @@ def window(durations, peak):
 
 
 def scalars(log):
-    command = [str(VIEWER), "-m", "common.cli.tensorboard", str(log)]
+    command = [str(VIEWER), "-m", "common.cli.viewers", "tensorboard", str(log)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -238,12 +238,12 @@ def dropped(text):
 def test_no_label_is_dropped_and_what_kineto_did_not_write_is_handed_on():
     text = kineto(EVENTS)
     assert dropped(text) == ["ProfilerStep#1", "loss", 'say "tid": 9']
-    shown = trace_viewer.labelled(text.encode())
+    shown = viewers.labelled(text.encode())
     assert dropped(shown) == []
     kinds = [event.get("cat") for event in json.loads(shown)["traceEvents"]]
     assert sorted(map(str, kinds)) == ["None", *["python_function"] * 3, *["user_annotation"] * 3]
     for other in (b"", b"{", json.dumps({"traceEvents": EVENTS}).encode(), gzip.compress(b"x")):
-        assert trace_viewer.labelled(other) == other
+        assert viewers.labelled(other) == other
 
 
 @pytest.fixture
@@ -259,13 +259,13 @@ def many(tmp_path):
 
 @pytest.mark.parametrize("name", ["k2", "k2-2.2", "k2-2", "below/k2-2", "theirs"])
 def test_a_name_means_a_folder_or_the_newest_run_of_an_implementation(many, name):
-    assert trace_viewer.choose(name, many, 1).parent == many / {"k2": "k2-2.2", "k2-2": "below/k2-2"}.get(name, name)
+    assert viewers.choose(name, many, 1).parent == many / {"k2": "k2-2.2", "k2-2": "below/k2-2"}.get(name, name)
 
 
 @pytest.mark.parametrize("name, number, words", [("\x1b[2J", 1, "k2-2.2"), ("", 1, "below/k2-2"), ("k2", 2, "1 to 1")])
 def test_a_name_that_means_nothing_lists_what_is_there(many, name, number, words):
     with pytest.raises(UserError) as error:
-        trace_viewer.choose(name, many, number)
+        viewers.choose(name, many, number)
     assert words in str(error.value) and plain(str(error.value)) == str(error.value)
 
 

