@@ -11,20 +11,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import benchmark, cluster, flags, listing
-from common.cli.parser import Parser, add_choice, chosen
+from common.cli import benchmark, cluster, listing
+from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen
 from common.command import run
 
 
 def main() -> int:
-    parser = Parser(description=__doc__, examples=flags.EXAMPLES)
+    parser = Parser(description=__doc__, examples=EXAMPLES)
     add_choice(parser)
     parser.add_argument(
         "--list",
         action="store_true",
         help="List the implementations, where each would run and what it lacks, and stop.",
     )
-    flags.add_flags(parser)
+    add_flags(parser)
     cluster.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:

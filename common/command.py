@@ -150,15 +150,15 @@ def script_main(file: str, description: Optional[str]) -> int:
     A template, or a copy of one, measures every other implementation too, to be compared with them.
     """
     # Here and not above: every worker imports a script, and needs none of this.
-    from common.cli import benchmark, flags
-    from common.cli.parser import Parser, add_choice, chosen
+    from common.cli import benchmark
+    from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen
     from common.core import flag_types, implementations
     from common.core.errors import UserError
     from common.core.implementations import LATTICES
 
     parser = Parser(
         description=description,
-        examples=flags.EXAMPLES,
+        examples=EXAMPLES,
         epilog="docs/reading.md tells how to read the table; summarize.py prints it again for any log folder.",
     )
     try:
@@ -176,7 +176,7 @@ def script_main(file: str, description: Optional[str]) -> int:
         )
     if implementation.template:
         add_choice(parser)
-    flags.add_flags(parser)
+    add_flags(parser)
     arguments = parser.parse_args()
     if implementation.template and implementation.kind in LATTICES:
         arguments.topology = arguments.topology or implementation.kind  # beside losses on the same lattice

@@ -6,9 +6,8 @@ import json
 
 from fixtures_runs import correctness, memory, status, timing, trace
 
-from common.cli import flags
 from common.cli.benchmark import benchmark
-from common.cli.parser import Parser, add_choice
+from common.cli.parser import Parser, add_choice, add_flags
 from common.jobs.session import Executor, Interrupted
 
 LIMITS = {"record": "limits", "job": "limits", "products": [], "reason": ""}
@@ -55,7 +54,7 @@ def parsed(*words):
     """Return the arguments of benchmark_all.py."""
     parser = Parser(prog="x.py")
     add_choice(parser)
-    flags.add_flags(parser)
+    add_flags(parser)
     return parser.parse_args([str(word) for word in words])
 
 

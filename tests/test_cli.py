@@ -17,8 +17,7 @@ from canned import parsed
 from commands import ROOT, assert_user_error, run
 
 from common import command
-from common.cli import flags
-from common.cli.parser import Made, Parser, given_settings, with_limits
+from common.cli.parser import Made, Parser, add_flags, given_settings, with_limits
 from common.core import errors, flag_types, grid, settings
 from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
@@ -208,7 +207,7 @@ def with_grain(monkeypatch):
 
 def test_one_field_makes_a_setting(with_grain):
     parser = Parser()
-    flags.add_flags(parser)
+    add_flags(parser)
     assert parser.parse_args([]).grain is None and parser.parse_args(["--grain", "7"]).grain == 7
     assert "grains of each batch. Default: 3 (1 with quick; 2 with chars)" in " ".join(parser.format_help().split())
     presets_of = [{}, {"preset": "quick"}, {"preset": "quick,chars"}, {"preset": "quick", "grain": 9}]

@@ -1,6 +1,7 @@
-"""The parser of every command, and what a benchmark script reads from its flags: names, settings, limits, waiting.
+"""The parser of every command; the flags of every benchmark script, and what is read from them.
 
-No torch here: ``--help`` and a wrong flag answer at once.
+``--help-all`` shows every flag; ``--help`` those that are given a short text.  No torch here: ``--help`` and a wrong
+flag answer at once.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from common.cli.flags import add
-from common.core import errors, files, flag_types, settings
+from common.core import errors, files, flag_types, grid, settings
 from common.core.errors import EXIT_USAGE, UserError, finished, safe_streams
 from common.core.files import make_folder, write_whole
 from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
@@ -24,6 +24,13 @@ from common.core.text import closest
 
 #: The default of --wait.
 WAIT_SECONDS = 60.0
+EXAMPLES = """examples
+  {prog} --preset quick                          a smoke run
+  {prog} --device cuda --vocab-size 4096         on my GPU, with my vocabulary
+  {prog} --find-largest batch-size --memory-limit 16GB
+  {prog} --shape-file mine.pt --min-duration 1 --max-duration 20
+  {prog} --sweep vocab-size=500,1000,4096 --frames 100 --tokens 20
+"""
 
 
 class Made(BaseException):
@@ -36,7 +43,7 @@ class Made(BaseException):
 class Parser(argparse.ArgumentParser):
     """argparse's parser, but an error is one line, and an epilog of several lines is printed as it is.
 
-    examples: commands that the short --help ends with; flags with a text for it (flags.add) stand above them, and
+    examples: commands that the short --help ends with; flags with a text for it (add) stand above them, and
     --help-all shows every flag.  hands_over: to parse is to raise Made, for completion."""
 
     hands_over = False
@@ -111,6 +118,94 @@ class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser._print_message(parser.format_help(), sys.stdout)
         parser.exit()
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that every benchmark script takes.  A setting that is not given stays None; the preset decides."""
+    groups: Dict[str, argparse._ArgumentGroup] = {}
+    for setting in settings.SETTINGS.values():
+        if setting.group not in groups:
+            groups[setting.group] = parser.add_argument_group(setting.group)
+        add(groups[setting.group], setting.flag, short=setting.short, help=setting.help_text(), **setting.arguments())
+    add(
+        groups[settings.TIMING],
+        "--limits",
+        type=flag_types.str2bool,
+        metavar="BOOL",
+        help="Measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
+        "round, for about two seconds each. '%% of limit' needs it. Default: true; false with --preset quick, --budget "
+        "and --sweep",
+    )
+    run = parser.add_argument_group("the run")
+    add(
+        run,
+        "--log-dir",
+        type=flag_types.path,
+        default=files.LOG,
+        metavar="DIR",
+        short="Folder of the results.",
+        help="Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. Default: "
+        "log/ beside this script",
+    )
+    add(
+        run,
+        "--timeout",
+        type=flag_types.positive,
+        default=1800.0,
+        metavar="S",
+        help="End a process of an implementation after S seconds; its row says timeout. Default: 1800",
+    )
+    add(
+        run,
+        "--wait",
+        type=flag_types.whole(0),
+        metavar="S",
+        help="Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
+        "load; 0 repeats none. Default: 60; 0 with --preset quick, --budget and --sweep",
+    )
+    add(
+        run,
+        "--resume",
+        action="store_true",
+        short="Continue after an interruption.",
+        help="Continue the newest unfinished run, or sweep, with the same settings instead of starting one.",
+    )
+    add(
+        run,
+        "--in-place",
+        action="store_true",
+        help="Run everything in this Python, with what it has installed, and use no environment of `make setup`.",
+    )
+    add(run, "--quiet", action="store_true", help="Print no progress on stderr; the table still goes to stdout.")
+    add(
+        run,
+        "--details",
+        action="store_true",
+        short="Also print stages, options, limits and notes.",
+        help="Print the whole table with stages, options, limits, errors and notes, as in details.txt of --log-dir. "
+        "Default: a summary on one screen",
+    )
+    add(
+        run,
+        "--sweep",
+        action="append",
+        default=[],
+        type=grid.axis,
+        metavar="KEY=A,B,...",
+        short="Measure at each of these values: vocab-size=500,4096.",
+        help="Measure at each of these values; if given several times, at all combinations, each in a run of its own, "
+        f"without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
+    )
+
+
+def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
+    """Add the flag of a setting to another command, which says in its own words what it means there."""
+    group.add_argument(settings.SETTINGS[key].flag, help=help, **{**settings.SETTINGS[key].arguments(), **arguments})
+
+
+def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
+    """Add a flag as add_argument does.  short: the sentence of --help; "" leaves it to --help-all."""
+    group.add_argument(flag, **arguments).short = short
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:

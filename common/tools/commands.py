@@ -10,7 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from common.cli import ending, flags
+from common.cli import ending
+from common.cli.parser import add_setting
 from common.core import files, flag_types
 from common.core.errors import UserError
 from common.core.settings import SETTINGS, Settings
@@ -39,9 +40,9 @@ def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] =
         seed: words of --seed for --help, with which --device is added; "" for neither.
     """
     if seed:
-        flags.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+        add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
         default = SETTINGS["seed"].default
-        flags.add_setting(group, "seed", f"{seed}. Default: {default}", default=default)
+        add_setting(group, "seed", f"{seed}. Default: {default}", default=default)
     group.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
     seconds = "none" if timeout is None else f"{timeout:g}"
     group.add_argument(

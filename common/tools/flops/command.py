@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from common.cli import flags
-from common.cli.parser import Parser
+from common.cli.parser import Parser, add_setting
 from common.core import flag_types, settings
 from common.core.errors import UserError
 from common.jobs.job import Task
@@ -92,7 +91,7 @@ def parser() -> Parser:
         metavar="SAMPLES",
         help="Take an utterance of random numbers as input, of so many samples. Without a number: 160000.",
     )
-    flags.add_setting(group, "batch_size", "Utterances of --pseudo-input. Default: 1", default=1)
+    add_setting(group, "batch_size", "Utterances of --pseudo-input. Default: 1", default=1)
     group.add_argument(
         "--sample-rate", type=flag_types.whole(1), default=16000, metavar="HZ", help="Sample rate. Default: 16000"
     )

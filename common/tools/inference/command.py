@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from common.cli import flags
-from common.cli.parser import Parser
+from common.cli.parser import Parser, add_setting
 from common.core import files, flag_types, settings
 from common.core.errors import UserError
 from common.core.text import closest
@@ -80,10 +79,8 @@ def parser() -> Parser:
     for name, (kind, words) in every.items():
         group.add_argument(f"--{name}", type=kind, default=[PLAIN[name]], metavar="A,B", help=words)
     group = result.add_argument_group("the run")
-    flags.add_setting(
-        group, "max_seconds", "Most seconds of timed calls of a cell; one call is always timed. Default: 1"
-    )
-    flags.add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200")
+    add_setting(group, "max_seconds", "Most seconds of timed calls of a cell; one call is always timed. Default: 1")
+    add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200")
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
     commands.add_flags(group, seed="Seed of random weights and noise", folder="inference-<config>", quick=quick)
     return result

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from common.cli import flags
-from common.cli.parser import Parser
+from common.cli.parser import Parser, add_setting
 from common.core import files, flag_types, settings
 from common.jobs.job import Task
 from common.jobs.session import Executor
@@ -68,7 +67,7 @@ def parser() -> Parser:
         help="Seconds of each made example. Default: 2,4,8",
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
+    add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     group.add_argument(
         "--warmup", type=flag_types.whole(0), metavar="K", help="Calls before the timed ones. Default: 2"
     )

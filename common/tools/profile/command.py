@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from common.cli import flags
-from common.cli.parser import Parser
+from common.cli.parser import Parser, add_setting
 from common.core import files, flag_types, settings
 from common.core.errors import UserError
 from common.core.implementations import find
@@ -46,22 +45,22 @@ QUICK = {"batch_size": 1, "max_frames": 1000, "steps": 2, "warmup": 1, "trace_st
 def parser() -> Parser:
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     group = result.add_argument_group("batches")
-    flags.add_setting(
+    add_setting(
         group,
         "shape_file",
         "File with (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it. For T encoder "
         "frames, the fewest feature frames that give them are taken. Default: the suite's data/shape_info.features.pt",
         default=files.ROOT / "data" / "shape_info.features.pt",
     )
-    flags.add_setting(
+    add_setting(
         group,
         "sort_utterance",
         "Sort utterances by length and fill batches up to --max-frames. Default: false",
         default=False,
     )
     for key, words in (("max_frames", "Most feature frames in a batch"), ("batch_size", "Utterances in a batch")):
-        flags.add_setting(group, key, f"{words}. Default: {_by_device(key)}", metavar="K")
-    flags.add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
+        add_setting(group, key, f"{words}. Default: {_by_device(key)}", metavar="K")
+    add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
     group = result.add_argument_group("the model")
     group.add_argument(
         "--config",
@@ -101,7 +100,7 @@ def parser() -> Parser:
         help="A row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
         "optimized_transducer, fused. Default: fast_rnnt-pruned",
     )
-    flags.add_setting(group, "prune_range", "Symbols that a pruned loss keeps for each frame. Default: 5")
+    add_setting(group, "prune_range", "Symbols that a pruned loss keeps for each frame. Default: 5")
     group.add_argument("--dropout", action="store_true", help="Keep the model's dropout. Default: --no-dropout")
     group.add_argument("--no-dropout", dest="dropout", action="store_false", help="Set every dropout to 0.")
     group.add_argument(
@@ -109,7 +108,7 @@ def parser() -> Parser:
     )
     group.add_argument("--optimizer", action="store_true", help="Also run AdamW's step.")
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
+    add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     for flag, least, words in (
         ("--steps", 1, f"Timed steps, with labels. Default: {_by_device('steps')}"),
         ("--warmup", 0, f"Steps before the timed ones. Default: {_by_device('warmup')}"),
