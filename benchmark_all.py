@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import benchmark, cluster, listing
+from common.cli import benchmark, cluster
 from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen
 from common.command import run
 
@@ -28,7 +28,7 @@ def main() -> int:
     cluster.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:
-        return run(parser.prog, lambda: listing.show(arguments.device))
+        return run(parser.prog, lambda: benchmark.show_list(arguments.device))
     names = chosen(parser, arguments)
     if arguments.executor == "ray":
         return run(parser.prog, lambda: benchmark.on_cluster(arguments, sys.argv[1:]))

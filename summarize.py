@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.analysis import logs
 from common.analysis.logs import Log
-from common.cli import screen
 from common.cli.parser import Parser, add_logs
 from common.command import run
 from common.core import flag_types
@@ -105,7 +104,7 @@ def _text(log: Log, options: argparse.Namespace) -> str:
             return csv_text(results.tidy(rows))
         return results.render(rows, format)
     if format == "table" and not options.details:
-        how = {"width": answer.WIDTH} if options.output else screen.how()
+        how = {"width": answer.WIDTH} if options.output else answer.how()
         return answer.of_log(log, folders=options.log, **how)
     return results.of_log(log, format)
 

@@ -15,7 +15,7 @@ from commands import ROOT, assert_user_error, rows_of
 from commands import run as run_command
 from fixtures_runs import correctness, records_of, timing
 
-from common.cli import ending
+from common.cli.benchmark import exit_code
 from common.cli.parser import standard
 from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
@@ -53,7 +53,7 @@ def test_every_round_has_everyone_once_in_an_order_of_its_own():
     ],
 )
 def test_exit_codes(statuses, code):
-    assert ending.exit_code(statuses) == code
+    assert exit_code(statuses) == code
 
 
 def test_folders_are_claimed_once(tmp_path):

@@ -1,32 +1,46 @@
-"""Runs every benchmark script, from flags to a table and a report: an ordinary run, --sweep, --find-largest."""
+"""Runs every benchmark script, from flags to a table and a report: an ordinary run, --sweep, --find-largest; --list.
+
+Every measuring command ends as this one does: what was measured is shown whatever stopped it, and tells the exit code.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
-from common.cli import cluster, ending, parser, screen
-from common.cli.parser import standard
+from common.analysis.logs import Log
+from common.cli import cluster, parser
 from common.core import flag_types, grid, implementations, settings
-from common.core.errors import NOT_RUNNABLE, UserError
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, drop_stdout
+from common.core.files import ROOT, write_whole
 from common.core.implementations import LATTICES, find
 from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import rounds
 from common.jobs.job import plan
 from common.jobs.session import Executor, Local, Progress, Session
+from common.records import store
 from common.records.run import open_runs
 from common.records.schema import MemoryLimit, as_written
-from common.setup import interpreters
+from common.setup import environments, extensions, interpreters
 from common.setup.interpreters import Choice
-from common.show import answer, results
+from common.show import answer, page, results
 from common.system import memory
+from common.system.processes import output
 
 #: Passes of a run with --budget, without --passes.
 BUDGET_PASSES = ("correctness", "timing", "memory")
+#: The file in --log-dir that has the last tables with the lines below them.
+DETAILS = "details.txt"
+#: Words of the list behind the place of a loss that has yet to be compiled.
+TO_COMPILE = ", compiled when it is first run"
+FINDS = "import importlib.util as u, json, sys; print(json.dumps([p for p in sys.argv[1:] if u.find_spec(p)]))"
 
 
 def benchmark(
@@ -48,7 +62,7 @@ def benchmark(
     executor, given = executor or Local(), parser.given_settings(arguments)
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     device = interpreters.device_of(arguments.device, python_of)
-    if tuple(getattr(arguments, "only", ())) == standard():  # no row was named
+    if tuple(getattr(arguments, "only", ())) == parser.standard():  # no row was named
         rows = default_rows(names, device, bool(arguments.budget), arguments.topology)
         left_out = [name for name in names if name not in (*rows, *names_of_script)]
         if left_out and not arguments.quiet:
@@ -60,7 +74,7 @@ def benchmark(
         given["passes"] = given["passes"] or BUDGET_PASSES
     cells, settings_of = grid.cells(arguments.sweep), _settings(arguments.sweep, given, device)
     folders: List[Path] = []
-    with ending.measuring() as ended:
+    with measuring() as ended:
         for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
             if cell and not arguments.quiet:
                 print(f"cell {number} of {len(cells)}: {grid.words(cell)}", file=sys.stderr)
@@ -75,7 +89,7 @@ def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """
     _settings(arguments.sweep, parser.given_settings(arguments), "cpu" if arguments.device == "cpu" else "cuda")
     folders: List[Path] = []
-    with ending.measuring() as ended:
+    with measuring() as ended:
         for folder in cluster.measured(arguments, words):
             folders.append(folder)
     return _finish(ended, folders, arguments)
@@ -138,7 +152,7 @@ def _measure(
                 limit_of_run = next(iter(run_of.values())).header.memory_limit or MemoryLimit()
                 announce(names, resolved, limit_of_run, given)
             if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
-                ending.warn_of_load(executor, resolved)
+                warn_of_load(executor, resolved)
         with Progress(arguments.quiet) as progress:
             session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
             if resolved.find_largest:
@@ -175,9 +189,7 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
-def _finish(
-    ended: ending.Ending, folders: Sequence[Path], arguments: argparse.Namespace, own: Sequence[str] = ()
-) -> int:
+def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespace, own: Sequence[str] = ()) -> int:
     """Print the table of these runs, write the report and return the exit code.
 
     own: rows of the user's own, which fail the command where they cannot run.
@@ -188,6 +200,127 @@ def _finish(
     shown = log.of(folders)
     rows = [*shown.rows, *shown.searches, *shown.swept]
     statuses = ["error" if row.name in own and row.status in NOT_RUNNABLE else row.status for row in rows]
-    short = answer.of_log(shown, folders=[arguments.log_dir], **screen.how())
-    printed = ending.printed(short + "\n", results.of_log(shown) + "\n", statuses, arguments)
-    return ending.finish(ended, printed, arguments, log)
+    short = answer.of_log(shown, folders=[arguments.log_dir], **answer.how())
+    return finish(ended, short + "\n", results.of_log(shown) + "\n", statuses, arguments, log)
+
+
+# The end of every measuring command.
+
+
+@dataclass
+class Ending:
+    """Describe how measuring ended.  mistake: the user's mistake or the full disk that stopped it."""
+
+    code: int = EXIT_OK
+    mistake: Optional[UserError] = None
+
+
+@contextmanager
+def measuring() -> Iterator[Ending]:
+    """Yield how the block ends, filled in when it has: with Ctrl-C, a full disk or a mistake of the user's too."""
+    ended = Ending()
+    try:
+        yield ended
+    except KeyboardInterrupt:
+        ended.code = EXIT_INTERRUPTED
+    except UserError as error:
+        ended.mistake = error
+
+
+def finish(
+    ended: Ending,
+    short: str,
+    details: str,
+    statuses: Sequence[str],
+    arguments: argparse.Namespace,
+    log: Optional[Log] = None,
+) -> int:
+    """Print the table, write it whole and the report to --log-dir, and return the exit code.
+
+    Where stdout does not take the table, warn: the results are on disk.
+
+    Args:
+        short, details: the table as it is printed without and with --details.
+        statuses: of each row.
+        log: what --log-dir holds, where that is read already.
+
+    Raises the UserError that stopped the measuring."""
+    path = arguments.log_dir / DETAILS
+    kept = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
+    try:
+        write_whole("summarize.py --details has it", (path, details))
+    except UserError as error:
+        kept = f"warning: {error}"
+    try:
+        print(details if arguments.details else short, end="", flush=True)
+    except OSError as error:
+        drop_stdout()
+        ended.code, broken = ended.code or EXIT_FAILED, isinstance(error, BrokenPipeError)
+        kept = "" if broken else f"warning: no table: {error.strerror or error}; summarize.py prints it"
+    if kept:
+        print(kept, file=sys.stderr)
+    if isinstance(ended.mistake, store.NotWritten):
+        print(f"error: {ended.mistake}", file=sys.stderr)
+        ended.code = EXIT_FAILED
+    elif ended.mistake:
+        raise ended.mistake
+    page.after_run(arguments.log_dir, arguments.quiet, log)
+    if ended.code == EXIT_INTERRUPTED:
+        kept = f"what was measured is in {arguments.log_dir}, of the stopped job too, which the table leaves out"
+        print(f"interrupted: {kept}; --resume continues and runs that job again", file=sys.stderr)
+    return ended.code or exit_code(statuses)
+
+
+def warn_of_load(executor: Executor, settings: Settings) -> None:
+    """Warn on stderr, whatever --quiet says, where others keep this machine so busy that times will be wrong."""
+    disturbance = executor.disturbance(settings)
+    if disturbance:
+        print(f"warning: {disturbance}: times will be too long; wait until the machine is quiet", file=sys.stderr)
+
+
+def exit_code(statuses: Sequence[str]) -> int:
+    """Return 0 when every row that could run did (and at least one could), else 1."""
+    ran = [status for status in statuses if status not in NOT_RUNNABLE]
+    return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
+
+
+# The list.
+
+
+def show_list(wanted: str) -> int:
+    """Print the list for a device, as --device names it; return the exit code."""
+    rows = implementations.with_variants()
+    choices = interpreters.choose_all([row.name for row in rows], in_place=False)
+    places = states(choices, interpreters.device_of(wanted, choices).partition(":")[0])
+    for row in rows:
+        print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
+    names = ", ".join(f"NAME@{environment}" for environment in implementations.environments())
+    print(f"any of them under the torch of an environment: {names}")
+    return EXIT_OK
+
+
+def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[str, str]:
+    """Return where each row would run on `device`, or "missing: ..." or "unsupported: ..."; nothing is imported."""
+    packages = dict.fromkeys(implementations.find(name).package for name in python_of)
+    installed = {}
+    for python in {choice.python for choice in python_of.values() if choice.python}:
+        answer = output([str(python), "-c", FINDS, *packages], timeout=120, cwd=ROOT).strip()
+        installed[python] = json.loads(answer.rpartition("\n")[2] or "[]")  # a site's Python may print before it
+    places = {}
+    for name, choice in python_of.items():
+        row = implementations.find(name)
+        attributes, kind = implementations.described(row), device.partition(":")[0]
+        managed = choice.python == environments.interpreter(row.environment)
+        where = f"environment {row.environment}" if managed else str(choice.python)
+        if choice.python is None:
+            places[name] = f"missing: {choice.reason}"
+        elif kind not in attributes.devices:
+            places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
+        elif row.built:
+            compiled = any(extensions.CACHE.glob(f"{row.package}-*-{kind}-*/"))
+            places[name] = where + ("" if compiled else TO_COMPILE)
+        elif row.package in installed[choice.python]:
+            places[name] = where
+        else:
+            places[name] = f"missing: {row.package} is not in {where}: {attributes.hint}"
+    return places

@@ -12,12 +12,12 @@ from common.analysis.comparison import Sides
 from common.analysis.row import SCOPES
 from common.analysis.standing import percent
 from common.cli.parser import Parser
-from common.cli.screen import how
 from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.setup import interpreters
+from common.show import answer
 from common.show.comparison import FORMATS, on_one_side, render, screen, write
 
 NAME = "rnnt-bench compare"
@@ -94,7 +94,7 @@ def _compared(options: argparse.Namespace) -> int:
     if options.fail_on_slower is not None:
         failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)
     if options.format == "table" and not options.details:
-        text = screen(rows, on_one_side(sides), **how())
+        text = screen(rows, on_one_side(sides), **answer.how())
     else:
         text = render(rows, on_one_side(sides), options.format)
     print(text, end="", flush=True)

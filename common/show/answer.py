@@ -5,10 +5,13 @@ Stages, options, limits, errors at size and notes are in results.py's tables (--
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from common.analysis import metrics, verdict
 from common.analysis.groups import Sweep, groups, heading, kind_title
@@ -26,6 +29,7 @@ from common.show import results
 
 #: Characters of a line where the width is not known.
 WIDTH = 100
+NARROWEST = 60
 #: Marks of cells, and words, as ANSI codes.
 COLORS = {"good": "32", "bad": "1;31", "title": "1"}
 NO_COLORS: Mapping[str, str] = {}
@@ -51,6 +55,17 @@ LONGEST_NAME = 40
 EMPTY = {"status": {"ok"}}  # by metric: words that tell nothing
 MOST_LINES = 3  # of one remark
 MOST_FAILURES = 5
+
+
+def how() -> Dict[str, Any]:
+    """Return `width` and `colors` as the terminal has them; WIDTH, and no colors, where stdout is none.
+
+    NO_COLOR (no-color.org) and a dumb terminal have no colors."""
+    if not sys.stdout.isatty():
+        return {"width": WIDTH, "colors": NO_COLORS}
+    in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 40)).columns)
+    return {"width": width, "colors": COLORS if in_color else NO_COLORS}
 
 
 def of_log(log: Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()) -> str:

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from common.cli import ending
+from common.cli import benchmark
 from common.cli.parser import add_setting
 from common.core import files, flag_types
 from common.core.errors import UserError
@@ -136,9 +136,9 @@ def measured(
             print(f"measuring {name} on {settings.device}: {count(len(tasks), 'job')}", file=sys.stderr)
         pending = [task for task in tasks if not of_tool.is_done(task.name)]
         pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in pending}
-        with ending.measuring() as ended:
+        with benchmark.measuring() as ended:
             if timed:
-                ending.warn_of_load(executor, settings)
+                benchmark.warn_of_load(executor, settings)
             with Progress(arguments.quiet) as progress:
                 progress.expect([task.like for task in pending])
                 runs = dict.fromkeys(pythons, of_tool)
@@ -153,4 +153,4 @@ def measured(
             raise ended.mistake
         found = answer(read(of_tool.path))
         text = found.render(arguments.format)
-        return ending.finish(ended, ending.printed(text, text, found.statuses, arguments), arguments)
+        return benchmark.finish(ended, text, text, found.statuses, arguments)
