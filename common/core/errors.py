@@ -24,7 +24,6 @@ EXIT_FAILED = 1  # a row that could run did not
 EXIT_USAGE = 2  # bad flags or bad input: nothing was measured
 EXIT_SIGNAL = 128  # and the number of the signal that ended it, as shells report it
 EXIT_INTERRUPTED = 130  # Ctrl-C
-STOPPED = (129, EXIT_INTERRUPTED, 143)  # SIGHUP (its terminal was closed), Ctrl-C, SIGTERM
 
 
 class UserError(ArgumentTypeError):
@@ -43,8 +42,6 @@ class NotRunnable(Exception):
 
     def __init__(self, status: str, reason: str):
         super().__init__(reason)
-        if status not in NOT_RUNNABLE:
-            raise ValueError(f"not a status of NotRunnable: {status}")
         self.status = status
 
 
@@ -56,7 +53,6 @@ class WrongResult(Exception):
     """Raised where the loss or a gradient is not the oracle's; the message says by how much."""
 
 
-LONGEST_MISTAKE = 4000  # characters
 #: Environment variable: the command as the user typed it, when it is not the script's name.
 CALLED = "RNNT_BENCH_CALLED"
 #: "rnnt-bench run"; "" for a script.  Not handed on to the processes that a command starts.
@@ -152,7 +148,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
         except KeyboardInterrupt:
             line, code = interrupted, EXIT_INTERRUPTED
         except UserError as error:
-            line = f"error: {short(plain(as_called(str(error))), LONGEST_MISTAKE)}"  # it may quote any file
+            line = f"error: {short(plain(as_called(str(error))), 4000)}"  # it may quote any file
         except MemoryError:
             line = "error: not enough memory here; free some, or ask for less at once"
         except OSError as error:

@@ -64,17 +64,13 @@ Content = Union[str, bytes, Callable[[BinaryIO], None]]
 #: Bytes of the largest file that is held in memory as a whole.
 LARGEST = 2**30
 
-_scratch: List[Path] = []
-
-
-def keep_scratch_in(folder: Path) -> None:
-    """Put the scratch folders of this process below `folder` from now on.  Its owner removes it, however we end."""
-    _scratch[:] = [folder]
+#: Folder for temporary files of this process, whose owner removes it, however we end; None: the system's.
+scratch: Optional[Path] = None
 
 
 def scratch_folder() -> TemporaryDirectory[str]:
     """Return a temporary folder, which a `with` block removes at its end."""
-    return TemporaryDirectory(dir=_scratch[0] if _scratch else None)
+    return TemporaryDirectory(dir=scratch)
 
 
 def open_file(path: Union[str, Path]) -> BinaryIO:

@@ -1,6 +1,6 @@
 """One job, a process that measures one thing: the file that describes it to that process, its status, the process.
 
-common.system.forkserver calls ``main`` in the process that an executor started.  It runs what the job measures and
+common.system.processes calls ``main`` in the process that an executor started.  It runs what the job measures and
 writes each record at once, so that what was measured outlives a crash.  The last record is a ``status``, or a
 ``user_error`` for a mistake of the user's.
 """
@@ -207,7 +207,7 @@ def main(path: str) -> int:
     begin = time.perf_counter_ns()
     os.environ.setdefault("TRITON_CACHE_DIR", str(BUILD / "triton"))  # as all else that is compiled here
     job = json.loads(Path(path).read_text(encoding="utf-8"))
-    files.keep_scratch_in(Path(path).parent)
+    files.scratch = Path(path).parent
     with open(job["output"], "a", encoding="utf-8") as output:
         try:
             status, reason = run(job, lambda record: write_record(output, as_written(record)))

@@ -16,7 +16,7 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import AbstractSet, Any, Callable, Dict, List, Optional, Tuple
+from typing import AbstractSet, Any, Dict, List, Optional, Tuple
 
 from common.system.memory import cgroup_cpus, proc_field, throttled_seconds, total_memory
 from common.system.processes import output
@@ -118,42 +118,37 @@ def gpu(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
     except ImportError:
         return None
 
-    def answered(ask: Callable[[], Any]) -> Any:
+    def answered(name: str, *arguments: Any) -> Any:
         """Return the answer, None if this driver, device or version of the package has none."""
         with suppress(nvml.NVMLError, AttributeError):
-            value = ask()
+            value = getattr(nvml, f"nvml{name}")(*arguments)
             return value.decode() if isinstance(value, bytes) else value
 
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
-        try:
-            if uuid is not None:
-                handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-            elif nvml.nvmlDeviceGetCount() == 1:
-                handle = nvml.nvmlDeviceGetHandleByIndex(0)
-            else:
-                return None
-            reasons = answered(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-            return {
-                "uuid": answered(lambda: nvml.nvmlDeviceGetUUID(handle)),
-                "driver": answered(lambda: nvml.nvmlSystemGetDriverVersion()),
-                "sm_mhz": answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-                "sm_most_mhz": answered(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
-                "memory_mhz": answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-                "power_cap_watts": answered(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-                "celsius": answered(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-                "throttled_by": None
-                if reasons is None
-                else [word for bit, word in THROTTLED_BY.items() if reasons & bit],
-                "ecc": answered(lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
-            }
-        finally:
-            with suppress(nvml.NVMLError):
-                nvml.nvmlShutdown()
+        if uuid is None and nvml.nvmlDeviceGetCount() != 1:
+            return None
+        name = "GPU-" + (uuid or "").replace("GPU-", "")
+        handle = nvml.nvmlDeviceGetHandleByUUID(name) if uuid else nvml.nvmlDeviceGetHandleByIndex(0)
+        reasons, limit, ecc = (
+            answered(f"DeviceGet{what}", handle)
+            for what in ("CurrentClocksThrottleReasons", "EnforcedPowerLimit", "EccMode")
+        )
+        return {
+            "uuid": answered("DeviceGetUUID", handle),
+            "driver": answered("SystemGetDriverVersion"),
+            "sm_mhz": answered("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            "sm_most_mhz": answered("DeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": answered("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            "power_cap_watts": None if limit is None else limit / 1000,
+            "celsius": answered("DeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            "throttled_by": None if reasons is None else [word for bit, word in THROTTLED_BY.items() if reasons & bit],
+            "ecc": None if ecc is None else bool(ecc[0]),
+        }
     return None
 
 
-# -- load of other processes ------------------------------------------------------------------------------------------
+# -- load of other processes -------------------------------------------------------------------------------------------
 
 #: Environment variable with the folder of the host's /proc, where a container mounts it (a convention of monitors).
 PROC = "HOST_PROC"

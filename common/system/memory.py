@@ -22,11 +22,8 @@ def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
 
     controller: "cpu" or "memory".
     """
-    groups: List[str] = []
-    with suppress(OSError):
-        groups = CGROUP.read_text().splitlines()
     groups_values = []
-    for line in groups:
+    for line in CGROUP.read_text().splitlines() if CGROUP.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -43,27 +40,19 @@ def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
 
 def cgroup_cpus() -> Optional[float]:
     """Return how many CPUs this process may use at once by the tightest quota; None where there is none."""
-    quotas = []
-    for words in _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        quota, period = words.get("cpu.max") or [
-            *words.get("cpu.cfs_quota_us", []),
-            *words.get("cpu.cfs_period_us", []),
-        ]
-        if quota not in ("max", "-1"):
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
+    groups = _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quotas = [sum(words.values(), []) for words in groups]  # of either version: quota and period
+    return min((int(quota) / int(period) for quota, period in quotas if quota not in ("max", "-1")), default=None)
 
 
 def throttled_seconds() -> float:
     """Return for how long the quotas have kept threads of these cgroups from running, summed over CPUs."""
     seconds = 0.0
     for words in _cgroup_values("cpu", "cpu.stat"):
-        stat = dict(zip(words["cpu.stat"][::2], words["cpu.stat"][1::2]))
-        seconds += int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9
+        stat = dict(zip(words["cpu.stat"][::2], map(int, words["cpu.stat"][1::2])))
+        seconds += stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
     return seconds
 
-
-CLEAR_PEAK = "5"  # written to /proc/self/clear_refs, it resets VmHWM (proc(5))
 
 #: Bits of an entry of /proc/PID/pagemap: the page is in memory; it is in memory and belongs to a file.
 PRESENT, FILE_PAGE = 1 << 63, 5 << 61
@@ -90,12 +79,10 @@ NO_TENSOR = re.compile(r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b
 
 def proc_field(path: str, key: str) -> Optional[str]:
     """Return the value of the line "key: value" of a file; None if there is no such file or line."""
+    match = None
     with suppress(OSError):
-        for line in Path(path).read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
-    return None
+        match = re.search(rf"^{re.escape(key)}\s*:(.*)$", Path(path).read_text(), flags=re.MULTILINE)
+    return match[1].strip() if match else None
 
 
 def _proc_bytes(path: str, key: str) -> Optional[int]:
@@ -123,7 +110,7 @@ def status_bytes(key: str) -> Optional[int]:
     return _proc_bytes("/proc/self/status", key)
 
 
-#: Process id of the parent of a fork made by common.system.forkserver; the parent has the libraries loaded.
+#: Process id of the parent of a fork made by common.system.processes; the parent has the libraries loaded.
 forked_from: Optional[int] = None
 
 
@@ -155,7 +142,7 @@ def process_peak_bytes() -> Optional[int]:
 def clear_peak() -> bool:
     """Reset VmHWM; return False if the system does not allow it."""
     try:
-        Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5))
     except OSError:
         return False
     return True
@@ -211,11 +198,10 @@ def widen_heap(count: int) -> None:
 
 def oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory since it started; 0 if it does not tell."""
+    match = None
     with suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def tells_of_no_memory(text: str) -> bool:

@@ -1,9 +1,20 @@
-"""Start and watch a child process, end it with all that it started, and collect its records and last lines."""
+"""Start and watch a child process, end it with all that it started, and collect its records and last lines.
+
+Children are forks of a server, ``python -m common.system.processes MODULE [PACKAGE ...]``.  It imports the packages
+that are installed and MODULE, then reads requests from stdin, a line of JSON each: "argument" and "output".  For each
+it forks; the fork calls ``MODULE.main(argument)`` and exits with what that returns; its stdout and stderr go to the
+file `output`.  The server answers on stdout, a line of JSON each: {"ready": true} when all is imported, {"pid": ...} at
+the fork, and {"returncode": ...} at its end, minus the signal that killed it; what it left running in its session is
+killed first.  Nothing but imports is shared: no thread pool has run, no device is open, no heap has grown.
+"""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
+import importlib
+import importlib.util
 import json
 import os
 import select
@@ -12,18 +23,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Hashable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, TextIO
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
 
 from common.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
-#: The file of what a child prints is cut to such a tail above this size, so that it cannot fill the disk.
-MOST_PRINTED_BYTES = 64 << 20
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+PR_SET_PDEATHSIG = 1  # prctl(2)
 #: Exit code of a child that could not write its records (EX_IOERR of sysexits.h).
 EXIT_UNWRITTEN = 74
 #: Seconds to wait for a server to import its packages before its first job is sent anyway.
@@ -35,50 +45,15 @@ LAST_SECONDS = 5.0
 _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
-def _prctl(option: int, value: int) -> None:
-    if _LIBRARY is not None:
-        _LIBRARY.prctl(option, value, 0, 0, 0)
-
-
 def die_with_parent(parent: int) -> None:
     """Ask Linux, in a fork, to kill this process when `parent` ends; exit now if it has ended already.
 
     So a killed run leaves nothing measuring behind.  It holds for the program that this process executes, too.
     """
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _LIBRARY is not None:
+        _LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-
-
-@contextmanager
-def adopting() -> Iterator[None]:
-    """Kill at the end of the block what children left running, in a session of its own too.
-
-    Such processes become children of this one.  Children that must live on are those started before the block.
-    """
-    before = _children()
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        deadline = time.monotonic() + LAST_SECONDS
-        while (left := _children() - before) and time.monotonic() < deadline:  # the children of one that died follow
-            for number in left:
-                with suppress(OSError):  # gone, or another user's
-                    os.kill(number, signal.SIGKILL)
-                    os.waitpid(number, os.WNOHANG)
-            time.sleep(0.001)
-        _prctl(PR_SET_CHILD_SUBREAPER, 0)
-
-
-def _children() -> Set[int]:
-    """Return the processes whose parent is this one; none where there is no /proc."""
-    children = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):  # it ended
-            if int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
-                children.add(int(entry.name))
-    return children
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
@@ -108,25 +83,20 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
 
 
-class Wanted(NamedTuple):
-    """The start of a server, and the generation of jobs that it serves; see Child.run."""
-
-    command: Sequence[str]
-    root: Path
-    environment: Mapping[str, str]
-    generation: Hashable
+#: How a server is started, as subprocess.Popen takes it, and the generation of jobs that it serves; see Child.run.
+Wanted = Tuple[Dict[str, Any], Hashable]
 
 
 def _wanted(
     python: Path, module: str, root: Path, variables: Mapping[str, str], generation: Hashable, imports: Sequence[str]
 ) -> Wanted:
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [str(python), "-m", "common.system.forkserver", module, *imports]
-    return Wanted(command, root, {**os.environ, "PYTHONPATH": path, **variables}, generation)
+    command = [str(python), "-m", "common.system.processes", module, *imports]
+    return {"args": command, "cwd": root, "env": {**os.environ, "PYTHONPATH": path, **variables}}, generation
 
 
 class Server:
-    """A process of common.system.forkserver, which forks itself for each job, so that no job waits for imports.
+    """A process that forks itself for each job, so that no job waits for imports.
 
     It runs one job at a time.  errors: file for what the server itself prints.  Raises OSError if there is no such
     Python.
@@ -136,9 +106,7 @@ class Server:
         self.wanted, self.busy, self.ready = wanted, False, False
         with errors.open("ab") as stream:
             self.process = subprocess.Popen(
-                wanted.command,
-                cwd=wanted.root,
-                env=wanted.environment,
+                **wanted[0],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,
@@ -150,7 +118,7 @@ class Server:
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
     def ask(self, **request: str) -> None:
-        """Send a request, see common.system.forkserver."""
+        """Send a request, see above."""
         assert self.process.stdin
         self.busy = True
         with suppress(OSError):  # it died: `answer` says it
@@ -189,7 +157,7 @@ _waiting: Dict[str, Server] = {}
 @contextmanager
 def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
     """Yield the waiting server of this Python if it is the wanted one, else a new one; keep it for the next job."""
-    python = wanted.command[0]
+    python = wanted[0]["args"][0]
     server = _waiting.pop(python, None)
     if server and (server.wanted != wanted or server.process.poll() is not None):
         server.close()
@@ -275,7 +243,7 @@ class Child:
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
             output.touch()
             description.write_text(json.dumps({**job, "output": str(output)}))
-            with _server(wanted, errors) as server, adopting():
+            with _server(wanted, errors) as server:
                 errors.touch()
                 child = cls(server, output, errors)
                 server.ask(argument=str(description), output=str(errors))
@@ -285,16 +253,11 @@ class Child:
                     child._end()
 
     def alive(self, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds` for its end; return whether it still runs.  Cuts what it printed if that is too much."""
+        """Wait up to `seconds` for its end; return whether it still runs."""
         deadline = time.monotonic() + seconds
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
             if not answer:
-                if self.errors.stat().st_size > MOST_PRINTED_BYTES:
-                    tail = _tail(self.errors)
-                    with self.errors.open("r+b") as stream:
-                        stream.write(tail)  # before it is cut, so that what is printed next comes after the tail
-                        stream.truncate()
                 return True
             self.pid, self.ended = answer.get("pid", self.pid), answer.get("returncode")
         return False
@@ -320,15 +283,77 @@ class Child:
         self.wall_ns = time.monotonic_ns() - self.since
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()
-        lines = _tail(self.errors).decode(errors="replace").splitlines()
+        with self.errors.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+            lines = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
         self.stderr = [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
         if self.returncode == EXIT_UNWRITTEN:
             folder = self.output.parent.parent
             self.stderr.append(f"no room for its records in {folder}; free some space or name another folder in TMPDIR")
 
 
-def _tail(path: Path) -> bytes:
-    """Return the last STDERR_TAIL_BYTES of a file."""
-    with path.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
-        return stream.read(STDERR_TAIL_BYTES)
+def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
+    """Fork for a request, and return the process id; the fork calls `main` and exits with what that returns.
+
+    The fork has a session of its own, so that it can be ended with all that it starts.
+    """
+    parent, number = os.getpid(), os.fork()
+    if number:
+        return number
+    code = 1
+    try:
+        memory.forked_from = parent
+        die_with_parent(parent)
+        os.setsid()
+        output, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
+        for opened, standard in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(opened, standard)
+        os.close(answers.fileno())
+        code = main(request["argument"]) or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else bool(end.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after an error within
+        # backward, whose graph it still holds (seen when memory ran out).
+        os._exit(code)
+
+
+def imported(names: Sequence[str]) -> bool:
+    """Import the packages that are installed; return False if one fails: it cannot be imported again to see why."""
+    try:
+        for name in names:
+            if importlib.util.find_spec(name):
+                importlib.import_module(name)
+    except Exception:
+        return False
+    return True
+
+
+def main(module: str, *packages: str) -> None:
+    """Run ``module.main`` in a fork for each request on stdin, until that ends; packages: imported before the first."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a package that prints as it is imported does not answer
+    if not imported(packages):
+        os.dup2(answers.fileno(), 1)
+        os.execv(sys.executable, [sys.executable, "-m", "common.system.processes", module])
+    called = importlib.import_module(module).main
+    gc.collect()
+    gc.freeze()  # so that a collection in a fork does not copy the pages of all this
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        number = fork(called, json.loads(line), answers)
+        print(json.dumps({"pid": number}), file=answers, flush=True)
+        _, status = os.waitpid(number, 0)
+        with suppress(OSError):
+            os.killpg(number, signal.SIGKILL)
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        print(json.dumps({"returncode": code}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
