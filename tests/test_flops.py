@@ -123,28 +123,13 @@ ON_CPU = {
         2 * 3360 + 5 * 80 + 4 * 100,
         2 * (4 * 5 * 64 + 2 * 25 * 8),
     ),
-    # elimination: 14 MACs, 6 divisions; two substitutions of 4 columns: 24 MACs each, the second divides 16 times
-    "solve": (lambda: (torch.linalg.solve, torch.eye(4), torch.eye(4)), 2 * (14 + 48) + 6 + 16, 62),
-    "inverse": (lambda: (torch.linalg.inv, torch.eye(4)), 2 * (14 + 48) + 6 + 16, 62),
-    "cholesky": (lambda: (torch.linalg.cholesky, torch.eye(4)), 2 * 10 + 6 + 4, 10),
-    "determinant": (lambda: (torch.linalg.det, torch.eye(4)), 2 * 14 + 6 + 3, 14),
-    "triangular": (lambda: (lambda a: torch.linalg.solve_triangular(a, a, upper=True), torch.eye(4)), 2 * 24 + 16, 24),
     # 5 n log2 n, for both dimensions 5 x 32 x 5; an inverse divides 8 complex numbers
     "fft2": (lambda: (torch.fft.fft2, torch.ones(4, 8, dtype=torch.complex64)), 800, 0),
     "ifft": (lambda: (torch.fft.ifft, torch.ones(8, dtype=torch.complex64)), 120 + 16, 0),
     "irfft": (lambda: (torch.fft.irfft, torch.ones(5, dtype=torch.complex64)), 60 + 8, 0),
     "mean of integers": (lambda: (lambda x: x.mean(dtype=torch.float32), torch.arange(4)), 4, 0),
     "cumulated complex": (lambda: (lambda x: x.cumsum(0), torch.ones(4, dtype=torch.complex64)), 6, 0),
-    # 30 x 30 pairs in 3 dimensions by one product of 5 columns; 6 pairs by differences; 2 x 3 components
-    "cdist": (lambda: (torch.cdist, tensor(30, 3), tensor(30, 3)), 2 * 4500 + 900 + 60 * 5 + 30 * 3, 4500),
-    "pdist": (lambda: (F.pdist, tensor(4, 3)), 3 * 3 * 6, 0),
     "cross": (lambda: (partial(torch.cross, dim=1), tensor(2, 3), tensor(2, 3)), 18, 0),
-    # sparse matrices multiply what they store
-    "coo": (lambda: (torch.matmul, coo(), tensor(3, 4)), 24, 12),
-    "csr": (lambda: (torch.matmul, coo().to_sparse_csr(), tensor(3, 4)), 24, 12),
-    "csr by vector": (lambda: (torch.matmul, coo().to_sparse_csr(), tensor(3)), 6, 3),
-    "sparse addmm": (lambda: (torch.sparse.addmm, tensor(2, 4), coo(), tensor(3, 4)), 24 + 8, 12),
-    "sparse product": (lambda: (lambda a: a * 2, coo()), 3, 0),
     # T = 5, N = 2, 3 inputs, 4 hidden units: 20 steps, with a projection to 2 the recursion is of 2; packed, 8 steps
     "bidirectional gru": (lambda: (nn.GRU(3, 4, bidirectional=True), tensor(5, 2, 3)), 2 * 1680 + 20 * (24 + 40), 1680),
     "projected lstm": (
@@ -172,15 +157,10 @@ def quantized(layer):
     return torch.ao.quantization.quantize_dynamic(nn.Sequential(layer), {nn.Linear}, dtype=torch.qint8)
 
 
-def coo():
-    return torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 2]]), tensor(3), (2, 3))
-
-
 def packed():
     return nn.utils.rnn.pack_padded_sequence(tensor(5, 2, 3), torch.tensor([5, 3]))
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("name", ON_CPU)
 def test_on_a_cpu(name):
     make, flops, macs = ON_CPU[name]
@@ -275,23 +255,7 @@ BOTH_WAYS = {
         (360 + 54, 180),
         (720 + 6 * 8, 360),
     ),
-    # x1 W over I, 120 MACs, times x2 over J, 40; biases 10; backward the same three ways
-    "bilinear": (
-        lambda: (nn.Bilinear(3, 4, 5), tensor(2, 3, grad=True), tensor(2, 4, grad=True)),
-        (320 + 10, 160),
-        (2 * 544 + 5, (120 + 2 * 3 * 4) + (120 + 120) + (120 + 2 * 4 * 5)),
-    ),
-    # 2 bags of 3 rows of 4
-    "bag of sums": (lambda: (nn.EmbeddingBag(6, 4, mode="sum"), BAGS), (16, 0), (24, 0)),
-    "bag of means": (lambda: (nn.EmbeddingBag(6, 4, mode="mean"), BAGS), (24, 0), (32, 0)),
-    "bag of maxima": (lambda: (nn.EmbeddingBag(6, 4, mode="max"), BAGS), (0, 0), (8, 0)),
-    "weighted bag": (
-        lambda: (lambda w: nn.EmbeddingBag(6, 4, mode="sum")(BAGS, per_sample_weights=w), tensor(2, 3, grad=True)),
-        (16 + 24, 0),
-        (24 + 24 + 6 * 7, 0),
-    ),
 }
-BAGS = torch.tensor([[0, 1, 2], [1, 2, 3]])
 
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
@@ -376,26 +340,15 @@ def test_gradients_of_an_lstm_that_are_not_asked_for_are_left_out():
     assert backward[1] == 2 * 10 * (48 + 64)
 
 
-def test_fast_paths_count_as_the_layers_do_and_leave_padding_out():
-    """torch.nn.TransformerEncoder makes nested tensors of padded utterances: 5 and 3 frames."""
-    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
-    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), tensor(2, 5, 8)
-    slow = counted(attention, x, x, x), counted(layer, x)
-    encoder = nn.TransformerEncoder(layer, 2).eval()
+@pytest.mark.filterwarnings("ignore:.*prototype")
+def test_layers_of_attention_are_counted_without_torch_s_fast_path_which_is_on_again_later():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    encoder, x = nn.TransformerEncoder(layer, 2).eval(), tensor(2, 5, 8)
     padding = torch.arange(5) >= torch.tensor([[5], [3]])
     with torch.no_grad():
-        assert (counted(attention, x, x, x), counted(layer, x)) == slow
-        of_each = [counted(layer, tensor(1, frames, 8)) for frames in (5, 3)]
-        of_both = counted(lambda: encoder(x, src_key_padding_mask=padding))
-    assert of_both == tuple(2 * sum(column) for column in zip(*of_each))
-    assert slow[1][1] == 2 * (4 * 5 * 64 + 2 * 25 * 8 + 2 * 5 * 8 * 16)
-
-
-def test_flex_attention():
-    """2 x 16 x 16 scores of 8 features."""
-    flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    q = tensor(1, 2, 16, 8)
-    assert counted(lambda: flex.flex_attention(q, q, q)) == (2 * 512 * 16 + 4 * 512, 512 * 16)
+        macs = [counted(work)[1] for work in (lambda: layer(x), lambda: encoder(x, src_key_padding_mask=padding))]
+    assert macs == [count * 2 * (4 * 5 * 64 + 2 * 25 * 8 + 2 * 5 * 8 * 16) for count in (1, 2)]
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.parametrize(
@@ -410,9 +363,7 @@ def test_flex_attention():
         ("Adagrad", {}, 20 * 7 + 2),
     ],
 )
-@pytest.mark.parametrize(
-    "form", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["by tensor", "lists", "fused"]
-)
+@pytest.mark.parametrize("form", [{"foreach": False}, {"foreach": True}], ids=["by tensor", "lists"])
 def test_an_optimizer_s_step_counts_the_same_in_every_form(name, options, flops, form):
     model = nn.Linear(3, 5)
     try:
@@ -475,16 +426,24 @@ def test_an_unknown_operator_is_named_once_in_every_run():
                 model(tensor(2, 3))
         assert [warning.category for warning in caught] == [NotCounted]
         assert "flopstest::half" in str(caught[0].message) and "in 1 " in str(caught[0].message)
-        (missing,) = counter.document()["not_counted"]
-        assert missing["operator"] == "flopstest::half" and missing["path"] == "1" and missing["calls"] == 2
+        assert counter.document()["not_counted"] == ["flopstest::half in 1 (no rule)"]
         assert counter.total() == Count(18, 2 * 18 + 6)
 
 
 def test_strict_makes_it_an_error():
     with torch.no_grad(), FlopCounter(strict=True), pytest.raises(UserError, match="flopstest::half.*Custom"):
         Custom("half")(tensor(2))
-    with FlopCounter(strict=True), pytest.raises(UserError, match="lstsq"):  # a factorisation without a rule
-        torch.linalg.lstsq(torch.eye(3), tensor(3, 2))
+    # factorisations, sparse and nested tensors have no rules
+    coo = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 2]]), tensor(3), (2, 3))
+    nested = torch.nested.nested_tensor([tensor(2, 3), tensor(1, 3)])
+    for work, name in (
+        (lambda: torch.linalg.lstsq(torch.eye(3), tensor(3, 2)), "lstsq"),
+        (lambda: coo @ tensor(3, 4), "sparse"),
+        (lambda: coo * 2, "sparse"),
+        (lambda: nested * 2, "nested"),
+    ):
+        with FlopCounter(strict=True), pytest.raises(UserError, match=name):
+            work()
 
 
 class Threaded(nn.Module):
@@ -539,7 +498,7 @@ def test_a_rule_that_fails_is_named_and_the_model_runs_on():
     with pytest.warns(NotCounted, match="flopstest::fourth.*AttributeError"), torch.no_grad():
         with FlopCounter() as counter:
             Custom("fourth")(tensor(2, 3))
-    assert counter.document()["not_counted"][0]["operator"] == "flopstest::fourth"
+    assert counter.not_counted() == ["flopstest::fourth"]
 
 
 class Doubled(torch.autograd.Function):
@@ -559,7 +518,7 @@ def test_a_custom_function_is_named_until_it_has_a_rule():
         warnings.simplefilter("ignore", NotCounted)
         with FlopCounter() as counter:
             Doubled.apply(tensor(3, grad=True))
-    assert [entry["operator"] for entry in counter.document()["not_counted"]] == [name]
+    assert counter.not_counted() == [name]
     assert counter.total() == Count(0, 3)
     rules.register(Doubled, lambda call: 100 * call["factor"] + call["x"].numel())
     assert counted(lambda: Doubled.apply(tensor(3))) == (203 + 3, 0)
@@ -611,25 +570,11 @@ def test_forward_and_backward_by_module():
         forward = {"inner.0": 140, "inner.1": 20, "inner.2": 88, "out": 60, "": 24}
         assert by_path(counter, "forward") == forward and sum(forward.values()) == counter.total().flops
         out.backward(torch.ones_like(out))
-        with counter.label("again"):
-            model.out(tensor(4, 2)).sum().backward()
+        model.out(tensor(4, 2)).sum().backward()
     linear = {"inner.0": 120 + 15, "inner.1": 20, "inner.2": 80 + 80 + 6, "": 12}
     out_twice = (48 + 48 + 9) + (48 + 9) + 9  # input, weights, bias; weights, bias; both added to the first ones
     assert by_path(counter, "backward") == {**linear, "out": out_twice}
-    assert by_path(counter, "forward")["(again)"] == 11  # the sum
-
-
-@needs_nodes
-def test_a_label_has_its_backward():
-    x = tensor(2, 3, grad=True)
-    with FlopCounter() as counter:
-        with counter.label("first"):
-            y = x.tanh()
-        with counter.label("second"):
-            z = (y * 2).sum()
-        z.backward()
-    assert by_path(counter, "forward") == {"first": 6, "second": 6 + 5}
-    assert by_path(counter, "backward") == {"first": 18, "second": 6}
+    assert by_path(counter, "forward")[OUTSIDE] == 11  # the sum
 
 
 @needs_nodes
@@ -648,15 +593,15 @@ def test_a_checkpoint_computes_its_forward_again():
     assert set(by_path(counter, "backward")) == {"0", "1", "2"}
 
 
-def test_a_shared_module_is_counted_once_per_call_and_path():
+def test_a_shared_module_has_its_first_name():
     shared = nn.Linear(3, 3)
     shared.weight.requires_grad_(False)
     model = nn.Sequential(shared, nn.ReLU(), shared)
     with FlopCounter(model) as counter:
         model(tensor(2, 3))
-    assert by_path(counter, "forward") == {"0": 42, "1": 6, "2": 42}
+    assert by_path(counter, "forward") == {"0": 84, "1": 6}
     modules = {module["path"]: module for module in counter.document()["modules"]}
-    assert [modules[path]["calls"] for path in ("", "0", "1", "2")] == [1, 1, 1, 1]
+    assert {path: module["calls"] for path, module in modules.items()} == {"": 1, "0": 2, "1": 1}
     assert [sum(module[key] for module in modules.values()) for key in ("trainable", "frozen")] == [3, 9]
 
 

@@ -5,7 +5,8 @@
     print(counter.total())
 
 Nothing is patched: a TorchDispatchMode sees the operators, however they were called and on whatever device, the meta
-device included, and hooks tell the modules.  Operators that torch defines by others are counted by those.
+device included, and hooks tell the modules.  Operators that torch defines by others are counted by those; torch's fast
+path of attention is off meanwhile.
 
 A custom autograd function's kernels do not pass through the dispatcher; it is found by who calls the operators that
 allocate what it returns.  Kernels that are called outside of any custom function cannot be found.
@@ -18,9 +19,9 @@ import sys
 import threading
 import warnings
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import ExitStack, contextmanager
-from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -28,48 +29,43 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.core.errors import UserError
 from common.core.text import first_line
-from common.flops import lattices, matrices, operators, rules  # noqa: F401  (they fill the table)
+from common.flops import matrices, operators, rules  # noqa: F401  (the first two fill the table)
 from common.flops.rules import Call, Count
 
 FORWARD, BACKWARD = "forward", "backward"
 #: Where no module is at work.
 OUTSIDE = "(outside)"
 
-#: Torch tells which node is executed from 2.1 on; before, a backward belongs to no module.
-_TELLS = hasattr(torch._C, "_current_autograd_node") and hasattr(torch._C, "_current_graph_task_id")
+# Torch tells which backward runs, and which node of it, from 2.1 on; before, a backward counts as forward.
 _NO_TASK = -1
+_task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
+_next_node = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _ACCUMULATES = 1 << 63  # such nodes have the largest sequence number there is
-_ENGINE = {function.__code__ for function in (torch.autograd.backward, torch.autograd.grad)}
 
-
-class _Running(NamedTuple):
-    """One module's call, or a label's, made in the backward `task` or in none; `calls` of its children so far, by id:
-    they tell the names of a shared one apart."""
-
-    path: str
-    of: Any
-    task: int
-    calls: Dict[int, int]
+_apply = getattr(torch.autograd.Function.apply, "__func__", None)
+#: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is the first.
+_APPLY = getattr(_apply, "__code__", None)
 
 
 class Modules:
-    """Paths and classes of the modules that ran, and where the next operator belongs.  Re-entered, it goes on."""
+    """Paths of the modules that ran, and where the next operator belongs.  Re-entered, it goes on.
+
+    A module with several names has the first; a parameter that several modules share is the first one's.
+    """
 
     def __init__(self, roots: Dict[str, torch.nn.Module]):
-        #: By path: the class, how often it was called, and the module.
-        self.classes: Dict[str, str] = {}
-        self.calls: Dict[str, int] = {}
+        #: By path: the module, and how often it was called.
         self.modules: Dict[str, torch.nn.Module] = {}
-        self._names: Dict[int, List[str]] = {}  # by id of the module: all its paths
-        self._owners: Dict[int, str] = {}  # by id of a parameter: the path of the first module that has it
-        self._stack: List[_Running] = []
+        self.calls: Counter[str] = Counter()
+        self._paths: Dict[int, str] = {}  # by id of a module, and of a parameter that it has
+        self._stack: List[Tuple[str, int]] = []  # the modules at work, and the backward that each ran in, or _NO_TASK
         self._began: Tuple[List[int], List[str]] = ([], [])  # sequence numbers, and who ran from there on
         for path, module in roots.items():
             self._add(path, module)
 
     def __enter__(self) -> Modules:
         self._handles = [
-            register_module_forward_pre_hook(lambda module, _: self._push(self._path_of(module), module)),
+            register_module_forward_pre_hook(lambda module, _: self._push(module)),
             register_module_forward_hook(lambda module, *_: self._leave(module)),
         ]
         self._thread = threading.get_ident()
@@ -81,136 +77,73 @@ class Modules:
             handle.remove()
         self._stack.clear()
 
-    def current(self) -> Tuple[str, str]:
-        """Return (path, phase) of the operator that is called now."""
-        task = self._task()
-        phase = FORWARD if task == _NO_TASK else BACKWARD
-        if self._stack and self._stack[-1].task == task:  # also a forward that a backward computes again
-            return self._stack[-1].path, phase
-        if phase == FORWARD or not _TELLS:
-            return OUTSIDE, phase
-        return self._made_by(torch._C._current_autograd_node()), phase
-
-    def label(self, name: str) -> ContextManager[None]:
-        """Name what runs inside, which is no module, `name`; its backward belongs to it too."""
-        path = self._below(name)
-        self.classes.setdefault(path, "(label)")
-        return self._running(path, object())
-
-    def call(self, module: torch.nn.Module) -> ContextManager[None]:
-        """Mark a call of a module that hooks do not see, since it is not of its `forward`."""
-        return self._running(self._path_of(module), module)
-
     @contextmanager
-    def _running(self, path: str, of: Any) -> Iterator[None]:
-        self._push(path, of)
+    def call(self, module: torch.nn.Module) -> Iterator[None]:
+        """Mark a call of a module that hooks do not see, since it is not of its `forward`."""
+        self._push(module)
         try:
             yield
         finally:
-            self._leave(of)
+            self._leave(module)
+
+    def current(self) -> Tuple[str, str]:
+        """Return (path, phase) of the operator that is called now."""
+        task = _task()
+        phase = FORWARD if task == _NO_TASK else BACKWARD
+        if self._stack and self._stack[-1][1] == task:  # also a forward that a backward computes again
+            return self._stack[-1][0], phase
+        node = torch._C._current_autograd_node() if phase == BACKWARD else None
+        if node is None:
+            return OUTSIDE, phase
+        if node._sequence_nr() >= _ACCUMULATES:
+            return self._paths.get(id(getattr(node, "variable", None)), OUTSIDE), phase
+        numbers, paths = self._began
+        index = bisect_right(numbers, node._sequence_nr()) - 1
+        return (paths[index] if index >= 0 else OUTSIDE), phase
 
     def rows(self) -> List[Dict[str, Any]]:
-        """Return a row for each module; a parameter that several modules share is the first one's."""
+        """Return a row for each module, with its own parameters."""
         rows = []
-        for path, kind in self.classes.items():
-            counted = {True: 0, False: 0}
-            parameters = getattr(self.modules.get(path), "_parameters", {}).values()
-            for parameter in {id(each): each for each in parameters if each is not None}.values():
-                if self._owners.get(id(parameter), path) == path:
-                    counted[parameter.requires_grad] += parameter.numel()
-            calls = self.calls.get(path, 0)
-            rows.append(
-                {"path": path, "class": kind, "calls": calls, "trainable": counted[True], "frozen": counted[False]}
-            )
+        for path, module in self.modules.items():
+            unique = {id(each): each for each in module._parameters.values() if each is not None}
+            own = [each for each in unique.values() if self._paths.get(id(each), path) == path]
+            trainable = sum(each.numel() for each in own if each.requires_grad)
+            frozen = sum(each.numel() for each in own) - trainable
+            row = {"path": path, "class": type(module).__name__, "calls": self.calls[path]}
+            rows.append({**row, "trainable": trainable, "frozen": frozen})
         return rows
 
-    # -- forward -------------------------------------------------------------------------------------------------------
-
-    def _push(self, path: str, of: Any) -> None:
-        self.calls[path] = self.calls.get(path, 0) + 1
-        self._stack.append(_Running(path, of, self._task(), {}))
+    def _push(self, module: torch.nn.Module) -> None:
+        caller = self._stack[-1][0] if self._stack else ""
+        if id(module) not in self._paths:  # no part of the model: in parentheses where the model is the path ""
+            name = type(module).__name__
+            outside = f"({name})" if "" in self.modules and not self._stack else name
+            self._add(f"{caller}.{name}" if caller else outside, module)
+        path = self._paths[id(module)]
+        self.calls[path] += 1
+        self._stack.append((path, _task()))
         self._note()
 
-    def _leave(self, of: Any) -> None:
-        """End the call of a module or label, and those above it that an exception left."""
-        while self._stack and self._stack.pop().of is not of:
+    def _leave(self, module: torch.nn.Module) -> None:
+        """End the call of a module, and those above it that an exception left."""
+        while self._stack and self._stack.pop()[0] != self._paths[id(module)]:
             pass
         self._note()
 
-    def _path_of(self, module: torch.nn.Module) -> str:
-        """Return the path of a module.  One with several names has that below the caller, in the order of the calls, or
-        else the first."""
-        if id(module) not in self._names:
-            self._add(self._below(type(module).__name__), module, set(self._names))
-        names = self._names[id(module)]
-        if len(names) == 1 or not self._stack:
-            return names[0]
-        caller = self._stack[-1]
-        below = [name for name in names if not caller.path or name.startswith(f"{caller.path}.")] or names
-        number = caller.calls.get(id(module), 0)
-        caller.calls[id(module)] = number + 1
-        return below[number % len(below)]
-
-    def _below(self, name: str) -> str:
-        """Return the path of `name`, which is no part of the model: in parentheses where the model is the path ""."""
-        caller = self._stack[-1].path if self._stack else ""
-        if caller:
-            return f"{caller}.{name}"
-        return f"({name})" if "" in self.modules and not self._stack else name
-
-    def _add(self, root: str, module: torch.nn.Module, known: Collection[int] = ()) -> None:
-        """Give a module and all below it their paths.  known: ids of modules that keep theirs, as of a model in a
-        wrapper."""
-        for name, part in module.named_modules(remove_duplicate=False):
-            if id(part) in known:
-                continue
-            path = ".".join(filter(None, (root, name)))
-            self.modules[path], self.classes[path] = part, type(part).__name__
-            self._names.setdefault(id(part), []).append(path)
-            for parameter in part._parameters.values():
-                if parameter is not None:
-                    self._owners.setdefault(id(parameter), path)
-
-    # -- backward ------------------------------------------------------------------------------------------------------
+    def _add(self, root: str, module: torch.nn.Module) -> None:
+        """Give a module and all below it their paths; those that have one keep it, as a model in a wrapper does."""
+        for name, part in module.named_modules():
+            if id(part) not in self._paths:
+                path = self._paths[id(part)] = ".".join(filter(None, (root, name)))
+                self.modules[path] = part
+                for parameter in part._parameters.values():
+                    self._paths.setdefault(id(parameter), path)
 
     def _note(self) -> None:
-        """Note that the module on top of the stack is at work from the next node on."""
-        if not _TELLS or threading.get_ident() != self._thread:
-            return
-        path = self._stack[-1].path if self._stack else OUTSIDE
-        numbers, paths = self._began
-        number = torch.autograd._get_sequence_nr()
-        if numbers and numbers[-1] == number:
-            paths[-1] = path
-        else:
-            numbers.append(number)
-            paths.append(path)
-
-    def _made_by(self, node: Any) -> str:
-        if node is None:
-            return OUTSIDE
-        number = node._sequence_nr()
-        if number >= _ACCUMULATES:
-            return self._owners.get(id(getattr(node, "variable", None)), OUTSIDE)
-        numbers, paths = self._began
-        index = bisect_right(numbers, number) - 1
-        return paths[index] if index >= 0 else OUTSIDE
-
-    def _task(self) -> int:
-        """Return the backward that is running, or _NO_TASK."""
-        if _TELLS:
-            return torch._C._current_graph_task_id()
-        if threading.get_ident() != self._thread:
-            return 0
-        frame: Optional[Any] = sys._getframe(1)
-        while frame is not None and frame.f_code not in _ENGINE:
-            frame = frame.f_back
-        return _NO_TASK if frame is None else 0
-
-
-_apply = getattr(torch.autograd.Function.apply, "__func__", None)
-#: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is the first.
-_APPLY = getattr(_apply, "__code__", None)
+        """Note that the module on top of the stack is at work from the next node of this thread on."""
+        if threading.get_ident() == self._thread:
+            self._began[0].append(_next_node())
+            self._began[1].append(self._stack[-1][0] if self._stack else OUTSIDE)
 
 
 class NotCounted(UserWarning):
@@ -234,39 +167,33 @@ class FlopCounter:
         self.strict = strict
         self.modules = Modules({"": model} if isinstance(model, torch.nn.Module) else dict(model or {}))
         self._running: List[Any] = []  # the frames of custom functions
-        #: [calls, MACs, FLOPs] of what was counted; calls of what was not by (operator, path, reason).
+        #: [calls, MACs, FLOPs] of what was counted, and (operator, path, reason) of what was not.
         self._counts: Dict[_Key, List[int]] = defaultdict(lambda: [0, 0, 0])
-        self._not_counted: Dict[Tuple[str, str, str], int] = {}
-        self._inside: Optional[ExitStack] = None
+        self._not_counted: List[Tuple[str, str, str]] = []
+        self._inside = ExitStack()
 
     def __enter__(self) -> FlopCounter:
-        if self._inside is not None:
-            raise RuntimeError("this counter is counting already")
-        self._inside = ExitStack()
+        mha = getattr(torch.backends, "mha", None)
+        if mha:  # one operator for a layer, and nested tensors, where it is on
+            self._inside.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            mha.set_fastpath_enabled(False)
         self._inside.enter_context(self.modules)
         self._inside.callback(self._running.clear)  # and with the frames all that they hold
         self._inside.enter_context(_Mode(self))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        inside, self._inside = self._inside, None
-        if inside is not None:
-            inside.__exit__(*error)
-            # modules that ran, have matrices for weights, and gave no operator that is counted: in another thread, or
-            # in a compiled form
-            for path, module in self.modules.modules.items() if not any(error) else ():
-                counted = [
-                    entry for key, entry in self._counts.items() if not path or f"{key.path}.".startswith(f"{path}.")
-                ]
-                weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
-                fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
-                unseen = (weights and not counted) or (fused and not any(macs for _, macs, _ in counted))
-                if unseen and self.modules.calls.get(path):
-                    self._missing(self.modules.classes[path], path, "its operators were not seen, or not its products")
-
-    def label(self, name: str) -> ContextManager[None]:
-        """Count what runs inside, which is no module, under `name`; its backward too."""
-        return self.modules.label(name)
+        self._inside.close()
+        # modules that ran, have matrices for weights, and gave no operator that is counted: in another thread, or in a
+        # compiled form
+        for path, module in self.modules.modules.items() if not any(error) else ():
+            below = f"{path}." if path else ""
+            counted = [entry for key, entry in self._counts.items() if f"{key.path}.".startswith(below)]
+            weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
+            fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
+            unseen = (weights and not counted) or (fused and not any(macs for _, macs, _ in counted))
+            if unseen and self.modules.calls[path]:
+                self._missing(type(module).__name__, path, "its operators were not seen, or not its products")
 
     def total(self) -> Count:
         """Return the MACs and FLOPs of everything so far."""
@@ -277,18 +204,15 @@ class FlopCounter:
         return sorted({operator for operator, _, _ in self._not_counted})
 
     def document(self) -> Dict[str, Any]:
-        """Return all as JSON takes it: `modules` with their own parameters, `counts` by module, operator and phase."""
+        """Return all as JSON takes it: `modules` with their own parameters, `counts` by module, operator and phase, and
+        `not_counted` as sentences."""
         return {
-            "torch": str(torch.__version__),
             "modules": self.modules.rows(),
             "counts": [
                 {**key._asdict(), "calls": calls, "macs": macs, "flops": flops}
                 for key, (calls, macs, flops) in self._counts.items()
             ],
-            "not_counted": [
-                {"operator": operator, "path": path, "reason": reason, "calls": calls}
-                for (operator, path, reason), calls in self._not_counted.items()
-            ],
+            "not_counted": [f"{name} in {path or 'the model'} ({why})" for name, path, why in self._not_counted],
         }
 
     def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
@@ -326,8 +250,8 @@ class FlopCounter:
             raise UserError(f"{name} in {where}: {reason}; add one with common.flops.rules.register")
         if name not in self.not_counted():  # explicitly, so that a second counter of this process warns as the first
             warnings.warn_explicit(f"not counted: {name} in {where} ({reason})", NotCounted, __file__, 0, registry={})
-        key = name, path, reason
-        self._not_counted[key] = self._not_counted.get(key, 0) + 1
+        if (name, path, reason) not in self._not_counted:
+            self._not_counted.append((name, path, reason))
 
 
 class _Mode(TorchDispatchMode):

@@ -1,4 +1,5 @@
-"""Rules of operators that multiply no matrices: elementwise, reductions, norms, windows, losses, Fourier transforms.
+"""Rules of what is no product of torch: elementwise, reductions, norms, windows, losses, Fourier transforms, and the
+kernels of transducer losses.
 
 What computes each element by itself and is not here counts by the general rules.
 """
@@ -7,18 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
-from typing import Any, Callable, List, Tuple
+import sys
+from typing import Any, Callable, List, Sequence, Tuple
 
-from common.flops.rules import Call, add, add_rows, elements, given, is_complex, nothing, output, size
+from common.flops.rules import Call, Count, add, add_rows, elements, given, is_complex, nothing, output, products, size
 
 # Fills, copies, moves, casts, selects, sorts or compares: values are chosen, none is computed.
 add(
     "fill zero complex clone copy _copy_from _pin_memory contiguous lift cat stack _stack _chunk_cat block_diag "
     "repeat repeat_interleave flip roll rot90 pixel_shuffle pixel_unshuffle channel_shuffle tril triu diag_embed set "
     "resize resize_as _unsafe_view _conj_physical conj_physical unsafe_split unsafe_split_with_sizes im2col "
-    "_pack_padded_sequence to_padded_tensor _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward "
-    "quantize_per_tensor dequantize _cudnn_rnn_flatten_weight _mkldnn_reshape _mkldnn_transpose "
+    "_pack_padded_sequence quantize_per_tensor dequantize _cudnn_rnn_flatten_weight _mkldnn_reshape _mkldnn_transpose "
     "mkldnn_reorder_conv2d_weight to_mkldnn record_stream linspace logspace index gather take select_backward "
     "slice_backward diagonal_backward index_select index_fill index_copy put embedding embedding_renorm masked_select "
     "masked_scatter_backward masked_fill where _unsafe_index _unsafe_masked_index scatter nonzero nonzero_static "
@@ -38,16 +38,6 @@ def _magnitude(whole: int) -> Callable[[Call], int]:
 def _multiplied(whole: int) -> Callable[[Call], int]:
     """Count `whole` for each product of complex numbers, 2 where one of both is real."""
     return lambda call: elements(call.out, whole if is_complex(call["self"]) and is_complex(call["other"]) else 2)
-
-
-def _fused_step(call: Call) -> int:
-    """Count the step of an optimizer as the operators of one tensor, of which it is made."""
-    name = call.name.replace("aten::_fused_", "").rstrip("_")
-    each = {"adam": 13, "adamw": 13, "adagrad": 7, "sgd": 2}[name] + bool(call["maximize"])
-    each += (1 if name == "adamw" else 2) * bool(call["weight_decay"])
-    if call["momentum"]:
-        each += (0 if call["is_first_step"] else 2 + bool(call["dampening"])) + 2 * bool(call["nesterov"])
-    return each * elements(call["self"])
 
 
 # The shift of a softmax by its maximum is not counted.
@@ -71,7 +61,7 @@ add_rows(
     ("linalg_cross lerp", output, 3),
     ("logaddexp logaddexp2", output, 4),
     (
-        "_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax _nested_tensor_softmax_with_shape",
+        "_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax",
         output,
         3,
     ),
@@ -88,7 +78,6 @@ add_rows(
     ("native_dropout _fused_dropout", lambda call: 0 if call["train"] is False else elements(call.out[0]), 2),
     ("native_dropout_backward _masked_scale", output, 2),
     ("_amp_foreach_non_finite_check_and_unscale", given("self"), 1),
-    ("_fused_adam _fused_adamw _fused_adagrad _fused_sgd", _fused_step, 1),
 )
 
 # -- reductions ------------------------------------------------------------------------------------------------------
@@ -126,16 +115,6 @@ def _normalised_backward(call: Call) -> int:
     return (each + weighted * (2 * wanted[1] + wanted[2])) * elements(call["input"])
 
 
-def _bag(modes: Tuple[Tuple[int, int], ...], call: Call) -> int:
-    """Count (per value that is looked up, per value of a bag) by the mode: sum, mean, largest; 1 more per value with
-    weights."""
-    bags = call["grad"] if call["grad"] is not None else call.out[0]
-    values = call["indices"].numel() * bags.shape[-1]
-    per_value, per_bag = modes[call["mode"]]
-    weights = values if call["per_sample_weights"] is not None else 0
-    return weights + max(per_value * values + per_bag * bags.numel(), 0)
-
-
 add_rows(
     ("sum prod nansum", lambda call: _number(call.out) * max(size(call["self"]) - size(call.out), 0), 1),
     ("trace", lambda call: _number(call.out) * max(min(call["self"].shape) - 1, 0), 1),
@@ -144,13 +123,6 @@ add_rows(
     ("std", lambda call: 4 * elements(call["self"]) + output(call), 1),
     ("std_mean", lambda call: 4 * elements(call["self"]) + elements(call.out[0]), 1),
     ("linalg_vector_norm norm", _norm, 1),
-    ("dist", lambda call: max(elements(call["self"]), elements(call["other"])), 3),
-    # a difference, its power and a sum for each coordinate of each pair
-    (
-        "_cdist_forward _pdist_forward",
-        lambda call: output(call) * (call["self"] if call["x1"] is None else call["x1"]).shape[-1],
-        3,
-    ),
     ("cumsum cumprod", lambda call: _number(call.out) * max(size(call.out) - _along(call), 0), 1),
     ("logsumexp", given("self"), 2),
     ("logcumsumexp _logcumsumexp", lambda call: max(elements(call["self"]) - _along(call), 0), 3),
@@ -165,14 +137,6 @@ add_rows(
         1,
     ),
     ("embedding_dense_backward", given("grad_output"), 1),
-    ("_embedding_bag _embedding_bag_forward_only", partial(_bag, ((1, -1), (1, 0), (0, 0))), 1),
-    ("_embedding_bag_backward _embedding_bag_dense_backward", partial(_bag, ((1, 0), (1, 1), (0, 1))), 1),
-    (
-        "_embedding_bag_per_sample_weights_backward",
-        lambda call: call["indices"].numel() * (2 * call["grad"].shape[-1] - 1),
-        1,
-    ),
-    ("_coalesce", lambda call: elements(call["self"]) - output(call), 1),
     ("unfold_backward", given("grad_in"), 1),
     ("col2im", given("self"), 1),
     (
@@ -316,4 +280,130 @@ add_rows(
     ("_ctc_loss_backward", _ctc_gradient, 1),
     ("_cudnn_ctc_loss", lambda call: _ctc(call) + _ctc_gradient(call), 1),  # its forward computes the gradient
     ("_fft_c2c _fft_r2c _fft_c2r", _fourier, 1),
+)
+
+# -- transducer losses: kernels that are no operators of torch --------------------------------------------------------
+# Logits are (N, T, U + 1, V).  Each utterance's own lattice is counted; none of these losses runs on the meta device,
+# which has no lengths to read.  The counts follow the packages' CPU sources; the sum of two probabilities in the log
+# domain is 4 (subtract, exp, log1p, add).
+
+Shapes = Sequence[Tuple[int, int]]
+
+
+def _shapes(T_lengths: Any, U_lengths: Any) -> List[Tuple[int, int]]:
+    return list(zip(T_lengths.tolist(), U_lengths.tolist()))
+
+
+def _lattice(T: int, U: int) -> int:
+    """Count forward (or backward) variables: two sums and their sum in the log domain within, one sum on both edges."""
+    return 6 * (T - 1) * U + (T - 1) + U
+
+
+def _marked(T: int, U: int) -> int:
+    """Count the elements of blanks and targets, but for the last blank."""
+    return (T - 1) * (U + 1) + T * U
+
+
+def _both(shapes: Shapes) -> int:
+    """Count forward and backward variables, and the last blank."""
+    return sum(2 * _lattice(T, U) + 1 for T, U in shapes)
+
+
+def _log_probs(shapes: Shapes) -> int:
+    return sum(T * (U + 1) + T * U for T, U in shapes)
+
+
+def _merged_gradient(shapes: Shapes, V: int) -> int:
+    """Count the gradient through the softmax: 2 per cell; 3 per element (add, add, exp) and per blank or target."""
+    return sum((2 + 3 * V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in shapes)
+
+
+def _torchaudio(call: Call) -> int:
+    """Its forward computes the gradient, asked or not; without fused_log_softmax there are no denominators."""
+    logits = call["logits"]
+    V = logits.shape[-1]
+    shapes = _shapes(call["logit_lengths"], call["target_lengths"])
+    if call["fused_log_softmax"]:
+        return 2 * logits.numel() + _log_probs(shapes) + _both(shapes) + _merged_gradient(shapes, V)
+    return _both(shapes) + sum(4 * V * T * (U + 1) + _marked(T, U) for T, U in shapes)
+
+
+def _optimized_transducer(call: Call) -> int:
+    """Its denominators are torch's logsumexp, which is counted as such; one symbol a frame has T - U frames."""
+    logits = call["logits"]
+    from_log_probs = call["from_log_softmax"]
+    shapes = _shapes(call["logit_lengths"], call["target_lengths"])
+    walked = [(T - U, U) for T, U in shapes] if call["one_sym_per_frame"] else shapes
+    total = (0 if from_log_probs else _log_probs(shapes)) + _both(walked)
+    if not logits.requires_grad:
+        return total
+    V = logits.shape[-1]
+    if from_log_probs:
+        return total + sum((1 + V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in walked)
+    return total + _merged_gradient(walked, V)
+
+
+def _mutual_information(call: Call) -> int:
+    """The recursion and its derivative, within the boundary; all else is torch's operators."""
+    px, py, boundary = call["px"], call["py"], call["boundary"]
+    regular = px.shape[2] == py.shape[2] + 1
+    if boundary is None:
+        sides = [(px.shape[1], py.shape[2])] * px.shape[0]
+    else:
+        sides = [(u_end - u, t_end - t) for u, t, u_end, t_end in boundary.tolist()]
+    gradient = call["return_grad"] or px.requires_grad or py.requires_grad
+    edges = sum(frames + (U if regular else 0) for U, frames in sides)
+    inner = sum(U * frames for U, frames in sides)
+    return 6 * inner + edges + (7 * inner + edges if gradient else 0)
+
+
+def _fused(call: Call) -> Any:
+    """Return the call as the package knows it, whose options are a list of numbers."""
+    names = ("encoder_out", "decoder_out", "weight", "bias", "targets", "T_lengths", "U_lengths", "seed")
+    return sys.modules["fused_transducer.call"].Call.of([call[name] for name in names], call["options"])
+
+
+def _fused_losses(call: Call) -> Count:
+    """Joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++ code computes fewer.  Per
+    cell 2 H (sum and activation) and 2 V (denominator); of a lattice with other arcs 5 and 2 for each arc of a cell."""
+    fused = _fused(call)
+    V, H = fused.V, fused.H
+    shapes = _shapes(fused.T_lengths, fused.U_lengths)
+    cells = sum(T * (U + 1) for T, U in shapes)
+    if fused.topology in ("regular", "hat"):
+        walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
+    else:
+        durations = len(fused.durations)  # durations of 0 count as others
+        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations, "star": 3}.get(fused.topology, 2)
+        walked = cells * arcs * (7 if call["gradient"] else 5)
+    return products(H * V * cells, cells * (2 * H + 2 * V) + _log_probs(shapes) + walked)
+
+
+def _fused_gradients(call: Call) -> Count:
+    """Cells whose posterior is negligible are left out, and the logits of the others are computed again where forward
+    did not keep them.  Per cell 2 H (sum and activation), 4 V (softmax and gradient), V for the bias, 4 H to the
+    outputs."""
+    fused = _fused(call)
+    V, H = fused.V, fused.H
+    further = len(fused.durations) if fused.topology == "multi-blank" else 0  # other durations are no symbols
+    posterior = call["arcs"][: 2 + further].sum(0)
+    cells = int((~(posterior < fused.negligible) & (posterior != 0)).sum())
+    encoder_out, decoder_out, weight, bias = call["wanted"]
+    outputs = encoder_out or decoder_out
+    times = (len(call["kept"]) == 0) + weight + outputs
+    return products(times * H * V * cells, cells * (2 * H + 4 * V + bias * V + outputs * 4 * H))
+
+
+_MUTUAL = "mutual_information.MutualInformationRecursionFunction"
+add("torchaudio::rnnt_loss_forward", _torchaudio)
+add("optimized_transducer.transducer_loss.TransducerLossFunction", _optimized_transducer)
+add(f"fast_rnnt.{_MUTUAL} k2.{_MUTUAL}", _mutual_information)
+add("fused_transducer::losses", _fused_losses)
+add("fused_transducer::gradients", _fused_gradients)
+# custom autograd functions without kernels of their own, or of operators that have a rule
+add(
+    "fused_transducer.operators.Losses fused_transducer.operators.Gradients "
+    "torchaudio.functional.functional.RnntLoss torchaudio.functional.filtering.DifferentiableFIR "
+    "torchaudio.functional.filtering.DifferentiableIIR torchaudio.models.wav2vec2.components.GradMultiply",
+    None,
 )

@@ -3,8 +3,8 @@
 One multiply-accumulate is one MAC and two FLOPs.  MACs are those of matrix products, convolutions and recursive
 filters; every other arithmetic is FLOPs alone, one per function of a number whatever it costs.  Integers and booleans
 count nothing, but in matrix products.  Rules are keyed by qualified names ("aten::addmm"), so that one can exist before
-the library that defines the operator is imported; `add_` counts as `add`.  operators.py, matrices.py and lattices.py
-hold the tables.
+the library that defines the operator is imported; `add_` counts as `add`.  The tables are in operators.py and
+matrices.py.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ def composite(operator: Any) -> bool:
 
 #: Names of families that make, copy or choose.
 _MOVES = re.compile(
-    r"aten::(new_\w+|\w+_like|_new_zeros\w*|\w+_scatter|\w+_pad(\dd|_nd)|_?to_(copy|dense|sparse)\w*"
-    r"|_nested_(tensor|from)_\w+|_?sparse_(resize|mask)\w*|_sparse_(coo|compressed|csr)_tensor\w*"
+    r"aten::(new_\w+|\w+_like|_new_zeros\w*|\w+_scatter|\w+_pad(\dd|_nd)|_?to_(copy|dense)\w*"
     r"|_?upsample_nearest(_exact)?\dd|\w*max_pool\dd(_with_indices)?|\w+_copy)"
 )
 #: Elementwise operators that some supported torch does not tag `pointwise`: none does before 2.1.
@@ -205,20 +204,14 @@ def _of_lists(name: str) -> Rule:
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
-def is_sparse(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.sparse_coo or tensor.layout in _COMPRESSED
-
 
 def size(tensor: Any) -> int:
-    """Return the number of elements of a tensor (those that a sparse one stores), or of a list of tensors; 0 for
-    None."""
+    """Return the number of elements of a tensor or of a list of tensors; 0 for None.  Raises TypeError for a sparse or
+    nested tensor, whose operator is then not counted."""
     if isinstance(tensor, torch.Tensor):
-        if tensor.layout is torch.sparse_coo:
-            return tensor._values().numel()
-        return (tensor.values() if tensor.layout in _COMPRESSED else tensor).numel()
+        if tensor.layout not in (torch.strided, torch._mkldnn) or tensor.is_nested:  # type: ignore[attr-defined]
+            raise TypeError("a sparse or nested tensor")
+        return tensor.numel()
     return sum(map(size, tensor)) if isinstance(tensor, (list, tuple)) else 0
 
 
@@ -227,11 +220,9 @@ def elements(tensor: Any, complex_factor: int = 2) -> int:
     0."""
     if isinstance(tensor, (list, tuple)):
         return sum(elements(each, complex_factor) for each in tensor)
-    if not isinstance(tensor, torch.Tensor):
-        return 0
-    if tensor.is_complex():
+    if is_complex(tensor):
         return complex_factor * size(tensor)
-    return size(tensor) if tensor.is_floating_point() else 0
+    return size(tensor) if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else 0
 
 
 def is_complex(operand: Any) -> bool:
