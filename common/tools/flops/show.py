@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from types import SimpleNamespace
-from typing import List, Optional, Sequence, Union
+from typing import Dict, List, Optional, Sequence, Union
 
 from common.records import schema
 
@@ -15,7 +14,7 @@ from msgspec import Struct
 from common.analysis import metrics
 from common.analysis.metrics import Metric, metric
 from common.core.text import percent, quantity
-from common.present.parts import Cell, Column, Table, Values, tabulated
+from common.present.parts import Cell, Table, Values, tabulated
 from common.records.schema import Count as Whole
 from common.records.schema import Positive, Record
 from common.tools.kept import Answer, Kept
@@ -25,10 +24,8 @@ TOOL, TITLE = "flops", "Operations of a model"
 JOB = "count"
 #: Kinds of rows.
 BREAKDOWNS = ("module", "class", "operator")
-#: Of a part; own: without the modules below.
-AMOUNTS = ("calls", "trainable", "frozen", "macs", "flops", "backward_macs", "backward_flops", "own_macs", "own_flops")
-#: Classes of layers that one operator runs on a CPU, and one operator a step on the meta device.
-RECURRENT = {"LSTM", "GRU", "RNN"}
+#: Numbers of a part.
+AMOUNTS = ("calls", "trainable", "frozen", "macs", "flops", "backward_macs", "backward_flops")
 
 
 class Config(Struct, kw_only=True):
@@ -61,29 +58,13 @@ class Operator(Struct, kw_only=True):
     flops: Whole
 
 
-class Missing(Struct, kw_only=True):
-    """An operator that was not counted."""
-
-    operator: str
-    path: str
-    reason: str
-
-
-class Document(Struct, kw_only=True):
-    """Modules, operators and what was not counted, as the counter saw them."""
-
-    modules: List[Module]
-    counts: List[Operator]
-    not_counted: List[Missing]
-
-
 class Bucket(Struct, kw_only=True):
-    """Hold what a job counts: utterances of similar length, with samples and MACs of each, or a run without a name."""
+    """Hold utterances of similar length: samples and MACs of each, FLOPs of all."""
 
     name: str
-    samples: List[Positive] = []
-    macs: List[Whole] = []
-    document: Document
+    samples: List[Positive]
+    macs: List[float]
+    flops: Whole
 
     def row(self, sample_rate: int) -> Values:
         """Return the bucket as CSV and JSON have it; rates in MACs per second of audio."""
@@ -94,92 +75,70 @@ class Bucket(Struct, kw_only=True):
             "utterances": len(seconds),
             "shortest_s": min(seconds),
             "longest_s": max(seconds),
-            "macs": sum(self.macs),
-            "flops": sum(counted.flops for counted in self.document.counts),
+            "macs": round(sum(self.macs)),
+            "flops": self.flops,
             "macs_per_s": sum(self.macs) / sum(seconds),
             "macs_per_s_min": min(rates),
             "macs_per_s_max": max(rates),
         }
 
 
-class Part(SimpleNamespace):
-    """A module with all below it, the modules of a class without what is below them, an operator, or everything.
+class Counted(Struct, kw_only=True):
+    """Hold a count: utterances where the input is audio, modules and operators, and what was not counted in words."""
 
-    name: path, class or operator; kind: the class of a module, else ""; and its AMOUNTS.
+    buckets: List[Bucket]
+    modules: List[Module]
+    counts: List[Operator]
+    not_counted: List[str]
+
+
+def parts_of(counted: Counted, by: str = "module", depth: Optional[int] = None) -> List[Values]:
+    """Return the parts by one of BREAKDOWNS as CSV and JSON have them, and the total at the end.
+
+    Each has a `name`, the class of a module as `kind`, its AMOUNTS and shares.  Modules, each with all below it, go
+    down to `depth` names below the model, in its order, then paths that are no module; others begin with the largest.
     """
+    kinds = {module.path: module.kind for module in counted.modules}
+    parts: Dict[str, Values] = {}
 
-    def __init__(self, name: str, kind: str = "", calls: int = 0):
-        super().__init__(**{"name": name, "kind": kind, **dict.fromkeys(AMOUNTS, 0), "calls": calls})
+    def part(name: str, kind: str = "") -> Values:
+        return parts.setdefault(name, {"name": name, "kind": kind, **dict.fromkeys(AMOUNTS, 0)})
 
-    def add(self, counted: Union[Module, Operator], own: bool = False) -> None:
-        """Add a module's parameters, or operations.  own: they are of the part itself, not of a module below."""
-        keys = ("trainable", "frozen") if isinstance(counted, Module) else ("macs", "flops")
-        backward = isinstance(counted, Operator) and counted.phase == "backward"
-        prefixes = ["", *(["backward_"] if backward else []), *(["own_"] if own else [])]
-        for key in keys:
-            for prefix in prefixes if isinstance(counted, Operator) else [""]:
-                vars(self)[prefix + key] += getattr(counted, key)
-
-    def row(self, total: Part) -> Values:
-        """Return the part as CSV and JSON have it, with its shares, None where the total is nothing."""
-        shares = {"macs_share": (self.macs, total.macs), "flops_share": (self.flops, total.flops)}
-        return {**vars(self), **{key: part / whole if whole else None for key, (part, whole) in shares.items()}}
-
-
-def parts_of(document: Document, by: str = "module", depth: Optional[int] = None) -> List[Part]:
-    """Return the parts by one of BREAKDOWNS, and the total at the end; modules down to `depth` names below the model.
-
-    Modules are in the order of the model, each before those below it, then paths that are no module; others begin with
-    the largest.
-    """
-    kinds = {module.path: module.kind for module in document.modules}
-    shown = [each for each in document.modules if depth is None or len(_names(each.path)) <= depth]
-    parts = {each.path: Part(each.path, each.kind, each.calls) for each in shown} if by == "module" else {}
-    total = Part("total", calls=sum(counted.calls for counted in document.counts))
-
-    def keys(counted: Union[Module, Operator]) -> List[str]:
-        """Return the keys of the parts that a module or an operator belongs to."""
-        if by == "operator":
-            return [counted.operator] if isinstance(counted, Operator) else []
-        if by == "class":
-            return [kinds.get(counted.path, counted.path)]
-        names = _names(counted.path)
-        above = [".".join(names[:count]) for count in range(len(names) + 1)]
-        # a path in parentheses is outside of the model
-        inside = [key for key in above if key in parts and (key or not counted.path.startswith("("))]
-        return inside or [counted.path]
-
-    entries: List[Union[Module, Operator]] = [*document.modules, *document.counts]
+    for module in counted.modules if by == "module" else ():
+        if depth is None or len(_above(module.path)) - 1 <= depth:
+            part(module.path, module.kind)["calls"] = module.calls
+    total: Values = {"name": "total", "kind": "", **dict.fromkeys(AMOUNTS, 0)}
+    called = {"class": Module, "operator": Operator}.get(by, ())
+    entries: List[Union[Module, Operator]] = [*counted.modules, *counted.counts]
     for each in entries:
-        total.add(each, own=True)
-        for key in keys(each):
-            part = parts.setdefault(key, Part(key))
-            part.add(each, own=by != "module" or key == each.path)
-            part.calls += each.calls if isinstance(each, {"class": Module, "operator": Operator}.get(by, ())) else 0
-    if by == "module":
-        return [*parts.values(), total]
-    return [*sorted(parts.values(), key=lambda part: (-part.flops, -part.macs, part.name)), total]
+        if isinstance(each, Module):
+            amounts, keys = {"trainable": each.trainable, "frozen": each.frozen}, []
+        else:
+            amounts, keys = {"macs": each.macs, "flops": each.flops}, [each.operator]
+            if each.phase == "backward":
+                amounts.update(backward_macs=each.macs, backward_flops=each.flops)
+        if by == "class":
+            keys = [kinds.get(each.path, each.path)]
+        elif by == "module":  # a path in parentheses is outside of the model
+            above = [key for key in _above(each.path) if key in parts and (key or not each.path.startswith("("))]
+            keys = above or [each.path]
+        for of in [total, *map(part, keys)]:
+            of["calls"] += each.calls if isinstance(each, Operator if of is total else called) else 0
+            for key, amount in amounts.items():
+                of[key] += amount
+    rows = [*parts.values()]
+    if by != "module":
+        rows.sort(key=lambda row: (-row["flops"], -row["macs"], row["name"]))
+    for row in [*rows, total]:
+        for key in ("macs", "flops"):
+            row[f"{key}_share"] = row[key] / total[key] if total[key] else None
+    return [*rows, total]
 
 
-def _names(path: str) -> List[str]:
-    return path.split(".") if path else []
-
-
-def merged(buckets: Sequence[Bucket]) -> Bucket:
-    """Merge the runs of one model: parameters once, all else added up."""
-    counted = [bucket.document for bucket in buckets]
-    modules = {module.path: module for document in reversed(counted) for module in document.modules}
-    for path, module in modules.items():
-        calls = [each.calls for document in counted for each in document.modules if each.path == path]
-        modules[path] = msgspec.structs.replace(module, calls=sum(calls))
-    document = Document(
-        modules=list(modules.values()),
-        counts=[each for document in counted for each in document.counts],
-        not_counted=[missing for document in counted for missing in document.not_counted],
-    )
-    samples = [count for bucket in buckets for count in bucket.samples]
-    macs = [count for bucket in buckets for count in bucket.macs]
-    return Bucket(name="all", samples=samples, macs=macs, document=document)
+def _above(path: str) -> List[str]:
+    """Return the paths of the modules that a module lies in, the model's "" first, and its own."""
+    names = path.split(".") if path else []
+    return [".".join(names[:count]) for count in range(len(names) + 1)]
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -195,14 +154,12 @@ NUMBERS = (
     _amount("trainable", "trainable"),
     _amount("frozen", "frozen"),
     _amount("macs", "MACs", "MACs"),
-    metric("macs_share", "share", percent, value=itemgetter("macs_share")),
+    metric("macs_share", "of MACs", percent, value=itemgetter("macs_share")),
     _amount("flops", "FLOPs", "FLOPs"),
-    metric("flops_share", "share", percent, value=itemgetter("flops_share")),
+    metric("flops_share", "of FLOPs", percent, value=itemgetter("flops_share")),
     _amount("backward_macs", "backward MACs", "MACs"),
     _amount("backward_flops", "backward FLOPs", "FLOPs"),
 )
-#: Those that have a column only where the total has some.
-OPTIONAL = ("frozen", "backward_macs", "backward_flops")
 #: Numbers of a bucket.
 BUCKETS = (
     metric("utterances", "utterances", value=itemgetter("utterances")),
@@ -216,20 +173,16 @@ BUCKETS = (
 )
 
 
-def parts_table(parts: Sequence[Part], by: str) -> Table:
+def parts_table(parts: Sequence[Values], by: str) -> Table:
     """Return a row for each part, the total last; a column for what is there: the backward, frozen parameters."""
-    total = parts[-1]
-    absent = {key for key in OPTIONAL if not getattr(total, key)}
+    absent = {key for key in ("frozen", "backward_macs", "backward_flops") if not parts[-1][key]}
     absent |= {"trainable", "frozen"} if by == "operator" else set()
     shown = [number for number in NUMBERS if number.key not in absent]
-    names = {by: "name", **({"class": "kind"} if by == "module" else {})}
     rows = []
     for part in parts:
-        row = part.row(total)
-        texts = [Cell(row[key] or ("(model)" if key == "name" else ""), row[key]) for key in names.values()]
-        rows.append([*texts, *(number.cell(row) for number in shown)])
-    title = f"by {by}" + (", each with all below it" if by == "module" else "")
-    return Table(by, title, [*(Column(name, False) for name in names), *(Column(each.title) for each in shown)], rows)
+        kind = {"class": Cell(part["kind"], part["kind"])} if by == "module" else {}
+        rows.append({by: Cell(part["name"] or "(model)", part["name"]), **kind, **metrics.cells(shown, part)})
+    return tabulated(by, f"by {by}" + (", each with all below it" if by == "module" else ""), rows)
 
 
 def answer(kept: Kept) -> Answer:
@@ -238,35 +191,27 @@ def answer(kept: Kept) -> Answer:
     Rows for CSV and JSON are those of the utterances, without any of the parts and the total.
     """
     config, job = schema.typed(kept.header.config, Config), kept.job(JOB)
-    buckets = job.of(Bucket)
-    if not buckets:
+    if not job.values:
         return Answer(kept.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])
-    whole = merged(buckets)
-    parts = parts_of(whole.document, config.by, config.depth)
+    counted = job.of(Counted)[0]
+    parts, buckets = parts_of(counted, config.by, config.depth), counted.buckets
     total = parts[-1]
-    parameters = total.trainable + total.frozen
-    missing = (f"{each.operator} in {each.path or 'the model'} ({each.reason})" for each in whole.document.not_counted)
-    lines = [f"not counted: {line}" for line in dict.fromkeys(missing)]
-    backward = {count.path for count in whole.document.counts if count.phase == "backward"}
-    recurrent = sorted({each.kind for each in whole.document.modules if each.path in backward} & RECURRENT)
-    if config.flags["device"] == "meta" and recurrent:
-        more = "backward FLOPs are of single steps on the meta device, more than on a CPU; MACs are the same"
-        lines.insert(0, f"{', '.join(recurrent)}: {more}")
-    spoken = [
-        bucket.row(config.sample_rate)
-        for bucket in [*buckets, *([whole] if len(buckets) > 1 else [])]
-        if bucket.samples
-    ]
-    lengths = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in spoken]
-    tables = [tabulated("buckets", "utterances by length", lengths)] if spoken else []
+    parameters = total["trainable"] + total["frozen"]
+    if len(buckets) > 1:
+        samples, macs = ([each for bucket in buckets for each in getattr(bucket, key)] for key in ("samples", "macs"))
+        buckets = [*buckets, Bucket(name="all", samples=samples, macs=macs, flops=total["flops"])]
+    spoken = [bucket.row(config.sample_rate) for bucket in buckets]
+    by_length = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in spoken]
+    words = f"trainable {total['trainable']}, frozen {total['frozen']}"
+    sums = [f"{quantity(total[key], unit)} ({total[key]})" for key, unit in (("macs", "MACs"), ("flops", "FLOPs"))]
     return Answer(
         kept.header.name,
-        total=[
-            f"total: {quantity(total.macs, 'MACs')} ({total.macs}), {quantity(total.flops, 'FLOPs')} ({total.flops})",
-            f"parameters: {quantity(parameters)} ({parameters}; trainable {total.trainable}, frozen {total.frozen})",
+        total=[f"total: {', '.join(sums)}", f"parameters: {quantity(parameters)} ({parameters}; {words})"],
+        tables=[
+            *([tabulated("buckets", "utterances by length", by_length)] if spoken else []),
+            parts_table(parts, config.by),
         ],
-        tables=[*tables, parts_table(parts, config.by)],
-        lines=lines,
-        rows=spoken or [part.row(total) for part in parts],
+        lines=[f"not counted: {line}" for line in counted.not_counted],
+        rows=spoken or parts,
         statuses=[job.status],
     )
