@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -73,9 +74,9 @@ def module(source: str) -> ModuleType:
         raise UserError(f"{source} does not import in {sys.executable}: {reason_of(error)}{lacks}") from error
 
 
-def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu") -> Any:
+def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", advice: str = "") -> Any:
     """Call what makes a model.  On the meta device it has no weights, if its initialisation allows that.  Raises
-    UserError, also for an argument that is not known, or missing."""
+    UserError, also for an argument that is not known, or missing.  advice: ends the message."""
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
     try:
@@ -88,7 +89,7 @@ def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu
         raise UserError(f"{name}: {error}: give its arguments, {signature}, by --arg NAME=VALUE or a file") from None
     try:
         try:
-            with torch.device(device if device == "meta" else "cpu"):
+            with torch.device("meta") if device == "meta" else nullcontext():
                 return maker(**arguments)
         except (NotImplementedError, RuntimeError):
             if device != "meta":
@@ -97,4 +98,4 @@ def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu
     except (NotRunnable, UserError):
         raise
     except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
-        raise UserError(f"{name} cannot be made: {reason_of(error)}") from error
+        raise UserError(f"{name} cannot be made: {reason_of(error)}{advice}") from error

@@ -10,17 +10,16 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 from torch import nn
 
 from common.core.errors import UserError
 from common.core.files import not_a_file
-from common.core.text import closest, reason_of
-from common.system.memory import is_out_of_memory
+from common.core.text import closest
 from common.tools import loading
 
 SAMPLE_RATE = 16000
@@ -112,10 +111,9 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
         raise UserError(f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}")
     fetch = "get_feature_extractor(), bundle.get_decoder" if decodes else "get_model"
     command = f'python -c "from torchaudio.pipelines import {source} as bundle; bundle.{fetch}()"'
-    with _making(source, f"its weights are not below {torch.hub.get_dir()}; fetch them: {command}"):
-        parts = [bundle.get_feature_extractor(), bundle.get_decoder()] if decodes else [bundle.get_model()]
-    separates = isinstance(bundle, getattr(pipelines, "SourceSeparationBundle", ()))
-    channels = int(getattr(parts[0], "audio_channels", 1))  # one, or two equal ones where the model wants them
+    advice = f"; its weights have to be below {torch.hub.get_dir()}, fetch them: {command}"
+    make = [bundle.get_feature_extractor, bundle.get_decoder] if decodes else [bundle.get_model]
+    parts = [loading.made(source, each, {}, advice=advice) for each in make]
 
     def search(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         given = [parts[0](wave) for wave in waves]
@@ -124,7 +122,7 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         # without lengths: bundles normalised by groups are trained so, and no wave here is padded
-        return parts[0](waves[:, None].expand(-1, channels, -1) if separates else waves)
+        return parts[0](waves)
 
     return Wrapped(search if decodes else call, nn.ModuleList(parts), bundle.sample_rate)
 
@@ -133,8 +131,7 @@ def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torc
     """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it, ``task`` among them."""
     transformers = loading.module("transformers")
     given = {"task": "automatic-speech-recognition", **arguments}
-    with _making(source, "no model that transformers has here"):
-        made = transformers.pipeline(model=source, device=device, **given)
+    made = loading.made(source, partial(transformers.pipeline, model=source, device=device), given)
     if getattr(made, "feature_extractor", None) is None:
         raise UserError(f"{source}: the pipeline of {given['task']} takes no audio; give arguments: {{task: ...}}")
     rate = int(getattr(made.feature_extractor, "sampling_rate", SAMPLE_RATE))
@@ -152,10 +149,9 @@ def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: tor
     The folder's hyperparams.yaml is SpeechBrain's own format, which names classes to make: it is code, as the model is.
     """
     name, method = INTERFACES[kind]
-    module = loading.module(f"speechbrain.inference.{name}")
+    make = loading.imported(f"speechbrain.inference.{name}:{kind}").from_hparams
     given = {**arguments, "run_opts": {"device": str(device), **(arguments.get("run_opts") or {})}}
-    with _making(source, "SpeechBrain has no such model here"):
-        made = getattr(module, kind).from_hparams(source=source, **given)
+    made = loading.made(source, partial(make, source), given)
     parameters = inspect.signature(getattr(made, method)).parameters
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
@@ -172,22 +168,6 @@ def _argument(label: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optiona
     if label == "predictions":
         return waves[..., None].expand(-1, -1, 2)  # (N, samples, speakers): an estimate of SpeechBrain is of two
     return waves if re.fullmatch(r"wavs\d?|mix|noisy", label) else None
-
-
-@contextmanager
-def _making(source: str, missing: str) -> Iterator[None]:
-    """Turn errors of a package that makes a model of `source` in the block into UserError.
-
-    missing: advice for a file that is not there or cannot be fetched.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, UserError) or is_out_of_memory(error):
-            raise
-        # a name that no hub can have is a ValueError
-        words = missing if isinstance(error, (OSError, ValueError)) else "cannot be made"
-        raise UserError(f"{source}: {words} ({reason_of(error)})") from error
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
