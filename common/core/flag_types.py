@@ -39,10 +39,9 @@ class Whole:
             value = int(text)
         except ValueError:
             raise UserError(f"give a whole number, not {short(text)!r}") from None
-        if value < self.low:
-            raise UserError(f"must be at least {self.low}, not {value}")
-        if value > self.high:
-            raise UserError(f"must be at most {self.high}, not {short(text)}")
+        if not self.low <= value <= self.high:
+            bound = f"at least {self.low}" if value < self.low else f"at most {self.high}"
+            raise UserError(f"must be {bound}, not {short(text)}")
         return value
 
 
@@ -85,11 +84,10 @@ def not_negative(text: str) -> float:
 def durations(text: str) -> str:
     """Return "0,1,2" of different whole numbers, one of them above 0."""
     parts = _parts(text)
-    if not all(part.isdecimal() and int(part) <= MOST for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"give different whole numbers of frames, 0,1,2,3,4, not {text!r}")
-    if not any(int(part) for part in parts):
-        raise UserError(f"one of the durations {text!r} must be above 0")
-    return ",".join(str(int(part)) for part in parts)
+    frames = [int(part) for part in parts if part.isdecimal()]
+    if len({*frames}) < len(parts) or not 0 < max(frames, default=0) <= MOST:
+        raise UserError(f"give different whole numbers of frames, 0,1,2,3,4, one of them above 0, not {text!r}")
+    return ",".join(map(str, frames))
 
 
 def duration(text: str) -> float:
@@ -128,8 +126,15 @@ def device(text: str) -> str:
 
 
 #: Other names of dtypes, as frameworks have them.
-DTYPE_NAMES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
-DTYPE_NAMES.update({"fp64": "float64", "double": "float64"})
+DTYPE_NAMES = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
 
 
 def dtype(text: str) -> str:
@@ -182,11 +187,8 @@ def schedule(text: str) -> Dict[str, int]:
     """Parse the profiler's schedule, "wait=10,warmup=10,active=20,repeat=2", in steps."""
     lows = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
     given = {key.strip(): value for key, _, value in (part.partition("=") for part in text.split(","))}
-    if not given.keys() <= lows.keys():
-        raise UserError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
-    missing = [key for key in lows if key not in given]
-    if missing:
-        raise UserError(f"{', '.join(missing)} is not given in {text!r}")
+    if given.keys() != lows.keys():
+        raise UserError(f"give wait=A,warmup=B,active=C,repeat=D in steps, all four, not {text!r}")
     return {key: Whole(low)(given[key]) for key, low in lows.items()}
 
 
@@ -215,19 +217,15 @@ def positive(text: str) -> float:
 def bytes_of(text: str, device_bytes: int) -> int:
     """Return the bytes of "4GiB", "500MB" or "80%" (of `device_bytes`).  Raises UserError."""
     number = text.rstrip("%" + string.ascii_letters + " ")
-    unit = text[len(number) :].strip().lower()
-    if unit not in SIZE_UNITS and unit != "%":
+    unit, units = text[len(number) :].strip().lower(), {**SIZE_UNITS, "%": device_bytes / 100}
+    if unit not in units:
         raise UserError(f"give a size such as 4GiB, 500MB or 80% of the device, not {text!r}")
     value = positive(number)
     if unit == "%" and value > 100:
         raise UserError(f"must be at most 100%, not {text}")
-    wanted = device_bytes * value / 100 if unit == "%" else value * SIZE_UNITS[unit]
-    if wanted > MOST_BYTES:
-        raise UserError(f"must be at most {MOST_BYTES} bytes, not {text}")
-    size = int(wanted)
-    if size < 1:
-        raise UserError(f"must be at least a byte, not {text}")
-    return size
+    if not 1 <= value * units[unit] <= MOST_BYTES:
+        raise UserError(f"must be at least a byte and at most {MOST_BYTES}, not {text}")
+    return int(value * units[unit])
 
 
 # -- presets -----------------------------------------------------------------------------------------------------------

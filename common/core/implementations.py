@@ -7,7 +7,6 @@ unless a user's script does at its top: the parent process and the summarizer re
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import os
@@ -21,7 +20,7 @@ from types import ModuleType
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import NotRunnable, UserError
-from common.core.files import ROOT, not_a_file, read_bytes
+from common.core.files import ROOT, not_a_file
 
 #: Lattices other than that of Graves 2012, in words; common.losses.topologies has their arcs.
 LATTICES = {
@@ -219,9 +218,6 @@ def with_variants() -> Tuple[Implementation, ...]:
     return tuple(result)
 
 
-ENDING = ".py"
-
-
 @dataclass(frozen=True)
 class Attributes:
     """Attributes of the class ADAPTER of a script, with the defaults of a script that does not say them."""
@@ -258,7 +254,7 @@ def load(script: str) -> Any:
     Raises what importing it raises, NotRunnable for a module that it lacks, and UserError for a file that cannot be a
     row.
     """
-    if not script.endswith(ENDING):
+    if not script.endswith(".py"):
         return importlib.import_module(script).ADAPTER
     try:
         adapter = imported(Path(script)).ADAPTER
@@ -285,7 +281,7 @@ def of_file(file: str) -> Implementation:
 
 def described(implementation: Implementation) -> Attributes:
     """Return the attributes of its ADAPTER; the defaults where its script cannot be imported here."""
-    if implementation.script.endswith(ENDING):
+    if implementation.script.endswith(".py"):
         return _attributes_of_file(Path(implementation.script))
     return _attributes(load(implementation.script))
 
@@ -297,17 +293,12 @@ def _attributes_of_file(path: Path) -> Attributes:
     One that cannot be imported has the defaults: its worker says in its row what is wrong.  Raises UserError for a file
     that is no Python or holds no ADAPTER.
     """
-    try:
-        ast.parse(read_bytes(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise UserError(f"{path}{where}: not Python ({getattr(error, 'msg', None) or error})") from error
     search = list(sys.path)
     try:
         with redirect_stdout(sys.stderr):
             adapter = getattr(imported(path), "ADAPTER", None)
+    except SyntaxError as error:
+        raise UserError(f"{error.filename or path}, line {error.lineno}: not Python ({error.msg})") from error
     except (Exception, SystemExit):
         return Attributes()
     finally:

@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import flag_types
 from common.core.errors import UserError
-from common.core.flag_types import ESTIMATE
 from common.core.text import gathered
 
 PASSES = ("correctness", "timing", "memory", "trace")
@@ -22,8 +21,6 @@ LOGITS = ("random", *STAGES)
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
 #: The name of --find-largest among the presets of a setting.
 SEARCH = "--find-largest"
-#: Each round is a process of a second or more, for each implementation.
-MOST_ROUNDS = 10_000
 #: Rounds of every loss, before --budget ends anything.
 FEWEST_ROUNDS = 3
 
@@ -135,10 +132,7 @@ class Setting:
 
 def setting(default: Any, group: str, help: str, **details: Any) -> Any:
     """Return the dataclass field that declares a setting; the arguments are those of Setting."""
-    metadata = {"setting": Setting(default, group, help, **details)}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default_factory=lambda: default, metadata={"setting": Setting(default, group, help, **details)})
 
 
 def declared(fields: Sequence[Any]) -> Dict[str, Setting]:
@@ -147,11 +141,6 @@ def declared(fields: Sequence[Any]) -> Dict[str, Setting]:
     return {
         key: replace(value, key=key, flag=value.flag or "--" + key.replace("_", "-")) for key, value in settings.items()
     }
-
-
-def tupled(value: Any) -> Any:
-    """Return a value of JSON as a setting has it: a list as a tuple."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def worded(value: Any) -> str:
@@ -221,7 +210,7 @@ class Settings:
         MEASURED,
         "How much is measured (a size), of what (a workload), or both: cpu,chars. Other flags override parts of it. "
         f"{flag_types.listed('Size', flag_types.SIZES)} {flag_types.listed('Workload', flag_types.WORKLOADS)} "
-        f"Note that {ESTIMATE}",
+        f"Note that {flag_types.ESTIMATE}",
         short="Size (full, cpu, quick) and workload (bpe500, chars, ...).",
         type=flag_types.preset,
         metavar="SIZE,WORKLOAD",
@@ -370,7 +359,8 @@ class Settings:
     token_scale: float = setting(
         1.0,
         LENGTHS,
-        f"Multiply U by F and round it, for a vocabulary of longer or shorter tokens than BPE 500 ({ESTIMATE})",
+        "Multiply U by F and round it, for a vocabulary of longer or shorter tokens than BPE 500 "
+        f"({flag_types.ESTIMATE})",
         type=flag_types.positive,
         metavar="F",
         presets={"bpe4096-x8": 0.66, "chars": 2.66},
@@ -533,7 +523,7 @@ class Settings:
         TIMING,
         "Number of fresh processes for each implementation, in shuffled order",
         short="Fresh processes for each loss; intervals are over them.",
-        type=flag_types.whole(1, MOST_ROUNDS),
+        type=flag_types.whole(1, 10_000),
         metavar="K",
         presets={"cpu": 10, "quick": 1, SEARCH: 3},
         **_HOW,
@@ -669,7 +659,7 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         """Return the settings that `data` has, with defaults for the others; ignore other keys."""
         known = {key: value for key, value in data.items() if key in SETTINGS}
-        return cls(**{key: tupled(value) for key, value in known.items()})
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
 
 
 #: The declaration of every setting, by name.
@@ -706,11 +696,6 @@ def heading(known: Mapping[str, Any]) -> List[str]:
     return [text for value in SETTINGS.values() if (text := value.heading_text(known))]
 
 
-def with_correctness(passes: Sequence[str]) -> Tuple[str, ...]:
-    """Return the passes in their order; correctness is always among them: no time without it."""
-    return tuple(name for name in PASSES if name == "correctness" or name in passes)
-
-
 def resolve(given: Mapping[str, Any], device: str) -> Settings:
     """Return the settings of a run: what is `given`, else what the preset says, else the defaults.
 
@@ -737,7 +722,8 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
         values["vocab_size"] = given["file_vocab_size"]
     if values["find_largest"]:
         values["sort_utterance"] = _sorted_for_search(given)
-    values["passes"] = with_correctness(values["passes"])
+    passes = ("correctness", *values["passes"])  # no time without it
+    values["passes"] = tuple(name for name in PASSES if name in passes)
     if given.get("batches") is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first" if values["find_largest"] else "random"
     _check(given, values)

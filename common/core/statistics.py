@@ -18,8 +18,6 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     R)."""
     if not values:
         raise ValueError("no values")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"not a fraction: {fraction}")
     ordered = sorted(values)
     position = (len(ordered) - 1) * fraction
     below = math.floor(position)
@@ -78,8 +76,6 @@ def student_t(confidence: float, freedom: float) -> float:
     With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and Newton's method do,
     from 0 up to the point of one degree, tan(confidence * pi / 2).
     """
-    if not 0 < confidence < 1 or freedom < 1:
-        raise ValueError(f"no such point: confidence {confidence}, {freedom} degrees of freedom")
     whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     angle, highest, panels = 0.0, math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom)), 200
     for _ in range(50):
@@ -130,8 +126,6 @@ def verdict(low: Optional[float], high: Optional[float], tolerance: float = 0.0)
     tolerance: the change that does not matter, 0.02 for 2%.  Same: the whole interval is within it; faster, slower:
     the whole interval is beyond it; unclear: the interval straddles a border, or there is none.
     """
-    if tolerance < 0:
-        raise ValueError(f"negative tolerance: {tolerance}")
     if low is None or high is None:
         return "unclear"
     if high < 1 / (1 + tolerance):
