@@ -50,6 +50,7 @@ class Call:
     topology: str = "regular"
     sigma: float = 0.0
     skip: float = 0.0
+    clamp: float = 0.0
     durations: Tuple[int, ...] = ()
 
     @classmethod
@@ -255,6 +256,7 @@ def check_options(
     durations: Any = (),
     sigma: Any = 0.0,
     skip: Any = 0.0,
+    clamp: Any = 0.0,
     backend: Any = None,
 ) -> None:
     """Raise ValueError for options of another type or outside their range; V: the number of outputs."""
@@ -276,6 +278,7 @@ def check_options(
         ("fastemit_lambda", fastemit_lambda),
         ("negligible", negligible),
         ("delay_penalty", delay_penalty),
+        ("clamp", clamp),
     ):
         check_number(name, value, least=0)
     for name, value in (("dropout", dropout), ("label_smoothing", label_smoothing)):

@@ -50,6 +50,7 @@ def transducer_loss(
     dropout_seed: Union[int, Tensor, None] = None,
     delay_penalty: float = 0.0,
     label_smoothing: float = 0.0,
+    clamp: float = 0.0,
     utterance_weights: Optional[Tensor] = None,
     zero_infinity: bool = False,
     topology: str = "regular",
@@ -89,6 +90,8 @@ def transducer_loss(
         label_smoothing: the log-probability of each arc becomes 1 - label_smoothing times itself, plus label_smoothing
         times the mean of the cell's log-probabilities, as if each arc's target were smoothed in a cross-entropy.  Not
         for tdt, multi-blank and hat.
+        clamp: the gradient of each logit, before that of the loss multiplies it, is held within plus and minus this, as
+        NeMo's is on CUDA; that of tdt's durations never.  0: no limit.
     The lattice
         topology: "regular" (Graves 2012); "modified" and "modified-last-blank" (a label goes to the next frame; paths
         end with any symbol, or with a blank); "constrained" (a label goes to the next frame with the blank behind it);
@@ -125,23 +128,22 @@ def transducer_loss(
     encoder_out, decoder_out, weight = given[:3]
     (N, T, _), U1, V = encoder_out.shape, decoder_out.shape[1], weight.shape[0]
     device, dtype = encoder_out.device, encoder_out.dtype
-    check_options(
-        V,
-        blank,
-        activation,
-        reduction,
-        fastemit_lambda,
-        negligible,
-        tile_cells,
-        dropout,
-        delay_penalty,
-        label_smoothing,
-        keep_bytes,
-        topology,
-        durations,
-        sigma,
-        skip,
-    )
+    options = {
+        "blank": blank,
+        "activation": activation,
+        "fastemit_lambda": fastemit_lambda,
+        "negligible": negligible,
+        "tile_cells": tile_cells,
+        "dropout": dropout,
+        "delay_penalty": delay_penalty,
+        "label_smoothing": label_smoothing,
+        "clamp": clamp,
+        "topology": topology,
+        "durations": durations,
+        "sigma": sigma,
+        "skip": skip,
+    }
+    check_options(V, reduction=reduction, keep_bytes=keep_bytes, **options)
     if return_posteriors and fastemit_lambda and topology in MIXED:
         raise ValueError(
             f"return_posteriors: with fastemit_lambda those of topology {topology!r} are no probabilities; give one of "
@@ -175,12 +177,7 @@ def transducer_loss(
             kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
-    options = packed(
-        durations, blank=blank, activation=activation, fastemit_lambda=fastemit_lambda, negligible=negligible,
-        tile_cells=tile_cells, dropout=dropout, delay_penalty=delay_penalty, label_smoothing=label_smoothing,
-        topology=topology, sigma=sigma, skip=skip,
-    )  # fmt: skip
-    losses, dropped, arcs, _ = losses_of(*given, seed, options, backend, gradient, cells, kept_cells)
+    losses, dropped, arcs, _ = losses_of(*given, seed, packed(**options), backend, gradient, cells, kept_cells)
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra = (dropped,) if return_dropped else ()
     if return_posteriors:

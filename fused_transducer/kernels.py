@@ -120,6 +120,12 @@ def _log_sigmoid(x):
 
 
 @triton.jit
+def _clamped(x, most):
+    """x between -most and most; a NaN stays."""
+    return tl.where(x > most, most, tl.where(x < -most, -most, x))
+
+
+@triton.jit
 def _exact_sum(x, y):
     """x + y of float32 as (sum, rest): the sum as float32 rounds it, and what that leaves out."""
     total = x + y
@@ -632,11 +638,11 @@ def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
 @_kernel
 def logit_gradients(
     activations, weight, bias, targets, U_lengths, arcs, grad_losses, numbers, positions, gradients,
-    cells, tile, rows, T, U1, BLANK, label_smoothing,
+    cells, tile, rows, T, U1, BLANK, label_smoothing, clamp,
     EXTRA: tl.constexpr, NORMALISER: tl.constexpr,
     V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
-    SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
+    SMOOTHS: tl.constexpr, CLAMPS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """gradients (rows, VP) of the logits of a tile's cells; 0 beyond V."""
     begin = tl.program_id(0).to(tl.int64) * BM
@@ -647,6 +653,7 @@ def logit_gradients(
     target = tl.load(targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1)
     cell = (n.to(tl.int64) * T + t) * U1 + u
     scale = tl.load(grad_losses + n).to(tl.float32)
+    most = clamp * tl.abs(scale)
     of_blank = tl.load(arcs + cell, mask=valid, other=0.0) * scale
     of_label = tl.load(arcs + cells + cell, mask=valid, other=0.0) * scale
     high = tl.load(arcs + (2 + EXTRA) * cells + cell, mask=valid, other=0.0)
@@ -685,6 +692,8 @@ def logit_gradients(
                     y = (y - high_further) - normaliser_further
                     posterior = tl.load(arcs + (2 + number) * cells + cell, mask=valid, other=0.0) * scale
                     of_column = (further - posterior) * tl.exp(y) + posterior * _expm1(y)
+                    if CLAMPS and NORMALISER != APART:
+                        of_column = _clamped(of_column, most)
                     tl.store(to + column, of_column.to(gradients.dtype.element_ty), mask=valid)
         if NORMALISER == SIGMOID:
             if (first <= BLANK) & (BLANK < first + BV):
@@ -699,6 +708,8 @@ def logit_gradients(
         if SMOOTHS:
             g = tl.where((v < V)[None, :], g - label_smoothing / V, 0.0)
         g = every[:, None] * g
+        if CLAMPS:
+            g = _clamped(g, most[:, None])
         stored = valid[:, None] & (v < VP)[None, :]
         if EXTRA != 0:
             stored = stored & ((v < V - EXTRA) | (v >= V))[None, :]
@@ -719,6 +730,9 @@ def logit_gradients(
     if SMOOTHS:
         at_blank += label_smoothing * (tl.where(is_blank, both, of_blank) - both / V)
         at_label += label_smoothing * (of_label - both / V)
+    if CLAMPS:
+        at_blank = _clamped(at_blank, most)
+        at_label = _clamped(at_label, most)
     tl.debug_barrier()  # other lanes have stored these columns in the loop
     tl.store(to + BLANK, at_blank.to(gradients.dtype.element_ty), mask=valid)
     is_label = valid & (target >= 0) & (target < V) & (target != BLANK)

@@ -48,7 +48,7 @@ class Problem(ctypes.Structure):
             "N T U1 H V blank activation drop_below is_double is_bfloat16 gradient threads tile_cells kept_cells "
             "normalised extra of_symbols normaliser label_ends arc_count encoder_n encoder_t decoder_n decoder_u",
         ),
-        *_of(ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing keep_scale"),
+        *_of(ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing clamp keep_scale"),
         *_of(
             ctypes.c_void_p,
             "encoder decoder weight bias grad_losses targets T_lengths U_lengths lattice_arcs first_cells seed arcs "
@@ -143,7 +143,7 @@ class _Arguments:
             encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),
             decoder_n=decoder.stride(0), decoder_u=decoder.stride(1),
             negligible=call.negligible, fastemit_lambda=call.fastemit_lambda, delay_penalty=call.delay_penalty,
-            label_smoothing=call.label_smoothing, keep_scale=call.keep_scale,
+            label_smoothing=call.label_smoothing, clamp=call.clamp, keep_scale=call.keep_scale,
         )  # fmt: skip
         self.tensors: List[Tensor] = []
         self.point(

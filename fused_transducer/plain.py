@@ -302,6 +302,9 @@ def backward(
         activations = values * factors
         posteriors = arcs[: call.lattice.parts, cells].double() * grad_losses[tile.n].double()
         gradient = _logit_gradients(call, joiner.logits(activations), tile, posteriors.t())
+        if call.clamp:
+            bound = (call.clamp * grad_losses[tile.n].abs()).to(gradient.dtype).unsqueeze(1)
+            gradient[:, : call.symbols if call.topology == "tdt" else call.V].clamp_(-bound, bound)
         if d_bias is not None:
             d_bias += gradient.sum(0)
         if d_weight is not None:

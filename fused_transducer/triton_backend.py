@@ -388,6 +388,7 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
         kernels.logit_gradients[(_ceil(rows, of_forward.BM),)](
             activations, weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
             positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.smoothing,
+            clamp=float(call.clamp), CLAMPS=bool(call.clamp),
             **launch.flags, **of_weight, **of_forward._asdict(),
         )  # fmt: skip
         if layer is not None:

@@ -229,6 +229,15 @@ def right(case: Problem, large: bool = False):
         losses.sum().backward()
         return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
     topology = topology_of(options)
+    if options.get("clamp"):
+        kept = len(options["durations"]) if topology.name == "tdt" else 0
+        sizes, most = (logits.shape[-1] - kept, kept), options["clamp"]
+
+        def clamped(gradient):
+            of_symbols, others = gradient.split(sizes, -1)
+            return torch.cat([of_symbols.clamp(-most, most), others], -1)
+
+        logits.register_hook(clamped)
     parts = topology.parts(logits, topologies.next_targets(case.targets, *logits.shape[1:3]), blank)
     if options.get("label_smoothing"):
         parts = torch.lerp(parts, logits.log_softmax(-1).mean(-1, keepdim=True), options["label_smoothing"])
@@ -300,6 +309,7 @@ def drawn(random: Random, T: int = 40, U: int = 24, V: int = 1600, H: int = 90) 
         keep_bytes=random.choice([None, 0, 20_000]),
         negligible=random.choice([0.0, 1e-8]),
         fastemit_lambda=random.choice([0.0, 0.5]),
+        clamp=random.choice([0.0, 0.0, 0.1]),
         dropout=random.choice([0.0, 0.0, 0.4]),
         dropout_seed=random.getrandbits(64) - 2**63,
         label_smoothing=random.choice([0.0, 0.0, 0.1]) if lattice in SMOOTHABLE else 0.0,

@@ -77,6 +77,7 @@ def of_options():
         "FastEmit": {"fastemit_lambda": 0.3},
         "delay penalty": {"delay_penalty": 0.1},
         "label smoothing": {"label_smoothing": 0.1, "blank": 3},
+        "clamp": {"clamp": 0.05},
     }.items():
         report(name, beside(made(**options)))
     precision = triton_backend._precision
@@ -215,7 +216,7 @@ def of_lattice(topology):
     report(f"{topology}: what is dropped", of_each, right=by_backend[0][0].max() > 0)
 
     many = {"V": 259, "H": 37, "blank": 130, "tile_cells": 9, "fastemit_lambda": 0.3, "delay_penalty": 0.1}
-    many.update(activation="sigmoid", dropout=0.3, dropout_seed=5)
+    many.update(activation="sigmoid", dropout=0.3, dropout_seed=5, clamp=0.1)
     if topology in ("modified", "modified-last-blank", "constrained", "star"):
         many["label_smoothing"] = 0.1
     report(f"{topology}: every option", beside(on(**many), "native"))

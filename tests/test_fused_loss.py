@@ -80,6 +80,7 @@ CASES = [
     {"delay_penalty": 0.3, "fastemit_lambda": 0.5},
     {"label_smoothing": 0.1, "tile_cells": 16, "blank": 2, "dtype": F32, "V": 70},
     {"label_smoothing": 0.2, "V": 1100},
+    *({"clamp": 0.05, "V": V, "dtype": dtype} for V in (70, 1600) for dtype in (F64, F32)),
 ]
 
 
@@ -95,6 +96,7 @@ def test_it_is_the_oracles(options):
 OF_LATTICES = [
     *({"dtype": dtype, "scale": 0.5} for dtype in (F32, BF16)),
     {"blank": 10, "fastemit_lambda": 0.3, "delay_penalty": 0.1},
+    *({"clamp": 0.1, "V": V, "blank": V - 1, "tile_cells": 40, "scale": 0.5} for V in (11, 1500)),
     {"H": 33, "activation": "sigmoid", "dropout": 0.3, "dropout_seed": 5, "tile_cells": 7, "scale": 0.5, "blank": 5},
     *({"V": V, "blank": V - 1, "H": 33, "scale": 0.5, "tile_cells": 40, "dtype": F32} for V in (2, 1023, 1500)),
 ]
@@ -342,6 +344,10 @@ def test_reductions_and_weights_of_utterances():
             case.loss(case.leaves(), utterance_weights=wrong)
     with torch.no_grad():
         assert not case.loss(case.leaves()).requires_grad
+    clamping = case.with_options(clamp=0.1)
+    leaves = clamping.leaves()
+    (clamping.loss(leaves) * -2).sum().backward()  # what multiplies the loss multiplies the limit too
+    assert error(leaves[2].grad, -2 * right(clamping)[1]["weight"]) < 1e-11
 
 
 @pytest.mark.parametrize("fastemit_lambda", [0.0, 0.5])

@@ -1,16 +1,31 @@
-"""fused_transducer.recipes: each toolkit's joiner by its published definition, and the oracle's loss of its logits."""
+"""fused_transducer.recipes: the lines of docs/switching.md as they stand, those that go beside those that come.
+
+Each toolkit has its own classes, or their definitions of the version that is named, with every default.
+"""
 
 from __future__ import annotations
 
+import ast
+import os
+import random
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
-from fused_helpers import ACTIVATIONS, error, mask_of, problem, right
+from commands import ROOT
+from fused_helpers import error, mask_of, problem
 from torch import nn
 
-from common.losses import oracle
+from common.losses import oracle, topologies
 from fused_transducer import recipes
 
-LENGTHS = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]
+PAGE = (ROOT / "docs" / "switching.md").read_text()
+LENGTHS = [(9, 4), (6, 4), (8, 1), (1, 2), (5, 0)]
 E, D, H, V = 7, 6, 12, 11
 LAYERS = {
     "tanh": nn.Tanh,
@@ -19,6 +34,15 @@ LAYERS = {
     "leaky_relu": nn.LeakyReLU,
     "none": nn.Identity,
 }
+
+
+def lines_of(toolkit, sign):
+    """Return the code of the lines of a section's first diff that go ("-") or come ("+"), and the name of the loss."""
+    section = PAGE.split(f"\n## {toolkit}\n")[1].split("\n## ")[0]
+    lines = re.search(r"```diff\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    lines = [line[1:] for line in lines if line[0] == sign and not re.match(r"[+-](from| +return)", line)]
+    code = textwrap.dedent("\n".join(lines))
+    return code, ast.parse(code).body[-1].targets[0].id
 
 
 class Joiner(nn.Module):
@@ -30,164 +54,308 @@ class Joiner(nn.Module):
         for name, part in parts.items():
             setattr(self, name, part)
 
-    def forward(self, *given):
-        return self.of(self, *given)
+    def forward(self, *given, **named):
+        return self.of(self, *given, **named)
+
+
+def exact(logits, targets, T_lengths, U_lengths, blank=0, topology=topologies.TOPOLOGIES["regular"]):
+    lengths = list(zip(T_lengths.tolist(), U_lengths.tolist()))
+    return oracle.losses(logits, targets.long().clamp(min=0), lengths, blank, topology)
 
 
 def icefall():
+    """Of k2-fsa/icefall, zipformer/joiner.py of 2023; its loss here is that of the whole lattice."""
+
     def of(self, encoder_out, decoder_out):
         return self.output_linear(torch.tanh(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
 
     return Joiner(of, encoder_proj=nn.Linear(E, H), decoder_proj=nn.Linear(D, H), output_linear=nn.Linear(H, V))
 
 
-def nemo(activation, dropout=0.0, temperature=1.0):
-    """The blank is the last symbol.  What masks and adds outputs has the defaults of nemo-toolkit 3.0.0."""
+def nemo(activation="relu", dropout=0.0, temperature=1.0, masking_prob=-1.0, durations=(), mask=None, log_softmax=None):
+    """Of nemo-toolkit 3.0.0: RNNTJoint; the blank is the last symbol.  log_softmax: False as None is on CUDA."""
 
-    def of(self, f, g, mask=None):
-        x = self.joint_net[0](self.enc(f) + self.pred(g))
-        return self.joint_net[-1](x if mask is None else x * mask) / self.temperature
+    def of(self, encoder_outputs, decoder_outputs):
+        f = self.enc(encoder_outputs.transpose(1, 2)).unsqueeze(2)
+        g = self.pred(decoder_outputs.transpose(1, 2)).unsqueeze(1)
+        if self.training and self.masking_prob > 0:
+            g = g * torch.gt(torch.rand([g.shape[0], 1, g.shape[2], 1]), self.masking_prob)
+        x = self.joint_net[0](f + g)
+        res = self.joint_net[-1](x if mask is None else x * mask)
+        return res if self.log_softmax is False else (res / self.temperature).log_softmax(-1)
 
-    net = nn.Sequential(activation, *([nn.Dropout(dropout)] if dropout else []), nn.Linear(H, V))
-    others = {"temperature": temperature, "masking_prob": -1.0, "num_extra_outputs": 0}
-    return Joiner(of, enc=nn.Linear(E, H), pred=nn.Linear(D, H), joint_net=net, **others)
+    net = [LAYERS[activation](), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(H, V + len(durations))]
+    return Joiner(
+        of, enc=nn.Linear(E, H), pred=nn.Linear(D, H), joint_net=nn.Sequential(*net), temperature=temperature,
+        log_softmax=log_softmax, masking_prob=masking_prob, num_extra_outputs=len(durations),
+        is_adapter_available=lambda: False,
+    )  # fmt: skip
 
 
-def espnet(activation):
-    def of(self, encoder_out, decoder_out):
-        return self.lin_out(self.joint_activation(self.lin_enc(encoder_out) + self.lin_dec(decoder_out)))
+class RNNTLoss:
+    """Of nemo-toolkit 3.0.0: RNNTLoss, its losses those of CUDA where they differ (clamp; TDT, which has no other)."""
 
-    layers = {"lin_enc": nn.Linear(E, H), "lin_dec": nn.Linear(D, H, bias=False), "lin_out": nn.Linear(H, V)}
-    return Joiner(of, joint_activation=activation, **layers)
+    def __init__(self, reduction="mean_batch", fastemit_lambda=0.0, clamp=-1.0, durations=(), sigma=0.0, omega=0.0):
+        self.reduction = reduction
+        self._loss = SimpleNamespace(fastemit_lambda=fastemit_lambda, clamp=max(clamp, 0.0))
+        if durations:
+            vars(self._loss).update(durations=list(durations), sigma=sigma, omega=omega)
+
+    def __call__(self, log_probs, targets, input_lengths, target_lengths):
+        own, count = self._loss, len(getattr(self._loss, "durations", ()))
+        topology = topologies.TOPOLOGIES["regular"]
+        if count and random.uniform(0, 1) < own.omega:
+            log_probs = log_probs[..., :-count]
+        elif count:
+            topology = replace(topologies.TOPOLOGIES["tdt"], durations=tuple(own.durations), sigma=own.sigma)
+        if own.clamp:
+            scaled, log_probs = log_probs, log_probs.detach().requires_grad_()
+        losses = exact(log_probs, targets, input_lengths, target_lengths, V - 1, topology)
+        if own.clamp:  # of CUDA: the gradient of each utterance's own loss, of the symbols' logits
+            (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
+            gradient[..., :V] = gradient[..., :V].clamp(-own.clamp, own.clamp)
+            products = (gradient * scaled).sum((1, 2, 3))
+            losses = losses.detach() + products - products.detach()
+        if self.reduction == "mean_batch":
+            return losses.mean()
+        if self.reduction == "mean":
+            return torch.div(losses, target_lengths).mean()
+        if self.reduction == "mean_volume":
+            return losses.sum() / target_lengths.sum()
+        return losses.sum() if self.reduction == "sum" else losses
 
 
-def wenet(pre, post):
-    def of(self, encoder_out, predictor_out):
+def espnet(activation="tanh"):
+    """Of espnet 202511: espnet2.asr_transducer.joint_network.JointNetwork."""
+
+    def of(self, enc_out, dec_out):
+        return self.lin_out(self.joint_activation(self.lin_enc(enc_out) + self.lin_dec(dec_out)))
+
+    layers = {"lin_enc": nn.Linear(E, H), "lin_dec": nn.Linear(D, H), "lin_out": nn.Linear(H, V)}
+    return Joiner(of, joint_activation=LAYERS[activation](), **layers)
+
+
+def wenet(pre=True, post=False):
+    """Of wenet-e2e/wenet, transducer/joint.py of 2023: TransducerJoint."""
+
+    def of(self, enc_out, pred_out):
         if self.enc_ffn is not None:
-            encoder_out, predictor_out = self.enc_ffn(encoder_out), self.pred_ffn(predictor_out)
-        x = encoder_out + predictor_out
-        return self.ffn_out(self.activatoin(x if self.post_ffn is None else self.post_ffn(x)))
+            enc_out, pred_out = self.enc_ffn(enc_out), self.pred_ffn(pred_out)
+        out = enc_out.unsqueeze(2) + pred_out.unsqueeze(1)
+        return self.ffn_out(self.activatoin(out if self.post_ffn is None else self.post_ffn(out)))
 
     layers = {"enc_ffn": nn.Linear(E, H), "pred_ffn": nn.Linear(D, H)} if pre else {"enc_ffn": None, "pred_ffn": None}
     post_ffn = nn.Linear(H, H) if post else None
     return Joiner(of, **layers, post_ffn=post_ffn, ffn_out=nn.Linear(H, V), activatoin=nn.Tanh(), hat_joint=False)
 
 
-def speechbrain(activation, joint):
-    """Layers are SpeechBrain's own Linear, which wraps torch's as `w`."""
+def speechbrain(joint="sum", **options):
+    """SpeechBrain's own Transducer_joint and Linear."""
+    joints = pytest.importorskip("speechbrain.nnet.transducer.transducer_joint", exc_type=ImportError)
+    from speechbrain.nnet.linear import Linear
 
-    def of(self, x, h):
-        if self.joint == "concat":
-            sizes = torch.broadcast_shapes(x.shape[:-1], h.shape[:-1])
-            both = torch.cat([x.expand(*sizes, x.shape[-1]), h.expand(*sizes, h.shape[-1])], -1)
-        return self.lin.w(self.nonlinearity(x + h if self.joint == "sum" else self.joint_network.w(both)))
-
-    layers = {"joint_network": nn.Linear(E + D, H), "lin": nn.Linear(H, V, bias=False)}
-    layers = {name: Joiner(None, w=layer) for name, layer in layers.items() if joint == "concat" or name == "lin"}
-    return Joiner(of, joint=joint, nonlinearity=activation, **layers)
+    network = {"joint_network": Linear(input_size=E + D, n_neurons=H), "joint": "concat"} if joint == "concat" else {}
+    layers = {"Tjoint": joints.Transducer_joint(**network, **options), "transducer_lin": Linear(V, input_size=H)}
+    return nn.ModuleDict(layers)
 
 
-def equal(joiner, loss_of, sizes=(E, D), blank=0, mask=None):
-    """Assert that loss and gradients, of the outputs and of all parameters, are the oracle's of the joiner's logits."""
-    joiner = joiner.double()
-    case = problem(LENGTHS, V=V)
+def both(
+    toolkit, joiner, names, sizes=(E, D), transposed=False, blank=0, lengths=LENGTHS, dtype=torch.float64, go=None
+):
+    """Return (value, gradients of the outputs and of the joiner's parameters) of the lines that go and that come.
+
+    names(joiner, encoder_out, decoder_out, case) has what the page names; go: the lines that go, where it shows none.
+    """
+    joiner, results = joiner.to(dtype), []
+    case = problem(lengths, V=V)
     case.targets[case.targets == blank] = 1
-    case.targets = torch.where(torch.arange(5) < case.U_lengths[:, None], case.targets, -1)  # as WeNet pads
-    outputs = [torch.randn(5, length, size).double() for length, size in zip((9, 6), sizes)]
-    results = []
-    for by_hand in (True, False):
+    case.targets = torch.where(torch.arange(4) < case.U_lengths[:, None], case.targets, -1)  # as WeNet pads
+    outputs = [torch.randn(5, length, size, dtype=dtype) for length, size in zip((9, 5), sizes)]
+    for code, loss in (go or lines_of(toolkit, "-"), lines_of(toolkit, "+")):
+        torch.manual_seed(3)
+        random.seed(3)
         leaves = [output.clone().requires_grad_() for output in outputs]
         joiner.zero_grad()
-        if by_hand:
-            masked = () if mask is None else (mask,)
-            logits = joiner(leaves[0].unsqueeze(2), leaves[1].unsqueeze(1), *masked)
-            loss = oracle.losses(logits, case.targets.clamp(min=0), case.lengths, blank).mean()
-        else:
-            loss = loss_of(joiner, *leaves, case.targets, case.T_lengths, case.U_lengths)
-        loss.backward()
-        gradients = [leaf.grad for leaf in leaves] + [parameter.grad for parameter in joiner.parameters()]
-        results.append([loss.detach(), *gradients])
-    assert max(error(made, expected) for expected, made in zip(*results)) < 1e-10
+        given = [leaf.transpose(1, 2) for leaf in leaves] if transposed else leaves
+        space = {"recipes": recipes, **names(joiner, *given, case)}
+        exec(code, space)
+        space[loss].sum().backward()
+        gradients = [x.grad for x in [*leaves, *joiner.parameters()] if x.grad is not None]
+        results.append((space[loss].detach(), gradients))
+    return results
 
 
-def by_recipe(recipe, **options):
-    """Return the recipe's loss of a joiner and outputs (N, length, features), in the toolkit's shapes."""
-
-    def loss(joiner, x, h, targets, T_lengths, U_lengths):
-        given = [joiner, x, h, targets, T_lengths, U_lengths]
-        if recipe is recipes.nemo:
-            given[1:3] = x.transpose(1, 2), h.transpose(1, 2)
-        if recipe is recipes.speechbrain:
-            given = [joiner, joiner.lin, x, h, targets, T_lengths / x.shape[1], U_lengths / targets.shape[1]]
-        return recipe(*given, negligible=0.0, **options)
-
-    return loss
+def same(results, allowed=1e-10):
+    (value, gradients), (made, made_gradients) = results
+    return error(made, value) < allowed and max(map(error, made_gradients, gradients)) < allowed
 
 
-#: Recipe, joiner, further options of `equal`.
-JOINERS = [
-    (recipes.icefall, icefall(), {}),
-    *(
-        (recipes.nemo, joiner, {"blank": V - 1})
-        for activation, temperature in (("relu", 1.0), ("tanh", 2.5), ("sigmoid", 1.0))
-        for joiner in (
-            nemo(LAYERS[activation](), temperature=temperature),
-            nemo(LAYERS[activation](), dropout=0.2, temperature=temperature).eval(),
+def of_nemo(loss):
+    def names(joiner, x, h, case):
+        lengths = {"encoded_len": case.T_lengths, "target_length": case.U_lengths}
+        return {"self": SimpleNamespace(joint=joiner, loss=loss), "encoded": x, "decoder": h,
+                "transcript": case.targets, **lengths}  # fmt: skip
+
+    return {"names": names, "transposed": True, "blank": V - 1}
+
+
+TDT = {"durations": (0, 1, 2, 4), "sigma": 0.05}
+AT_LEAST_ONE = [(9, 4), (6, 4), (8, 1), (2, 2), (5, 1)]
+
+
+@pytest.mark.parametrize("reduction", ["mean_batch", "mean", "mean_volume", "sum", None])
+@pytest.mark.parametrize("lattice", [{}, TDT], ids=["rnnt", "tdt"])
+def test_nemos_reductions_and_options(lattice, reduction):
+    def compared(joint, **options):
+        joint, loss = nemo(durations=lattice.get("durations", ()), **joint), RNNTLoss(reduction, **lattice, **options)
+        return both("NeMo", joint, **of_nemo(loss), lengths=AT_LEAST_ONE)
+
+    assert same(compared({"activation": "tanh", "temperature": 2.5}))
+    for omega in (0.0, 1.0) if lattice else (0.0,):
+        joint = {"masking_prob": 0.4, "log_softmax": False, "temperature": 2.5}
+        assert same(compared(joint, clamp=0.05, **({"omega": omega} if lattice else {})))
+    (value, _), (with_fastemit, _) = compared({}, fastemit_lambda=0.1)
+    assert error(with_fastemit, value) < 1e-10  # the value stays; NeMo's is 1 + lambda times as much
+
+
+def test_nemos_dropout_and_what_is_not_in_training(monkeypatch):
+    mask = mask_of(problem(LENGTHS, H=H, dropout=0.2, dropout_seed=17))
+    loss, seeded = recipes.transducer_loss, {"dropout_seed": 17}
+    monkeypatch.setattr(recipes, "transducer_loss", lambda *given, **options: loss(*given, **options, **seeded))
+    assert same(both("NeMo", nemo("sigmoid", 0.2, mask=mask), **of_nemo(RNNTLoss())))
+    assert same(both("NeMo", nemo(dropout=0.2, masking_prob=0.4).eval(), **of_nemo(RNNTLoss())))
+
+
+@pytest.mark.parametrize("activation", LAYERS)
+def test_espnet(activation):
+    def names(joiner, encoder_out, decoder_out, case):
+        of_self = SimpleNamespace(joint_network=joiner, blank_id=0, criterion_transducer=lambda *x: exact(*x).mean())
+        return {"self": of_self, "encoder_out": encoder_out, "decoder_out": decoder_out, "target": case.targets,
+                "t_len": case.T_lengths, "u_len": case.U_lengths}  # fmt: skip
+
+    assert same(both("ESPnet", espnet(activation), names))
+
+
+@pytest.mark.parametrize("pre, post", [(True, False), (True, True), (False, False), (False, True)])
+def test_wenet(pre, post):
+    torchaudio = pytest.importorskip("torchaudio")
+
+    def names(joiner, encoder_out, predictor_out, case):
+        outputs = {"encoder_out": encoder_out, "predictor_out": predictor_out, "encoder_out_lens": case.T_lengths.int()}
+        return {"self": SimpleNamespace(joint=joiner, blank=0), "torchaudio": torchaudio, **outputs,
+                "text": case.targets, "rnnt_text": case.targets.clamp(min=0).int(), "text_lengths": case.U_lengths,
+                "rnnt_text_lengths": case.U_lengths.int()}  # fmt: skip
+
+    sizes = (E, D) if pre else (H, H)
+    assert same(both("WeNet", wenet(pre, post), names, sizes, dtype=torch.float32), 1e-5)  # torchaudio's least
+
+
+def test_icefall():
+    def names(joiner, encoder_out, decoder_out, case):
+        return {"self": SimpleNamespace(joiner=joiner), "encoder_out": encoder_out, "decoder_out": decoder_out,
+                "y_padded": case.targets, "encoder_out_lens": case.T_lengths, "y_lens": case.U_lengths, "blank_id": 0,
+                "exact": exact}  # fmt: skip
+
+    code = "logits = self.joiner(encoder_out.unsqueeze(2), decoder_out.unsqueeze(1))\n"
+    code += "loss = exact(logits, y_padded, encoder_out_lens, y_lens).sum()"
+    assert same(both("icefall", icefall(), names, go=(code, "loss")))
+
+
+def test_speechbrains_own_loss():
+    """Its kernels are for CUDA: numba's simulator runs them, in a process of its own."""
+    pytest.importorskip("speechbrain.nnet.transducer.transducer_joint", exc_type=ImportError)
+    pytest.importorskip("numba")
+    variables = {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", "import test_fused_recipes; test_fused_recipes.of_speechbrain()"]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def of_speechbrain():
+    """With the page's "sum" the gradient is SpeechBrain's; its value is the mean of each loss over its T."""
+    from speechbrain.nnet import losses
+
+    values = []
+
+    def names(joiner, x, h, case):
+        hparams = SimpleNamespace(transducer_cost=lambda *given: losses.transducer_loss(*given, 0), blank_index=0)
+        shares = {"wav_lens": case.T_lengths / 9, "token_lens": case.U_lengths / 4}
+        tokens = case.targets.clamp(min=0)
+        each = recipes.speechbrain(
+            joiner.Tjoint, joiner.transducer_lin, x, h, tokens, *shares.values(), reduction="none"
         )
-    ),
-    *((recipes.espnet, espnet(layer()), {}) for layer in LAYERS.values()),
-    *((recipes.wenet, wenet(True, post), {}) for post in (False, True)),
-    *((recipes.wenet, wenet(False, post), {"sizes": (H, H)}) for post in (False, True)),
-    (recipes.speechbrain, speechbrain(nn.LeakyReLU(), "sum"), {"sizes": (H, H)}),
-    *((recipes.speechbrain, speechbrain(layer, "concat"), {}) for layer in (nn.LeakyReLU(), nn.Tanh())),
+        values.append((each / case.T_lengths).mean().detach())
+        return {"self": SimpleNamespace(modules=joiner, hparams=hparams), "x": x, "h": h, "tokens": tokens, **shares}
+
+    for joint, sizes in (("sum", (H, H)), ("concat", (E, D))):
+        (value, gradients), (_, made) = both("SpeechBrain", speechbrain(joint), names, sizes)
+        assert error(value, values[-1]) < 1e-10 and max(map(error, made, gradients)) < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["RNNT", "TDT"])
+def test_transformers_whole_models(kind):
+    transformers = pytest.importorskip("transformers", minversion="5.23")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes.update(num_mel_bins=16, subsampling_conv_channels=8)
+    zeros = dict.fromkeys(("dropout", "activation_dropout", "attention_dropout", "layerdrop"), 0.0)
+    config = getattr(transformers, f"Parakeet{kind}Config")(
+        encoder_config={**sizes, **zeros},
+        vocab_size=21,
+        blank_token_id=20,
+        decoder_hidden_size=24,
+        num_decoder_layers=1,
+    )
+    model = getattr(transformers, f"ParakeetFor{kind}")(config)
+    frames = torch.arange(200) < torch.tensor([200, 160, 120]).unsqueeze(1)
+    features = {"input_features": torch.randn(3, 200, 16), "attention_mask": frames}
+    labels, count = torch.randint(3, 20, (3, 5)), torch.tensor([5, 3, 1]).unsqueeze(1)
+    own, other = config.blank_token_id, config.pad_token_id
+    own, other = (own, other) if kind == "RNNT" else (other, own)  # the padding that the model's own loss knows
+    results = []
+    for padding, code in ((own, "-"), (own, "+"), (other, "+"), (own, "class")):
+        given = torch.where(torch.arange(5) < count, labels, padding)
+        ids = torch.cat([labels.new_full((3, 1), 20), given], 1)
+        space = {"recipes": recipes, "model": model, "features": features, "decoder_input_ids": ids, "labels": given}
+        if code != "class":
+            exec(lines_of("transformers", code)[0], space)
+        elif kind == "TDT":
+            exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], space)
+            model.__class__ = space["FusedParakeet"]
+            space["loss"] = model(**features, decoder_input_ids=ids, labels=given)["loss"]
+            assert model(**features, decoder_input_ids=ids).logits.shape[-1] == 26
+        model.zero_grad()
+        space["loss"].backward() if "loss" in space else None
+        results.append((space.get("loss"), [x.grad for x in model.parameters()]))
+    largest = max(x.abs().max() for x in results[0][1])
+    for loss, gradients in results[1 : None if kind == "TDT" else 3]:
+        assert abs(loss.item() / results[0][0].item() - 1) < 2e-7
+        assert max((a - b).abs().max() for a, b in zip(gradients, results[0][1])) < 8e-6 * largest
+
+
+CHANGED = [
+    (recipes.nemo, nemo(), {"num_extra_outputs": 5}, "durations"),
+    (recipes.nemo, nemo(), {"is_adapter_available": lambda: True}, "adapters"),
+    (recipes.nemo, nemo(), {"joint_net": nn.Sequential(nn.ELU(), nn.Linear(H, V))}, "ELU"),
+    (recipes.espnet, espnet(), {"deepbiasing": True}, "biasing"),
+    (recipes.espnet, espnet(), {"joint_activation": nn.GELU()}, "GELU"),
+    (recipes.wenet, wenet(), {"hat_joint": True}, "hat_joint"),
 ]
 
 
-@pytest.mark.parametrize("recipe, joiner, options", JOINERS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_recipe_is_its_joiner(recipe, joiner, options):
-    equal(joiner, by_recipe(recipe), **options)
-
-
-def test_nemo_with_its_dropout():
-    mask = mask_of(problem(LENGTHS, H=H, dropout=0.2, dropout_seed=17))
-    equal(nemo(nn.ReLU(), dropout=0.2), by_recipe(recipes.nemo, dropout_seed=17), blank=V - 1, mask=mask)
-
-
-def test_speechbrains_own_joint_with_its_defaults():
-    """Of speechbrain 1.1.2, whose nonlinearity is LeakyReLU."""
-    joint = pytest.importorskip("speechbrain.nnet.transducer.transducer_joint", exc_type=ImportError)
-    own, ours = joint.Transducer_joint(), speechbrain(nn.LeakyReLU(), "sum").double()
-    case = problem(LENGTHS, H=H)
-    case.tensors[2:] = [ours.lin.w.weight.detach(), None]
-    shares = case.T_lengths / 9, case.U_lengths / 5
-    options = {"reduction": "none", "negligible": 0.0}
-    losses = recipes.speechbrain(own, ours.lin, *case.tensors[:2], case.targets, *shares, **options)
-    assert error(losses.detach(), right(case.with_options(activation="leaky_relu"))[0]) < 1e-12
-
-
-def test_every_activation_of_torch_has_its_name():
-    assert {name: recipes.activation_name(layer()) for name, layer in LAYERS.items()} == {name: name for name in LAYERS}
-    assert set(LAYERS) == set(ACTIVATIONS)
-
-
-@pytest.mark.parametrize(
-    "recipe, joiner, change, words",
-    [
-        (recipes.nemo, nemo(nn.ReLU()), {"num_extra_outputs": 5}, "durations"),
-        (recipes.nemo, nemo(nn.ReLU()), {"masking_prob": 0.5}, "masking_prob"),
-        (recipes.nemo, nemo(nn.ReLU()), {"is_adapter_available": lambda: True}, "adapters"),
-        (recipes.nemo, nemo(nn.ELU()), {}, "ELU"),
-        (recipes.espnet, espnet(nn.Tanh()), {"deepbiasing": True}, "biasing"),
-        (recipes.espnet, espnet(nn.GELU()), {}, "GELU"),
-        (recipes.wenet, wenet(True, False), {"hat_joint": True}, "hat_joint"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_the_loss_would_leave_out_is_refused(recipe, joiner, change, words):
+@pytest.mark.parametrize("recipe, joiner, change, word", CHANGED, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_the_loss_would_leave_out_is_refused(recipe, joiner, change, word):
     for name, value in change.items():
         setattr(joiner, name, value)
     case = problem(LENGTHS, V=V)
-    sizes = (5, E, 9), (5, D, 6)
-    outputs = [torch.zeros(size) if recipe is recipes.nemo else torch.zeros(size).transpose(1, 2) for size in sizes]
-    with pytest.raises(ValueError, match=words):
+    outputs = [torch.zeros(5, E, 9), torch.zeros(5, D, 5)]
+    outputs = outputs if recipe is recipes.nemo else [x.transpose(1, 2) for x in outputs]
+    with pytest.raises(ValueError, match=word):
         recipe(joiner, *outputs, case.targets, case.T_lengths, case.U_lengths)
+
+
+def test_nemos_names_of_reductions_are_the_only_ones():
+    case = problem(LENGTHS, V=V)
+    with pytest.raises(ValueError, match="mean_volume"):
+        recipes.nemo(nemo(), torch.zeros(5, E, 9), torch.zeros(5, D, 5), case.targets, case.T_lengths, case.U_lengths,
+                     reduction="batchmean")  # fmt: skip

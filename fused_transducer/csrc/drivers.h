@@ -598,6 +598,10 @@ void cell_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, T
     groups_gradient<T>(p, cell, symbols, of, logits, further);
   else
     softmax_gradient<T>(p, cell, symbols, of, logits);
+  if (!p.clamp) return;
+  int64_t end = p.normaliser == APART ? least(symbols.count, p.symbols() - symbols.first) : symbols.count;
+  T most = (T)(p.clamp * fabs(scale));
+  for (int64_t c = 0; c < end; ++c) logits[c] = logits[c] > most ? most : logits[c] < -most ? -most : logits[c];
 }
 
 // Activations of a group of cells, and the gradient of their logits.

@@ -24,7 +24,8 @@ struct Problem {
   int64_t extra, of_symbols;  // outputs behind those of the symbols; parts of a cell that are of symbols
   int64_t normaliser, label_ends, arc_count;  // label_ends: a path may end with a label; arc_count: 0 for regular arcs
   int64_t encoder_n, encoder_t, decoder_n, decoder_u;  // strides, in elements; the last dimension is contiguous
-  double negligible, fastemit_lambda, delay_penalty, label_smoothing, keep_scale;  // keep_scale: 1 / (1 - dropout)
+  double negligible, fastemit_lambda, delay_penalty, label_smoothing;
+  double clamp, keep_scale;  // clamp: 0 for none; keep_scale: 1 / (1 - dropout)
   // inputs, float or double
   const void *encoder, *decoder, *weight, *bias, *grad_losses;
   const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
