@@ -98,7 +98,7 @@ for extension in warp_rnnt optimized_transducer fast_rnnt; do
     step "$extension" 240 "$python" -m common.setup.extensions "$extension" --device "$device"
 done
 # 3. Corner cases; those that only CUDA has first.
-step corners-cuda 120 "$python" rnnt-bench check "${rows[@]}" --device "$device" --cases many-targets,second-device \
+step corners-cuda 120 "$python" rnnt-bench check "${rows[@]}" --device "$device" --cases many-targets \
     --output "$folder/corners-cuda"
 step corners 180 "$python" rnnt-bench check "${rows[@]}" --device "$device" "${cases[@]}" --output "$folder/corners"
 # 4. Time and memory.

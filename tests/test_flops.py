@@ -84,7 +84,6 @@ FORWARD = {
     "sort and topk": (lambda: lambda x: (x.sort(-1), x.topk(2, -1)), [(2, 5)], 0, 0),
     "max pooling": (lambda: nn.MaxPool1d(2), [(1, 1, 6)], 0, 0),
     "average pooling": (lambda: nn.AvgPool2d(2), [(1, 1, 4, 4)], 16, 0),
-    "adaptive average pooling": (lambda: nn.AdaptiveAvgPool2d(2), [(1, 1, 3, 3)], 16, 0),
     "interpolation": (lambda: nn.Upsample(scale_factor=2, mode="linear"), [(1, 2, 5)], 60, 0),
     "glu": (lambda: nn.GLU(-1), [(2, 6)], 12, 0),
     "add with a factor": (lambda: lambda a, b: torch.add(a, b, alpha=2), [(2, 3), (2, 3)], 12, 0),
@@ -112,8 +111,6 @@ ON_CPU = {
     "lists that choose": (lambda: (lambda x: torch._foreach_clamp_min([x], 0), X), 0, 0),
     "integers": (lambda: (lambda i: (i + 1, i.sum(), i * 2 > 1), torch.tensor([[1, 2]])), 0, 0),
     "embedding": (lambda: (nn.Embedding(5, 3), torch.tensor([[1, 2]])), 0, 0),
-    # (3, 8) by (8, 5): biases, scaled outputs, scaled and rounded inputs
-    "quantized linear": (lambda: (quantized(nn.Linear(8, 5)), tensor(3, 8)), 2 * 120 + 3 * 15 + 2 * 24, 120),
     "magnitude": (lambda: (torch.abs, torch.ones(4, dtype=torch.complex64)), 16, 0),
     "angle": (lambda: (torch.angle, torch.ones(4, dtype=torch.complex64)), 4, 0),
     "sgn": (lambda: (torch.sgn, torch.ones(4, dtype=torch.complex64)), 24, 0),
@@ -151,10 +148,6 @@ ON_CPU = {
 }
 X = tensor(2, 4)
 SELF = lambda x: nn.MultiheadAttention(8, 2).eval()(x, x, x)  # noqa: E731
-
-
-def quantized(layer):
-    return torch.ao.quantization.quantize_dynamic(nn.Sequential(layer), {nn.Linear}, dtype=torch.qint8)
 
 
 def packed():
@@ -216,7 +209,6 @@ BACKWARD = {
     "sum": (lambda: lambda x: x.sum(), (2, 5), True, 0, 0),
     "mean": (lambda: lambda x: x.mean(), (2, 5), True, 10, 0),
     "average pooling": (lambda: nn.AvgPool2d(2), (1, 1, 4, 4), True, 4 * (1 + 4), 0),
-    "adaptive average pooling": (lambda: nn.AdaptiveAvgPool2d(2), (1, 1, 3, 3), True, 16 + 4, 0),
     "interpolation": (lambda: nn.Upsample(scale_factor=2, mode="linear"), (1, 2, 5), True, 20 * 4, 0),
     "square": (lambda: lambda x: x * x, (2, 5), True, 30, 0),  # two products and their sum
 }

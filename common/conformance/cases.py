@@ -437,13 +437,6 @@ CASES: Tuple[Case, ...] = (
         check="without_gradient",
         values={"detached": False},
     ),
-    Case(
-        "second-device",
-        "a second CUDA device",
-        "tensors on cuda:1 while cuda:0 is the current device",
-        wrong="the result is another on a device that is not the current one",
-        alone=True,
-    ),
 )
 
 BY_NAME = {case.name: case for case in CASES}

@@ -305,16 +305,6 @@ def many_targets(exam: Examination) -> Outcome:
     return agrees(exam, [(1101, 1100)], V=5, slow=True)  # a path may have to end with a blank
 
 
-def second_device(exam: Examination) -> Outcome:
-    """Judge tensors on cuda:1 while cuda:0 is the current device, as in a process that uses both."""
-    if exam.device.type != "cuda":
-        raise NotAsked("not on CUDA")
-    if torch.cuda.device_count() < 2:
-        raise NotAsked("there is one CUDA device only")
-    torch.cuda.set_device(0)
-    return agrees(Examination(exam.adapter, torch.device("cuda", 1)))
-
-
 def more_targets_than_frames(exam: Examination) -> Outcome:
     """Judge an utterance of more targets than frames on a lattice with at most one symbol per frame."""
     if exam.adapter.topology == "regular":

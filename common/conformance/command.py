@@ -16,18 +16,13 @@ from common.cli.parser import Parser, add_loss, implementations
 from common.conformance import show
 from common.conformance.cases import CASES
 from common.conformance.judge import LOADING_SECONDS, simulator
-from common.core import flag_types, settings
-from common.core.errors import EXIT_OK
-from common.core.files import another, make_folder, write_whole
+from common.core import errors, files, flag_types, settings, text
 from common.core.implementations import find, with_variants
-from common.core.text import LONGEST_MESSAGE
-from common.jobs.job import Task
-from common.jobs.session import Executor
+from common.jobs import job, session
 from common.present.parts import Cell, tabulated
 from common.present.text import aligned
 from common.setup import interpreters
-from common.tools import commands
-from common.tools.kept import Answer, Kept
+from common.tools import commands, kept
 
 #: With --preset quick.
 QUICK = ("ragged", "one-frame", "padding-gradient", "upstream", "unmodified")
@@ -71,16 +66,16 @@ def parser() -> Parser:
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
     """Run the command and return its exit code; raise UserError for bad usage."""
     if arguments.list:
         rows = [{"case": Cell(case.name), "asks": Cell(f"{case.title}: {case.asks}")} for case in CASES]
-        print(aligned(tabulated("cases", "Cases", rows), LONGEST_MESSAGE))
-        return EXIT_OK
+        print(aligned(tabulated("cases", "Cases", rows), text.LONGEST_MESSAGE))
+        return errors.EXIT_OK
     commands.set_quick(arguments, {"cases": QUICK})
-    advice = another("--output", "folder")
+    advice = files.another("--output", "folder")
     if arguments.output:
-        make_folder(arguments.output, advice)
+        files.make_folder(arguments.output, advice)
     if arguments.loss:  # alone, unless others are named too
         others = () if arguments.only == parser().get_default("only") else arguments.only
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
@@ -97,15 +92,15 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         given = {"name": name, "kind": row.kind, "script": row.script, "variant": row.variant, "cases": config.cases}
         given["timeout"] = arguments.timeout
         if choice.python:
-            tasks.append(Task(name, "conformance", given, python=choice.python, environment=simulator(row, device)))
+            tasks.append(job.Task(name, "conformance", given, python=choice.python, environment=simulator(row, device)))
     arguments.timeout = LOADING_SECONDS + len(config.cases) * arguments.timeout  # of a process
 
-    def answer(run: Kept) -> Answer:
+    def answer(run: kept.Kept) -> kept.Answer:
         matrix = show.matrix_of(run)
         if arguments.output:
             written = json.dumps(show.corners(matrix), indent=1) + "\n"
-            files = ((arguments.output / show.PAGE, show.page(matrix)), (arguments.output / show.CORNERS, written))
-            write_whole(advice, *files)
+            pages = ((arguments.output / show.PAGE, show.page(matrix)), (arguments.output / show.CORNERS, written))
+            files.write_whole(advice, *pages)
         return show.answer_of(matrix, [name for name in choices if find(name).script.endswith(".py")])
 
     resolved = settings.resolve({}, device)

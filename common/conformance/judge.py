@@ -27,10 +27,7 @@ from common.conformance.cases import (
     Outcome,
     Row,
 )
-from common.core import implementations, settings
-from common.core.errors import NotRunnable, UserError
-from common.core.implementations import Implementation
-from common.core.text import clipped
+from common.core import errors, implementations, settings, text
 from common.measure.device import current, import_torch
 from common.records.schema import Measured, as_written
 from common.system import machine, memory, processes
@@ -53,7 +50,7 @@ def judge(case: Case, adapter: Any, device: Any) -> Outcome:
         return outcome
     except questions.Refused as refusal:
         return Outcome(REFUSES, str(refusal))
-    except (questions.NotAsked, NotRunnable) as reason:
+    except (questions.NotAsked, errors.NotRunnable) as reason:
         return Outcome(NOT_APPLICABLE, str(reason))
     except Exception as error:
         lost = isinstance(error, questions.ContextLost)
@@ -63,12 +60,12 @@ def judge(case: Case, adapter: Any, device: Any) -> Outcome:
         return Outcome(ERROR, questions.message(error))
 
 
-def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
+def simulator(implementation: implementations.Implementation, device: str) -> Mapping[str, str]:
     """Return environment variables under which a loss for CUDA alone can be judged on the CPU.
 
     Empty if they are not needed, or if the script cannot be read, which its process will report.
     """
-    with suppress(UserError):
+    with suppress(errors.UserError):
         attributes = implementations.described(implementation).of_variant(implementation.variant)
         if device == "cpu" and "cpu" not in attributes.devices:
             return attributes.simulator
@@ -109,8 +106,8 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
                 _examine(row, names, loaded, given["timeout"])
             else:
                 del waiting[0]
-    except NotRunnable as error:
-        row.status, row.reason = error.status, clipped(str(error))
+    except errors.NotRunnable as error:
+        row.status, row.reason = error.status, text.clipped(str(error))
     yield Measured(value=as_written(row))
 
 
@@ -131,7 +128,7 @@ def _examine(row: Row, names: Sequence[str], loaded: Callable[[], Any], timeout:
                 if outcome.result == CRASHES:  # only another process gets another CUDA context
                     break
             code = 0
-        except NotRunnable as error:
+        except errors.NotRunnable as error:
             sender.send((error.status, str(error)))
         except BaseException:
             traceback.print_exc()
@@ -159,7 +156,7 @@ def _examine(row: Row, names: Sequence[str], loaded: Callable[[], Any], timeout:
         os.kill(child, signal.SIGKILL)
     ended = os.waitpid(child, 0)[1]
     if refused:
-        raise NotRunnable(*refused)
+        raise errors.NotRunnable(*refused)
     code = -os.WTERMSIG(ended) if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
     ending = Outcome(ERROR, f"its process ended with exit code {code}")
     if late and row.simulator:

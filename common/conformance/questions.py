@@ -7,7 +7,6 @@ oracle for exactly the numbers that the loss was given.
 from __future__ import annotations
 
 import math
-import re
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +15,10 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch
 
 from common.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
-from common.core.text import clipped, without_folders
-from common.losses import inputs, layouts
+from common.core import text
+from common.losses import inputs, layouts, oracle
 from common.losses.adapter import Adapter
-from common.losses.layouts import Layout, Shapes
-from common.losses.oracle import TOLERANCE, relative_error
 from common.system.memory import is_out_of_memory
-
-#: An assertion whose message has fewer words is shown with its line of source.
-FEW_WORDS = 3
 
 
 class Refused(Exception):
@@ -60,22 +54,19 @@ def context_lost(device: torch.device) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """Return the first line of an error, without folders; for an assertion without words, its line of source."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Return the first line of an error, without folders; of an assertion its line of source."""
+    line = text.reason_of(error)
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        if frame.line and len(re.findall("[A-Za-z]{2,}", " ".join(lines))) < FEW_WORDS:
-            text = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
-        text += f" ({Path(frame.filename).name}:{frame.lineno})"
-    return clipped(without_folders(text))
+        line = f"AssertionError: {frame.line or line} ({Path(frame.filename).name}:{frame.lineno})"
+    return text.clipped(text.without_folders(line))
 
 
 @dataclass
 class Question:
     """The inputs of one call of a loss, and what its right answer is computed from."""
 
-    layout: Layout
+    layout: layouts.Layout
     batch: inputs.Batch
     prepared: Any  # what the adapter's `prepare` returned
     leaf: torch.Tensor  # the tensor that the loss differentiates
@@ -145,7 +136,7 @@ class Examination:
 
     def ask(
         self,
-        shapes: Shapes,
+        shapes: layouts.Shapes,
         *,
         V: int = 7,
         blank: int = 0,
@@ -231,7 +222,7 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 def tolerances(
-    dtype: torch.dtype, losses: torch.Tensor, shapes: Shapes, negligible: float = 0.0
+    dtype: torch.dtype, losses: torch.Tensor, shapes: layouts.Shapes, negligible: float = 0.0
 ) -> Tuple[float, float]:
     """Return the largest relative errors of the loss and of the gradient that pass.
 
@@ -241,7 +232,7 @@ def tolerances(
     rounded (a random walk) in the log-likelihood that divides every posterior.  With logits of 1e4 no loss in log space
     can do better.
     """
-    base = TOLERANCE[str(dtype).partition(".")[2]]
+    base = oracle.TOLERANCE[str(dtype).partition(".")[2]]
     if dtype in (torch.float16, torch.bfloat16):
         return base, base
     finite = losses[torch.isfinite(losses)]
@@ -287,20 +278,20 @@ def compare(
         return _without_path(loss, right, gradient)
     negligible = question.adapter.negligible
     loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, question.batch.shapes, negligible)
-    wrong, loss_error, grad_error = [], relative_error(loss, right), None
+    wrong, loss_error, grad_error = [], oracle.relative_error(loss, right), None
     if not loss_error <= loss_tolerance:
         wrong.append(f"loss {listed(loss)} instead of {listed(right)} (off by {size(loss_error)})")
     if gradient is not None:
         gradient = gradient.detach().cpu().double()
         valid = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
-        grad_error = relative_error(gradient[valid], expected[valid])
+        grad_error = oracle.relative_error(gradient[valid], expected[valid])
         if not grad_error <= grad_tolerance:
             is_nan = gradient[valid].isnan().any()
             wrong.append(NAN_GRADIENT if is_nan else f"gradient off by {size(grad_error)}")
         if (gradient[~valid] != 0).any():
             worst = gradient[~valid].abs().max().item()
             wrong.append(f"gradient in the padding {size(worst)} instead of 0")
-            grad_error = max(grad_error, math.inf if worst != worst else relative_error(gradient, expected))
+            grad_error = max(grad_error, math.inf if worst != worst else oracle.relative_error(gradient, expected))
     return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
 
 

@@ -32,12 +32,10 @@ from common.conformance.cases import (
 from common.core import text
 from common.core.files import ROOT
 from common.core.implementations import KINDS, LATTICES, with_variants
-from common.core.text import count, escaped, gathered
 from common.present.parts import Cell, Column, Table
 from common.present.text import block, listed
 from common.records import schema
 from common.tools import kept
-from common.tools.kept import Answer, Kept
 
 # isort: split
 from msgspec import Struct, structs
@@ -99,7 +97,7 @@ class Matrix:
     def of_kinds(self) -> Iterator[Matrix]:
         """Yield the matrix of each kind of loss, with the cases in which one of them is not as asked."""
         order = {kind: number for number, kind in enumerate(KINDS)}
-        kinds = gathered((row.kind, row) for row in self.rows if row.cells)
+        kinds = text.gathered((row.kind, row) for row in self.rows if row.cells)
         for kind in sorted(kinds, key=lambda kind: order.get(kind, len(order))):
             odd = [case for case in self.cases if any(_odd_cases(row, [case]) for row in kinds[kind])]
             lattice = LATTICES.get(kind)
@@ -191,14 +189,14 @@ def remarks(matrix: Matrix) -> List[str]:
         legend.append("* the loss is infinite as asked, the gradient nan")
     lines = ["; ".join(legend)]
     lines += [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
-    versions = gathered((row.torch, f"{row.name} {row.version}") for row in judged if ":" not in row.name)
+    versions = text.gathered((row.torch, f"{row.name} {row.version}") for row in judged if ":" not in row.name)
     lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]
     means = [(outcome_of(row, BY_NAME["reduction-mean"]), row.name) for row in judged]
-    whose = gathered((outcome.message, name) for outcome, name in means if outcome.result == PASS)
+    whose = text.gathered((outcome.message, name) for outcome, name in means if outcome.result == PASS)
     return lines + [f'reduction "mean" is the {words}: {_packages(names)}' for words, names in whose.items()]
 
 
-def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> Answer:
+def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> kept.Answer:
     """Return a matrix as the screen, Markdown and the page show it.
 
     own: losses of the user's own, which fail the command where they are wrong or could not be judged.
@@ -206,10 +204,10 @@ def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> Answer:
     judged = [row for row in matrix.rows if row.cells]
     clean = [called(row) for row in judged if not _odd_cases(row, matrix.cases)]
     failures = [f"not judged: {row.name}: {row.status}: {row.reason}" for row in matrix.rows if not row.cells]
-    return Answer(
+    return kept.Answer(
         TITLE,
         total=[
-            f"{matrix.heading}; {count(len(matrix.cases), 'case')}",
+            f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}",
             f"as asked in all: {', '.join(clean) or 'none'}",
         ],
         tables=tables(matrix),
@@ -249,9 +247,9 @@ def page(matrix: Matrix) -> str:
     """Return docs/conformance.md: the matrix, the findings, and links."""
     lines = [
         "# Conformance of the transducer losses",
-        f"{escaped(matrix.heading)}. `./rnnt-bench check --output docs` makes this page in about 10 minutes, `--list` "
-        "says what each case asks, `--only NAME` judges one loss, your own too; [corners.md](corners.md) says more. "
-        "Loss and gradient are compared with the float64 oracle, on the lattice that the loss documents. Programs of "
+        f"{text.escaped(matrix.heading)}. `./rnnt-bench check --output docs` makes this page in about 10 minutes, "
+        "`--list` says what each case asks, `--only NAME` judges one loss, your own too; [corners.md](corners.md) says "
+        "more. Loss and gradient are compared with the float64 oracle, on the lattice that the loss documents. Programs of "
         "12 lines show defects to maintainers: see [family.md](family.md).",
         "## Matrix",
         *(block(table, "markdown") for table in tables(matrix)),
@@ -260,7 +258,7 @@ def page(matrix: Matrix) -> str:
     ]
     for heading, of_kind in findings(matrix).items():
         lines += [f"### {heading}", listed(of_kind, "markdown")]
-    reasons = gathered((row.reason.replace(row.name, "it", 1), row.name) for row in matrix.rows if not row.cells)
+    reasons = text.gathered((row.reason.replace(row.name, "it", 1), row.name) for row in matrix.rows if not row.cells)
     absent = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return "\n\n".join([*lines, *(["## Not judged", listed(absent, "markdown")] if absent else [])]) + "\n"
 
@@ -268,7 +266,7 @@ def page(matrix: Matrix) -> str:
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def matrix_of(run: Kept) -> Matrix:
+def matrix_of(run: kept.Kept) -> Matrix:
     """Return the matrix of a run: its rows in the order of the implementations, and those that are missing here."""
     head, config = run.header, schema.typed(run.header.config, Config)
     kinds = {implementation.name: implementation.kind for implementation in with_variants()}

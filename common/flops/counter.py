@@ -21,14 +21,12 @@ import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.core.errors import UserError
-from common.core.text import first_line
+from common.core import errors, text
 from common.flops import matrices, operators, rules  # noqa: F401  (the first two fill the table)
 from common.flops.rules import Call, Count
 
@@ -65,8 +63,8 @@ class Modules:
 
     def __enter__(self) -> Modules:
         self._handles = [
-            register_module_forward_pre_hook(lambda module, _: self._push(module)),
-            register_module_forward_hook(lambda module, *_: self._leave(module)),
+            torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: self._push(module)),
+            torch.nn.modules.module.register_module_forward_hook(lambda module, *_: self._leave(module)),
         ]
         self._thread = threading.get_ident()
         self._note()
@@ -150,12 +148,6 @@ class NotCounted(UserWarning):
     """An operator without a rule."""
 
 
-class _Key(NamedTuple):
-    path: str
-    operator: str
-    phase: str
-
-
 class FlopCounter:
     """Counts what runs inside; entered again, it goes on.
 
@@ -167,8 +159,8 @@ class FlopCounter:
         self.strict = strict
         self.modules = Modules({"": model} if isinstance(model, torch.nn.Module) else dict(model or {}))
         self._running: List[Any] = []  # the frames of custom functions
-        #: [calls, MACs, FLOPs] of what was counted, and (operator, path, reason) of what was not.
-        self._counts: Dict[_Key, List[int]] = defaultdict(lambda: [0, 0, 0])
+        #: [calls, MACs, FLOPs] by (path, operator, phase), and (operator, path, reason) of what was not counted.
+        self._counts: Dict[Tuple[str, str, str], List[int]] = defaultdict(lambda: [0, 0, 0])
         self._not_counted: List[Tuple[str, str, str]] = []
         self._inside = ExitStack()
 
@@ -188,7 +180,7 @@ class FlopCounter:
         # compiled form
         for path, module in self.modules.modules.items() if not any(error) else ():
             below = f"{path}." if path else ""
-            counted = [entry for key, entry in self._counts.items() if f"{key.path}.".startswith(below)]
+            counted = [entry for (at, *_), entry in self._counts.items() if f"{at}.".startswith(below)]
             weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
             fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
             unseen = (weights and not counted) or (fused and not any(macs for _, macs, _ in counted))
@@ -209,8 +201,8 @@ class FlopCounter:
         return {
             "modules": self.modules.rows(),
             "counts": [
-                {**key._asdict(), "calls": calls, "macs": macs, "flops": flops}
-                for key, (calls, macs, flops) in self._counts.items()
+                {"path": path, "operator": name, "phase": phase, "calls": calls, "macs": macs, "flops": flops}
+                for (path, name, phase), (calls, macs, flops) in self._counts.items()
             ],
             "not_counted": [f"{name} in {path or 'the model'} ({why})" for name, path, why in self._not_counted],
         }
@@ -239,15 +231,15 @@ class FlopCounter:
         try:
             counted = rule(call)
         except Exception as error:  # of tensors without a shape, or of a registered rule: the model runs on
-            self._missing(call.name, path, f"its rule fails, {type(error).__name__}: {first_line(error)}")
+            self._missing(call.name, path, f"its rule fails, {type(error).__name__}: {text.first_line(error)}")
         macs, flops = counted if isinstance(counted, Count) else (0, counted)
-        entry = self._counts[_Key(path, call.name, phase)]
+        entry = self._counts[path, call.name, phase]
         entry[:] = [entry[0] + 1, entry[1] + macs, entry[2] + flops]
 
     def _missing(self, name: str, path: str, reason: str) -> None:
         where = path or "the model"
         if self.strict:
-            raise UserError(f"{name} in {where}: {reason}; add one with common.flops.rules.register")
+            raise errors.UserError(f"{name} in {where}: {reason}; add one with common.flops.rules.register")
         if name not in self.not_counted():  # explicitly, so that a second counter of this process warns as the first
             warnings.warn_explicit(f"not counted: {name} in {where} ({reason})", NotCounted, __file__, 0, registry={})
         if (name, path, reason) not in self._not_counted:

@@ -10,13 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, List, Sequence, Tuple
 
-import torch
-
 from common.flops.rules import (
     Call,
     Count,
     add,
-    add_rows,
     elements,
     is_complex,
     nothing,
@@ -58,13 +55,6 @@ def _bias(call: Call) -> int:
     return 0 if call["bias"] is None else output(call)
 
 
-def _quantized_others(call: Call) -> int:
-    """A number is scaled and rounded or shifted where it is quantized: the output, and an input of floating point."""
-    bias = torch.ops.quantized.linear_unpack(call["W_prepack"])[1]
-    inputs = 2 * call["X"].numel() if "dynamic" in call.name else 0
-    return call.out.numel() * (2 + (bias is not None)) + inputs
-
-
 def _convolved(call: Call, source: Any, out: Any) -> int:
     """Each output sums over the kernel and the group's channels; transposed, each input is spread so."""
     weight = call["weight"]
@@ -81,11 +71,6 @@ _add_products(
     ("_addmm_activation", partial(_matrices, "mat1", "mat2"), lambda call: 2 * call.out.numel()),
     ("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias),  # elsewhere it is an addmm
     ("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias),
-    (
-        "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
-        lambda call: call.out.numel() * call["X"].shape[-1],
-        _quantized_others,
-    ),
     (
         "convolution _convolution convolution_overrideable cudnn_convolution mkldnn_convolution",
         lambda call: _convolved(call, call["self"] if call["input"] is None else call["input"], call.out),
@@ -173,24 +158,7 @@ def _cudnn_layers(backward: bool, call: Call) -> Count:
     return products((1 + backward) * _steps(call) * _elements_of(call["weight"], 2), _steps(call) * others)
 
 
-def _cell(kind: str, gates: int) -> Callable[[Call], int]:
-    """Count a cell alone, whose products are operators of their own."""
-    plain = _CELLS[kind][0]
-    return lambda call: (plain + 2 * gates * (call["input_bias"] is not None)) * (size(call["input_gates"]) // gates)
-
-
 add("mkldnn_rnn_layer", _mkldnn_layer)
 add("mkldnn_rnn_layer_backward", _mkldnn_layer_backward)
 add("_cudnn_rnn", partial(_cudnn_layers, False))
 add("_cudnn_rnn_backward", partial(_cudnn_layers, True))
-add_rows(
-    ("_thnn_fused_lstm_cell", _cell("lstm", 4), 1),
-    ("_thnn_fused_gru_cell", _cell("gru", 3), 1),
-    # without the sum with the next step's gradients
-    (
-        "_thnn_fused_lstm_cell_backward_impl",
-        lambda call: size(call["workspace"]) // 4 * (22 + 4 * bool(call["has_bias"])),
-        1,
-    ),
-    ("_thnn_fused_gru_cell_backward", lambda call: size(call["workspace"]) // 5 * (24 if call["has_bias"] else 18), 1),
-)

@@ -26,7 +26,7 @@ add(
     "sort topk kthvalue median nanmedian mode msort argsort searchsorted bucketize cummax cummin _cummax_helper "
     "_cummin_helper unique_dim unique_consecutive unique_dim_consecutive _unique _unique2 isin all any _is_all_true "
     "_is_any_true argmax argmin count_nonzero bincount histc heaviside nan_to_num _functional_assert_async "
-    "quantized::linear_prepack quantized::linear_unpack",
+    "quantized::linear_prepack",
     nothing,
 )
 
@@ -174,30 +174,11 @@ def _window(call: Call) -> int:
     return math.prod(kernel) if len(kernel) == dims else kernel[0] ** dims
 
 
-def _adaptive_windows(call: Call, narrow: Any) -> int:
-    """Return how many numbers are in all windows of the input for a tensor like `narrow`."""
-    wide, dims = call["self"].shape, _dims(call)
-    total = math.prod(wide[:-dims])
-    for size_in, size_out in zip(wide[-dims:], narrow.shape[-dims:]):
-        total *= sum(-((index + 1) * size_in // -size_out) - index * size_in // size_out for index in range(size_out))
-    return total
-
-
 add_rows(
     ("avg_pool1d avg_pool2d avg_pool3d", lambda call: _window(call) * output(call), 1),
     (
         "avg_pool2d_backward avg_pool3d_backward",
         lambda call: (_window(call) + 1) * elements(call["grad_output"]),
-        1,
-    ),
-    (
-        "adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d",
-        lambda call: _adaptive_windows(call, call.out),
-        1,
-    ),
-    (
-        "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-        lambda call: _adaptive_windows(call, call["grad_output"]) + elements(call["grad_output"]),
         1,
     ),
     (

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Optional
 
 from common.cli.parser import Parser, add_setting
-from common.core import flag_types, settings
-from common.core.errors import UserError
-from common.jobs.job import Task
-from common.jobs.session import Executor
+from common.core import errors, flag_types, settings
+from common.jobs import job, session
 from common.setup import interpreters
-from common.tools import commands
+from common.tools import commands, kept
 from common.tools.flops import show
-from common.tools.kept import Answer, Kept
 
 DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
 
@@ -116,14 +113,14 @@ def parser() -> Parser:
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
     has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
     commands.set_quick(arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})})
     arguments.device = arguments.device or "cpu"
     if not (has_input or arguments.preset):
-        raise UserError("give --input-shape, --audio or --pseudo-input")
+        raise errors.UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
-        raise UserError("give --audio or --pseudo-input, not both")
+        raise errors.UserError("give --audio or --pseudo-input, not both")
     numbers = arguments.format in ("csv", "json")
     if arguments.depth is None and not numbers:
         arguments.depth = DEPTH
@@ -131,10 +128,10 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     flags = {key: value for key, value in given.items() if key not in PRESENTATION}
     rate = arguments.sample_rate
     config = show.Config(flags=flags, by=arguments.by, depth=arguments.depth, sample_rate=rate)
-    task = Task(show.JOB, "flops", {"flags": given, "current": str(Path.cwd())}, python=interpreters.with_torch())
+    task = job.Task(show.JOB, "flops", {"flags": given, "current": str(Path.cwd())}, python=interpreters.with_torch())
 
-    def answer(kept: Kept) -> Answer:
-        found = show.answer(kept)
+    def answer(run: kept.Kept) -> kept.Answer:
+        found = show.answer(run)
         for line in found.lines if numbers else ():
             print(f"warning: {line}", file=sys.stderr)
         return found

@@ -11,9 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
-from common.core import files
-from common.core.errors import UserError
-from common.core.text import first_line
+from common.core import errors, files, text
 from common.flops.counter import FlopCounter
 from common.records.schema import Measured
 from common.tools import configuration, loading
@@ -26,18 +24,18 @@ _SPEC = re.compile(
 )
 
 
-def tensor(text: str, device: str, letters: Mapping[str, int]) -> Tuple[str, torch.Tensor]:
+def tensor(spec: str, device: str, letters: Mapping[str, int]) -> Tuple[str, torch.Tensor]:
     """Return (keyword, tensor) of "1x80x1000" (random), "2:int64=1000" (filled), "lengths@2:int32=F" or "1xS".
 
     The keyword is "" for the next positional argument; letters: values of S and F.  Raises UserError.
     """
-    match = _SPEC.fullmatch(text)
+    match = _SPEC.fullmatch(spec)
     dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
     if not match or not isinstance(dtype, torch.dtype):
-        raise UserError(f"{text!r}: give a shape such as 1x80x1000, 2x1000:int64, 2:int64=1000 or name@1x80")
+        raise errors.UserError(f"{spec!r}: give a shape such as 1x80x1000, 2x1000:int64, 2:int64=1000 or name@1x80")
     *sizes, value = [str(letters.get(word, word)) for word in (*match["shape"].split("x"), match["value"] or "")]
     if {"S", "F"} & {*sizes, value}:
-        raise UserError(f"{text!r}: S and F are a length of audio, which --audio or --pseudo-input gives")
+        raise errors.UserError(f"{spec!r}: S and F are a length of audio, which --audio or --pseudo-input gives")
     shape = [int(size) for size in sizes]
     filled = float(value) if "." in value else int(value or 1)
     try:
@@ -45,7 +43,7 @@ def tensor(text: str, device: str, letters: Mapping[str, int]) -> Tuple[str, tor
             return match["name"] or "", torch.randn(shape, dtype=dtype, device=device)
         return match["name"] or "", torch.full(shape, filled, dtype=dtype, device=device)
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-        raise UserError(f"no tensor of {match['shape']} can be made here; give smaller sizes") from error
+        raise errors.UserError(f"no tensor of {match['shape']} can be made here; give smaller sizes") from error
 
 
 def lengths(source: Path, sample_rate: int) -> List[int]:
@@ -53,30 +51,30 @@ def lengths(source: Path, sample_rate: int) -> List[int]:
     the lines of a text file ("#": a comment).  Raises UserError."""
     problem = files.not_there(source)
     if problem:
-        raise UserError(f"{source}: {problem}")
+        raise errors.UserError(f"{source}: {problem}")
     samples = []
     if source.is_dir():
         try:
             import soundfile
         except ImportError as error:
-            raise UserError("reading the length of audio needs soundfile: pip install soundfile") from error
+            raise errors.UserError("reading the length of audio needs soundfile: pip install soundfile") from error
         for path in sorted(path for path in source.rglob("*") if path.suffix.lower() in AUDIO and path.is_file()):
             try:
                 header = soundfile.info(str(path))
             except RuntimeError as error:
-                raise UserError(f"cannot read {path}: {error}") from error
+                raise errors.UserError(f"cannot read {path}: {error}") from error
             if header.samplerate != sample_rate:
                 rate = header.samplerate
-                raise UserError(f"{path} has {rate} samples a second: give --sample-rate {rate}")
+                raise errors.UserError(f"{path} has {rate} samples a second: give --sample-rate {rate}")
             samples.append(header.frames)
     else:
         for number, line in enumerate(files.read_text(source).splitlines(), 1):
             word = [*line.split("#")[0].split(), ""][0]
             if word and not (word.isdigit() and int(word)):
-                raise UserError(f"{source}, line {number}: give a number of samples, not {word!r}")
+                raise errors.UserError(f"{source}, line {number}: give a number of samples, not {word!r}")
             samples += [int(word)] if word else []
     if not samples:
-        raise UserError(f"{source}: no audio in it ({', '.join(AUDIO)})")
+        raise errors.UserError(f"{source}: no audio in it ({', '.join(AUDIO)})")
     return sorted(samples)
 
 
@@ -94,7 +92,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
         try:
             torch.empty(0, device=flags["device"])
         except (RuntimeError, AssertionError) as error:
-            raise UserError(f"--device {flags['device']}: {first_line(error)}") from error
+            raise errors.UserError(f"--device {flags['device']}: {text.first_line(error)}") from error
         if flags["register"]:
             loading.module(str(Path(flags["register"]).with_suffix(".py")))
         model = loading.load(flags["model"], made_with, flags["device"])
@@ -130,10 +128,10 @@ def _count(counter: FlopCounter, model: torch.nn.Module, samples: int, flags: Ma
     for name in [] if flags["method"] == "forward" else flags["method"].split("."):
         owner, function = function, getattr(function, name, None)
     if not callable(function):
-        raise UserError(f"--method {flags['method']}: {type(model).__name__} has no such method")
+        raise errors.UserError(f"--method {flags['method']}: {type(model).__name__} has no such method")
     letters = {"S": samples, "F": samples // flags["hop"]} if samples else {}
     shapes = flags["input_shape"] or [f"{flags['batch_size']}xS"]
-    tensors = [tensor(text, flags["device"], letters) for text in shapes]
+    tensors = [tensor(spec, flags["device"], letters) for spec in shapes]
     positional: List[Any] = [given for name, given in tensors if not name]
     if flags["model"].startswith(loading.S3PRL) and not flags["input_shape"]:
         positional = [list(positional[0])]  # a list of waveforms
@@ -146,12 +144,12 @@ def _count(counter: FlopCounter, model: torch.nn.Module, samples: int, flags: Ma
                 leaves = torch.utils._pytree.tree_flatten(outputs)[0]
                 wanted = [output for output in leaves if isinstance(output, torch.Tensor) and output.requires_grad]
                 if not wanted:
-                    raise UserError("--backward: no output of the model has a gradient")
+                    raise errors.UserError("--backward: no output of the model has a gradient")
                 torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
-        except UserError:
+        except errors.UserError:
             raise
         except (Exception, SystemExit) as error:  # whatever a model that is given something else raises
             where = counter.modules.current()[0] or "the model"
+            why = f"the model does not take {', '.join(shapes)} ({text.reason_of(error)}, in {where})"
             hint = "; if it looks at values, which the meta device has not, try --device cpu"
-            why = f"{type(error).__name__} in {where}: {first_line(error)}){hint if flags['device'] == 'meta' else ''}"
-            raise UserError(f"the model does not take {', '.join(shapes)} ({why}") from error
+            raise errors.UserError(why + (hint if flags["device"] == "meta" else "")) from error

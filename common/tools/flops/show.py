@@ -9,15 +9,11 @@ from common.records import schema
 
 # isort: split
 import msgspec
-from msgspec import Struct
 
 from common.analysis import metrics
-from common.analysis.metrics import Metric, metric
 from common.core.text import percent, quantity
 from common.present.parts import Cell, Table, Values, tabulated
-from common.records.schema import Count as Whole
-from common.records.schema import Positive, Record
-from common.tools.kept import Answer, Kept
+from common.tools import kept
 
 TOOL, TITLE = "flops", "Operations of a model"
 #: The name of a count's one job.
@@ -28,43 +24,43 @@ BREAKDOWNS = ("module", "class", "operator")
 AMOUNTS = ("calls", "trainable", "frozen", "macs", "flops", "backward_macs", "backward_flops")
 
 
-class Config(Struct, kw_only=True):
+class Config(msgspec.Struct, kw_only=True):
     """Hold what a count was asked: the flags that say what is counted, those of a table, and the input's rate."""
 
-    flags: Record
+    flags: schema.Record
     by: str
-    depth: Optional[Whole]
-    sample_rate: Positive
+    depth: Optional[schema.Count]
+    sample_rate: schema.Positive
 
 
-class Module(Struct, kw_only=True):
+class Module(msgspec.Struct, kw_only=True):
     """A module of a counted model: its path ("" of the model), and its own parameters."""
 
     path: str
     kind: str = msgspec.field(name="class")
-    calls: Whole
-    trainable: Whole
-    frozen: Whole
+    calls: schema.Count
+    trainable: schema.Count
+    frozen: schema.Count
 
 
-class Operator(Struct, kw_only=True):
+class Operator(msgspec.Struct, kw_only=True):
     """Operations of one operator within one module, forward or backward, in all runs."""
 
     path: str
     operator: str
     phase: str
-    calls: Whole
-    macs: Whole
-    flops: Whole
+    calls: schema.Count
+    macs: schema.Count
+    flops: schema.Count
 
 
-class Bucket(Struct, kw_only=True):
+class Bucket(msgspec.Struct, kw_only=True):
     """Hold utterances of similar length: samples and MACs of each, FLOPs of all."""
 
     name: str
-    samples: List[Positive]
+    samples: List[schema.Positive]
     macs: List[float]
-    flops: Whole
+    flops: schema.Count
 
     def row(self, sample_rate: int) -> Values:
         """Return the bucket as CSV and JSON have it; rates in MACs per second of audio."""
@@ -83,7 +79,7 @@ class Bucket(Struct, kw_only=True):
         }
 
 
-class Counted(Struct, kw_only=True):
+class Counted(msgspec.Struct, kw_only=True):
     """Hold a count: utterances where the input is audio, modules and operators, and what was not counted in words."""
 
     buckets: List[Bucket]
@@ -144,8 +140,8 @@ def _above(path: str) -> List[str]:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _amount(key: str, title: str = "", unit: str = "") -> Metric:
-    return metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit)
+def _amount(key: str, title: str = "", unit: str = "") -> metrics.Metric:
+    return metrics.metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit)
 
 
 #: Numbers of a part, in the order of the table's columns.
@@ -154,17 +150,17 @@ NUMBERS = (
     _amount("trainable", "trainable"),
     _amount("frozen", "frozen"),
     _amount("macs", "MACs", "MACs"),
-    metric("macs_share", "of MACs", percent, value=itemgetter("macs_share")),
+    metrics.metric("macs_share", "of MACs", percent, value=itemgetter("macs_share")),
     _amount("flops", "FLOPs", "FLOPs"),
-    metric("flops_share", "of FLOPs", percent, value=itemgetter("flops_share")),
+    metrics.metric("flops_share", "of FLOPs", percent, value=itemgetter("flops_share")),
     _amount("backward_macs", "backward MACs", "MACs"),
     _amount("backward_flops", "backward FLOPs", "FLOPs"),
 )
 #: Numbers of a bucket.
 BUCKETS = (
-    metric("utterances", "utterances", value=itemgetter("utterances")),
-    metric("shortest_s", "shortest s", "{:.2f}".format, value=itemgetter("shortest_s"), unit="s"),
-    metric("longest_s", "longest s", "{:.2f}".format, value=itemgetter("longest_s"), unit="s"),
+    metrics.metric("utterances", "utterances", value=itemgetter("utterances")),
+    metrics.metric("shortest_s", "shortest s", "{:.2f}".format, value=itemgetter("shortest_s"), unit="s"),
+    metrics.metric("longest_s", "longest s", "{:.2f}".format, value=itemgetter("longest_s"), unit="s"),
     _amount("macs", "MACs", "MACs"),
     _amount("flops", "FLOPs", "FLOPs"),
     _amount("macs_per_s", "MACs per s of audio", "MACs"),
@@ -185,14 +181,14 @@ def parts_table(parts: Sequence[Values], by: str) -> Table:
     return tabulated(by, f"by {by}" + (", each with all below it" if by == "module" else ""), rows)
 
 
-def answer(kept: Kept) -> Answer:
+def answer(run: kept.Kept) -> kept.Answer:
     """Return what a count found out: the total, utterances by length where the input is audio, and the parts.
 
     Rows for CSV and JSON are those of the utterances, without any of the parts and the total.
     """
-    config, job = schema.typed(kept.header.config, Config), kept.job(JOB)
+    config, job = schema.typed(run.header.config, Config), run.job(JOB)
     if not job.values:
-        return Answer(kept.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])
+        return kept.Answer(run.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])
     counted = job.of(Counted)[0]
     parts, buckets = parts_of(counted, config.by, config.depth), counted.buckets
     total = parts[-1]
@@ -204,8 +200,8 @@ def answer(kept: Kept) -> Answer:
     by_length = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in spoken]
     words = f"trainable {total['trainable']}, frozen {total['frozen']}"
     sums = [f"{quantity(total[key], unit)} ({total[key]})" for key, unit in (("macs", "MACs"), ("flops", "FLOPs"))]
-    return Answer(
-        kept.header.name,
+    return kept.Answer(
+        run.header.name,
         total=[f"total: {', '.join(sums)}", f"parameters: {quantity(parameters)} ({parameters}; {words})"],
         tables=[
             *([tabulated("buckets", "utterances by length", by_length)] if spoken else []),
