@@ -9,14 +9,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Sequence, Type, TypeVar
 
-from common.core.errors import UserError, require
+import msgspec
+from msgspec import Meta, Struct
+
+from common.core.errors import UserError
 from common.core.files import not_a_file, read_text
 from common.core.text import closest, plain, short, shown
-
-require("msgspec")
-
-import msgspec  # noqa: E402
-from msgspec import Meta, Struct  # noqa: E402
 
 #: Bytes of the largest file that is read: more than anyone writes by hand.
 LARGEST_FILE = 2**20
