@@ -32,11 +32,6 @@ def pass_on_no_ignored_signals():
             signal.signal(number, lambda *_: None)
 
 
-def ignoring(line):
-    """The command `line` with SIGINT and SIGHUP ignored, as nohup and `&` in a script start it."""
-    return ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *line]
-
-
 def command(script, *arguments):
     return [sys.executable, str(ROOT / script), *map(str, arguments)]
 

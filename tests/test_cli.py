@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import os
@@ -11,7 +10,6 @@ import sys
 from dataclasses import fields, make_dataclass
 from typing import Optional
 
-import msgspec
 import pytest
 from canned import parsed
 from commands import ROOT, assert_user_error, run
@@ -23,7 +21,6 @@ from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
 from common.core.settings import declared, setting
 from common.data import shapes
-from common.records import schema
 
 SCRIPTS = [implementation.file for implementation in IMPLEMENTATIONS]
 MOST_THREADS = 4 * len(os.sched_getaffinity(0))
@@ -69,6 +66,9 @@ def test_every_script_takes_the_flag_of_every_setting(script):
         (["--vocabsize=500"], ["did you mean '--vocab-size'?"]),
         (["--preset", "qick"], ["did you mean 'quick'?"]),
         (["--only", "torchaudo,k2"], ["did you mean 'torchaudio'?"]),
+        (["--budget", "20"], ["--budget", "unit"]),
+        (["--budget", "1m", "--sweep", "vocab-size=9,10"], ["--budget"]),
+        (["--budget", "1m", "--find-largest", "batch-size"], ["--budget"]),
         (["--allocator", "reus"], ["did you mean 'reuse'?"]),
         (["--sweep", "vocb-size=5,6"], ["did you mean 'vocab-size'?"]),
     ],
@@ -98,6 +98,7 @@ def test_words_are_understood_in_several_ways():
     assert not any(map(flag_types.str2bool, ("false", "NO", "f", "n", "0")))
     assert [flag_types.device(text) for text in ("gpu", "gpu:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
     assert given("--dtype", "fp16")["dtype"] == "float16" and given("--amp", "bf16")["amp"] == "bfloat16"
+    assert [flag_types.duration(text) for text in ("90s", "5m", "0.5h")] == [90, 300, 1800]
     assert flag_types.parts("seed") == flag_types.parts("full") == ("full", "bpe500")
 
 
@@ -216,24 +217,3 @@ def test_one_field_makes_a_setting(with_grain):
     known = settings.in_rows({"grain": 5}, "cpu", "exact")
     assert known["grain"] == 5 and "5 grains" in settings.heading(known)
     assert "3 grains" not in settings.heading({"grain": 3}) and settings.described({"grain": 5}, (settings.BATCHES,))
-
-
-@pytest.mark.parametrize("value, fits", [(3, True), (None, True), (0, False), ("many", False)])
-def test_records_are_checked_by_the_declaration(value, fits):
-    kind = schema._type_of(declared(fields(make_dataclass("Few", [("grain", int, GRAIN)])))["grain"], Optional[int])
-    if fits:
-        assert msgspec.convert(value, kind) == value
-    else:
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(value, kind)
-
-
-def test_no_other_list_names_the_settings():
-    """Lists of other modules name the few that they use."""
-    for path in sorted((ROOT / "common").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())) if path.name != "settings.py" else ():
-            if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
-                parts = [key for key in node.keys if key] if isinstance(node, ast.Dict) else node.elts
-                words = {leaf.value for part in parts for leaf in ast.walk(part) if isinstance(leaf, ast.Constant)}
-                named = {word for word in words if isinstance(word, str) and word in settings.SETTINGS}
-                assert len(named) < 12, f"{path.name}:{node.lineno} lists settings: {sorted(named)}"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, has_words, start, wait_for
+from commands import ROOT, has_words, wait_for
 from faults import Broken, check, files
 from faults import processes as faulty
 from faults.__main__ import KINDS, broken_by
@@ -134,16 +134,6 @@ def bare(tmp_path):
 
 def outcome(*line, **variables):
     return subprocess.run(list(map(str, line)), env={**os.environ, **variables}, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_ctrl_c_while_a_command_is_imported_is_one_line(script, tmp_path):
-    (tmp_path / "msgspec.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
-    process = start(script, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, f"{script}: interrupted\n")
 
 
 def test_an_old_python_is_one_line():
@@ -285,13 +275,6 @@ def test_a_job_that_runs_at_the_end_of_the_block_is_killed(folder):
     assert not Path(f"/proc/{running.pid}").exists()
 
 
-def test_a_stopped_server_does_not_hold_us_up(folder):
-    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, folder, {}) as running:
-        wait_for(running.written, "record")
-        os.kill(running.server.process.pid, signal.SIGSTOP)
-    assert running.returncode == -9 and child(folder).returncode == 0
-
-
 def test_a_broken_package_is_told_by_the_job(folder):
     """Imported twice in one process, it would say something else."""
     (folder / "torch.py").write_text("import broken_part\nbroken_part.count()\n")
@@ -299,13 +282,6 @@ def test_a_broken_package_is_told_by_the_job(folder):
         "LEFT = [1]\ndef count():\n    LEFT.pop()\n    raise OSError('no such library')\n"
     )
     assert child(folder, "__import__('torch')").stderr[-1] == "OSError: no such library"
-
-
-def test_a_python_that_prints_as_it_starts(folder, monkeypatch):
-    """Some sites greet, or warn, in their sitecustomize."""
-    (folder / "sitecustomize.py").write_text("print('welcome')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(folder)]))
-    assert child(folder).returncode == 0
 
 
 def test_a_python_that_is_not_there(folder):

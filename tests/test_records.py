@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import runpy
-import shutil
-import signal
 import stat
-import subprocess
-import sys
 import tracemalloc
 
 import pytest
-from commands import ROOT, assert_user_error, run, within
+from commands import ROOT, run, within
 from fixtures_runs import (
     change,
     correctness,
@@ -68,26 +63,6 @@ def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
                     assert theirs.get(key, value) == value, (path, key)
                     written += 1
     assert written > 10000
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    """A limit on file size stands in for a full disk: both end the write half-way."""
-    path = write_records(tmp_path, [RUN])
-    code = (
-        "import sys, pathlib; from common.records import store; from common.core.errors import UserError\n"
-        "try: store.append(pathlib.Path(sys.argv[1]), [{'record': 'run', 'filler': 'x' * 10000}])\n"
-        "except UserError as error: print(error)"
-    )
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], cwd=ROOT, preexec_fn=limit, capture_output=True, text=True
-    )
-    assert "cannot write" in done.stdout and "--resume" in done.stdout
-    assert records_of(tmp_path) == [RUN] and os.listdir(tmp_path) == ["results.jsonl"]
 
 
 def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
@@ -253,39 +228,18 @@ def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(read, tmp_path):
             read(tmp_path / name)
 
 
-def test_a_folder_of_a_stranger_costs_its_own_row(tmp_path):
-    write_run(tmp_path / "torchaudio-30", "torchaudio")
-    for name in ("stranger", "large"):
-        (tmp_path / name).mkdir()
-    os.mkfifo(tmp_path / "stranger" / "results.jsonl")
-    with (tmp_path / "large" / "results.jsonl").open("wb") as stream:
-        stream.truncate(2**29)
-    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))}
-    done = run("summarize.py", tmp_path, "--format", "json", **limit)
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
-    assert rows["torchaudio"]["status"] == "ok" and "Traceback" not in done.stderr
-    assert "not a file" in rows["stranger"]["reason"] and "memory" in rows["large"]["reason"]
-
-
-def test_links_are_not_written_through(tmp_path, tiny_shapes):
+@pytest.mark.parametrize("name", [".measuring.lock", "results.jsonl"])
+def test_links_are_not_written_through(name, tmp_path):
     """A link in the place of a file of a log folder, and of the page."""
-    flags = "--in-place --preset quick --limits false --passes correctness --resume".split()
-    victim, log = tmp_path / "victim", tmp_path / "log"
-    flags += ["--shape-file", tiny_shapes, "--log-dir", log]
-    assert run("benchmark_all.py", "--only", "reference", *flags[:-5], *flags[-4:]).returncode == 0
-    (folder,) = log.glob("reference-*")
-    (log / "report.html").unlink(missing_ok=True)
-    for name in (".measuring.lock", "results.jsonl"):
-        victim.write_bytes((folder / "results.jsonl").read_bytes())
-        before = victim.read_bytes()
-        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        shutil.copytree(log, tmp_path / "copy")
-        link = tmp_path / "copy" / folder.name / name
-        link.unlink(missing_ok=True)
+    victim, log, chosen = tmp_path / "victim", tmp_path / "log", settings.resolve({}, "cpu")
+    with open_runs(["torchaudio"], chosen, log, False) as run_of:
+        folder = run_of["torchaudio"].folder
+    content = (folder / "results.jsonl").read_bytes()
+    victim.write_bytes(content)
+    (folder / name).unlink(missing_ok=True)
+    for link in (folder / name, log / "report.html"):
         link.symlink_to(victim)
-        flags[-1] = tmp_path / "copy"
-        assert_user_error(run("benchmark_all.py", "--only", "reference", *flags), link, "is a link")
-        assert victim.read_bytes() == before
-    (log / "report.html").symlink_to(victim)
+    with pytest.raises(UserError, match=f"{name}.* is a link"), open_runs(["torchaudio"], chosen, log, True):
+        pass
     assert run("rnnt-bench", "report", log, "--output", log / "report.html").returncode == 0
-    assert victim.read_bytes() == before and not (log / "report.html").is_symlink()
+    assert victim.read_bytes() == content and not (log / "report.html").is_symlink()

@@ -12,7 +12,7 @@ from fixtures_runs import one_row, records_of, status, timing, write_run
 
 from common.analysis.measured import _of_jobs
 from common.cli.benchmark import benchmark, default_rows
-from common.core import flag_types, implementations
+from common.core import implementations
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.jobs import rounds
 from common.jobs.session import Progress
@@ -87,21 +87,6 @@ def test_no_round_begins_when_the_budget_is_spent(tmp_path, monkeypatch):
     executor = Canned(answer)
     assert measured(tmp_path / "short", executor, "--budget", "1s", "--rounds", "9") == EXIT_OK
     assert executor.rounds("reference") == [1, 2, 3]  # in any case
-
-
-@pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), ("0.5h", 1800), ("20", None)])
-def test_a_time_is_in_seconds_minutes_or_hours_as_its_unit_says(text, seconds):
-    if seconds:
-        assert flag_types.duration(text) == seconds
-    else:
-        with pytest.raises(UserError, match="unit"):
-            flag_types.duration(text)
-
-
-def test_a_budget_is_for_an_ordinary_run(tmp_path):
-    for words in (["--find-largest", "batch-size"], ["--sweep", "vocab-size=9,10"]):
-        with pytest.raises(UserError, match="--budget"):
-            measured(tmp_path, Canned(), "--budget", "1m", *words)
 
 
 def test_a_row_with_the_rounds_of_a_budget_is_whole(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from canned import Canned, measured, parsed
 from commands import ROOT, assert_user_error, rows_of
 from commands import run as run_command
-from fixtures_runs import correctness, records_of, timing
+from fixtures_runs import records_of
 
 from common.cli.benchmark import exit_code
 from common.cli.parser import standard
@@ -139,23 +139,6 @@ def test_a_job_that_the_disk_has_no_room_for_is_one_that_failed(limit, kept, tmp
     assert done.stdout.startswith("error True cannot write ") and done.stdout.endswith("not written\n")
     records = records_of(tmp_path)
     assert [record["record"] for record in records] == kept and records[-1].get("status") in (None, "error")
-
-
-@pytest.mark.parametrize("cut", [1, 20, 400])
-def test_a_killed_writer_costs_only_its_job(cut, tmp_path):
-    """Cut within the last line, and a few lines before it: what is left of the job is not mixed with its next try."""
-    wanted = chosen()
-    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
-        run_of["torchaudio"].add(correctness())
-        path = run_of["torchaudio"].path
-        whole = path.read_bytes()
-        run_of["torchaudio"].add(timing("timing-1", [1, 2], [1, 2]))
-    path.write_bytes(path.read_bytes()[:-cut])
-    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
-        assert path.read_bytes() == whole
-        assert run_of["torchaudio"].is_done("correctness") and not run_of["torchaudio"].is_done("timing-1")
-        run_of["torchaudio"].add(timing("timing-1", [5], [5]))
-    assert records_of(path)[len(whole.splitlines()) :] == timing("timing-1", [5], [5])
 
 
 def test_a_run_without_room_for_its_first_line_leaves_no_folder(tmp_path):

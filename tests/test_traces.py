@@ -231,24 +231,3 @@ def test_fields_of_odd_types_are_passed_over(tmp_path):
     odd += [{"name": "[memory]", "args": {"Total Allocated": "9"}}, {**step, "ts": None}, {**step, "name": "Profiler"}]
     trace = read(write(tmp_path / "t.json", json.dumps({"traceEvents": odd + steps([100])})))
     assert durations(trace) == [(1, 100.0)] and not trace.memory
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_garbled_traces_never_crash_and_never_make_a_number_up(tmp_path, packed, thorough):
-    """Bytes changed inside a gzip stream are told by its checksum, or not even decompressed."""
-    whole = SMALLEST.read_bytes() if packed else gzip.decompress(SMALLEST.read_bytes())
-    pieces = [b"", b'"', b"\\", b"\x00", b"}", b"]", b"\n  },\n  {", b"\xff\xfe", b"<script>"]
-    path = tmp_path / "t.json"
-    for seed in range(150 if thorough else 50):
-        chance = random.Random(seed)
-        data = bytearray(whole)
-        for _ in range(chance.choice([1, 3, 20])):
-            start, length = chance.randrange(2, len(data)), chance.randrange(1, 60)
-            data[start : start + length] = chance.choice(pieces)
-        path.write_bytes(bytes(data[: chance.choice([len(data), chance.randrange(3, len(data))])]))
-        try:
-            trace = read(path)
-        except TraceError as error:
-            assert "\n" not in str(error)
-        else:
-            assert not packed or trace.steps == read(SMALLEST).steps

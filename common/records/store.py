@@ -94,17 +94,9 @@ def read(path: Path) -> List[Line]:
     """
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        return _records(path)
+        lines = read_bytes(path).split(b"\n")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except MemoryError:
-        pass  # raised below, when what was read is free again
-    raise UserError(f"cannot read {path}: it takes more memory than there is; {ANEW}")
-
-
-def _records(path: Path) -> List[Line]:
-    """Return the records of a file as `read` does.  Raises UserError, OSError and MemoryError."""
-    lines = read_bytes(path).split(b"\n")
     newer = schema.version(lines[0])
     if newer > schema.SCHEMA:
         raise UserError(f"{path}: written by a newer version (schema {newer}, this one reads {schema.SCHEMA})")
@@ -148,7 +140,7 @@ def first(path: Path) -> Optional[FirstLine]:
     try:
         with open_file(path) as stream:
             record = schema.decoded(stream.readline(LONGEST_LINE))
-    except (OSError, ValueError, MemoryError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, FirstLine) else None
 

@@ -19,7 +19,6 @@ from fixtures_runs import allocation as allocated
 from common.core import settings
 from common.core.errors import UserError
 from common.core.files import ROOT
-from common.data import shapes
 from common.records import run, schema, store
 from faults import check, require
 from faults.damage import mutated
@@ -127,19 +126,5 @@ def resumed(seed: int, folder: Path) -> None:
     require(not [*log.rglob(".*")], "a file is left")
 
 
-def shape_files(seed: int, folder: Path) -> None:
-    """A damaged shape file is refused in one line, or its rows are rows."""
-    import torch
-
-    path = folder / "shapes.pt"
-    torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(12)], dtype=torch.int32), path)
-    path.write_bytes(mutated(path.read_bytes(), random.Random(f"shapes {seed}"))[0])
-    try:
-        rows = shapes.load(path)
-        require(rows.ndim == 2 and rows.shape[1] == 2 and bool((rows[:, 0] >= 1).all()), f"rows {rows}")
-    except UserError as error:
-        require("\n" not in str(error) and str(path) in str(error), f"unclear: {error}")
-
-
 #: By name: the faults, and how many of them `make faults` tries.
-KINDS = {"logs": (logs, 600), "resumed": (resumed, 250), "shapes": (shape_files, 60)}
+KINDS = {"logs": (logs, 600), "resumed": (resumed, 250)}

@@ -191,16 +191,16 @@ def limits(seed: int, folder: Path) -> None:
 #: What the loss of a stranger does at its first call, and the statuses that its row may have.
 ADAPTERS: Tuple[Tuple[str, Collection[str]], ...] = (
     ("time.sleep(600)", ["timeout"]),
+    ("import subprocess; subprocess.Popen(['sh', '-c', 'sleep 300 & sleep 300 & wait'])", ["ok"]),
+    ("import ctypes; ctypes.string_at(0)", ["error"]),
+    ("raise MemoryError", ["oom"]),
     ("import nowhere", ["missing"]),
     ("return None", ["error"]),
     ("return logits.sum() * float('nan')", ["error"]),
-    ("raise MemoryError", ["oom"]),
     ("raise RuntimeError('\\x1b[2J' + 'x' * 10**7)", ["error"]),
     ("print('\\x1b]0;x\\x07' * 10**7)", ["ok"]),
-    ("import ctypes; ctypes.string_at(0)", ["error"]),
     ("import os; os.kill(0, 15)", ["error"]),
     ("import os; os._exit(0)", ["error"]),
-    ("import subprocess; subprocess.Popen(['sh', '-c', 'sleep 300 & sleep 300 & wait'])", ["ok"]),
     ("import threading; threading.Thread(target=time.sleep, args=(600,)).start()", ["ok"]),
     ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))", ["error"]),
 )
