@@ -43,11 +43,12 @@ def installed_command(folder, cwd, *arguments):
 
 def test_nothing_but_the_package_is_installed(installed):
     names = {path.name for path in (installed / "site").iterdir()}
-    assert "rnnt_bench" in names
-    assert not names & {"common", "fused_transducer", "requirements", "tests", "benchmark_all.py"}
+    assert {"rnnt_bench", "fused_transducer"} <= names
+    assert not names & {"common", "losses", "requirements", "tests", "benchmark_all.py"}
     suite = installed / "site" / "rnnt_bench" / "_suite"
-    for name in ("shape_info.pt", "benchmark_mine.py", "common/show/page.js", "fused_transducer/csrc/kernels.cpp"):
+    for name in ("shape_info.pt", "benchmark_mine.py", "common/show/page.js"):
         assert (suite / name).is_file()
+    assert (installed / "site" / "fused_transducer" / "csrc" / "kernels.cpp").is_file()
 
 
 def test_the_checkout_stays_as_it_was(installed):
@@ -63,14 +64,25 @@ def test_it_lists_the_losses_of_its_own_python(installed, tmp_path):
 
 def test_it_measures_where_it_stands(installed, tmp_path):
     files = sorted((installed / "site").rglob("*"))
-    flags = ("--only", "reference,k2", "--preset", "quick", "--passes", "correctness", "--quiet")
+    flags = ("--only", "fused,reference,k2", "--preset", "quick", "--passes", "correctness", "--quiet")
     done = installed_command(installed, tmp_path, "run", *flags)
     assert done.returncode == 0, done.stderr
-    assert "k2" in done.stdout and list((tmp_path / "log").glob("reference-*/results.jsonl"))
+    assert {name: row["status"] for name, row in rows_of(tmp_path / "log").items()} == {
+        "fused": "ok",
+        "reference": "ok",
+        "k2": "missing",
+    }
     assert (tmp_path / "log" / "report.html").is_file()
     again = installed_command(installed, tmp_path, "summarize", "--format", "json")
     assert again.returncode == 0 and '"reference"' in again.stdout
     assert sorted((installed / "site").rglob("*")) == files
+
+
+def test_the_loss_that_it_comes_with_is_imported_from_anywhere(installed, tmp_path):
+    line = [sys.executable, "-c", "import fused_transducer as f; print(f.__file__, f.transducer_loss.__name__)"]
+    variables = {**os.environ, "PYTHONPATH": str(installed / "site")}
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.stdout.split() == [str(installed / "site" / "fused_transducer" / "__init__.py"), "transducer_loss"]
 
 
 def test_it_judges_where_it_stands(installed, tmp_path):
