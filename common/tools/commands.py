@@ -69,12 +69,11 @@ def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] =
     )
 
 
-def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:
-    """Set the flags that were not given, those that are None, to these values where --preset quick was given."""
-    if arguments.preset == "quick":
-        for name, value in values.items():
-            if getattr(arguments, name) is None:
-                setattr(arguments, name, value)
+def set_quick(arguments: argparse.Namespace, quick: Mapping[str, Any], others: Optional[Record] = None) -> None:
+    """Set the flags that were not given, those that are None: to `quick` with --preset quick, then to `others`."""
+    for name, value in {**(others or {}), **(quick if arguments.preset == "quick" else {})}.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
 
 
 def _opened(header: Record, log_dir: Path, resume: bool) -> Run:

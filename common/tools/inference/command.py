@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 Exit code: 0; 1 if a cell failed; 2 for bad usage, or if the model is missing."""
 DEFAULT = files.ROOT / "examples" / "profile.yaml"
 #: Settings of a cell, where the flags of these names give no other.
-SAMPLES: Dict[str, float] = {"max_seconds": 1.0, "max_samples": 200}
+SAMPLES: Dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
 
 
 class _Parser(Parser):
@@ -89,13 +89,13 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     """Profile the model of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
-    commands.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20})
+    commands.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20}, SAMPLES)
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
     config.variants = {key: list(getattr(arguments, key)) for key in PLAIN}
     python = Path(config.pretrained_model.python or sys.executable)
-    given = {key: getattr(arguments, key) or value for key, value in SAMPLES.items()}
+    given = {key: getattr(arguments, key) for key in ("seed", *SAMPLES)}
     device = interpreters.resolve_device(arguments.device, [python])
-    resolved = settings.resolve({"seed": arguments.seed, **given, "allocator": "system"}, device)
+    resolved = settings.resolve({**given, "allocator": "system"}, device)
     tasks = planned(config, python)
     return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
 

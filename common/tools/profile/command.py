@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Optional
 
 from common.cli.parser import Parser, add_setting
 from common.core import files, flag_types, settings
@@ -31,14 +31,12 @@ EXAMPLES = """examples:
   rnnt-bench profile --model recipe.py:Model --arg vocab_size=500 --loss torchaudio --depth 2
 
 Exit code: 0; 1 if the batch does not fit; 2 for bad usage, or if a step fails."""
-#: By kind of device: what of the size depends on it.
-PRESETS: Dict[str, Dict[str, int]] = {
-    "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5},
-    "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1},
+#: By kind of device: values of flags that are not given.
+PRESETS: Dict[str, Dict[str, Any]] = {
+    "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5, "trace_steps": 2, "limits": True},
+    "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1, "trace_steps": 2, "limits": True},
 }
-#: Size of a batch -> whether it is of sorted utterances.
-SORTED = {"batch-size": False, "max-frames": True}
-#: With --preset quick, of flags that are not given: a smaller batch of either kind, and a smaller model.
+#: With --preset quick, beside a smaller model.
 QUICK = {"batch_size": 1, "max_frames": 1000, "steps": 2, "warmup": 1, "trace_steps": 1, "limits": False}
 
 
@@ -134,36 +132,30 @@ def _by_device(key: str) -> str:
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     """Profile a training step; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
-    wanted = "max-frames" if arguments.sort_utterance else "batch-size"
-    for key in SORTED:
-        given = getattr(arguments, key.replace("-", "_"))
-        if given is not None and key != wanted:
-            raise UserError(f"--{key} {given}: is of --sort-utterance {str(SORTED[key]).lower()}; give that too")
+    is_sorted = arguments.sort_utterance
+    key, other = ("max_frames", "batch_size") if is_sorted else ("batch_size", "max_frames")
+    if getattr(arguments, other) is not None:
+        flag = f"--{other.replace('_', '-')} {getattr(arguments, other)}"
+        raise UserError(f"{flag}: is of --sort-utterance {str(not is_sorted).lower()}; give that too")
     if arguments.label and arguments.depth is not None:
         raise UserError("give --label or --depth, not both")
-    other = "batch_size" if arguments.sort_utterance else "max_frames"
-    commands.set_quick(arguments, {key: value for key, value in QUICK.items() if key != other})
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
-    preset = PRESETS[device.partition(":")[0]]
-    known = {
-        key: value if getattr(arguments, key) is None else getattr(arguments, key) for key, value in preset.items()
-    }
-    choice = chosen(arguments, known)
-    key = wanted.replace("-", "_")
-    size = {key: known[key], "sort_utterance": SORTED[wanted]}
-    sizes = {f"{wanted} {known[key]}": size}
-    config = Profile(choice=choice, sizes=sizes, limits=arguments.limits is not False)
-    given = {name: getattr(arguments, name) for name in ("num_batches", "seed", "threads", "prune_range")}
+    commands.set_quick(arguments, QUICK, PRESETS[device.partition(":")[0]])
+    choice = chosen(arguments)
+    size = {key: getattr(arguments, key), "sort_utterance": is_sorted}
+    name = f"{key.replace('_', '-')} {size[key]}"
+    config = Profile(choice=choice, sizes={name: size}, limits=arguments.limits)
+    given = {each: getattr(arguments, each) for each in ("num_batches", "seed", "threads", "prune_range")}
     model = {"vocab_size": choice.sizes.vocab_size, "encoder_dim": choice.sizes.joiner_dim}
     where = {"shape_file": str(arguments.shape_file.absolute()), "rounds": 1}
     resolved = settings.resolve({**given, **model, **where, **size}, device)
-    tasks = [Task(name, "profile", {"choice": as_written(choice)}) for name in sizes]
+    tasks = [Task(name, "profile", {"choice": as_written(choice)})]
     if config.limits:
         tasks.append(Task(LIMIT, "profile", {}, (("dtype", "bfloat16" if choice.amp else "float32"),)))
     return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)
 
 
-def chosen(arguments: argparse.Namespace, size: Mapping[str, Any]) -> Choice:
+def chosen(arguments: argparse.Namespace) -> Choice:
     """Return the model and the steps that flags choose.  Raises UserError."""
     named = str(arguments.config) if str(arguments.config) == "icefall" else ""
     given = configuration.read(arguments.config) if arguments.config and not named else {}
@@ -181,18 +173,18 @@ def chosen(arguments: argparse.Namespace, size: Mapping[str, Any]) -> Choice:
     for name, pattern in arguments.label:
         patterns.setdefault(name, []).append(pattern)
     parsed = {key: configuration.parsed(value, f"--arg {key}") for key, value in arguments.arg}
-    parsed = {key: os.path.abspath(value) if os.path.isfile(str(value)) else value for key, value in parsed.items()}
+    paths = {key: os.path.abspath(value) for key, value in parsed.items() if os.path.isfile(str(value))}
     return Choice(
         sizes=sizes,
         loss=arguments.loss,
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
         config=named,
-        arguments=parsed,
+        arguments={**parsed, **paths},
         labels=patterns,
         depth=arguments.depth,
-        steps=size["steps"],
-        warmup=size["warmup"],
-        trace_steps=arguments.trace_steps or 2,
+        steps=arguments.steps,
+        warmup=arguments.warmup,
+        trace_steps=arguments.trace_steps,
         dropout=arguments.dropout,
         amp=arguments.amp is not None,
         optimizer=arguments.optimizer,
