@@ -234,7 +234,7 @@ def described(measured: Sequence[Measured]) -> str:
     peaks_mb = next((entry.memory["fused"].peaks_mb["step"] for entry in measured if "fused" in entry.memory), {})
     counter = COUNTERS[next((counter for counter in PEAKS if peaks_mb.get(counter)), "process")]
     return (
-        f"`benchmarks/fused_table.py`, {(row.started or '')[:10]}, {row.device_name}{threads}, torch "
+        f"`benchmarks/fused_table.py`, {row.header.started[:10]}, {row.device_name}{threads}, torch "
         f"{row.torch}, {count(row.rounds, 'round')}: a step from encoder and decoder outputs to all gradients; MB is "
         f"the {counter}."
     )

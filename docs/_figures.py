@@ -33,7 +33,7 @@ from common.core.text import escaped, number  # noqa: E402
 from common.present.parts import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
 from common.records.schema import Header  # noqa: E402
-from common.show import answer  # noqa: E402
+from common.show import tables  # noqa: E402
 
 command.register()
 
@@ -70,7 +70,7 @@ def table(folder: str) -> str:
 def screen(folder: str) -> str:
     """Return a block of what summarize.py prints into a pipe."""
     log = logs.read([ROOT / folder])
-    return f"```\n{answer.of_log(log)}```"
+    return f"```\n{tables.screen(log)}```"
 
 
 def session(folder: str) -> str:
@@ -83,7 +83,7 @@ def session(folder: str) -> str:
 def typed(words: str) -> str:
     """Return a command as a user types it, in lines of at most 98 characters."""
     kept = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"$ {words}")
-    lines = wrap(kept, answer.WIDTH - 2, subsequent_indent="      ", break_on_hyphens=False)
+    lines = wrap(kept, tables.WIDTH - 2, subsequent_indent="      ", break_on_hyphens=False)
     return " \\\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -113,7 +113,7 @@ def allocators(folders: str) -> str:
         if ratio:
             interval = f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low and ratio.high else ""
             sides = row, second[name]
-            cells = [_named(row), *map(METRICS["step_median"].shown, sides)]
+            cells = [_named(row), *map(METRICS["step_ms"].shown, sides)]
             lines.append([*cells, f"{ratio.ratio:.2f}{interval}", *map(over.shown, sides)])
     return markdown_of(["implementation", *map(Column, heads)], lines).replace("*", "\\*")
 
@@ -184,7 +184,7 @@ def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
         f"V {settings['vocab_size']}, {of}, {settings['dtype']}",
         f"[{first.environment.device_name}{cores}](../results/{folder}), {first.header.started[:10]}",
         " or ".join(row.name for row in (first, *pick.rivals)),
-        METRICS["step_median"].shown(first),
+        METRICS["step_ms"].shown(first),
         f"{pick.next.name}, {ratio.ratio:.2f}x{interval}" if ratio else pick.next.name,
         " or ".join(row.name for row in (pruned.row, *pruned.rivals)) if pruned else "-",
         (first.environment.torch or "").partition("+")[0],

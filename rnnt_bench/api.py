@@ -6,6 +6,7 @@ yours, and a loss that crashes ends no notebook.  `assert_is_transducer_loss` ca
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
@@ -19,21 +20,43 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from rnnt_bench import HERE, SUITE
 
 Loss = Union[str, Callable[..., Any]]
-Row = Dict[str, Any]
+#: Columns that a notebook shows.
+SHOWN = 11
+
+
+class Row(Dict[str, Any]):
+    """A row: its plain values, as ``rnnt-bench summarize --format csv`` has them, then what has parts."""
+
+    @property
+    def plain(self) -> Dict[str, Any]:
+        """Return the values without parts: the same keys for every run, the table's first."""
+        return {key: value for key, value in self.items() if not isinstance(value, (dict, list))}
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return Results([self])._repr_html_()
 
 
 class Results(List[Row]):
-    """Rows, one for each loss and configuration: dicts with the keys of ``rnnt-bench summarize --format json``."""
+    """Rows, one for each loss and configuration, with the keys of ``rnnt-bench summarize --format json``."""
 
     def to_frame(self) -> Any:
-        """Return a pandas DataFrame with a column for each plain value; the rows themselves where pandas is not
-        installed."""
-        flat = [dict(_flat(row)) for row in self]
+        """Return a pandas DataFrame of the plain values; a list of them where pandas is not installed."""
+        rows = [row.plain for row in self]
         try:
             import pandas
         except ImportError:
-            return flat
-        return pandas.DataFrame(flat)
+            return rows
+        return pandas.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first columns for a notebook."""
+        heads = list(self[0])[:SHOWN] if self else []
+        body = ""
+        for line in [heads, *([row[head] for head in heads] for row in self)]:
+            words = (f"{cell:.4g}" if isinstance(cell, float) else html.escape(str(cell)) for cell in line)
+            body += f"<tr>{''.join(f'<td>{word}</td>' for word in words)}</tr>"
+        return f"<table>{body}</table>"
 
 
 class Check(NamedTuple):
@@ -59,7 +82,7 @@ def load(path: Union[str, Path, Sequence[Union[str, Path]]] = "log", all_runs: b
     """
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     flags = ["--all-runs"] if all_runs else []
-    return Results(json.loads(_run("summarize", *map(str, paths), "--format", "json", *flags)))
+    return Results(map(Row, json.loads(_run("summarize", *map(str, paths), "--format", "json", *flags))))
 
 
 def measure(
@@ -169,15 +192,6 @@ def _target(loss: Loss) -> str:
 def _words(flags: Mapping[str, Any]) -> List[str]:
     """Return flags as a command line has them: {"vocab_size": 500} is --vocab-size 500."""
     return [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-
-
-def _flat(row: Row, prefix: str = "") -> Iterator[Any]:
-    """Yield (key, value) of plain values: {"step_ms": {"median": 1}} is step_ms_median."""
-    for key, value in row.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}_")
-        elif not isinstance(value, list):
-            yield prefix + key, value
 
 
 def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:

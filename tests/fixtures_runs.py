@@ -226,7 +226,7 @@ def memory(*peaks: float) -> List[Record]:
                 "device_allocated_bytes": None,
                 "device_reserved_bytes": None,
                 "torch_allocated_bytes": int(peak * MIB),
-                "process_bytes": int(2 * peak * MIB),
+                "process_bytes": int(peak * MIB),
             }
             for number, peak in enumerate(peaks)
         ),

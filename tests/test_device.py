@@ -292,10 +292,10 @@ def test_on_cuda_a_loss_is_ranked_by_events_and_a_step_by_the_wall_clock_and_bot
         status("timing-1"),
     ]
     row = one_row(write_run(tmp_path / "a", jobs=[correctness(), lines], passes=["correctness", "timing"], rounds=1))
-    assert (row["step_ms"]["median"], row["step_event_ms"]["median"]) == (10, 7)
-    assert (row["loss_ms"]["median"], row["loss_wall_ms"]["median"]) == (7, 10)
-    assert row["round_medians_ms"] == {"step": {"1": {"4": 10}}, "loss": {"1": {"4": 7}}}
+    assert (row["step_ms"], row["step"]["event"]["median"]) == (10, 7)
+    assert (row["loss_ms"], row["loss"]["wall"]["median"]) == (7, 10)
+    assert (row["step"]["medians"], row["loss"]["medians"]) == ({"1": {"4": 10}}, {"1": {"4": 7}})
     assert "events / loss by wall time, ms: torchaudio 7.000 / 10.00" in summarize(tmp_path / "a")
     on_cpu = one_row(write_run(tmp_path / "b"))
-    assert on_cpu["loss_wall_ms"] is on_cpu["step_wall_ms"] is None
+    assert on_cpu["loss"]["wall"] is on_cpu["step"]["wall"] is None
     assert "events" not in summarize(tmp_path / "b")

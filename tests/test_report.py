@@ -45,7 +45,7 @@ from common.present import parts, style
 from common.present.parts import Figure, Section, Slice
 from common.setup import interpreters
 from common.show import cards as cards_of
-from common.show import facts, html, over_time, page, plots
+from common.show import over_time, page, plots
 
 LIBRARY = "/* plotly */"
 
@@ -124,7 +124,7 @@ def test_the_title_is_the_answer_of_one_configuration_and_else_the_question(tmp_
     timed(tmp_path, "a", [10, 11, 12], peak=10)
     timed(tmp_path, "b", [20, 22, 24], peak=30)
     assert "<h1>Use a: 2.0x faster (2.0 to 2.0) and 3.0x smaller than the next" in page_of(tmp_path)
-    (words,) = cards_of.measured(rows_of(tmp_path))
+    (words,) = cards_of.size_of(rows_of(tmp_path))
     assert has_words(words, "4 utterances", "2 batches and 3 rounds")
     records = records_of(tmp_path / "a")
     records[0]["settings"] = {**records[0]["settings"], "vocab_size": 77}
@@ -229,8 +229,8 @@ def test_a_configuration_is_answer_ratios_table_plots_and_conditions(tmp_path):
     write_records(tmp_path / "died", [header("died"), status("correctness", "error", "it broke")])
     section = page.sections(groups_of(tmp_path), tmp_path, [], [])[0]
     assert section.cards[0].question == "Use" and section.lead.key == "ratios"
-    ((results,), load) = section.tables, section.conditions
-    assert [row[0].shown for row in results.rows] == ["a", "b"] and load[0].name == "versions"
+    (results,), versions = section.tables, section.conditions
+    assert [row[0].shown for row in results.rows] == ["a", "b"] and versions[0].name == "versions"
     assert [figure.key for figure in section.figures] == ["time-memory", "samples", "memory-within"]
     assert {failure.name: failure.is_error for failure in section.failures} == {"died": True, "k2": False}
     assert "in 2 batches" in section.heading and "V 500" not in section.heading
@@ -329,7 +329,7 @@ def test_the_page_carries_plotly_as_released_and_allows_just_its_own_scripts(tmp
     assert "unsafe" not in policy.replace("style-src 'unsafe-inline'", "")
     script = re.search(r"<script>(.*?)</script>", shown, flags=re.DOTALL)[1]
     source = unpacked(shown, "plotly")
-    assert f"script-src {html.script_hash(source)} {html.script_hash(script)};" in policy and len(shown) < 1.5e6
+    assert f"script-src {page._script_hash(source)} {page._script_hash(script)};" in policy and len(shown) < 1.5e6
     digest = hashlib.sha256(page.LIBRARY.read_bytes()).hexdigest()
     assert source == page.LIBRARY.read_text(encoding="utf-8")
     assert digest in (page.LIBRARY.parent / "README.md").read_text()
@@ -339,9 +339,9 @@ def test_facts_of_a_row_that_did_not_run_say_no_more_than_those_of_one_that_did(
     timed(tmp_path, "a", [10])
     write_run(tmp_path / "b", name="b", jobs=[[status("correctness", "missing", "no b: pip install b")]], rounds=1)
     rows = rows_of(tmp_path)
-    known = dict(facts.machine(rows))
+    known = dict(cards_of.machine(rows))
     assert known["Device"] == "cpu Some CPU" and known["Rounds"] == "1 fresh process"
-    assert dict(facts.machine(rows[1:]))["Device"] == "cpu"
+    assert dict(cards_of.machine(rows[1:]))["Device"] == "cpu"
 
 
 # The command.
@@ -381,7 +381,7 @@ def test_nothing_readable_is_exit_code_1(tmp_path):
 def no_jinja2(monkeypatch):
     monkeypatch.setattr(interpreters.environments, "interpreter", lambda name: None)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    html.environment.cache_clear()
+    page.environment.cache_clear()
 
 
 def fails_with(error):
@@ -515,15 +515,15 @@ def test_the_screen_is_grouped_by_cell_and_the_files_have_the_keys(log):
     assert lines[at + 1].split()[:3] == ["linear", "40.00", "1.00"] and "square: oom: timing-1: no memory" in text
     assert "vocab-size 4000, dtype float32:  linear, 40.00 ms a step" in text and max(map(len, lines)) <= 100
     assert "| vocab-size | dtype | implementation |" in summarize(log, "--format", "markdown")
-    rows = list(csv.DictReader(io.StringIO(summarize(log, "--format", "csv", "--all-columns"))))
-    assert len(rows) == 12 and rows[-1]["sweep_vocab_size"] == "4000" and rows[-1]["sweep_dtype"] == "bfloat16"
+    rows = list(csv.DictReader(io.StringIO(summarize(log, "--format", "csv"))))
+    assert len(rows) == 12 and rows[-1]["vocab_size"] == "4000" and rows[-1]["dtype"] == "bfloat16"
     assert read_rows(log)[0]["sweep"] == {"vocab_size": 500, "dtype": "float32"}
 
 
 def test_the_newest_of_a_cell_is_shown(tmp_path):
     for day in (1, 2):
         write_sweep(tmp_path / f"s.{day}", {"threads": [1, 2]}, started=f"2026-01-0{day}T00:00:00+00:00")
-    assert [(row.folder.parent.name, row.earlier_runs) for row in logs.read([tmp_path]).swept] == [("s.2", 1)] * 2
+    assert [(row.folder.parent.name, len(row.earlier)) for row in logs.read([tmp_path]).swept] == [("s.2", 1)] * 2
 
 
 def test_curves_over_numbers_and_bars_over_words(log):

@@ -197,7 +197,7 @@ def test_its_row_is_of_that_torch_and_a_package_that_is_not_there_is_missing(tmp
     rows = rows_of(tmp_path)
     assert (rows["reference@k2"]["status"], rows["torchaudio@k2"]["status"]) == ("ok", "missing")
     assert "torchaudio is not installed" in rows["torchaudio@k2"]["reason"]
-    assert rows["reference@k2"]["torch_version"][:4] == "1.13" != rows["reference"]["torch_version"][:4]
+    assert rows["reference@k2"]["torch"][:4] == "1.13" != rows["reference"]["torch"][:4]
     folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     assert folders == {"reference-2", "reference-at-k2-2", "torchaudio-at-k2-2"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import random
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -264,9 +264,8 @@ def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch()
     }
     estimate, paired = ratios.ratio(baseline, new, together=False)
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((1.1, 1.1, 1.1))
-    doubts = [
-        Standing(Row(), Row("b"), "step", ratio=estimate, paired=paired, busy=(0.0, busy)).doubt for busy in (0.5, 0)
-    ]
+    judged = Standing(Row(), Row("b"), "step", ratio=estimate, paired=paired, rounds=(5, 5))
+    doubts = [replace(judged, busy=(0.0, busy)).doubt for busy in (0.5, 0)]
     assert not paired and "beside other load" in doubts[0] and not doubts[1]
     assert ratios.ratio(baseline, new, together=True)[1]
 
@@ -275,34 +274,6 @@ def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch()
 def simulation():
     pytest.importorskip("torch")  # shape_info.pt
     return importlib.import_module("benchmarks.interval_coverage")
-
-
-@pytest.fixture(scope="module")
-def planted(simulation):
-    return importlib.import_module("benchmarks.compare_power")
-
-
-def test_compare_finds_a_planted_10_percent_at_the_default_settings(simulation, planted):
-    """Two runs of one loss; both in one run; and no false alarm."""
-    x = simulation.padding(2, ROOT / "shape_info.pt")
-    two, *_, one, _ = planted.designs()
-    assert (two.losses, one.losses, one.paired) == (1, 1, True)
-    assert planted.power(two, 0.1, x, runs=150, seed=3) >= 0.75
-    assert planted.power(one, 0.1, x, runs=150, seed=3) >= 0.8
-    assert planted.power(two, 0.0, x, runs=150, seed=3) <= 0.02
-
-
-def test_what_compare_calls_detectable_is_found_four_times_in_five(simulation, planted):
-    x = simulation.padding(2, ROOT / "shape_info.pt")
-    design, truth = planted.designs()[0], 0.0 * x
-    rng, world = simulation.np.random.default_rng(5), planted.WORLD._replace(slope=0, deviation=0)
-    estimates = []
-    for _ in range(100):
-        run = simulation.simulate(world, x, truth, design.rounds, design.batches, True, rng)
-        *both, of_batch = simulation.sides(run)
-        ratio = ratios.own_batches_ratio(*both, 0.975, ratios.Padding(of_batch, x.mean()))
-        estimates.append(ratios.detectable(ratio, 0.02, 0.975))
-    assert 0.65 <= planted.power(design, median(estimates), x, runs=200, seed=6) <= 0.95
 
 
 @pytest.mark.parametrize("scope", ["(the CPU preset)", "(scope loss in the CPU preset)"])
@@ -418,5 +389,5 @@ def test_a_row_over_the_limit_says_that_the_limit_is_wrong(tmp_path, flags, why)
 def test_no_exact_row_of_the_recorded_results_is_over_its_limit():
     log = logs.read([ROOT / "results"], all_runs=True)
     rows = [row for row in [*log.rows, *log.swept] if row.kind == "exact"]
-    shares = [(row.log_dir, share) for row in rows for share in row.limit_percent.values()]
+    shares = [(row.folder, share) for row in rows for share in row.limit_percent.values()]
     assert len(shares) >= 10 and [entry for entry in shares if not 0 < entry[1] <= 100] == []

@@ -129,4 +129,4 @@ def test_a_real_sweep(tmp_path, tiny_shapes):
     assert done.returncode == 0, done.stderr
     assert "cell 2 of 2: vocab-size 16" in done.stderr
     rows = json.loads(run("summarize.py", tmp_path / "log", "--format", "json").stdout)
-    assert [row["configuration"]["vocab_size"] for row in rows] == [8, 16] and all(row["loss_ms"]["n"] for row in rows)
+    assert [row["vocab_size"] for row in rows] == [8, 16] and all(row["loss_ms"] for row in rows)

@@ -171,7 +171,7 @@ def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     write_run(tmp_path / "b", "k2", **DEFAULTS)
     write_run(tmp_path / "c", "k2", **{**DEFAULTS, key: value})
     of_run = groups(logs.rows([tmp_path]))
-    assert sorted(sorted(row.log_dir[-1] for row in group) for group in of_run) == [["a", "b"], ["c"]]
+    assert sorted(sorted(row.folder.name for row in group) for group in of_run) == [["a", "b"], ["c"]]
     words = settings.described({key: value})[0]
     assert [words in heading(group) for group in of_run] == [len(group) == 1 for group in of_run]
 

@@ -10,23 +10,19 @@ that.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis import measured
+from common.analysis import logs
 from common.analysis.groups import differences, newest_first, newest_of_each
 from common.analysis.row import PEAKS, SCOPES, Row
 from common.analysis.standing import Margins, Standing, percent, stand
 from common.core import statistics
 from common.core.errors import UserError
-from common.core.files import not_there
-from common.core.implementations import BY_NAME, IMPLEMENTATIONS
-from common.core.statistics import TOLERANCE
 from common.core.text import plain
-from common.records import schema, store
-from common.records.schema import Line, Record
+from common.records import store
+from common.records.schema import FILE_NAME, Record
 
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
 PROCESS_TOLERANCE = 0.1
@@ -53,11 +49,6 @@ class Pair:
         """Tell whether both sides are of one implementation."""
         return self.baseline.name == self.new.name
 
-    @property
-    def together(self) -> bool:
-        """Tell whether both sides were measured in alternation, in the rounds of one run."""
-        return self.baseline.run_id == self.new.run_id
-
 
 @dataclass(frozen=True)
 class Sides:
@@ -81,38 +72,19 @@ class Sides:
 
 
 def read_runs(path: Path) -> List[Row]:
-    """Return the runs at or under `path`: a results.jsonl, a run folder or a log folder.
+    """Return the timed runs at or under `path`: a results.jsonl, a run folder or a log folder.
 
-    Raises UserError where there is none or one cannot be read.
+    Raises UserError where there is none or none can be read; of some that cannot be it warns.
     """
-    problem = not_there(path)
-    if problem:
-        raise UserError(f"{path}: {problem}; name a log folder, a run folder or a {schema.FILE_NAME}")
-    files = store.files_named(schema.FILE_NAME, path) if os.path.isdir(path) else [path]
-    if not files:
-        raise UserError(f"{path}: no {schema.FILE_NAME} in it; name a folder that a benchmark wrote")
-    runs = [measured.row(records, file.parent, traces=False) for file, records in list(_readable(files))]
-    runs = [run for run in runs if not run.largest]
+    log = logs.read([path], all_runs=True, traces=False)
+    runs = [row for row in [*log.rows, *log.swept] if row.header.name]
+    unreadable = [row.reason for row in log.rows if row.unreadable]
     if not runs:
-        raise UserError(f"{path}: holds only what --find-largest wrote; name a folder with runs that were timed")
+        advice = f"{path}: no {FILE_NAME} in it of runs that were timed (not by --find-largest); name a log folder"
+        raise UserError(next(iter(unreadable), advice))
+    for reason in unreadable:
+        store.warn(f"{reason}; left out")
     return runs
-
-
-def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
-    """Return the records of each file; warn about a file that cannot be read as long as others can.
-
-    Raises UserError where none can be read.
-    """
-    failed: List[UserError] = []
-    for file in files:
-        try:
-            yield file, store.read_run(file)[1]
-        except UserError as error:
-            failed.append(error)
-    if len(failed) == len(files):
-        raise failed[0]
-    for problem in failed:
-        store.warn(f"{problem}; left out")
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
@@ -136,8 +108,7 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     before, after = ([run for run in side if not only or run.name in only] for side in (before, after))
     pairs: List[Pair] = []
     for name in names:
-        mine = [run for run in before if run.name == name]
-        theirs = [run for run in after if run.name == name]
+        mine, theirs = ([run for run in side if run.name == name] for side in (before, after))
         fitting = [Pair(first, other) for first in mine for other in theirs if not differences(first, other)]
         pairs += fitting or ([checked(newest_first(mine)[0], newest_first(theirs)[0])] if mine and theirs else [])
     compared = [id(run) for pair in pairs for run in (pair.baseline, pair.new)]
@@ -155,18 +126,15 @@ def within(log: Path, baseline: str, new: str) -> List[Pair]:
 
     Raises UserError where one is missing or they were measured with other settings.
     """
-    runs = read_runs(log)
+    runs = newest_first(read_runs(log))
     sides = [[run for run in runs if run.name == name] for name in (baseline, new)]
     for name, side in zip((baseline, new), sides):
         if not side:
-            names = ", ".join(dict.fromkeys(plain(run.name) for run in runs))
+            names = ", ".join(sorted({plain(run.name) for run in runs}))
             raise UserError(f"{log}: no run of {name} in it; there are {names}")
-    pairs = [Pair(first, other) for first in sides[0] for other in sides[1]]
-    together = [pair for pair in pairs if pair.together and not differences(pair.baseline, pair.new)]
-    if together:
-        newest = max(together, key=lambda pair: pair.baseline.started or "")
-        return [checked(newest.baseline, newest.new)]
-    return [checked(newest_first(sides[0])[0], newest_first(sides[1])[0])]
+    pairs = [(first, other) for first in sides[0] for other in sides[1] if first.header.run_id == other.header.run_id]
+    together = [pair for pair in pairs if not differences(*pair)]
+    return [checked(*(together[0] if together else (sides[0][0], sides[1][0])))]
 
 
 def checked(baseline: Row, other: Row) -> Pair:
@@ -174,7 +142,8 @@ def checked(baseline: Row, other: Row) -> Pair:
     different, advice = differences(baseline, other), "run both with the same flags on the same machine"
     if baseline.loss != other.loss and baseline.torch and other.torch and baseline.torch != other.torch:
         different.append(f"torch {baseline.torch} / {other.torch}")
-        advice = f"a ratio would be that of the torches too: {_under_one_torch(baseline, other)}"
+        advice = "a ratio would be that of the torches too: measure both under one, as ./benchmark_all.py --only "
+        advice += "k2,fast_rnnt@k2 does"
     if different:
         raise UserError(
             f"{baseline.folder} and {other.folder} are not comparable: {'; '.join(map(plain, different))}; {advice}"
@@ -182,79 +151,20 @@ def checked(baseline: Row, other: Row) -> Pair:
     return Pair(baseline, other)
 
 
-def _under_one_torch(*rows: Row) -> str:
-    """Return which losses to run instead: one that runs under both torches, beside the one outside the main
-    environment."""
-    for row in reversed(rows):
-        known = BY_NAME.get(row.loss)
-        environment = row.name.partition("@")[2] or (known.environment if known else "main")
-        control = next((each.name for each in IMPLEMENTATIONS if each.control and each.kind == row.kind), None)
-        if environment != "main" and control and control != row.loss:
-            pair = f"{row.name},{control}@{environment}"
-            return f"compare {row.name} with {control}@{environment}, from ./benchmark_all.py --only {pair}"
-    return "measure one of them under the other's torch too (NAME@ENVIRONMENT), and compare these two"
-
-
 # Changes.
 
 
-def side_json(run: Row) -> Record:
-    """Return one of the two runs of a comparison as JSON has it."""
-    status, reason = run.failure or ("ok", "")
-    return {
-        **{"file": str(run.results), "name": run.name, "run_id": run.run_id, "started": run.started},
-        **{key: getattr(run.header, key) for key in ("git_revision", "git_dirty")},
-        "kind": str(run.kind),
-        **{key: getattr(run.environment, key) for key in ("torch", "implementation_version", "python")},
-        **{"status": status, "reason": reason, "measured": is_measured(run)},
-    }
-
-
-def is_measured(run: Row) -> bool:
-    """Return whether a run has anything to compare."""
-    return bool(run.timed or run.peaks_mb or run.checked.loss_error is not None)
-
-
-#: Fields of a standing in JSON.
-TIME_KEYS = ("verdict", "reason", "doubt", "paired", "low", "high", "detectable")
-
-
-def time_json(standing: Standing) -> Record:
-    """Return the change of a time as JSON has it; ratio, low and high are None where there is none."""
-    return {
-        **{key: getattr(standing, key) for key in TIME_KEYS},
-        "ratio": standing.times,
-        "batches": standing.ratio.batches if standing.ratio else 0,
-        **dict(zip(("baseline_ms", "new_ms"), standing.both_ms)),
-        **dict(zip(("baseline_rounds", "new_rounds"), standing.rounds)),
-        **dict(zip(("baseline_busy", "new_busy"), standing.busy)),
-        "lost": standing.lost,
-    }
-
-
-class MemoryChange(NamedTuple):
-    """Hold the highest peak of each side over the batches that both have, in MB (2**20 bytes).
-
-    counter: which count of memory the peaks are of (see row.COUNTERS).
-    """
+class Judged(NamedTuple):
+    """Hold a change of memory, whose sides are the highest peaks in MB (2**20 bytes) over the batches that both have,
+    or of the errors, whose sides are {field of the record: relative error against the float64 oracle}."""
 
     verdict: str
     reason: str
     ratio: Optional[float] = None
-    baseline_mb: Optional[float] = None
-    new_mb: Optional[float] = None
+    baseline: Any = None
+    new: Any = None
     counter: Optional[str] = None
     batches: int = 0
-
-
-class ErrorChange(NamedTuple):
-    """Hold the relative errors of both sides against the float64 oracle by field of the record; None where they were
-    not measured."""
-
-    verdict: str
-    reason: str
-    baseline: Dict[str, Optional[float]]
-    new: Dict[str, Optional[float]]
 
 
 @dataclass
@@ -269,8 +179,8 @@ class Change:
     pair: Pair
     margins: Margins
     time: Dict[str, Standing]
-    memory: Dict[str, MemoryChange]
-    errors: ErrorChange
+    memory: Dict[str, Judged]
+    errors: Judged
     changed: List[str]
 
     @property
@@ -279,23 +189,24 @@ class Change:
 
     def as_json(self) -> Record:
         """Return the change as JSON has it."""
-        errors, pair = self.errors, self.pair
-        sides = {f"{side}_{key}": value for side in ("baseline", "new") for key, value in getattr(errors, side).items()}
+        sides = {
+            side: {
+                **{"name": run.name, "file": str(run.results), "status": run.status, "reason": run.reason},
+                **{key: getattr(run.header, key) for key in ("run_id", "started", "kind", "git_revision", "git_dirty")},
+                **{key: getattr(run.environment, key) for key in ("torch", "implementation_version", "python")},
+            }
+            for side, run in (("baseline", self.pair.baseline), ("new", self.pair.new))
+        }
         return {
-            **{"name": self.name, "baseline": side_json(pair.baseline), "new": side_json(pair.new)},
-            **{"paired_rounds": pair.together, **self.margins._asdict()},
-            "time": {scope: time_json(standing) for scope, standing in self.time.items()},
+            **{"name": self.name, **sides, **self.margins._asdict()},
+            "time": {scope: {**of.as_json(), **of.judged_json()} for scope, of in self.time.items()},
             "memory": {scope: change._asdict() for scope, change in self.memory.items()},
-            "errors": {"verdict": errors.verdict, "reason": errors.reason, **sides},
-            "changed": self.changed,
+            **{"errors": self.errors._asdict(), "changed": self.changed},
         }
 
 
 def compare(
-    pairs: Sequence[Pair],
-    scopes: Sequence[str] = SCOPES,
-    tolerance: float = TOLERANCE,
-    same: Optional[float] = None,
+    pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = statistics.TOLERANCE
 ) -> List[Change]:
     """Return the change of each pair.
 
@@ -303,23 +214,23 @@ def compare(
         pairs: of runs that measured the same.
         scopes: whose times and memory are compared.
         tolerance: the largest change that does not matter, 0.02 for 2%.
-        same: times whose whole interval is within this are the same; None for the tolerance.
     """
     both = [pair.baseline.of(scope).ms and pair.new.of(scope).ms for pair in pairs for scope in scopes]
-    confidence = statistics.confidence_of_each(sum(map(bool, both)))
-    margins = Margins(tolerance, max(same or tolerance, tolerance), confidence)
-    return [_change(pair, scopes, margins) for pair in pairs]
+    margins = Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
+    return [
+        Change(
+            pair,
+            margins,
+            {scope: stand(pair.new, pair.baseline, scope, margins) for scope in scopes},
+            {scope: _memory(pair, scope, tolerance) for scope in scopes},
+            _errors(pair),
+            _changed(pair),
+        )
+        for pair in pairs
+    ]
 
 
-def _change(pair: Pair, scopes: Sequence[str], margins: Margins) -> Change:
-    times = {scope: stand(pair.new, pair.baseline, scope, margins) for scope in scopes}
-    peaks = {scope: _memory(pair, scope, margins.tolerance) for scope in scopes}
-    keys = ("loss_error", "grad_error", "approximation_gap")
-    errors = ({key: getattr(run.checked, key) for key in keys} for run in (pair.baseline, pair.new))
-    return Change(pair, margins, times, peaks, ErrorChange(*_judged(pair), *errors), _changed(pair))
-
-
-def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
+def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
     """Compare the highest peaks over the batches, since these decide what fits: allocators count exactly, the process's
     resident peak does not."""
     sides = [run.peaks_mb.get(scope, {}) for run in (pair.baseline, pair.new)]
@@ -336,46 +247,60 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
             reason = f"{abs(ratio - 1):.1%} {word} memory ({source})"
             if word == "same":
                 reason = f"the ratio, {ratio:.3f}, is within {percent(tolerance)} ({source})"
-            return MemoryChange(word, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
+            return Judged(word, reason, ratio, *peaks, f"{counter}_bytes", len(batches))
     absent = [side for side, peaks_of in zip(("the baseline", "the new side"), sides) if not any(peaks_of.values())]
     reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
-    before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
-    return MemoryChange("unclear", reason, None, before_mb, after_mb)
+    known = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
+    return Judged("unclear", reason, None, *known)
 
 
-def _judged(pair: Pair) -> Tuple[str, str]:
-    """Judge the errors of both sides against the float64 oracle; return verdict and reason."""
+def _errors(pair: Pair) -> Judged:
+    """Judge the errors of both sides against the float64 oracle."""
     baseline, new = pair.baseline.checked, pair.new.checked
+    keys = ("loss_error", "grad_error", "approximation_gap")
+    sides = [{key: getattr(record, key) for key in keys} for record in (baseline, new)]
+
+    def judged(verdict: str, reason: str) -> Judged:
+        return Judged(verdict, reason, None, *sides)
+
     for record, side in ((baseline, "the baseline"), (new, "the new side")):
         if record.ok is None:
-            return "unclear", f"{side} was not checked against the oracle (the correctness pass)"
+            return judged("unclear", f"{side} was not checked against the oracle (the correctness pass)")
     if not new.ok:
-        return "wrong", f"the new side is further from the oracle than {new.tolerance}"
+        return judged("wrong", f"the new side is further from the oracle than {new.tolerance}")
     if not baseline.ok:
-        return "better", f"the baseline is further from the oracle than {baseline.tolerance}, the new is not"
+        return judged("better", f"the baseline is further from the oracle than {baseline.tolerance}, the new is not")
     words = []
     for key, name in (("loss_error", "loss"), ("grad_error", "gradient")):
-        before, after = getattr(baseline, key) or 0.0, getattr(new, key) or 0.0
+        before, after = (side[key] or 0.0 for side in sides)
         if max(before, after) > ERROR_FLOOR and max(before, after) > ERROR_FACTOR * min(before, after):
             words.append(("worse" if after > before else "better", f"{name} error {before:.1e}, now {after:.1e}"))
     if not words:
-        return "same", "both are right, with errors of the same order"
+        return judged("same", "both are right, with errors of the same order")
     kinds = {word for word, _ in words}
-    return (kinds.pop() if len(kinds) == 1 else "unclear"), "; ".join(text for _, text in words) + " (both are right)"
+    reason = "; ".join(text for _, text in words) + " (both are right)"
+    return judged(kinds.pop() if len(kinds) == 1 else "unclear", reason)
 
 
 def _changed(pair: Pair) -> List[str]:
     """Return the recorded differences in the code and its environment, as "torch 2.10.0 -> 2.11.0"."""
-    labels = {"git_revision": "revision", "torch": "torch", "implementation_version": "version", "python": "Python"}
-    if not pair.one_loss:
-        labels = {"torch": "torch"}
-    before, after = side_json(pair.baseline), side_json(pair.new)
-    both = [(label, str(before[key])[:20], str(after[key])[:20]) for key, label in labels.items()]
-    changed = [f"{label} {first} -> {other}" for label, first, other in both if first != other]
-    dirty = [word for word, side in (("baseline", before), ("new side", after)) if side["git_dirty"]]
-    if pair.one_loss and dirty:
-        changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
-    return changed
+    before, after = (
+        {
+            "revision": run.header.git_revision if pair.one_loss else None,
+            "torch": run.environment.torch,
+            "version": run.environment.implementation_version if pair.one_loss else None,
+            "Python": run.environment.python if pair.one_loss else None,
+        }
+        for run in (pair.baseline, pair.new)
+    )
+    changed = [
+        f"{label} {str(before[label])[:20]} -> {str(value)[:20]}"
+        for label, value in after.items()
+        if before[label] != value
+    ]
+    sides = {"baseline": pair.baseline, "new side": pair.new}
+    dirty = [word for word, run in sides.items() if pair.one_loss and run.header.git_dirty]
+    return [*changed, *([f"uncommitted changes in the {' and the '.join(dirty)}"] if dirty else [])]
 
 
 # What follows from changes.
@@ -389,8 +314,9 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
     """
     reasons = []
     for row in rows:
-        if row.pair.new.failure and not row.pair.baseline.failure:
-            reasons.append(f"{row.name}: was measured at the baseline, now {row.pair.new.failure[0]}")
+        new, is_ok = row.pair.new, row.pair.baseline.status == "ok"
+        if new.status != "ok" and is_ok:
+            reasons.append(f"{row.name}: was measured at the baseline, now {new.status}: {new.reason}")
         for scope, time in row.time.items():
             if time.lost:
                 reasons.append(f"{row.name} {scope}: was timed at the baseline, has no times now")
@@ -401,19 +327,7 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
 
 def gone(sides: Sides) -> List[str]:
     """Return a sentence for each row that the baseline has and the new side lacks altogether."""
-    runs = [run for run in sides.gone if run.failure is None]
     compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
-    whole = list(dict.fromkeys(run.name for run in runs if run.name not in compared))
-    reasons = []
-    if whole:
-        reasons.append(
-            f"{', '.join(whole)}: measured at the baseline, not there any more; where that is meant, compare with "
-            f"--only {','.join(compared)}"
-        )
-    reasons += [
-        f"{sides.label(run)}: measured at the baseline, {run.name} has no run with its settings any more; where that "
-        "is meant, compare the run folders that both have"
-        for run in runs
-        if run.name in compared
-    ]
-    return reasons
+    names = list(dict.fromkeys(sides.label(run) for run in sides.gone if run.status == "ok"))
+    advice = f"where that is meant, compare with --only {','.join(compared)}, or the run folders that both have"
+    return [f"{', '.join(names)}: measured at the baseline, not there any more; {advice}"] if names else []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import (
     Any,
     Callable,
@@ -22,7 +21,7 @@ from typing import (
 )
 
 from common.analysis import standing
-from common.analysis.row import Configuration, Row
+from common.analysis.row import Row
 from common.core import settings
 from common.core.grid import flag
 from common.core.implementations import KINDS, LATTICES
@@ -61,7 +60,7 @@ def label(rows: Sequence[Row]) -> None:
     names = [plain(row.name) or "(no name)" for row in rows]
     labels: List[str] = []
     for row, name in zip(rows, names):
-        words = name if names.count(name) == 1 else f"{name} ({plain(Path(row.log_dir).name)})"
+        words = name if names.count(name) == 1 else f"{name} ({plain(row.folder.name)})"
         words = words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "\u2026"
         same = labels.count(words)
         row.label = f"{words} {same + 1}" if same else words
@@ -83,7 +82,10 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
 
     def fits(group: List[Row], row: Row) -> bool:
         kinds = [(each.unreadable, bool(each.configuration), bool(each.largest)) for each in (group[0], row)]
-        return kinds[0] == kinds[1] and same_configuration(_shared(group[0]), _shared(row))
+        shared = (
+            {key: value for key, value in each.configuration.items() if key not in OWN} for each in (group[0], row)
+        )
+        return kinds[0] == kinds[1] and not differing(*shared)
 
     result = grouped(ordered, fits)
     for group in result:
@@ -93,10 +95,6 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
             standing.rank_times(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0].configuration)
-
-
-def _shared(row: Row) -> Configuration:
-    return {key: value for key, value in row.configuration.items() if key not in OWN}
 
 
 def kind_rank(row: Row) -> Tuple[int, bool]:
@@ -164,11 +162,6 @@ def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[
     ]
 
 
-def same_configuration(first: Configuration, other: Configuration) -> bool:
-    """Return whether rows of these configurations stand in one table."""
-    return not differing(first, other)
-
-
 def conditions(row: Row) -> Dict[str, object]:
     """Return all that must agree between two runs that are compared, by the name that messages use: settings, shape
     file, batches, device and machine."""
@@ -212,15 +205,15 @@ def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> 
 def newest_first(rows: Sequence[Row]) -> List[Row]:
     """Return the rows by the start of their runs, the newest first; of runs that began at once the last in the list
     comes first."""
-    return sorted(reversed(rows), key=lambda row: row.started or "", reverse=True)
+    return sorted(reversed(rows), key=lambda row: row.header.started, reverse=True)
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
-    """Return the newest row of each set that is the `same`, in the order given; its `earlier_runs` counts the
+    """Return the newest row of each set that is the `same`, in the order given; `earlier` of it are the
     others."""
     groups = grouped(newest_first(rows), lambda group, row: same(group[0], row))
     for newest, *earlier in groups:
-        newest.earlier_runs = len(earlier)
+        newest.earlier = earlier
     kept = {id(group[0]) for group in groups}
     return [row for row in rows if id(row) in kept]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
 
 from common.analysis import groups, measured
-from common.analysis.groups import Group, Sweep, collect, newest_of_each, same_configuration
+from common.analysis.groups import Group, Sweep, collect, differing, newest_of_each
 from common.analysis.row import Row
 from common.core.errors import UserError
 from common.core.files import not_there
@@ -58,8 +58,8 @@ class Log:
         counts the others."""
 
         def same_run(first: Row, other: Row) -> bool:
-            known = first.run_id is not None and other.run_id is not None and first.header.values == other.header.values
-            return known and first.name == other.name and same_configuration(first.configuration, other.configuration)
+            known = first.header.run_id and other.header.run_id and first.header.values == other.header.values
+            return bool(known) and first.name == other.name and not differing(first.configuration, other.configuration)
 
         return Log(*(newest_of_each(rows, same_run) for rows in (self.rows, self.searches, self.swept)))
 
@@ -78,13 +78,14 @@ class Log:
         return groups.sweeps(self.swept)
 
 
-def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
+def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True) -> Log:
     """Return what is in, at or under `paths` (default: ``log``).
 
-    A path may also be a single trace or results.jsonl.  `all_runs`: earlier runs too.  Raises UserError for a path that
+    A path may also be a single trace or results.jsonl.  `all_runs`: earlier runs too; `traces`: the
+    traces of runs too.  Raises UserError for a path that
     does not exist (the default may be absent).
     """
-    every = [row for folder, traces in _folders(paths).items() for row in _rows_of(folder, traces)]
+    every = [row for folder, files in _folders(paths).items() for row in _rows_of(folder, files, traces)]
     kinds = [2 if row.header.values else 1 if row.largest else 0 for row in every]
     log = Log(*([row for row, kind in zip(every, kinds) if kind == wanted] for wanted in range(3)))
     return log if all_runs else log.newest()
@@ -141,11 +142,11 @@ def run_folders(top: Path) -> Iterator[Path]:
     yield from closed
 
 
-def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:
+def _rows_of(folder: Path, files: List[Path], traces: bool) -> List[Row]:
     try:
-        if (folder / schema.FILE_NAME).exists() and not traces:
-            return [measured.row(store.read_run(folder)[1], folder)]
-        return _foreign_rows(traces or trace_files(folder), folder)
+        if (folder / schema.FILE_NAME).exists() and not files:
+            return [measured.row(store.read_run(folder)[1], folder, traces)]
+        return _foreign_rows(files or trace_files(folder), folder) if traces else []
     except UserError as error:
         return [_unreadable(folder, str(error))]
     except OSError as error:
@@ -153,7 +154,7 @@ def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:
 
 
 def _unreadable(folder: Path, reason: str) -> Row:
-    return Row(folder.resolve().name, str(folder), status="error", reason=reason, unreadable=True)
+    return Row(folder.resolve().name, folder, status="error", reason=reason, unreadable=True)
 
 
 def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
@@ -168,7 +169,7 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
         readable = not numbers.error or any(window.steps for window in numbers.windows)
         row = Row(
             name if len(by_worker) == 1 else f"{name} {label}",
-            str(folder),
+            folder,
             status="error" if numbers.error else "ok",
             reason=numbers.error or "",
             profile=numbers,

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from common.analysis import times
-from common.analysis.row import COUNTERS, Configuration, Largest, Row, batches_of, newest
-from common.core import settings, statistics
+from common.analysis.row import COUNTERS, Configuration, Largest, Row
+from common.core import settings
 from common.core.settings import FEWEST_ROUNDS
-from common.core.text import MB, gathered
+from common.core.text import MB
 from common.records import schema, store
 from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
 from common.records.store import OUTCOMES, TOO_LARGE, answers, bounds, ends
 from common.traces.reader import perhaps_packed, trace_files
 from common.traces.windows import Profiled, profiled, read_windows
 
+T = TypeVar("T", bound=JobLine)
 Jobs = Mapping[str, Sequence[JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
@@ -40,51 +41,54 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
         pools = [end.pool for end in ends(jobs, "throughput") if end.size == size]
         left_out = [id(end) for end in ends(jobs, "throughput") if end.size != size or end.pool not in pools[-1:]]
         jobs = {job: lines for job, lines in jobs.items() if id(lines[-1]) not in left_out}
-    well = [line for lines in jobs.values() if (end := store.status_of(lines)) and end.status == "ok" for line in lines]
+    lines = [line for of_job in jobs.values() for line in of_job]
+    well = [line for of in jobs.values() if (end := store.status_of(of)) and end.status == "ok" for line in of]
     timed = [line for line in well if isinstance(line, Sample)]
     samples = [line for line in timed if not line.warmup]
-    correctness, trace = newest(jobs, Correctness), newest(jobs, Trace)
-    checked = correctness or Correctness()
+    judged, trace = _newest(lines, Correctness), _newest(lines, Trace)
+    checked = judged or Correctness()
     numbers = _profiled(trace, folder) if traces else Profiled()
-    batches = batches_of([line for lines in jobs.values() for line in lines if isinstance(line, Environment)])
     limits = [line for line in records if isinstance(line, schema.Limits)]
-    percent = times.limit_percent(limits, header.kind, batches, header.settings, samples, checked.at_size)
     lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
-    status, reason = _status(jobs, header, correctness, Profiled() if lacks_traces else numbers)
+    status, reason = _of_jobs(jobs, header.settings, "@" in header.name)
+    if status == "ok" and judged and not _is_right(judged):
+        status, reason = "error", f"loss or gradient is further from the oracle than {judged.tolerance}"
+    if status == "ok" and numbers.error and not lacks_traces:
+        status, reason = "error", numbers.error
     made = Row(
         name=header.name,
-        log_dir=str(folder),
+        folder=folder,
         status=status,
         reason=reason,
         kind=header.kind,
         header=header,
-        environment=newest(jobs, Environment) or Environment(),
+        environment=_newest(lines, Environment) or Environment(),
         checked=checked,
         jobs=jobs,
         profile=numbers,
-        inflation=_inflation(numbers, trace, jobs, samples),
         step=times.times(samples, "step"),
         loss_alone=times.times(samples, "loss"),
         timed=list(times.in_order(timed)),
         others_cpu=times.others_cpu(samples),
         peaks_mb=_peaks([line for line in well if isinstance(line, Memory)]),
         bytes_per_second=times.bandwidth(limits),
-        limit_percent=percent,
-        notes=_notes(samples, limits, percent, header, correctness, numbers, trace),
     )
-    stops = [line for line in well if isinstance(line, schema.Stop)]
-    changed = sorted({name for line in stops for name in line.changed})
-    if changed:
-        made.notes.append(f"changes {', '.join(changed)} of its process: its times are of other settings")
+    percent = times.limit_percent(limits, header.kind, made.batches, header.settings, samples, checked.at_size)
+    made.limit_percent = percent
+    made.notes = _notes(made, limits, judged, trace, [line for line in well if isinstance(line, schema.Stop)])
     if lacks_traces and status == "ok":
         made.notes.append(NO_TRACES)
     made.configuration = _configuration(made)
+    rated = [sample for sample in samples if searched or sample.scope == "step"]
+    made.utterances_per_second, made.frames_per_second = times.rates(rated, made.batches)
     if searched:
-        _search(made, every, samples)
-    else:
-        step = [sample for sample in samples if sample.scope == "step"]
-        made.utterances_per_second, made.frames_per_second = times.rates(step, batches)
+        _search(made, every)
     return made
+
+
+def _newest(lines: Sequence[JobLine], kind: Type[T]) -> Optional[T]:
+    """Return the last record of a kind."""
+    return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
 
 def _configuration(made: Row) -> Configuration:
@@ -99,17 +103,6 @@ def _configuration(made: Row) -> Configuration:
             known[key] = getattr(environment, key) or header.settings.get(key)
     known["shape_file_sha256"] = environment.shape_file_sha256
     return known
-
-
-def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numbers: Profiled) -> Tuple[str, str]:
-    """Return (status, reason): the worst status of the jobs, or, where all are ok, the mistake that the run shows
-    otherwise."""
-    status, reason = _of_jobs(jobs, header.settings, "@" in header.name)
-    if status == "ok" and correctness and not _is_right(correctness):
-        return "error", f"loss or gradient is further from the oracle than {correctness.tolerance}"
-    if status == "ok" and numbers.error:
-        return "error", numbers.error
-    return status, reason
 
 
 def _is_right(line: Correctness) -> bool:
@@ -176,34 +169,38 @@ def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
 
 
 def _notes(
-    samples: Sequence[Sample],
+    made: Row,
     limits: Sequence[schema.Limits],
-    percent: Mapping[str, float],
-    header: Header,
-    line: Optional[Correctness],
-    numbers: Profiled,
+    judged: Optional[Correctness],
     trace: Optional[Trace],
+    stops: Sequence[schema.Stop],
 ) -> List[str]:
     """Return what a reader of the row's numbers needs to know, a sentence each."""
-    flagged, crowded = sum(bool(sample.flags) for sample in samples), all(line.flags for line in limits)
+    samples = [sample.flagged for sample in made.timed]
+    flagged, crowded = sum(samples), all(line.flags for line in limits)
     notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
-    if any(of_scope > 100 for of_scope in percent.values()):
+    if any(of_scope > 100 for of_scope in made.limit_percent.values()):
         why = "it was measured beside other load" if crowded else "please report it"
         notes.append(f"above 100% of the limit, so the limit is wrong there ({why})")
-    elif percent and crowded:
+    elif made.limit_percent and crowded:
         notes.append("the device's limits were measured beside other load: % of limit may be too high")
-    if line and line.at_size and line.at_size.imprecise:
-        notes.append(f"imprecise: rounding alone puts it off by {line.at_size.imprecise:.1e} on a measured batch")
-    if line and line.differing:
-        differing = ", ".join(line.differing)
+    if made.imprecise:
+        notes.append(f"imprecise: rounding alone puts it off by {made.imprecise:.1e} on a measured batch")
+    if judged and judged.differing:
+        differing = ", ".join(judged.differing)
         notes.append(f"not deterministic: a second step on the same inputs gives other bits in {differing}")
-    if line and line.reached_by_padding:
-        reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
+    if judged and judged.reached_by_padding:
+        reached = ["loss" if name == "loss" else f"gradient of {name}" for name in judged.reached_by_padding]
         notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
-    if line and header.kind == "pruned":
+    if judged and made.kind == "pruned":
         notes.append("approximate by design: its errors were measured with the range widened to all of U")
+    if made.beyond:
+        notes.append("it takes far more memory than torch's allocator has, so the process's peak (the device's) counts")
+    changed = sorted({name for line in stops for name in line.changed})
+    if changed:
+        notes.append(f"changes {', '.join(changed)} of its process: its times are of other settings")
     traced = [trace.note, BUSY_TRACE if trace.flags else ""] if trace else []
-    return [*notes, *numbers.notes, *filter(None, traced)]
+    return [*notes, *made.profile.notes, *filter(None, traced)]
 
 
 # Traces.
@@ -219,37 +216,13 @@ def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
     return profiled(read_windows(files), to_the_end=line is not None)
 
 
-def _inflation(numbers: Profiled, line: Optional[Trace], jobs: Jobs, samples: Sequence[Sample]) -> Optional[float]:
-    """Return the mean profiled step over the mean unprofiled step of the same batches."""
-    environment = newest({line.job: jobs[line.job]}, Environment) if line else None
-    if line is None or line.schedule is None or environment is None or not environment.batches or numbers.error:
-        return None
-    by_batch = gathered((sample.batch, sample.total_wall_ns / 1e3) for sample in samples if sample.scope == "step")
-    with_profiler, without = [], []
-    lead = line.schedule.wait + line.schedule.warmup
-    for window, durations in enumerate(numbers.step_us):
-        for index, duration in enumerate(durations):
-            step = window * (lead + line.schedule.active) + lead + index
-            batch = environment.batches[step % len(environment.batches)].index
-            if batch in by_batch:
-                with_profiler.append(duration)
-                without.append(statistics.mean(by_batch[batch]))
-    return statistics.mean(with_profiler) / statistics.mean(without) if without else None
-
-
 # Searches.
 
 
-def _search(made: Row, every: Jobs, samples: Sequence[Sample]) -> None:
-    """Add the result of a search to its row: the largest batch that fits, what limits it, and the throughput there,
-    whose interval is over rounds.  every: its jobs, also those that its times are not of."""
+def _search(made: Row, every: Jobs) -> None:
+    """Add the result of a search to its row: the largest batch that fits, and what limits it.  every: its jobs, also
+    those that its times are not of."""
     settings_, (size, too_large) = made.header.settings, bounds(answers(every))
-    by_round = gathered((sample.round, sample) for sample in samples).values()
-    rates = [[rate for rate in of if rate] for of in zip(*(times.rates(each, made.batches) for each in by_round))]
-    utterances, frames = rates or ([], [])
-    made.utterances_per_second, made.frames_per_second = (
-        statistics.median(of) if of else None for of in (utterances, frames)
-    )
     at = [lines for lines in every.values() if (end := store.status_of(lines)) and end.size == size]
     heaviest = next((line for lines in at for line in lines if isinstance(line, Probe)), Probe())
     peaks = [line.peak_bytes for lines in at for line in lines if isinstance(line, Fit) and line.peak_bytes is not None]
@@ -263,13 +236,8 @@ def _search(made: Row, every: Jobs, samples: Sequence[Sample]) -> None:
         at_least=size is not None and made.status in ("interrupted", "error"),
         limited_by=_limited_by(made, every, size, too_large),
         limit_bytes=heaviest.limit_bytes or limit.bytes,
-        limit_kind=heaviest.limit_kind,
-        limit_source=limit.source,
-        probes=len(ends(every, "probe")),
         peak_mb=max(peaks) / MB if peaks else None,
-        utterances_per_second_interval=statistics.interval(utterances),
-        frames_per_second_interval=statistics.interval(frames),
-        **{key: getattr(heaviest, key) for key in ("N", "T_max", "U_max", "padded_cells")},
+        heaviest=heaviest,
     )
     kept = {key: settings_.get(key) for key in ("find_largest", "memory_limit", "largest_cap")}
     made.configuration.update(batch_size=None, max_frames=None, **kept)

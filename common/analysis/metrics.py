@@ -1,25 +1,27 @@
 """List the numbers of a row, each with its title, unit and words.
 
-Tables, the report, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that none of the lists below
-names stands at the end of the tables of --details, for rows that have it; CSV and JSON have it under its key,
-TensorBoard as metrics/KEY, and every sweep has a plot of it.  The screen, the page and the README show only what their
-lists name.
+Tables, the report, CSV, JSON, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that none of the
+lists below names stands at the end of the tables of --details, for rows that have it; CSV and JSON have it under its
+key, TensorBoard as metrics/KEY.  The screen, the page and the README show only what their lists name.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from operator import attrgetter
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
-from common.analysis.row import COUNTERS, SCOPES, Row, marked, search_of
+from common.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
 from common.core import statistics
 from common.core.text import GIB, MB, error, gathered, number
 from common.present.parts import Cell
-from common.records.schema import Record
+from common.records import schema
+from common.records.schema import Probe, Record
+
+Value = Union[float, str, None]
 
 
-def _unknown(row: Any) -> Optional[float]:
+def _unknown(row: Any) -> Value:
     return None
 
 
@@ -28,7 +30,7 @@ class Metric(NamedTuple):
 
     Attributes:
         title: of its column; "" for no column.
-        value: returns the number that is sorted by; None where it is not known.
+        value: returns the number that is sorted by, or a text; None where it is not known.
         words: returns the text of a cell; None for the number itself.
         better: "lower" or "higher"; "" where neither is.
         on_page: the title in the report, where it differs.
@@ -40,7 +42,7 @@ class Metric(NamedTuple):
 
     key: str
     title: str
-    value: Callable[[Any], Optional[float]] = _unknown
+    value: Callable[[Any], Value] = _unknown
     words: Optional[Callable[[Any], str]] = None
     unit: str = ""
     better: str = ""
@@ -52,11 +54,13 @@ class Metric(NamedTuple):
 
     def scaled(self, row: Any) -> Optional[float]:
         value = self.value(row)
-        return None if value is None else value * self.scale
+        return value * self.scale if isinstance(value, (int, float)) else None
 
     def shown(self, row: Any) -> str:
         if self.words:
             return self.words(row)
+        if not self.numeric:
+            return str(self.value(row) or "-")
         value = self.scaled(row)
         return str(value) if isinstance(value, int) else number(value)
 
@@ -109,12 +113,6 @@ def _marked_error(row: Row) -> str:
     return error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
 
 
-def _rate(row: Row, key: str) -> str:
-    """Return a rate as "12.31", or with its interval over rounds as "12.31 [11.9-12.8]" for --find-largest."""
-    interval = getattr(row.largest, f"{key}_interval", None)
-    return number(getattr(row, key)) + (f" [{'-'.join(number(end, 3) for end in interval)}]" if interval else "")
-
-
 def _percent(row: Row, scope: str) -> Optional[float]:
     """Return how many percent of a row's time the device's limit is; None above 100, where the limit is wrong."""
     percent = row.limit_percent.get(scope)
@@ -137,15 +135,6 @@ def of_batches(row: Row, scope: str) -> Optional[float]:
     return 50 * (high - low) / statistics.mean(medians)
 
 
-def of_repeats(row: Row, scope: str) -> Optional[float]:
-    """Return half of the same distance for samples over the median of their own batch, which is noise; None where no
-    batch was measured twice."""
-    times = row.ms(scope)
-    if not times or not times.median or times.p20 is None or times.p80 is None:
-        return None
-    return 50 * (times.p80 - times.p20) / times.median
-
-
 def _half(row: Row, scope: str) -> str:
     half = of_batches(row, scope)
     return "-" if half is None else f"+-{number(half, 2)}%"
@@ -164,13 +153,13 @@ def _over_fastest(row: Row) -> str:
     return "1.00" if row.against_fastest.is_fastest else f"{row.over_fastest:.2f}x {_verdict(row)}"
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Row) -> Optional[str]:
     """Return the verdict; "one round" where there is no interval to judge by."""
     standing = row.against_fastest
     if standing is None:
-        return "-"
+        return None
     has_one = standing.ratio and standing.ratio.low is None and len(standing.ratio.new) == 1
-    return "one round" if has_one and standing.verdict == "unclear" else standing.verdict
+    return "one round" if has_one and standing.verdict == "unclear" else str(standing.verdict)
 
 
 def _interval(standing: Any) -> str:
@@ -183,11 +172,6 @@ def _loss_ratio(row: Row) -> str:
     """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
     parts = [number(at("loss_against_fastest.times")(row), 3), _interval(row.loss_against_fastest)]
     return " ".join(dict.fromkeys(parts)).replace(" -", "")
-
-
-def _percents(row: Row) -> str:
-    both = [_percent_words(row, scope) for scope in SCOPES]
-    return "-" if both == ["-", "-"] else " / ".join(both)
 
 
 def _status(row: Row) -> str:
@@ -213,21 +197,18 @@ def largest(row: Row) -> str:
     return f"{'>=' if search.at_least else ''}{search.size}"
 
 
-def _limited_by(row: Row) -> str:
-    limit = at("largest.limited_by")(row)
-    return {"all": "all there are", "cap": "--largest-cap"}.get(limit, limit) or "-"
-
-
 def _heaviest(row: Row) -> str:
-    search = row.largest
-    return (
-        f"{search.N} x {search.T_max} x {search.U_max + 1}" if search and search.N and search.U_max is not None else "-"
-    )
+    batch = row.largest.heaviest if row.largest else Probe()
+    return f"{batch.N} x {batch.T_max} x {batch.U_max + 1}" if batch.N and batch.U_max is not None else "-"
 
 
-def _text(key: str, title: str, words: Callable[[Any], Optional[str]]) -> Metric:
+#: Words for what limits a search.
+LIMITS = {"all": "all there are", "cap": "--largest-cap"}
+
+
+def _text(key: str, title: str, value: Callable[[Any], Optional[str]]) -> Metric:
     """Return the metric of a column of text."""
-    return Metric(key, title, words=lambda row: words(row) or "-", numeric=False)
+    return Metric(key, title, value, numeric=False)
 
 
 def _made(key: str, title: str, path: str, shown: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
@@ -238,26 +219,34 @@ def _made(key: str, title: str, path: str, shown: Optional[Callable[[Any], str]]
 _ms = partial(_made, unit="ms", better="lower")
 _error = partial(metric, shown=error, better="lower")
 ALL = (
-    _text("implementation", "implementation", lambda row: marked(row.name, row.kind)),
+    _text("implementation", "implementation", lambda row: with_kind(row.name, row.kind)),
     _text("label", "implementation", lambda row: row.marked),
-    _text("version", "version", lambda row: (row.environment.implementation_version or "").split("+")[0]),
-    _text("torch", "torch", lambda row: row.torch),
-    _text("status", "status", _status),
+    _text("name", "implementation", attrgetter("name")),
+    _text("kind", "kind", attrgetter("kind")),
+    _text("version", "version", lambda row: (row.environment.implementation_version or "").split("+")[0] or None),
+    _text("torch", "torch", lambda row: row.torch or None),
+    Metric("status", "status", attrgetter("status"), _status, numeric=False),
     Metric("step_spread", "step ms +- n", words=partial(_spread, scope="step")),
     Metric("loss_spread", "loss ms +- n", words=partial(_spread, scope="loss")),
     *(_ms(f"step_{part}", part, f"step.ms.{part}", tag=f"1_time/step_ms_{part}") for part in ("p20", "p80")),
     *(_ms(f"loss_{part}", "", f"loss_alone.ms.{part}", tag=f"1_time/loss_ms_{part}") for part in ("p20", "p80")),
-    _ms("step_median", "step ms", "step.ms.median", tag="1_time/step_ms_median"),
-    _ms("loss_median", "loss ms", "loss_alone.ms.median", tag="1_time/loss_ms_median"),
+    _ms("step_ms", "step ms", "step.ms.median", tag="1_time/step_ms_median"),
+    _ms("loss_ms", "loss ms", "loss_alone.ms.median", tag="1_time/loss_ms_median"),
+    Metric("step_ms_low", "", lambda row: (row.step.interval or (None,))[0]),
+    Metric("step_ms_high", "", lambda row: (row.step.interval or (None,))[-1]),
     _made("step_n", "n", "step.ms.n"),
     _made("loss_n", "loss n", "loss_alone.ms.n"),
     _ms("forward_ms", "forward ms", "step.forward.median"),
     Metric("over_fastest", "over the fastest", attrgetter("over_fastest"), _over_fastest),
     *(  # of the step; of --find-largest, of its scope at the largest size
-        Metric(key, title, attrgetter(key), partial(_rate, key=key), better="higher", tag=f"1_time/{key}")
+        metric(key, title, better="higher", tag=f"1_time/{key}")
         for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
     ),
-    Metric("limits", "% of limit step / loss", words=_percents),
+    Metric(
+        "limits",
+        "% of limit step / loss",
+        words=lambda row: " / ".join(_percent_words(row, scope) for scope in SCOPES) if row.limit_percent else "-",
+    ),
     *(
         Metric(
             f"{scope}_limit",
@@ -269,7 +258,16 @@ ALL = (
         )
         for scope in SCOPES
     ),
-    metric("peak_mb", "peak memory MB", unit="MB", better="lower", on_page="peak MB", tag="2_memory/peak_mb"),
+    Metric(
+        "peak_memory_mb",
+        "peak memory MB",
+        attrgetter("peak_mb"),
+        lambda row: number(row.peak_mb) + (" !" if row.beyond else ""),
+        unit="MB",
+        better="lower",
+        on_page="peak MB",
+        tag="2_memory/peak_mb",
+    ),
     Metric(
         "process_mb",
         "process MB",
@@ -283,9 +281,8 @@ ALL = (
         for counter in COUNTERS
         for path in [f"{scope}_{counter}"]
     ),
-    _made("profiled_us", "profiled step us", "profile.average_step_time_us", unit="us", profiled=True),
-    _made("profiled_mb", "profiled peak MB", "profile.peak_memory_mb", unit="MB", profiled=True),
-    _made("inflation", "", "inflation", tag="4_profiled/inflation"),
+    _made("average_step_time_us", "profiled step us", "profile.average_step_time_us", unit="us", profiled=True),
+    _made("profiled_peak_mb", "profiled peak MB", "profile.peak_memory_mb", unit="MB", profiled=True),
     _error("loss_error", "loss error", value=at("checked.loss_error"), tag="3_correctness/loss_error"),
     _error(
         "grad_error",
@@ -311,7 +308,6 @@ ALL = (
     ),
     _error("gap", "gap to exact", value=attrgetter("gap")),
     # of the first screen
-    _text("name", "implementation", lambda row: row.name),
     Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half(row, row.scope), "%"),
     metric("ratio", "over the fastest", lambda times: number(times, 3), attrgetter("over_fastest")),
     Metric("interval", "95% interval", words=lambda row: _interval(row.against_fastest)),
@@ -320,52 +316,98 @@ ALL = (
     # of --find-largest
     _made("within", "within", "largest.limit_bytes", amount, unit="bytes"),
     Metric("largest", "largest that fits", at("largest.size"), largest, better="higher"),
-    Metric("limited_by", "limited by", words=_limited_by, numeric=False),
-    Metric("heaviest", "heaviest batch N x T x U+1", at("largest.padded_cells"), _heaviest),
-    _made("heaviest_cells", "padded cells", "largest.padded_cells"),
+    _text("limited_by", "limited by", lambda row: LIMITS.get(limit := at("largest.limited_by")(row), limit)),
+    Metric("heaviest", "heaviest batch N x T x U+1", at("largest.heaviest.padded_cells"), _heaviest),
+    _made("heaviest_cells", "padded cells", "largest.heaviest.padded_cells"),
     _made("largest_mb", "peak MB", "largest.peak_mb", unit="MB", better="lower"),
     Metric(
         "searched_spread",
         "ms +- n",
-        lambda row: row.median_ms(search_of(row).scope),
-        lambda row: _spread(row, search_of(row).scope),
+        lambda row: row.median_ms(row.largest.scope),
+        lambda row: _spread(row, row.largest.scope),
     ),
+    # of CSV and JSON alone
+    *(_text(key, "", attrgetter(key)) for key in ("reason", "device", "device_name")),
+    *(
+        _text(key, "", lambda row, key=key: str(row.configuration.get(key) or "") or None)
+        for key in ("dtype", "preset")
+    ),
+    *(_made(key, "", f"configuration.{key}") for key in ("vocab_size", "batch_size", "max_frames", "threads")),
+    *(_text(key, "", at(f"header.{key}")) for key in ("run_id", "started", "suffix")),
+    _text("log_dir", "", lambda row: str(row.folder)),
+    *(_made(key, "", key) for key in ("imprecise", "rounds", "others_cpu", "bytes_per_second")),
+    Metric("samples", "", lambda row: len(row.timed)),
+    Metric("flagged_samples", "", lambda row: sum(sample.flagged for sample in row.timed)),
+    Metric("loaded_samples", "", lambda row: sum(sample.beside_load for sample in row.timed)),
+    Metric("measured_batches", "", lambda row: len(row.batches) or None),
+    Metric("useful_cells", "", lambda row: row.cells[0] or None),
+    Metric("padded_cells", "", lambda row: row.cells[1] or None),
+    Metric("earlier_runs", "", lambda row: len(row.earlier)),
 )
 
 METRICS: Dict[str, Metric] = {each.key: each for each in ALL}
 
 _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
-_SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_mb")
+_SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_memory_mb")
 _PAGE = (
-    *("step_median", "over_fastest", "interval", "loss_median", "peak_mb", "measured_error"),
+    *("step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "measured_error"),
     *("step_limit", "loss_limit", *_RATES, *_ERRORS),
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
 
+#: The columns of CSV, JSON and data frames, the same for every run; the table's first.
+PLAIN = (
+    *("name", "kind", "status", "step_ms", "step_ms_low", "step_ms_high", "over_fastest", "verdict", "loss_ms"),
+    *("peak_memory_mb", "grad_error", "device", "dtype", "vocab_size", "batch_size", "max_frames", "threads"),
+    *(
+        "loss_error",
+        "measured_error",
+        "gap",
+        "imprecise",
+        *_RATES,
+        "forward_ms",
+        "step_limit",
+        "loss_limit",
+        "process_mb",
+    ),
+    *("average_step_time_us", "profiled_peak_mb", "largest", "rounds", "samples", "flagged_samples", "loaded_samples"),
+    *("others_cpu", "bytes_per_second", "measured_batches", "useful_cells", "padded_cells", "version", "torch"),
+    *("device_name", "preset", "suffix", "run_id", "started", "earlier_runs", "log_dir", "reason"),
+)
 #: The columns of each table; those of the report begin with "page", those of the screen with "answer".
 COLUMNS: Dict[str, Sequence[str]] = {
-    "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
+    "results": (
+        "implementation",
+        "version",
+        "torch",
+        "status",
+        *_SHORT,
+        "average_step_time_us",
+        "profiled_peak_mb",
+        *_ERRORS,
+    ),
     "answer": (
-        *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "loss_median"),
+        *("name", "status", "step_ms", "half", "ratio", "interval", "verdict", "loss_ms"),
         "loss_ratio",
-        *("peak_mb", "torch"),
-        *(*_RATES, "limits", "measured_error", "profiled_us", "profiled_mb", "version"),
+        *("peak_memory_mb", "torch"),
+        *(*_RATES, "limits", "measured_error", "average_step_time_us", "profiled_peak_mb", "version"),
     ),
     "answer search": (
         *("name", "status", "within", "largest", "limited_by", "heaviest", "largest_mb", "utterances_per_second"),
         *("frames_per_second", "torch", "version"),
     ),
-    "answer sweep": ("name", "status", "step_median", "ratio", "verdict", "loss_median", "peak_mb", "gap"),
+    "answer sweep": ("name", "status", "step_ms", "ratio", "verdict", "loss_ms", "peak_memory_mb", "gap"),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (
         *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),
         *("searched_spread", *_RATES, "version", "torch"),
     ),
-    "page": ("label", "status", *_PAGE, "profiled_us", "profiled_mb", "version", "torch"),
-    "comparison": ("step_median", "loss_median", "peak_mb", *_ERRORS),
-    "readme": ("implementation", "step_median", "over_fastest", "interval", "loss_median", "peak_mb", "measured_error"),
+    "page": ("label", "status", *_PAGE, "average_step_time_us", "profiled_peak_mb", "version", "torch"),
+    "comparison": ("step_ms", "loss_ms", "peak_memory_mb", *_ERRORS),
+    "readme": ("implementation", "step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "measured_error"),
 }
+COLUMNS["plain"] = PLAIN
 COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
 #: The tables of --details, which end with the metrics that no list names.
 OPEN = ("results", "sweep", "search")
@@ -395,14 +437,30 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     return list(filter(is_shown, [*listed, *(others() if table in OPEN else [])]))
 
 
+def plain(row: Row) -> Record:
+    """Return a row's values as CSV has them: PLAIN, then the settings that a sweep varied."""
+    return {**values([METRICS[key] for key in PLAIN], row), **row.header.values}
+
+
 def exported(row: Row) -> Record:
-    """Return a row's fields for CSV and JSON."""
-    return {**row.as_json(), **values(others(), row)}
+    """Return a row as JSON has it: its plain values, then what has parts, where the times of a scope are in ms and
+    memory is in MB (2**20 bytes)."""
+    checked, profile, standings = row.checked, row.profile, (row.against_fastest, row.loss_against_fastest)
+    against, loss_against = (standing.as_json() if standing else {} for standing in standings)
+    parts = {
+        **{"step": row.step._asdict(), "loss": row.loss_alone._asdict(), "memory": row.memory},
+        **{"against_fastest": against, "loss_against_fastest": loss_against, "limit_percent": row.limit_percent},
+        **{"at_size": checked.at_size or {}, "approximation_gaps": gaps(checked)},
+        **{"windows": profile.windows, "profiled_stages_us": profile.label_us, "options": row.environment.options},
+        **{"configuration": row.configuration, "sweep": row.header.values, "largest_search": row.largest or {}},
+        "notes": row.notes,
+    }
+    return {**plain(row), **values(others(), row), **schema.as_written(parts)}
 
 
 def scalars(row: Row) -> Dict[str, float]:
     """Return a row's scalars for TensorBoard, by tag."""
     tagged = {each.tag: each for each in METRICS.values() if each.tag}
     tagged.update({f"metrics/{each.key}": each for each in others() if not each.tag})
-    values_of = {tag: metric.value(row) for tag, metric in tagged.items()}
+    values_of = {tag: metric.scaled(row) for tag, metric in tagged.items()}
     return {tag: value for tag, value in values_of.items() if value is not None}

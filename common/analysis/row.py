@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import ratios
 from common.analysis.ratios import Padding
@@ -15,22 +15,17 @@ from common.core import settings
 from common.core.implementations import LATTICES
 from common.core.statistics import Summary
 from common.present.style import Look
-from common.records import schema
-from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Record, Totals
-from common.records.store import status_of
+from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Probe, Totals
 from common.traces import windows as traced
 from common.traces.reader import TraceError
 from common.traces.windows import Curve, Profiled
 
-#: Fields of `at_size` that are elsewhere in the row, or in its status.
-NOT_IN_JSON = ("ok", "imprecise")
 #: The step first, in tables and keys.
 SCOPES = settings.SCOPES[::-1]
 #: Counters of memory in a row, in MB. The records have bytes.
 COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocated", "process")
 #: The first counter that is there is the peak: the device's, torch's own, or the process's.
 PEAKS = ("device_allocated", "torch_allocated", "process")
-T = TypeVar("T", bound=JobLine)
 #: A setting, or "device", "cores" and the like -> its value; None: it is not known or has no effect.
 Configuration = Dict[str, Any]
 
@@ -46,11 +41,9 @@ class Largest:
         too_large: the smallest that does not fit.
         at_least: the search did not end, so a larger size may fit.
         limited_by: "memory", "time", "error", "all" (there are no more utterances), "cap" (--largest-cap) or None.
-        limit_bytes, limit_kind, limit_source: the memory limit, how it is enforced, and where it is from.
-        probes: how many sizes were tried.
+        limit_bytes: the memory limit.
         peak_mb: of the step at `size`.
-        N, T_max, U_max, padded_cells: the heaviest batch of that size.
-        utterances_per_second_interval, frames_per_second_interval: the 95% interval of the row's rates over rounds.
+        heaviest: the heaviest batch of that size.
     """
 
     of: str
@@ -60,16 +53,8 @@ class Largest:
     at_least: bool = False
     limited_by: Optional[str] = None
     limit_bytes: Optional[int] = None
-    limit_kind: Optional[str] = None
-    limit_source: Optional[str] = None
-    probes: int = 0
     peak_mb: Optional[float] = None
-    N: Optional[int] = None
-    T_max: Optional[int] = None
-    U_max: Optional[int] = None
-    padded_cells: Optional[int] = None
-    utterances_per_second_interval: Optional[Tuple[float, float]] = None
-    frames_per_second_interval: Optional[Tuple[float, float]] = None
+    heaviest: Probe = Probe()
 
 
 @dataclass(eq=False)
@@ -81,7 +66,7 @@ class Row:
         header, environment, checked: its ``run``, newest ``environment`` and ``correctness`` record, empty where there
             is none.
         jobs: the records of each job's last attempt.
-        profile: the numbers of its traces; inflation: the profiler's steps over the same steps without it.
+        profile: the numbers of its traces.
         step, loss: the times by scope.
         utterances_per_second, frames_per_second: of the step; of --find-largest, of its scope at the largest size.
         timed: the samples in the order taken.
@@ -91,12 +76,13 @@ class Row:
         against_fastest, loss_against_fastest: how its time stands against the fastest of its kind, a Standing (see
             standing.py, which stands on rows); None where they were not ranked.
         under: the torch that it ran under, where most rows of its table ran under another; else "".
+        earlier: its earlier runs with the same settings, the newest first.
         unreadable: nothing of it could be read.
         label: its name, unique in its group, harmless and short; look: its colour and form in plots.
     """
 
     name: str = ""
-    log_dir: str = ""
+    folder: Path = Path()
     status: str = "ok"
     reason: str = ""
     kind: Optional[str] = None
@@ -105,7 +91,6 @@ class Row:
     checked: Correctness = field(default_factory=Correctness)
     jobs: Mapping[str, Sequence[JobLine]] = field(default_factory=dict)
     profile: Profiled = field(default_factory=Profiled)
-    inflation: Optional[float] = None
     step: Times = Times()
     loss_alone: Times = Times()
     utterances_per_second: Optional[float] = None
@@ -120,15 +105,11 @@ class Row:
     against_fastest: Any = None
     loss_against_fastest: Any = None
     under: str = ""
-    earlier_runs: int = 0
+    earlier: Sequence[Row] = ()
     unreadable: bool = False
     notes: List[str] = field(default_factory=list)
     label: str = ""
     look: Look = Look()
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.log_dir)
 
     @property
     def results(self) -> Path:
@@ -147,14 +128,6 @@ class Row:
     @property
     def device_name(self) -> Optional[str]:
         return self.environment.device_name
-
-    @property
-    def run_id(self) -> Optional[str]:
-        return self.header.run_id or None
-
-    @property
-    def started(self) -> Optional[str]:
-        return self.header.started or None
 
     @cached_property
     def curve(self) -> Optional[Curve]:
@@ -177,7 +150,7 @@ class Row:
     @property
     def marked(self) -> str:
         """Return the label with what sets its kind apart from an exact loss."""
-        return marked(self.label, self.kind)
+        return with_kind(self.label, self.kind)
 
     @property
     def torch(self) -> str:
@@ -239,14 +212,29 @@ class Row:
 
     @property
     def peaks(self) -> Dict[str, float]:
-        """Return the peak of each batch in MB, of the step, or of the loss where no step was measured."""
+        """Return the peak of each batch in MB, of the step, or of the loss where no step was measured: the first of
+        PEAKS that is there, or what counts memory beyond torch's allocator too where that is far above it."""
         of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
-        return next((of_scope[counter] for counter in PEAKS if of_scope[counter]), {}) if of_scope else {}
+        known = next((of_scope[counter] for counter in PEAKS if of_scope.get(counter)), {})
+        return {**known, **{batch: mb for batch, mb in self.beyond.items() if batch in known}}
 
     @property
     def peak_mb(self) -> Optional[float]:
         """Return the highest peak over the batches in MB."""
         return max(self.peaks.values(), default=None)
+
+    @property
+    def beyond(self) -> Dict[str, float]:
+        """Return the peak in MB of the batches for which the process (on CUDA the device) needed far more than torch's
+        allocator has."""
+        of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
+        known = {counter: of_scope.get(counter, {}) for counter in COUNTERS}
+        return {
+            batch: mb
+            for outer, inner in (("process", "torch_allocated"), ("device_used", "device_reserved"))
+            for batch, mb in known[outer].items()
+            if batch in known[inner] and mb > 1.1 * known[inner][batch] + 16
+        }
 
     @property
     def memory(self) -> Dict[str, Dict[str, Optional[float]]]:
@@ -264,7 +252,7 @@ class Row:
     @cached_property
     def batches(self) -> List[Batch]:
         """Return the batches of all jobs, each once."""
-        return batches_of(self.environments)
+        return list({batch.index: batch for line in self.environments for batch in line.batches or ()}.values())
 
     @property
     def totals(self) -> Optional[Totals]:
@@ -309,16 +297,6 @@ class Row:
         return self.checked.at_size.imprecise if self.checked.at_size else None
 
     @property
-    def failure(self) -> Optional[Tuple[str, str]]:
-        """Return (status, reason) of the first job that is not ok; None when all are."""
-        for job, lines in self.jobs.items():
-            end = status_of(lines)
-            if end is None or end.status != "ok":
-                reason = end and end.reason
-                return (end.status if end else "interrupted"), f"{job}: {reason or 'stopped before its end'}"
-        return None if self.jobs else ("interrupted", "stopped before its first pass")
-
-    @property
     def is_measured(self) -> bool:
         """Return whether the row has a number that tables show; rows without one are named below the table."""
         times = (self.times, self.profile.average_step_time_us)
@@ -338,73 +316,13 @@ class Row:
         """Return whether its times of a scope are from rounds beside other load, for want of enough others."""
         return ratios.without_load([self.of(scope).medians], self.of(scope).loaded)[1]
 
-    def as_json(self) -> Record:
-        """Return what CSV and JSON show of the run.  Units are in the names: ms, us and MB (2**20 bytes)."""
-        checked, times, batches = self.checked, {scope: self.of(scope) for scope in SCOPES}, self.batches
-        standings = {"against_fastest": self.against_fastest, "loss_against_fastest": self.loss_against_fastest}
-        values = {
-            **{key: getattr(self, key) for key in ("name", "log_dir", "status", "reason", "device", "device_name")},
-            "torch_version": self.environment.torch,
-            "implementation_version": self.environment.implementation_version,
-            "kind": self.kind,
-            "options": self.environment.options,
-            "exact": self.kind and self.kind == "exact",
-            **{key: getattr(self.profile, key) for key in ("windows", "average_step_time_us", "peak_memory_mb")},
-            "profiled_stages_us": self.profile.label_us,
-            "profiler_inflation": self.inflation,
-            **{f"{scope}_ms": of.ms for scope, of in times.items()},
-            **{f"{scope}_ms_interval": of.interval for scope, of in times.items()},
-            **{f"{scope}_event_ms": of.event for scope, of in times.items()},
-            **{f"{scope}_wall_ms": of.wall for scope, of in times.items()},
-            **{key: standing.as_json() if standing else {} for key, standing in standings.items()},
-            **{f"{scope}_forward_ms": of.forward for scope, of in times.items()},
-            "stages": {scope: of.stages for scope, of in times.items() if of.stages},
-            "round_medians_ms": {scope: of.medians for scope, of in times.items() if of.medians},
-            **{key: getattr(self, key) for key in ("utterances_per_second", "frames_per_second")},
-            "samples": len(self.timed),
-            "flagged_samples": sum(sample.flagged for sample in self.timed),
-            "loaded_samples": sum(sample.beside_load for sample in self.timed),
-            **{key: getattr(self, key) for key in ("others_cpu", "loaded_rounds", "rounds")},
-            **{key: getattr(checked, key) for key in ("loss_error", "grad_error", "at_size")},
-            **{"imprecise": self.imprecise, "approximation_gap": checked.approximation_gap},
-            **{"approximation_gaps": gaps(checked), "memory": self.memory},
-            "measured_batches": len(batches) or None,
-            "padded_cells": self.cells[1] or None,
-            "useful_cells": self.cells[0] or None,
-            **{key: getattr(self, key) for key in ("useful_fraction", "bytes_per_second", "limit_percent")},
-            **{"configuration": self.configuration, "largest": self.largest or {}, "suffix": self.header.suffix},
-            "sweep": self.header.values,
-            **{key: getattr(self, key) for key in ("run_id", "started", "earlier_runs", "unreadable", "notes")},
-        }
-        written: Record = schema.as_written(values)
-        if checked.at_size:
-            written["at_size"] = {key: value for key, value in written["at_size"].items() if key not in NOT_IN_JSON}
-        return written
-
 
 def gaps(line: Correctness) -> Dict[str, float]:
     """Return the gap of an approximate loss by kind of logits, where it is known."""
     return {kind: gap for kind, gap in (line.approximation_gaps or {}).items() if gap is not None}
 
 
-def batches_of(environments: Sequence[Environment]) -> List[Batch]:
-    """Return the batches of all jobs, each once: rounds may have batches of their own."""
-    return list({batch.index: batch for line in environments for batch in line.batches or ()}.values())
-
-
-def newest(jobs: Mapping[str, Sequence[JobLine]], kind: Type[T]) -> Optional[T]:
-    """Return the last record of a kind."""
-    lines_of_kind = [line for lines in jobs.values() for line in lines if isinstance(line, kind)]
-    return lines_of_kind[-1] if lines_of_kind else None
-
-
-def search_of(row: Row) -> Largest:
-    """Return the result of --find-largest in its row."""
-    assert row.largest
-    return row.largest
-
-
-def marked(name: str, kind: Optional[str]) -> str:
+def with_kind(name: str, kind: Optional[str]) -> str:
     """Return a name with a mark for its kind, unless the loss is exact."""
     if kind in LATTICES:
         return name if name.endswith(f":{kind}") else f"{name} ({kind})"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import ratios
 from common.analysis.ratios import Ratio
@@ -39,13 +39,11 @@ class Margins(NamedTuple):
     """Hold how large a change must be to count.
 
     Attributes:
-        tolerance: the largest change that does not matter, 0.02 for 2%.
-        same: an interval wholly within this is "same"; at least the tolerance.
+        tolerance: the largest change that does not matter, 0.02 for 2%; an interval wholly within it is "same".
         confidence: of each interval, 0.95 for 95%.
     """
 
     tolerance: float = statistics.TOLERANCE
-    same: float = statistics.TOLERANCE
     confidence: float = statistics.CONFIDENCE
 
 
@@ -131,7 +129,7 @@ class Standing:
 
     @property
     def _fewest(self) -> int:
-        return min(len(self.ratio.baseline), len(self.ratio.new)) if self.ratio else 0
+        return min(self.rounds) if self.ratio else 0
 
     @property
     def load(self) -> str:
@@ -145,7 +143,7 @@ class Standing:
         """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD.
 
         "faster" or "slower": the whole interval is beyond the tolerance, and nothing raises a doubt.  "same": the whole
-        interval is within ``margins.same``.
+        interval is within it.
         """
         if self.beside_load:
             return BESIDE_LOAD
@@ -156,15 +154,18 @@ class Standing:
         return "unclear" if self._fewest < MINIMUM_ROUNDS or doubtful else word
 
     def _by_interval(self) -> str:
-        words = [statistics.verdict(self.low, self.high, of) for of in (self.margins.tolerance, self.margins.same)]
-        return next((word for word in words if word != "unclear"), "unclear")
+        return statistics.verdict(self.low, self.high, self.margins.tolerance)
 
     @property
     def reason(self) -> str:
         """Return the reason for the verdict, or why there is no ratio."""
         ratio, margins = self.ratio, self.margins
         if ratio is None:
-            return self._nothing_timed()
+            for row, side, rounds in zip((self.baseline, self.row), ("the baseline", "the new side"), self.rounds):
+                if not rounds:
+                    why = "its run did not measure them" if row.status == "ok" else f"{row.status}: {row.reason}"
+                    return f"{side} has no {self.scope} times; {why}"
+            return "no batch was timed on both sides in every round"
         if self.beside_load:
             return self.doubt
         difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
@@ -178,16 +179,8 @@ class Standing:
             return f"{difference}, but {span} reaches over the tolerance of {percent(margins.tolerance)}; {advice}"
         after = f"; {self.load}" if busy else ""
         if self.verdict == "same":
-            return f"{span} is within the {percent(margins.same)} that count as the same{after}"
+            return f"{span} is within the {percent(margins.tolerance)} that count as the same{after}"
         return f"{difference}; {span} is beyond the tolerance of {percent(margins.tolerance)}{after}"
-
-    def _nothing_timed(self) -> str:
-        sides = (self.baseline, "the baseline"), (self.row, "the new side")
-        for (row, side), rounds in zip(sides, self.rounds):
-            if not rounds:
-                why = f": {': '.join(row.failure)}" if row.failure else "; its run did not measure them"
-                return f"{side} has no {self.scope} times{why}"
-        return "no batch was timed on both sides in every round"
 
     @property
     def both_ms(self) -> Tuple[Optional[float], Optional[float]]:
@@ -205,7 +198,7 @@ class Standing:
         """Return whether the row was to be timed and ended well, but has no times, and the baseline has."""
         asked = self.row.header.settings
         was_asked = "timing" in asked.get("passes", ()) and self.scope in asked.get("scopes", ())
-        return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.failure is None
+        return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"
 
     @property
     def may_be_as_fast(self) -> bool:
@@ -241,6 +234,15 @@ class Standing:
             "beside_load": self.beside_load,
         }
 
+    def judged_json(self) -> Record:
+        """Return what JSON of a comparison has besides."""
+        return {
+            **{key: getattr(self, key) for key in ("reason", "doubt", "detectable", "lost")},
+            **dict(zip(("baseline_ms", "new_ms"), self.both_ms)),
+            **dict(zip(("baseline_rounds", "new_rounds"), self.rounds)),
+            **dict(zip(("baseline_busy", "new_busy"), self.busy)),
+        }
+
 
 def _drift(rounds: Sequence[float]) -> float:
     """Return by how much the mean logarithm of a run's times differs between its first half and its last."""
@@ -263,7 +265,9 @@ def percent(fraction: float, digits: int = 3) -> str:
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
     """Return how the time of a row stands against that of another, without the rounds beside other load where enough
     others are left."""
-    together = row.run_id == baseline.run_id  # both were measured in alternation, in the rounds of one run
+    together = (
+        row.header.run_id == baseline.header.run_id
+    )  # both were measured in alternation, in the rounds of one run
     sides: List[Mapping[str, Mapping[str, float]]] = [each.of(scope).medians for each in (baseline, row)]
     loaded = [set(each.of(scope).loaded) for each in (baseline, row)]
     if together:
@@ -271,16 +275,14 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
     else:
         apart = [ratios.without_load([side], names) for side, names in zip(sides, loaded)]
         sides, beside_load = [side for (side,), _ in apart], any(left for _, left in apart)
-    before, after = ({name: _listed(batches) for name, batches in side.items()} for side in sides)
+    before, after = (
+        {name: {batch: [ms] for batch, ms in batches.items()} for name, batches in side.items()} for side in sides
+    )
     ratio, paired = ratios.ratio(before, after, together, margins.confidence, row.padding)
     rounds = (len(ratio.baseline), len(ratio.new)) if ratio else (len(before), len(after))
     return Standing(
         row, baseline, scope, margins, ratio, paired, beside_load, rounds, (baseline.busy(scope), row.busy(scope))
     )
-
-
-def _listed(batches: Mapping[str, float]) -> Dict[str, List[float]]:
-    return {batch: [ms] for batch, ms in batches.items()}
 
 
 # Ranking.

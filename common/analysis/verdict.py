@@ -3,7 +3,7 @@
 Times as in the tables (see standing.py): a loss is surely the fastest when every other under its torch is "slower".
 Rows under another torch than most are ranked apart, and never picked.
 Memory and largest batches are measured in one process and have no interval; there a margin decides.
-A sentence is a list of texts and of links to the files that its numbers are from (see present.table), without a full
+A sentence is a list of texts and of links to the files that its numbers are from (see present/parts.py), without a full
 stop.
 """
 
@@ -15,7 +15,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from common.analysis import metrics
 from common.analysis.ratios import Drift, Ratio
-from common.analysis.row import Row, gaps, search_of
+from common.analysis.row import Row, gaps
 from common.analysis.standing import Standing, stand, standings
 from common.core.implementations import LATTICES
 from common.core.text import number, plain
@@ -26,6 +26,8 @@ from common.present.parts import Link
 MEMORY_MARGIN = 0.02
 #: Largest batches likewise: the search stops when it knows them to 5%.
 SIZE_MARGIN = 0.05
+#: In the place of a winner, where other load may have made it one.
+WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
 #: Kinds of exact rows; None: not known, of traces alone.
 EXACT = ("exact", None)
 Kinds = Tuple[Optional[str], ...]
@@ -45,8 +47,8 @@ class Pick:
         over, memory: of an approximation: its time and its peak over those of the fastest exact row; None where the two
             have nothing in common.
         caveats: what to beware of in the best; None where no conformance matrix judged it.
-        withheld: rounds of the best or of a rival ran beside so much other load that none is surely the fastest;
-            `times` and the ratio are then None.
+        withheld: why there is no answer: rounds of the best or of a rival ran beside so much other load that none is
+            surely the fastest, or a search for the largest batch did not end; `times` and the ratio are then None.
     """
 
     row: Row
@@ -58,45 +60,21 @@ class Pick:
     over: Optional[Ratio] = None
     memory: Optional[float] = None
     caveats: Optional[List[str]] = None
-    withheld: bool = False
+    withheld: str = ""
 
     @property
     def sure(self) -> bool:
         return not self.rivals and not self.withheld
 
 
-@dataclass(frozen=True)
-class LogitsPick:
+class LogitsPick(NamedTuple):
     """Hold the best exact loss of given logits: by the loss alone, and by the step of the losses that take logits (None
-    where it was not measured)."""
+    where it was not measured).  best: that of the two that is sure and that the other does not contradict; None where
+    it is unclear."""
 
     loss: Pick
     step: Optional[Pick]
-
-    @property
-    def withheld(self) -> bool:
-        return self.loss.withheld or bool(self.step and self.step.withheld)
-
-    @property
-    def basis(self) -> str:
-        """Return what decides: "both", or the scope in which one loss is surely the fastest that none surely beats in
-        the other; "" where it is unclear."""
-        if self.step is None:
-            return "loss" if self.loss.sure else ""
-        if self.loss.sure and self.step.sure:
-            return "both" if self.loss.row is self.step.row else ""
-        if self.step.sure and self.step.row in [self.loss.row, *self.loss.rivals]:
-            return "step"
-        if self.loss.sure and self.loss.row in [self.step.row, *self.step.rivals]:
-            return "loss"
-        return ""
-
-    @property
-    def row(self) -> Optional[Row]:
-        """Return the loss to use; None where it is unclear."""
-        if not self.basis:
-            return None
-        return self.step.row if self.basis == "step" and self.step else self.loss.row
+    best: Optional[Pick]
 
 
 class Verdict(NamedTuple):
@@ -133,8 +111,12 @@ def fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick
 def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
     taking = [row for row in _ok(rows) if row.loss_alone.ms]
-    loss = by_time(taking, "loss")
-    return LogitsPick(loss, by_time(taking, "step")) if loss else None
+    loss, step = by_time(taking, "loss"), by_time(taking, "step")
+    if loss is None:
+        return None
+    both = [pick for pick in (step, loss) if pick]
+    agreed = [pick for pick in both if pick.sure and all(pick.row in [each.row, *each.rivals] for each in both)]
+    return LogitsPick(loss, step, agreed[0] if agreed and not any(each.withheld for each in both) else None)
 
 
 def over_other(row: Row, other: Row, scope: str) -> Optional[Ratio]:
@@ -162,7 +144,7 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
         ratio.ratio if ratio else None,
         scope,
         ratio,
-        withheld=best.beside_load,
+        withheld=WITHHELD if best.beside_load else "",
     )
 
 
@@ -172,9 +154,15 @@ def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pic
 
 
 def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the row of --find-largest with the largest batch; None where none was found."""
-    sizes = [(row, search_of(row).size) for row in _ok(rows, kinds)]
-    return _by_size([(row, size) for row, size in sizes if size], SIZE_MARGIN, most=True)
+    """Return the row of --find-largest with the largest batch; None where none was found.  Withheld where a search did
+    not end, since its size is a lower bound."""
+    found = [(row, search.size) for row in _ok(rows, kinds) if (search := row.largest) and search.size]
+    pick = _by_size(found, SIZE_MARGIN, most=True)
+    open_ = [row.name for row, _ in found if row.largest and row.largest.at_least]
+    if pick is None or not open_:
+        return pick
+    why = f"withheld: the search of {', '.join(open_)} did not end, so sizes are lower bounds; --resume goes on"
+    return replace(pick, times=None, withheld=why)
 
 
 def ranked_kinds(rows: Sequence[Row]) -> Kinds:
@@ -204,8 +192,6 @@ def _by_size(sizes: List[Tuple[Row, float]], margin: float, most: bool = False) 
 
 Words = List[Union[str, Link]]
 
-#: In the place of a winner, where other load may have made it one.
-WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
 #: Corners of a loss that a verdict names.
 MOST_CAVEATS = 4
 #: Made logits whose name says too little.
@@ -231,7 +217,10 @@ def time_of(scope: str) -> Measure:
 
 PEAK = Measure(lambda row: f"{number(row.peak_mb)} MB", "the peak")
 SIZE = Measure(
-    lambda row: f"{metrics.largest(row)} {'frames' if search_of(row).of == 'max-frames' else 'utterances'}", "the size"
+    lambda row: (
+        f"{metrics.largest(row)} {'frames' if row.largest and row.largest.of == 'max-frames' else 'utterances'}"
+    ),
+    "the size",
 )
 
 
@@ -291,7 +280,7 @@ def against_next(pick: Pick, measure: Measure) -> Words:
     time"."""
     best = value(pick.row, measure)
     if pick.withheld:
-        return [WITHHELD]
+        return [pick.withheld]
     if pick.next is None:
         return [best, "; the only one measured"]
     ratio, following = pick.next_ratio, name_of(pick.next)
@@ -316,29 +305,30 @@ def named(pick: Pick, measure: Measure) -> Words:
 def answer(pick: Pick, measure: Measure) -> Words:
     """Return `named`, with "unclear: " before it where others may be as good."""
     if pick.withheld:
-        return [WITHHELD]
+        return [pick.withheld]
     return named(pick, measure) if pick.sure else ["unclear: ", *named(pick, measure)]
 
 
-def logits_words(pick: LogitsPick) -> Words:
-    """Return the best exact loss of given logits, the reason for it, and what the other scope shows."""
-    if pick.withheld:
-        return [WITHHELD]
-    by_loss = answer(pick.loss, time_of("loss"))
-    by_step: Words = answer(pick.step, time_of("step")) if pick.step else ["not measured"]
-    if pick.basis == "both":
-        return [*by_loss, "; its step is the fastest too"]
-    if pick.basis == "loss":
-        return [*by_loss, ". Ranked by the loss alone; by the step ", *by_step]
-    if pick.basis == "step":
-        return [*by_step, ". Ranked by the step; by the loss alone ", *by_loss]
-    return ["unclear: by the loss alone ", *named(pick.loss, time_of("loss")), "; by the step ", *by_step]
+def logits_words(picks: LogitsPick) -> Words:
+    """Return the best exact loss of given logits, and what the other scope shows."""
+    loss, step, best = picks
+    if step is None or loss.withheld or step.withheld:
+        return answer(loss, time_of("loss")) if step is None else [WITHHELD]
+    if best is None:
+        return ["unclear: by the step ", *named(step, time_of("step")), *_by(loss)]
+    by_best, other = named(best, time_of(best.scope)), loss if best is step else step
+    return [*by_best, f"; its {other.scope} is the fastest too"] if other.sure else [*by_best, *_by(other)]
+
+
+def _by(pick: Pick) -> Words:
+    scope = "step" if pick.scope == "step" else "loss alone"
+    return [f"; by the {scope} ", *answer(pick, time_of(pick.scope))]
 
 
 def approximate(pick: Pick) -> Words:
     """Return the time and the peak of an approximation over those of the fastest exact loss, and its error."""
     if pick.withheld:
-        return [WITHHELD]
+        return [pick.withheld]
     ratios = []
     if pick.over:
         ratios.append(f"{number(pick.over.ratio, 2)}x the time")
@@ -401,28 +391,24 @@ def corners(pick: Pick) -> Tuple[str, str]:
 
 def over_fastest(standing: Standing) -> str:
     """Return how a row stands against the fastest: the ratio, its batches and rounds, the interval and the verdict."""
-    row, ratio = standing.row, standing.ratio
-    begin = f"{row.name} {standing.scope} over {standing.baseline.name}'s"
+    ratio = standing.ratio
+    begin = f"{standing.row.name} {standing.scope} over {standing.baseline.name}'s"
     if ratio is None:
         return f"{begin}: no batch or round in common"
-    apart = "" if standing.paired else "; rounds of different runs: measure both in one to be sure"
-    return f"{begin}: {_ratio(standing, ratio)}{apart}"
-
-
-def _ratio(standing: Standing, ratio: Ratio) -> str:
     batches = "1 batch" if ratio.batches == 1 else f"{ratio.batches} batches"
     here = ", in this run" if standing.paired else ""
     over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"{batches}{here}"
-    words = f"{number(ratio.ratio, 3)}x over {over}; "
-    if ratio.low is None:
-        return f"{words}one round gives no interval"
-    words += f"95% interval over {len(ratio.new)} rounds {number(ratio.low, 3)} to {number(ratio.high, 3)}"
-    words += f": {standing.verdict}"
-    if ratio.of_file:
-        words += f"; {number(ratio.least, 3)} to {number(ratio.most, 3)} from batch to batch"
-    if standing.by_round:
-        words += f"; round by round {', '.join(number(each, 3) for each in standing.by_round)}"
-    return words
+    parts = [f"{begin}: {number(ratio.ratio, 3)}x over {over}", "one round gives no interval"]
+    if ratio.low is not None:
+        parts[1] = f"95% interval over {len(ratio.new)} rounds {number(ratio.low, 3)} to {number(ratio.high, 3)}"
+        parts[1] += f": {standing.verdict}"
+        if ratio.of_file:
+            parts.append(f"{number(ratio.least, 3)} to {number(ratio.most, 3)} from batch to batch")
+        if standing.by_round:
+            parts.append(f"round by round {', '.join(number(each, 3) for each in standing.by_round)}")
+    if not standing.paired:
+        parts.append("rounds of different runs: measure both in one to be sure")
+    return "; ".join(parts)
 
 
 def drifting(standing: Standing, drift: Drift) -> str:

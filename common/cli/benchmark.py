@@ -30,7 +30,7 @@ from common.records.run import open_runs
 from common.records.schema import MemoryLimit, as_written
 from common.setup import environments, extensions, interpreters
 from common.setup.interpreters import Choice
-from common.show import answer, page, results
+from common.show import page, tables
 from common.system import memory
 from common.system.processes import output
 
@@ -200,8 +200,9 @@ def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespac
     shown = log.of(folders)
     rows = [*shown.rows, *shown.searches, *shown.swept]
     statuses = ["error" if row.name in own and row.status in NOT_RUNNABLE else row.status for row in rows]
-    short = answer.of_log(shown, folders=[arguments.log_dir], **answer.how())
-    return finish(ended, short + "\n", results.of_log(shown) + "\n", statuses, arguments, log)
+    log.newest()  # which tells each row its earlier runs
+    short = tables.screen(shown, folders=[arguments.log_dir], **tables.how())
+    return finish(ended, short + "\n", tables.whole(shown) + "\n", statuses, arguments, log)
 
 
 # The end of every measuring command.

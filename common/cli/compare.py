@@ -10,14 +10,13 @@ from typing import Sequence
 from common.analysis import comparison
 from common.analysis.comparison import Sides
 from common.analysis.row import SCOPES
-from common.analysis.standing import percent
 from common.cli.parser import Parser
 from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.setup import interpreters
-from common.show import answer
+from common.show import tables
 from common.show.comparison import FORMATS, on_one_side, render, screen, write
 
 NAME = "rnnt-bench compare"
@@ -31,7 +30,7 @@ Compare two measurements, implementation by implementation and batch by batch: t
 Two versions of a loss: keep the old one beside the new as a script of its own and measure both in one run, whose rounds
 alternate. The ratio of the times, new / baseline, is the geometric mean over the batches that both sides have. Its
 interval is over rounds, which are fresh processes. Verdicts: faster or slower if the whole interval is beyond the
-tolerance; same if all of it is within (--same); beside load if too few rounds are free of other load; else unclear.
+tolerance; same if all of it is within; beside load if too few rounds are free of other load; else unclear.
 Fewer than 3 rounds on a side are always unclear. So are two separate runs that ran beside other load, or that drift as
 much as they differ.
 """
@@ -53,8 +52,6 @@ def parser() -> argparse.ArgumentParser:
     add("--scope", choices=SCOPES, help="Compare only the whole step or the loss alone. Default: both")
     tolerance = "Largest change of time or memory that does not matter. Default: 2%%"
     add("--tolerance", type=share, default=TOLERANCE, metavar="P%", help=tolerance)
-    same = "Call times the same where the whole interval is within P%%. Default: the tolerance"
-    add("--same", type=share, metavar="P%", help=same)
     slower = "Exit with 1 when a time grew by more than P%%. Default: never"
     add("--fail-on-slower", type=share, metavar="P%", help=slower)
     add("--details", action="store_true", help="Print every number with its reason, and what changed in the code.")
@@ -71,8 +68,6 @@ def sides_of(options: argparse.Namespace) -> Sides:
         raise UserError("give BASELINE and NEW, or --in LOG and two names (--help tells more)")
     if options.only and options.log:
         raise UserError("--only is for BASELINE and NEW; --in names two already")
-    if options.same is not None and options.same < options.tolerance:
-        raise UserError(f"--same: has to be at least the tolerance, {percent(options.tolerance)} (--tolerance)")
     if options.log:
         return Sides(comparison.within(options.log, *options.sides))
     baseline, new = map(Path, options.sides)
@@ -89,12 +84,12 @@ def _compared(options: argparse.Namespace) -> int:
     if options.output is not None and interpreters.lacks("msgspec", "jinja2"):
         interpreters.continue_in("main")  # returns where there is no such environment
     sides, scopes = sides_of(options), [options.scope] if options.scope else SCOPES
-    rows = comparison.compare(sides.pairs, scopes, options.tolerance, options.same)
+    rows = comparison.compare(sides.pairs, scopes, options.tolerance)
     failures = []
     if options.fail_on_slower is not None:
         failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)
     if options.format == "table" and not options.details:
-        text = screen(rows, on_one_side(sides), **answer.how())
+        text = screen(rows, on_one_side(sides), **tables.how())
     else:
         text = render(rows, on_one_side(sides), options.format)
     print(text, end="", flush=True)

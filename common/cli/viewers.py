@@ -67,7 +67,7 @@ def write_run(folder: Path) -> bool:
         path.unlink()
     started = max(changed, default=0.0)
     with suppress(ValueError, OverflowError):
-        started = datetime.fromisoformat((rows[0].started if rows else None) or "").timestamp()
+        started = datetime.fromisoformat((rows[0].header.started if rows else None) or "").timestamp()
     _write(folder, values, started)
     return True
 

@@ -1,22 +1,25 @@
-"""Answer the page's first question: the best loss as a title, and a card with its code for each case.
+"""Make the parts of a page that are no plot: the cards that answer its first question, and how rows were measured.
 
-The cases: any loss, a loss that takes logits, and an approximation; and the largest batch of --find-largest.
+The cases of the cards: any loss, a loss that takes logits, an approximation; and the largest batch of --find-largest.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import verdict
 from common.analysis.row import Row
 from common.analysis.verdict import LogitsPick, Pick
 from common.core import snippets
 from common.core.implementations import BY_NAME
-from common.core.text import count, number
+from common.core.settings import LENGTHS, MEASURED, described
+from common.core.text import GIB, count, number, plain
 from common.present import parts
-from common.present.parts import Card, Line, Link
+from common.present.parts import Card, Cell, Column, Line, Link, Table
+from common.records.schema import Batch, Record
+from common.show import tables
 
 OURS = "fused_transducer"  # the package that comes with the suite
 
@@ -34,7 +37,8 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[Card]:
     if picks.fastest:
         lines = [_speed(picks.fastest), _memory(picks.fastest.row, picks.smallest)]
         result.append(_card("Use", picks.fastest, [*lines, _corners(picks.fastest)]))
-    if picks.logits and picks.logits.row is not (picks.fastest and picks.fastest.row):
+    best = picks.logits and picks.logits.best
+    if picks.logits and (best is None or picks.fastest is None or best.row is not picks.fastest.row):
         result.append(_given_logits(picks.logits, picks.smallest, folders))
     if picks.approximate and _gains(picks.approximate):
         lines = _against(picks.approximate, picks.fastest)
@@ -53,7 +57,7 @@ def of_search(rows: Sequence[Row]) -> List[Card]:
 
 def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Card:
     if pick.withheld:
-        return Card(question, "withheld", False, lines=[("Speed", [f"{verdict.WITHHELD}."])])
+        return Card(question, "withheld", False, lines=[("Speed", [f"{pick.withheld}."])])
     answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
     if pick.row.loss in BY_NAME and BY_NAME[pick.row.loss].package == OURS:
         lines = [*lines, ("Origin", [f"{pick.row.loss} is this repository's own."])]
@@ -63,20 +67,19 @@ def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Card:
     return Card(question, answer, pick.sure, lines, code)
 
 
-def _given_logits(pick: LogitsPick, smallest: Optional[Pick], folders: Sequence[Path]) -> Card:
-    question = "If you need logits"
-    scopes = [each for each in (pick.step, pick.loss) if each is not None]
-    if pick.withheld:
-        return _card(question, replace(scopes[0], withheld=True), [])
-    lines: List[Line] = []
-    for each in scopes:
-        words = [*verdict.named(each, verdict.time_of(each.scope)), "."]
-        lines.append(("Step" if each.scope == "step" else "Loss alone", words))
-    if pick.row is None:
-        names = dict.fromkeys(row.marked for each in scopes for row in [each.row, *each.rivals])
+def _given_logits(picks: LogitsPick, smallest: Optional[Pick], folders: Sequence[Path]) -> Card:
+    question, both = "If you need logits", [each for each in (picks.step, picks.loss) if each]
+    if any(each.withheld for each in both):
+        return _card(question, replace(both[0], withheld=verdict.WITHHELD), [])
+    titles = {"step": "Step", "loss": "Loss alone"}
+    lines: List[Line] = [
+        (titles[each.scope], [*verdict.named(each, verdict.time_of(each.scope)), "."]) for each in both
+    ]
+    if picks.best is None:
+        names = dict.fromkeys(row.marked for each in both for row in [each.row, *each.rivals])
         return Card(question, verdict.either(list(names)), False, lines)
-    best = Pick(pick.row, caveats=parts.caveats(pick.row.loss, folders))
-    return _card(question, best, [*lines, _memory(pick.row, smallest), _corners(best)])
+    best = Pick(picks.best.row, caveats=parts.caveats(picks.best.row.loss, folders))
+    return _card(question, best, [*lines, _memory(best.row, smallest), _corners(best)])
 
 
 def _gains(pick: Pick) -> bool:
@@ -117,7 +120,7 @@ def _against(pick: Pick, exact: Optional[Pick]) -> List[Line]:
     return lines
 
 
-def measured(rows: Sequence[Row]) -> List[str]:
+def size_of(rows: Sequence[Row]) -> List[str]:
     """Return ["20 utterances of the 85,617 in the shape file, in 10 batches and 5 rounds"]; empty where no batches are
     known."""
     row = next((row for row in rows if row.batches), None)
@@ -129,3 +132,82 @@ def measured(rows: Sequence[Row]) -> List[str]:
     most = max(row.rounds for row in rows)
     rounds = f" and {count(most, 'round')}" if most else ""
     return [f"{utterances:,} utterance{'' if utterances == 1 else 's'} {of}, in {batches}{rounds}."]
+
+
+def versions(entries: Sequence[Row]) -> Table:
+    """Return a table of the versions that each row ran under, of the rows that ran where any did."""
+    columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
+    rows = []
+    for entry in [entry for entry in entries if entry.is_measured] or entries:
+        values = (
+            entry.environment.implementation_version,
+            entry.environment.torch,
+            entry.environment.python,
+            entry.environment.cuda,
+        )
+        cells = [Cell(plain(value or "-")) for value in values]
+        started = plain(entry.header.started or "-").replace("T", " ").replace("+00:00", "")
+        name = plain(entry.folder.resolve().name)
+        folder = Cell(name, name, entry.results if entry.jobs else entry.folder)
+        options = Cell(plain(tables.options_text(entry.environment.options)) or "-", mark="long")
+        rows.append([Cell(entry.label, mark="name"), *cells, options, Cell(started, mark="whole"), folder])
+    return Table("versions", "Versions", [Column(title, False) for title in columns], rows)
+
+
+def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
+    """Return (term, description) of the machine and conditions of the rows; several values where they differ."""
+    facts: Dict[str, List[str]] = {}
+    named = {plain(entry.device) for entry in entries if entry.device_name}
+    for entry in entries:
+        for term, description in _facts(entry):
+            values = facts.setdefault(term, [])
+            is_told = term == "Device" and description in named  # a row that did not run knows no device's name
+            if description not in values and not is_told:
+                values.append(description)
+    return [(term, "; ".join(values)) for term, values in facts.items()]
+
+
+def _facts(entry: Row) -> List[Tuple[str, str]]:
+    settings, machine = entry.header.settings, entry.header.machine
+    memory = f", {machine.memory_bytes / GIB:.0f} GiB" if machine.memory_bytes is not None else ""
+    cores = f", {machine.cores} cores" if machine.cores else ""
+    batches, rounds = entry.batches, entry.rounds
+    revision = str(entry.header.git_revision or "")[:12]
+    schedule, vocabulary = settings.get("schedule"), settings.get("vocab_size")
+    command, rate = entry.header.command, entry.bytes_per_second
+    facts: List[Tuple[str, Any]] = [
+        ("Machine", f"{machine.cpu}{cores}{memory}" if machine.cpu else None),
+        ("System", machine.os),
+        ("Device", " ".join(str(part) for part in (entry.device, entry.device_name) if part)),
+        ("Driver", entry.environment.gpu and entry.environment.gpu.driver),
+        ("Threads", entry.environment.threads),
+        ("Denormals", entry.environment.denormals),
+        ("Allocator", entry.environment.allocator),
+        ("Memory, at best", rate and f"{number(rate / 1e9, 3)} GB/s read and written"),
+        ("Batches", _batches(settings, batches) if batches else None),
+        ("Joiner", f"{settings.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
+        ("Dtype", settings.get("dtype")),
+        ("Shapes", _shapes(entry, settings)),
+        ("Options", ", ".join(described(settings, (MEASURED,))) or None),
+        ("Seed", settings.get("seed")),
+        ("Rounds", f"{rounds} fresh process{'' if rounds == 1 else 'es'}" if rounds else None),
+        ("Plotly", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
+        ("Suite", revision and revision + (" with uncommitted changes" if entry.header.git_dirty else "")),
+        ("Command", " ".join(map(str, command)) if isinstance(command, list) else None),
+    ]
+    return [(term, plain(value)) for term, value in facts if value is not None and str(value)]
+
+
+def _batches(settings: Record, batches: Sequence[Batch]) -> str:
+    utterances = sum(batch.N for batch in batches)
+    useful = sum(batch.useful_cells for batch in batches) / sum(batch.padded_cells for batch in batches)
+    order = "sorted by length" if settings.get("sort_utterance") else "in file order"
+    begin = f"{len(batches)} ({settings.get('batches')}) of {utterances} utterances"
+    return f"{begin}, {order}; {useful:.0%} of the cells useful"
+
+
+def _shapes(entry: Row, settings: Record) -> Optional[str]:
+    path, digest = entry.environment.shape_file, entry.environment.shape_file_sha256
+    if not path or not digest:
+        return None
+    return ", ".join([f"{Path(path).name} (sha256 {digest[:12]})", *described(settings, (LENGTHS,))])

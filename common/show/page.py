@@ -1,29 +1,40 @@
 """Make one self-contained HTML page from groups of rows, and write it: no network, and only its own two scripts.
 
 A content security policy allows these two scripts by their hash, and no address, so that nothing in a name can run.
-Without scripts the page is still complete: every plot has its numbers as a table.
+Without scripts the page is still complete: every plot has its numbers as a table.  Templates are named by their path
+below common/: all text is escaped and, except code, shown on one line, whatever file it is from; every address is
+relative to the page's folder.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import json
+import math
+import os
 import subprocess
 import sys
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from urllib.parse import quote
 
 from common.analysis import logs
 from common.analysis.groups import Group, Sweep, kind_title
 from common.analysis.logs import Log
 from common.analysis.row import Row
-from common.core.errors import NOT_RUNNABLE, UserError
-from common.core.files import ROOT, another, make_folder, write_whole
+from common.core import files
+from common.core.errors import UserError
+from common.core.files import ROOT
 from common.core.text import count, gathered, plain, reason_of
 from common.present import parts
-from common.present.parts import Failure, Figure, Line, Link, Section
+from common.present.parts import Failure, Figure, Line, Link, Section, Table
+from common.present.text import csv_text
 from common.setup import interpreters
-from common.show import cards, facts, html, over_time, plots, results
+from common.show import cards, over_time, plots, tables
 
 Paths = Sequence[Path]
 FILE_NAME = "report.html"
@@ -86,13 +97,13 @@ def assembled(
     library = _source(LIBRARY) if library is None else library
     script = _source(HERE / "page.js")
     policy = (
-        f"default-src 'none'; script-src {html.script_hash(library)} {html.script_hash(script)}; "
+        f"default-src 'none'; script-src {_script_hash(library)} {_script_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    html.environment()  # raises UserError where it cannot be made
+    environment()  # raises UserError where it cannot be made
     shown = [_rendered(section, base) for section in sections]
     figures = {name: figure for _, _, of_section in shown for name, figure in of_section.items()}
-    return html.render(
+    return render(
         "show/templates/page.html.jinja",
         base,
         title=title,
@@ -102,8 +113,8 @@ def assembled(
         overline=overline,
         style=_source(HERE / "page.css"),
         policy=policy,
-        figures=html.packed(json.dumps(figures, allow_nan=False, separators=(",", ":"))),
-        library=html.packed(library),
+        figures=packed(json.dumps(figures, allow_nan=False, separators=(",", ":"))),
+        library=packed(library),
         script=script,
         written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
     )
@@ -118,10 +129,10 @@ def _rendered(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any
 
 
 def _drawn(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any]]:
-    text = html.render("show/templates/section.html.jinja", base, section=section)
+    text = render("show/templates/section.html.jinja", base, section=section)
     plots = [*([section.lead] if section.lead else []), *section.figures]
     figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in plots}
-    return section, text, html.drawn(figures)
+    return section, text, drawn(figures)
 
 
 def _source(path: Path) -> str:
@@ -129,29 +140,14 @@ def _source(path: Path) -> str:
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
+    """Return "11 losses measured, on AMD EPYC, 2026-11-24."; a loss under a second torch (NAME@k2) counts once."""
     rows = [row for group in groups for row in group.rows] + [row for each in swept for row in each.rows]
-    devices = list(dict.fromkeys(row.device_name for row in rows if row.device_name))
-    days = sorted({(row.started or "")[:10] for row in rows} - {""})
-    parts = _counts(rows)
-    parts += [f"on {', '.join(devices)}"] if devices else []
-    parts += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
-    return ", ".join(parts) + "."
-
-
-def _counts(rows: Sequence[Row]) -> List[str]:
-    """Return ["11 losses measured", "1 failed", "6 not available here"]; a loss under a second torch (NAME@k2) counts
-    once."""
-    measured: Set[str] = set()
-    failed: Set[str] = set()
-    absent: Set[str] = set()
-    for row in rows:
-        kind = measured if row.is_measured else absent if row.status in NOT_RUNNABLE else failed
-        kind.add(row.loss)
-    failed -= measured
-    absent -= measured | failed
-    others = ((failed, "failed"), (absent, "not available here"))
-    losses = "1 loss" if len(measured) == 1 else f"{len(measured)} losses"
-    return [f"{losses} measured", *(f"{len(names)} {what}" for names, what in others if names)]
+    devices = ", ".join(dict.fromkeys(row.device_name for row in rows if row.device_name))
+    days = sorted({row.header.started[:10] for row in rows} - {""})
+    losses = len({row.loss for row in rows if row.is_measured})
+    parts = [f"{losses} loss{'' if losses == 1 else 'es'} measured"]
+    parts += [f"on {devices}"] if devices else []
+    return ", ".join([*parts, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))]) + "."
 
 
 def _titles(groups: Sequence[Group]) -> Dict[int, str]:
@@ -177,20 +173,19 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
     figures: List[Optional[Figure]] = []
     if not group.search:
         figures = [plots.time_and_memory(rows), over_time.drift(rows), over_time.memory_within(rows)]
-    load, known = facts.load(rows), facts.machine(rows)
     return Section(
         f"group-{index}",
         title,
-        ". ".join([*([] if alone else [group.heading]), *([] if group.search else cards.measured(rows))]),
-        loaded=results.beside_load(rows),
+        ". ".join([*([] if alone else [group.heading]), *([] if group.search else cards.size_of(rows))]),
+        loaded=tables.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
         lead=None if group.search else plots.over_fastest(rows),
-        tables=[results.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
+        tables=[tables.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
         failures=[Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in failed],
         figures=[figure for figure in figures if figure],
         notes=_notes(rows),
-        facts=[("Settings", group.heading), *(fact for fact in known if not group.search or fact[0] != "Batches")],
-        conditions=[facts.versions(rows), *([load] if load else [])],
+        facts=[("Settings", group.heading), *cards.machine(rows)],
+        conditions=[cards.versions(rows)],
     )
 
 
@@ -200,7 +195,7 @@ def _notes(rows: Sequence[Row]) -> List[Line]:
     notes: List[Line] = [
         ("all" if len(labels) == measured > 1 else ", ".join(labels), [note]) for note, labels in labels_of.items()
     ]
-    earlier = sum(row.earlier_runs for row in rows)
+    earlier = sum(len(row.earlier) for row in rows)
     line = f"{count(earlier, 'earlier run')} of the same configuration not shown."
     return notes + ([("", [line])] if earlier else [])
 
@@ -210,9 +205,14 @@ def _notes(rows: Sequence[Row]) -> List[Line]:
 
 def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
     """Write the page of the logs `paths`, whole or not at all.  Raises UserError."""
-    advice = another("--output")
-    make_folder(output.parent, advice)
-    write_whole(advice, (output, page(log.groups, output.parent, swept=log.sweeps, paths=paths)))
+    return saved(page(log.groups, output.parent, swept=log.sweeps, paths=paths), output)
+
+
+def saved(text: str, output: Path) -> Path:
+    """Write a page, whole or not at all; return its path.  Raises UserError."""
+    advice = files.another("--output")
+    files.make_folder(output.parent, advice)
+    files.write_whole(advice, (output, text))
     return output
 
 
@@ -242,3 +242,70 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
     else:
         if not quiet:
             print(f"report: {path}", file=sys.stderr)
+
+
+COMMON = Path(__file__).resolve().parents[1]
+DIGITS = 6  # significant ones of a number that is drawn: far below a pixel
+
+
+def render(template: str, base: Path, **content: Any) -> str:
+    """Render the template with its content, for a page in the folder `base`.  Raises UserError without jinja2."""
+    return environment().get_template(template).render(base=base, **content)
+
+
+@cache
+def environment() -> Any:
+    """Return jinja2's environment, with the filters that the templates use."""
+    try:
+        import jinja2
+        from markupsafe import Markup, escape
+    except ImportError:
+        advice = "`make report` uses an environment that has it, or pip install jinja2"
+        raise UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
+
+    options: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    options["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(COMMON), **options)
+    templates.filters.update(
+        href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
+        csv=lambda table: Markup(csv_address(table)),
+        code=lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),
+        wrap=lambda text: escape(plain(text)).replace("_", Markup("_<wbr>")),
+    )
+    return templates
+
+
+def href(target: Path, base: Path) -> str:
+    """Return the address of `target`, relative to the page's folder `base`."""
+    relative = os.path.relpath(target.resolve(), base.resolve())
+    return quote(os.fsencode(relative), safe="/")
+
+
+def drawn(value: Any) -> Any:
+    """Return data for plots as JSON can have it: numbers in DIGITS digits, infinity and NaN as None."""
+    if isinstance(value, Mapping):
+        return {key: drawn(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [drawn(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def _script_hash(source: str) -> str:
+    """Return the source expression by which a content security policy allows this one script."""
+    digest = base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+@cache
+def packed(source: str) -> str:
+    """Pack text for page.js to unpack: gzip, in base64."""
+    return base64.b64encode(gzip.compress(source.encode("utf-8"), 9, mtime=0)).decode()
+
+
+def csv_address(table: Table) -> str:
+    """Return a data address that holds the table as a CSV file."""
+    rows = table.values() or [{column.title: None for column in table.columns}]
+    encoded = base64.b64encode(csv_text(rows).encode("utf-8")).decode()
+    return f"data:text/csv;charset=utf-8;base64,{encoded}"

@@ -22,7 +22,7 @@ from common.records import run, schema, store
 from common.records.run import Run
 from common.records.schema import Record, as_written
 from common.setup.interpreters import Choice
-from common.show.results import FORMATS
+from common.show.tables import FORMATS
 from common.tools.kept import Answer, Kept, read
 
 #: Keys of a header that make two runs the same.

@@ -85,7 +85,7 @@ def folder_name(rows: Sequence[Row]) -> str:
     """Return the name of a folder: the day and the device of its rows. "2026-11-23-amd-epyc-2-cores"."""
     row = next((row for row in rows if row.device_name), rows[0])
     cores = f"{row.header.machine.cores} cores" if row.device == "cpu" else ""
-    words = f"{(row.started or '')[:10]} {row.device_name or row.device or 'unknown'} {cores}"
+    words = f"{row.header.started[:10]} {row.device_name or row.device or 'unknown'} {cores}"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 

@@ -1,0 +1,385 @@
+"""Show rows as text: on a screen the answer first, a table by kind, what did not run, correctness, the verdict; with
+--details a whole table for each configuration, search or sweep, with remarks below.  CSV and JSON: see present/text.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from common.analysis import metrics, standing, verdict
+from common.analysis.groups import Group, is_numeric, kind_title
+from common.analysis.logs import Log
+from common.analysis.metrics import MARKED_ERROR, Metric
+from common.analysis.row import SCOPES, Row
+from common.analysis.verdict import Words
+from common.core import grid
+from common.core.errors import NOT_RUNNABLE
+from common.core.grid import flag
+from common.core.settings import worded
+from common.core.text import count, error, gathered, number, plain, short
+from common.present.parts import Cell, Column, Table
+from common.present.parts import words as in_words
+from common.present.text import aligned, block, csv_text, json_text, listed, painted, spaced
+from common.records.schema import Option
+
+Lines = List[str]
+FORMATS = ("table", "markdown", "csv", "json")
+STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
+
+
+def whole(log: Log, format: str = "table") -> str:
+    """Return runs, searches and sweeps in one of FORMATS, as text that ends with a newline."""
+    sweeps, every = log.sweeps, log.groups  # which ranks them
+    if format in ("csv", "json"):
+        rows = [*log.rows, *log.searches, *(row for sweep in sweeps for row in sweep.rows)]
+        return (
+            csv_text(list(map(metrics.plain, rows))) if format == "csv" else json_text([*map(metrics.exported, rows)])
+        )
+    parts = []
+    for of, search, rows in (("results", False, log.rows), ("search", True, log.searches)):
+        groups = [group for group in every if group.search == search]
+        parts.append([*(table(of, group.heading, group.rows) for group in groups), *remarks(rows, format)])
+    for sweep in sweeps:
+        parts.append([table("sweep", sweep.heading, sweep.rows, sweep.name), *remarks(sweep.rows, format)])
+    shown = [[each if isinstance(each, str) else block(each, format) for each in blocks] for blocks in parts if blocks]
+    return "\n".join("\n\n".join(blocks) + "\n" for blocks in shown)
+
+
+def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Table:
+    """Return the table `of` metrics.COLUMNS, with the swept settings in front."""
+    shown = metrics.columns(of, rows)
+    keys = rows[0].header.values if rows else ()
+    lead = [Column(flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
+    swept = [[Cell(worded(value), value) for value in row.header.values.values()] for row in rows]
+    body = [[*first, *cells(row, shown)] for first, row in zip(swept, rows)]
+    return Table(name, title, [*lead, *columns(shown, of)], body)
+
+
+def columns(shown: Sequence[Metric], of: str) -> List[Column]:
+    """Return the heads of metrics in the table `of`."""
+    on_page = of.startswith("page")
+    return [Column((metric.on_page if on_page else "") or metric.title, metric.numeric) for metric in shown]
+
+
+def cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
+    """Return the cells of a row, each number with the file that it is from."""
+    result = []
+    for metric in shown:
+        words, value = plain(metric.shown(row)), metric.value(row)
+        if metric.numeric:  # an interval, say, has its words in the CSV too
+            value = words if value is None and words != "-" else value
+            result.append(Cell(words, value, row.trace if metric.profiled else row.results))
+        else:
+            status = "bad" if words == "busy" else STATUS_MARKS.get(row.status, "bad")
+            result.append(Cell(words, mark={"label": "name", "status": status}.get(metric.key, "")))
+    return result
+
+
+# The lines below tables: reasons and load, ratios, noise, the other clock, stages, notes.
+
+
+def remarks(rows: Sequence[Row], format: str) -> List[str]:
+    """Return blocks of lines in the "table" or "markdown" format."""
+    reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
+    load = beside_load(rows)
+    parts = [[*reasons, *([load] if load else [])]]
+    parts += [part(rows) for part in (_ratios, _other_clock, _stages, _notes)]
+    return [listed(lines, format) for lines in parts if lines]
+
+
+def beside_load(rows: Sequence[Row]) -> str:
+    """Return a line on the samples of rows whose rounds ran beside other load; "" where no round did.
+
+    "18 of 18 samples ran beside other load (others used 90% of the CPU): a, b; their times are too long ..."
+    """
+    loaded = [row for row in rows if row.loaded_rounds]
+    if not loaded:
+        return ""
+    beside = [sample for row in loaded for sample in row.timed if sample.beside_load]
+    known = [sample for sample in beside if sample.foreign_cpu is not None]
+    time, used = sum(sample.ms for sample in known), ""
+    if time:
+        share = sum(sample.ms * (sample.foreign_cpu or 0.0) for sample in known) / time
+        used = f" (others used {share:.0%} of the CPU)"
+    names = ", ".join(dict.fromkeys(row.name for row in loaded))
+    if any(row.is_beside_load(scope) for row in loaded for scope in row.loaded_rounds):
+        advice = "their times are too long; when the machine is quiet, --resume measures these rounds again"
+    else:
+        advice = "ratios leave these rounds out"
+    every = sum(len(row.timed) for row in rows)
+    return f"{len(beside)} of {every} samples ran beside other load{used}: {names}; {advice}"
+
+
+def _ratios(rows: Sequence[Row]) -> Lines:
+    """Return the intervals behind the column "over the fastest", and the ratios that drift."""
+    pairs = [(row.against_fastest, row.loss_against_fastest) for row in rows]
+    compared = [step for step, _ in pairs if step] + [loss for step, loss in pairs if loss and loss is not step]
+    return [*(verdict.over_fastest(each) for each in compared if not each.is_fastest), *drifts(rows)]
+
+
+def drifts(rows: Sequence[Row]) -> Lines:
+    """Return a line for each row whose ratio changes along the rounds."""
+    return [verdict.drifting(*each) for each in standing.drifts(rows)]
+
+
+def _other_clock(rows: Sequence[Row]) -> Lines:
+    """Return the medians by the other clock of each scope, on CUDA."""
+    both = [(row.name, row.step.event, row.loss_alone.wall) for row in rows if row.step.event or row.loss_alone.wall]
+    words = [f"{name} {' / '.join(number(times.median if times else None) for times in each)}" for name, *each in both]
+    return [f"step by CUDA events / loss by wall time, ms: {', '.join(words)}"] if words else []
+
+
+def options_text(options: Mapping[str, Option]) -> str:
+    """Return "blank=0 [default -1], reduction=sum [default mean], clamp=-1", with defaults that are known and
+    differ."""
+    parts = []
+    for name, option in options.items():
+        is_other = option.default not in ("-", option.ours)
+        parts.append(f"{name}={option.ours}" + (f" [default {option.default}]" if is_other else ""))
+    return ", ".join(parts)
+
+
+def _stages(rows: Sequence[Row]) -> Lines:
+    """Return where the time goes: the stages of the timing pass, or labelled spans where there are only traces."""
+    lines = []
+    for row in rows:
+        stages = [(scope, row.of(scope).stages, "ms") for scope in SCOPES if row.of(scope).stages]
+        if not stages and row.profile.label_us:
+            stages = [("profiled", row.profile.label_us, "us")]
+        for scope, parts, unit in stages:
+            split = ", ".join(f"{short(plain(name))} {number(value, 3)} {unit}" for name, value in parts.items())
+            lines.append(f"{row.name} {scope}: {split}")
+    return lines
+
+
+def _notes(rows: Sequence[Row]) -> Lines:
+    """Return each note once, with the rows that have it."""
+    names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
+    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
+    earlier = sum(len(row.earlier) for row in rows)
+    return lines + (
+        [f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"] * bool(earlier)
+    )
+
+
+# The screen.
+
+#: Characters of a line where the width is not known.
+WIDTH = 100
+NARROWEST = 60
+#: Marks of cells, and words, as ANSI codes.
+COLORS = {"good": "32", "bad": "1;31", "title": "1"}
+NO_COLORS: Mapping[str, str] = {}
+#: The columns in the order in which they get room.
+FIRST = (
+    *(
+        "name",
+        "status",
+        "step_ms",
+        "ratio",
+        "verdict",
+        "peak_memory_mb",
+        "loss_ms",
+        "interval",
+        "half",
+        "loss_ratio",
+    ),
+    "gap",
+    *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
+    *("torch", "frames_per_second", "average_step_time_us", "profiled_peak_mb", "measured_error", "limits", "heaviest"),
+)
+LONGEST_NAME = 40
+EMPTY = {"status": {"ok"}}  # by metric: words that tell nothing
+MOST_LINES = 3  # of one remark
+MOST_FAILURES = 5
+
+
+def how() -> Dict[str, Any]:
+    """Return `width` and `colors` as the terminal has them; WIDTH, and no colors, where stdout is none.
+
+    NO_COLOR (no-color.org) and a dumb terminal have no colors."""
+    if not sys.stdout.isatty():
+        return {"width": WIDTH, "colors": NO_COLORS}
+    in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 40)).columns)
+    return {"width": width, "colors": COLORS if in_color else NO_COLORS}
+
+
+def screen(log: Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()) -> str:
+    """Return what log folders have as lines of at most `width` characters, the last with a newline: runs, searches,
+    sweeps.
+
+    colors: COLORS for a terminal that shows them; folders: where a conformance matrix may be, besides docs/.
+    """
+    parts = []
+    for of, search in (("answer", False), ("answer search", True)):
+        groups = [group for group in log.groups if group.search == search]
+        blocks = [_blocks(of, group.heading, group.rows, width, colors, *_answers(group, folders)) for group in groups]
+        parts.append([block for of_group in blocks for block in of_group])
+    for sweep in log.sweeps:
+        answers: Dict[str, Words] = {}
+        for values, rows in sweep.cells():
+            pick = verdict.fastest(rows)
+            if pick:
+                answers[grid.words(values)] = verdict.answer(pick, verdict.time_of(pick.scope))
+        first = "The fastest exact loss" if answers else ""
+        parts.append(_blocks("answer sweep", sweep.heading, sweep.rows, width, colors, first, answers))
+    return "\n".join(spaced(blocks) for blocks in parts if blocks)
+
+
+def _blocks(
+    of: str,
+    head: str,
+    rows: Sequence[Row],
+    width: int,
+    colors: Mapping[str, str],
+    first: str,
+    answers: Mapping[str, Words],
+) -> List[List[str]]:
+    """Return the blocks of lines of one configuration or sweep.  first, answers: of its verdict."""
+    return [
+        wrapped(head, width),
+        fitting(of, [row for row in rows if row.is_measured], width, colors),
+        [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
+        load(rows, width, colors),
+        verdict_lines({name: in_words(words) for name, words in answers.items()}, width, colors, first),
+    ]
+
+
+# The table.
+
+
+def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """Return the lines of the table `of` metrics.COLUMNS, grouped by cell and kind, with as many columns as there is
+    room for, the most important first, without empty columns."""
+    known = metrics.columns(of, rows) if rows else []
+    every = [metric for metric in known if {metric.shown(row) for row in rows} - EMPTY.get(metric.key, {"-", ""})]
+    order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
+    titles = [", ".join(filter(None, [grid.words(row.header.values), kind_title(row)])) for row in rows]
+    shown: List[Metric] = []
+    lines: List[str] = []
+    for metric in order:
+        tried = [each for each in every if each in shown or each is metric]
+        body = [[_marked(row, *pair) for pair in zip(tried, cells(row, tried))] for row in rows]
+        made = Table(of, "", columns(tried, of), body)
+        if shown and max(map(len, aligned(made, LONGEST_NAME).splitlines())) > width:
+            continue
+        shown, lines = tried, aligned(made._replace(groups=titles), LONGEST_NAME, colors).splitlines()
+    return lines
+
+
+def _marked(row: Row, metric: Metric, cell: Cell) -> Cell:
+    """Return a cell with a mark where the status is bad and where the row is the fastest."""
+    return cell._replace(mark={"status": cell.mark, "verdict": "good" * row.is_fastest}.get(metric.key, ""))
+
+
+# Below it.
+
+
+def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None) -> List[str]:
+    """Return lines of at most `width` characters, all but the first indented; "..." ends the last of `most`."""
+    lines = wrap(plain(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    if most is not None and len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1][: width - 4].rstrip()} ..."]
+    return lines
+
+
+def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """Return lines on the rows that could run here and failed, with the reasons."""
+    failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
+    lines: List[str] = []
+    for row in failed[:MOST_FAILURES]:
+        reason = f"{row.name}: {row.status}: {row.reason or 'no reason known'}"
+        first, *further = wrapped(reason, width, "  ", MOST_LINES + 1)
+        lines += [painted(first, "bad", colors), *further]
+    others = len(failed) - MOST_FAILURES
+    return lines + ([f"and {others} more (--details)"] if others > 0 else [])
+
+
+def absent(rows: Sequence[Row], width: int) -> List[str]:
+    """Return lines on the rows that cannot run here, and how to get them."""
+    names_by_way = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
+    if not names_by_way:
+        return []
+    ways = "; ".join(f"{', '.join(names)} ({how})" for how, names in names_by_way.items())
+    return wrapped(f"did not run: {ways}", width, "  ", MOST_LINES)
+
+
+def _obtained(row: Row) -> str:
+    """Return in a few words what a row that cannot run needs."""
+    reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
+    if row.status == "unsupported":
+        needs = re.search(r"; it runs on ([a-z ]+)", reason)
+        return f"needs {needs[1].strip().upper()}" if needs else reason
+    if row.name.partition("@")[2]:
+        return reason
+    set_up = re.search(r"`(make setup[^`]*)`", reason)
+    return set_up[1] if set_up else "manual install, see --list"
+
+
+def correctness(rows: Sequence[Row], width: int) -> List[str]:
+    """Return lines on the rows that agree with the oracle; the other judged rows are failures."""
+    right = [row for row in rows if None not in row.measured_errors and row.status == "ok"]
+    if not right:
+        return []
+    worst = [error(max(row.measured_errors[index] or 0 for row in right)) for index in (0, 1)]
+    where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
+    line = f"correct: {count(len(right), 'row')}, loss within {worst[0]} and gradients within {worst[1]} of the float64"
+    line += f" oracle's {where}"
+    errors = [(row.name, row.measured_errors[1] or 0) for row in right]
+    above = [f"{name} {error(value)}" for name, value in errors if value > MARKED_ERROR]
+    if above:
+        line += f"; gradients above {MARKED_ERROR:.0e}: {', '.join(above)}"
+    unsure = [row.name for row in right if row.imprecise]
+    if unsure:
+        line += f"; imprecise: {', '.join(unsure)}"
+    return wrapped(line, width, "  ")
+
+
+def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """Return lines on samples beside other load and on ratios that drift; empty where there are none."""
+    lines = filter(None, [beside_load(rows), *drifts(rows)])
+    return [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
+
+
+# The verdict.
+
+
+def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, str], first: str = "") -> List[str]:
+    """Return VERDICT, the line `first`, and a line for each question with aligned answers; empty without answers."""
+    room = max(map(len, answers), default=0) + 4
+    lines = [painted(line, "title", colors) for line in wrapped(first, width, "  ")] if first else []
+    for question, answer in answers.items():
+        head = f"  {question}:"
+        for line in wrapped(answer, width - room, most=2 * MOST_LINES):
+            lines.append(head.ljust(room) + line)
+            head = ""
+    return [painted("VERDICT", "title", colors), *lines] if lines else []
+
+
+def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, Words]]:
+    """Return the headline of a group's verdict, and its answers by question."""
+    rows, answers = group.rows, {}
+    if group.search:
+        picks = {"exact": verdict.largest(rows), "approximate": verdict.largest(rows, ("pruned",))}
+        found = {name: pick for name, pick in picks.items() if pick}
+        return "", {f"largest batch, {name}": verdict.answer(pick, verdict.SIZE) for name, pick in found.items()}
+    quick, logits, small, approximate = verdict.of(rows, folders)
+    if quick:
+        answers["fastest exact"] = verdict.answer(quick, verdict.time_of(quick.scope))
+    if logits and logits.step:
+        answers["given logits"] = verdict.logits_words(logits)
+    if small:
+        answers["smallest exact"] = verdict.answer(small, verdict.PEAK)
+    if approximate:
+        answers["approximate"] = verdict.approximate(approximate)
+    if quick and not quick.withheld:
+        question, words = verdict.corners(quick)
+        answers[question] = [words]
+    return verdict.headline(quick) if quick else "", answers
