@@ -6,6 +6,7 @@ Each toolkit has its own classes, or their definitions of the version that is na
 from __future__ import annotations
 
 import ast
+import json
 import os
 import random
 import re
@@ -331,6 +332,23 @@ def test_transformers_whole_models(kind):
     for loss, gradients in results[1 : None if kind == "TDT" else 3]:
         assert abs(loss.item() / results[0][0].item() - 1) < 2e-7
         assert max((a - b).abs().max() for a, b in zip(gradients, results[0][1])) < 8e-6 * largest
+
+
+def test_the_example_trains_alike(monkeypatch, capsys):
+    pytest.importorskip("transformers", minversion="5.23")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import finetune_tdt
+
+    def trained(command, text):
+        return json.dumps(finetune_tdt.train(command[-1], 3, 2, 20, "cpu"))
+
+    monkeypatch.setattr(finetune_tdt.subprocess, "check_output", trained)  # a process takes longest to start
+    monkeypatch.setattr(sys, "argv", ["finetune_tdt.py", "--steps", "3"])
+    finetune_tdt.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    curves = [(float(words[4]), float(words[6])) for words in lines if words[0] == "step"]
+    assert len(curves) == 3 and len(lines) == 5
+    assert all(own == pytest.approx(fused, rel=1e-5) for own, fused in curves) and curves[0] != curves[2]
 
 
 CHANGED = [

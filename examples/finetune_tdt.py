@@ -1,0 +1,100 @@
+"""Train a small ParakeetForTDT (transformers) on speech made on the spot, by its own loss and by fused_transducer, and
+print both curves, times and peaks beside each other: of the same weights, on the same batches."""
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+from train import make_utterances  # examples/train.py
+from transformers import ParakeetForTDT, ParakeetTDTConfig
+
+from fused_transducer import recipes
+
+LOSSES = ("own", "fused")
+
+
+class FusedParakeet(ParakeetForTDT):
+    """Computes the loss by fused_transducer: the change that docs/switching.md shows."""
+
+    def forward(self, labels=None, decoder_input_ids=None, **inputs):
+        if labels is None:
+            return super().forward(decoder_input_ids=decoder_input_ids, **inputs)
+        encoder_out, decoder_out = self.get_audio_features(**inputs), self.decoder(decoder_input_ids)
+        return {"loss": recipes.transformers(self, encoder_out, decoder_out, labels)}
+
+
+def make_model(kind, vocab, width=96):
+    """Return a small model from its configuration, without dropout, so that both losses see the same."""
+    encoder = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
+    encoder.update(num_mel_bins=40, subsampling_conv_channels=32)
+    encoder.update(dict.fromkeys(("dropout", "activation_dropout", "attention_dropout", "layerdrop"), 0.0))
+    sizes = {"vocab_size": vocab + 1, "blank_token_id": vocab, "pad_token_id": 0, "num_decoder_layers": 1}
+    config = ParakeetTDTConfig(encoder_config=encoder, decoder_hidden_size=width, **sizes)
+    torch.manual_seed(0)
+    return (FusedParakeet if kind == "fused" else ParakeetForTDT)(config)
+
+
+def make_batch(pairs, vocab, device):
+    """Return the arguments of the model for some utterances, as its processor makes them."""
+    features = [rows.reshape(-1, 40) for rows, _ in pairs]  # of 10 ms
+    lengths = torch.tensor([len(rows) for rows in features])
+    labels = torch.nn.utils.rnn.pad_sequence([symbols.long() for _, symbols in pairs], True)
+    batch = {
+        "input_features": torch.nn.utils.rnn.pad_sequence(features, True),
+        "attention_mask": torch.arange(max(lengths)) < lengths.unsqueeze(1),
+        "labels": labels,
+        "decoder_input_ids": torch.nn.functional.pad(labels, (1, 0), value=vocab),
+    }
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def peak_megabytes(device):
+    """Return the most memory that torch has held on the GPU, or the process on the CPU."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def train(kind, steps, batch, vocab, device):
+    """Return the loss of each step, the seconds of a step, and by how many MB training raised the peak."""
+    model, pairs = make_model(kind, vocab).to(device), make_utterances(8 * batch, vocab)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    curve, seconds, before = [], [], peak_megabytes(device)
+    for step in range(steps):
+        inputs = make_batch(random.Random(step).sample(pairs, batch), vocab, device)
+        start = time.perf_counter()
+        loss = model(**inputs)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        curve.append(loss.item())  # waits for a GPU
+        seconds.append(time.perf_counter() - start)
+    return {"curve": curve, "seconds": sorted(seconds)[steps // 2], "megabytes": peak_megabytes(device) - before}
+
+
+def main():
+    """Train by each loss in a process of its own, since the peak of a process never falls."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--loss", choices=LOSSES, help="train by this one alone, and print JSON")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    for name, default in {"steps": 40, "batch": 16, "vocab": 500}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    if given.loss:
+        return print(json.dumps(train(given.loss, given.steps, given.batch, given.vocab, given.device)))
+    command = [sys.executable, __file__, *sys.argv[1:], "--loss"]
+    own, fused = (json.loads(subprocess.check_output([*command, kind], text=True)) for kind in LOSSES)
+    for step in sorted({*range(0, given.steps, max(1, given.steps // 10)), given.steps - 1}):
+        print(f"step {step + 1:4}   own loss {own['curve'][step]:10.6f}   fused {fused['curve'][step]:10.6f}")
+    for name in ("seconds", "megabytes"):
+        print(f"{name:9}   own loss {own[name]:10.3f}   fused {fused[name]:10.3f}")
+
+
+if __name__ == "__main__":
+    main()
