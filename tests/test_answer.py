@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 
 import pytest
 from commands import ROOT, has_words
@@ -366,3 +367,49 @@ def test_a_drift_along_the_rounds_is_told_and_noise_is_not(tmp_path):
         for details in (True, False):
             text = " ".join(summarize(tmp_path / folder, details=details).split())
             assert has_words(text, "late step", "from the first round to the last") == told
+
+
+# What is measured beyond the time.
+
+
+def test_a_change_since_the_earlier_run_is_told_under_the_verdict(tmp_path):
+    for name, start, ms in (("old", "2025-11-24", 10), ("new", "2025-11-30", 20), ("older", "2025-11-01", 20)):
+        timed(tmp_path, "k2", [ms, 1.01 * ms, 0.99 * ms], run_id=name, started=f"{start}T00:00:00+00:00")
+        (tmp_path / "k2").rename(tmp_path / name)
+    assert re.search(r"since 24 Nov: +k2 \+100%, slower", screen(tmp_path))
+    (card,) = cards.cards(logs.read([tmp_path]).groups[0].rows, [])
+    assert dict(card.lines)["Since 24 Nov"] == ["k2 +100%, slower."]
+    change(tmp_path / "old", "environment", threads=7)
+    assert re.search(r"since 1 Nov: +k2 \+0%, within noise", screen(tmp_path))
+
+
+def test_memory_beyond_torch_s_allocator_counts_and_is_marked(tmp_path):
+    timed(tmp_path, "k2", [10, 10, 10], peak=100)
+    timed(tmp_path, "torchaudio", [20, 20, 20], peak=60)
+    assert "smallest exact: torchaudio, 60.00 MB" in screen(tmp_path)
+    for process, shown in ((60 * 1.1 + 15, "60.00"), (400, "400.0 !")):
+        change(tmp_path / "torchaudio", "memory", process_bytes=int(process * 2**20))
+        assert f" {shown} " in summarize(tmp_path)
+    assert "smallest exact: k2, 100.0 MB" in screen(tmp_path) and "more memory than torch's" in summarize(tmp_path)
+    assert {row["name"]: row["peak_memory_mb"] for row in read_rows(tmp_path)} == {"k2": 100, "torchaudio": 400}
+
+
+@pytest.mark.parametrize("error, status", [(9e-5, "ok"), (0.3, "error")])
+def test_a_tolerance_of_the_record_s_own_does_not_decide(tmp_path, error, status):
+    sizes = {"batch": 4, "N": 2, "T_max": 407, "U_max": 86, "loss_error": 8e-8, "grad_tolerance": 0.5, "ok": True}
+    jobs = [correctness(tolerance=0.5, grad_error=error, at_size={**sizes, "grad_error": 1e-6})]
+    write_run(tmp_path / "a", jobs=jobs, passes=["correctness"])
+    jobs = [correctness(tolerance=0.5, at_size={**sizes, "grad_error": error})]
+    write_run(tmp_path / "b", name="k2", jobs=jobs, passes=["correctness"])
+    assert [row["status"] for row in read_rows(tmp_path)] == [status] * 2
+
+
+def test_a_search_that_did_not_end_gives_no_ratio(tmp_path):
+    """On a committed search whose last rounds are cut off."""
+    shutil.copytree(max((ROOT / "results").glob("*-largest")), tmp_path / "log")
+    (path,) = [path for path in (tmp_path / "log").rglob("results.jsonl") if records_of(path)[0]["name"] == "fused"]
+    kept = [line for line in records_of(path) if not line.get("job", "").startswith("throughput")]
+    write_records(path.parent, kept)
+    text = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
+    assert "largest batch, exact: withheld: the search of fused did not end" in text and "--resume" in text
+    assert "the size" not in text.partition("approximate:")[0]

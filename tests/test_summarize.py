@@ -51,6 +51,7 @@ from common.tools.inference import rows as inference
 from common.tools.kept import read
 from common.tools.pipelines import rows as pipelines
 from common.tools.profile import rows as profile
+from rnnt_bench import api
 
 # Which runs.
 
@@ -155,10 +156,11 @@ def test_csv_has_the_plain_values_of_json_the_same_for_every_run(tmp_path):
     rows = {row["name"]: row for row in read_rows(tmp_path)}
     for line in lines:  # the same names and numbers in CSV and JSON, and first of all in both
         row = rows[line["name"]]
-        plain = {
-            key: "" if value is None else str(value) for key, value in row.items() if type(value) not in (dict, list)
-        }
-        assert list(row)[: len(line)] == list(line) and plain == line
+        plain = api.Row(row).plain
+        assert list(plain) == list(row)[: len(line)] == list(line)
+        assert {key: "" if value is None else str(value) for key, value in plain.items()} == line
+    shown = api.Results(map(api.Row, rows.values()))._repr_html_()
+    assert "<td>step_ms</td>" in shown and "<td>25</td>" in shown
 
 
 # One run.

@@ -5,6 +5,7 @@ Everything follows from the jobs of the run; nothing that can be derived is kept
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
@@ -51,7 +52,7 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
     limits = [line for line in records if isinstance(line, schema.Limits)]
     lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
     status, reason = _of_jobs(jobs, header.settings, "@" in header.name)
-    if status == "ok" and judged and not _is_right(judged):
+    if status == "ok" and judged and not _is_right(judged, header.settings):
         status, reason = "error", f"loss or gradient is further from the oracle than {judged.tolerance}"
     if status == "ok" and numbers.error and not lacks_traces:
         status, reason = "error", numbers.error
@@ -105,13 +106,22 @@ def _configuration(made: Row) -> Configuration:
     return known
 
 
-def _is_right(line: Correctness) -> bool:
-    """Return whether a record is ok, and its errors say so too: what the script of a loss replaces does not decide."""
-    judged = [(line.loss_error, line.tolerance), (line.grad_error, line.tolerance)]
-    if line.at_size:
-        judged.append((line.at_size.grad_error, line.at_size.grad_tolerance))
-    # twice: beside the tolerance there is rounding
-    return line.ok is not False and all(not error or not most or error <= 2 * most for error, most in judged)
+#: Largest relative error of small batches, by the precision of the computation.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+def _is_right(line: Correctness, settings: Mapping[str, Any]) -> bool:
+    """Return whether a record is ok, and its errors are within what is allowed here: neither the judgement nor the
+    tolerances of a record decide, since the script of a loss may replace them."""
+    dtype = settings.get("dtype", "float32")
+    most = 2 * TOLERANCE.get(dtype, math.inf)  # twice: beside the tolerance there is rounding
+    judged, size = [(line.loss_error, most), (line.grad_error, most)], line.at_size
+    if size:
+        length, eps = size.T_max + size.U_max, 2.2e-16 if dtype == "float64" else 1.2e-7
+        rounding = eps * length * (50 + 8 * max(8, math.sqrt(length)))
+        most = TOLERANCE.get(settings.get("amp") or dtype, math.inf) + rounding
+        judged.append((size.grad_error, 10 * most if size.imprecise else most))
+    return line.ok is not False and all(not error or error <= most for error, most in judged)
 
 
 def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple[str, str]:

@@ -10,10 +10,12 @@ stop.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from common.analysis import metrics
+from common.analysis.groups import differences
 from common.analysis.ratios import Drift, Ratio
 from common.analysis.row import Row, gaps
 from common.analysis.standing import Standing, stand, standings
@@ -384,6 +386,18 @@ def corners(pick: Pick) -> Tuple[str, str]:
     if others > 0:
         shown.append(f"{others} more: ./rnnt-bench check --only {name}")
     return "beware", f"{name}: {'; '.join(shown)}"
+
+
+def since(row: Row, scope: str) -> Optional[Tuple[str, str]]:
+    """Return ("since 24 Nov", "fused +2%, within noise"): how the time of a row changed from the newest earlier run in
+    the log folder that measured the same on the same machine; None where there is none."""
+    for earlier in row.earlier:
+        standing = stand(row, earlier, scope)
+        if standing.ratio and not standing.beside_load and not differences(earlier, row):
+            day = datetime.fromisoformat(earlier.header.started)
+            word = "within noise" if standing.verdict in ("same", "unclear") else standing.verdict
+            return f"since {day.day} {day:%b}", f"{name_of(row)} {standing.ratio.ratio - 1:+.0%}, {word}"
+    return None
 
 
 # Ratios.

@@ -36,6 +36,8 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[Card]:
     result = []
     if picks.fastest:
         lines = [_speed(picks.fastest), _memory(picks.fastest.row, picks.smallest)]
+        changed = verdict.since(picks.fastest.row, picks.fastest.scope)
+        lines += [(changed[0].replace("since", "Since"), [f"{changed[1]}."])] if changed else []
         result.append(_card("Use", picks.fastest, [*lines, _corners(picks.fastest)]))
     best = picks.logits and picks.logits.best
     if picks.logits and (best is None or picks.fastest is None or best.row is not picks.fastest.row):

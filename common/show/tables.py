@@ -373,6 +373,9 @@ def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, Word
     quick, logits, small, approximate = verdict.of(rows, folders)
     if quick:
         answers["fastest exact"] = verdict.answer(quick, verdict.time_of(quick.scope))
+        changed = verdict.since(quick.row, quick.scope)
+        if changed and not quick.withheld:
+            answers[changed[0]] = [changed[1]]
     if logits and logits.step:
         answers["given logits"] = verdict.logits_words(logits)
     if small:
