@@ -44,7 +44,7 @@ def judged(context):
 
 
 def reference(**flags):
-    return adapter_of(find("reference"), "cpu", vocab_size=40, **flags)
+    return adapter_of(find("reference"), "cpu", **{"vocab_size": 40, **flags})
 
 
 class Kernel(torch.autograd.Function):
@@ -499,6 +499,27 @@ def test_posteriors_that_cancel_are_imprecise(blank):
         context.model.output.bias.zero_()[0] = blank
     result, wrong = at_size.check(context, 1e-4)
     assert wrong == "" and result.imprecise > 1e-4 and result.errors["the gradient of a frame in sum"] < 1e-5
+
+
+def test_a_gradient_of_float16_is_far_beyond_what_sums_in_float32_lose(monkeypatch):
+    """It is right within the tolerance, so the record says how far a loss in float32 is off."""
+
+    def halved(self, gradient):
+        return (1.5 * gradient).half().float() / 1.5 if gradient.size(1) > 48 else gradient
+
+    halves = fault("Halves", gradient=halved)
+    for kernel, computes_in_less in ((Broken, False), (halves, True)):
+        record, _ = judged(broken(kernel(), monkeypatch, **TRAINED))
+        assert (record.at_size.grad_error > 10 * record.at_size.reference_error) is computes_in_less
+    assert at_size.check(context_of(reference(dtype="float16")), 2e-2)[0].reference_error is None
+
+
+@pytest.mark.parametrize("name", ["torchaudio", "optimized_transducer", "fast_rnnt", "fused"])
+def test_packages_compute_in_float32(name):
+    """The shapes of a measured batch of LibriSpeech."""
+    adapter = adapter_of(find(name), "cpu", **TRAINED)
+    result, _ = at_size.check(context_of(adapter, [(300, 60), (202, 38)]), 1e-4)
+    assert result.ok and result.grad_error < 10 * result.reference_error
 
 
 def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):

@@ -10,7 +10,7 @@ all paths.
 from __future__ import annotations
 
 import math
-from typing import List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ REGULAR = topologies.TOPOLOGIES["regular"]
 LOG_ZERO = -math.inf
 
 
-def _by_diagonal(arcs: Sequence[Arc]) -> List[np.ndarray]:
+def _by_diagonal(arcs: Sequence[Arc], dtype: Any = np.float64) -> List[np.ndarray]:
     """Return the weights (T + U + 1, U + 1) of each arc: [t + u, u] is that of cell (t, u), LOG_ZERO outside."""
     T, U1 = arcs[0].weight.shape
     t, u = np.arange(T + U1)[:, None] - np.arange(U1), np.arange(U1)
@@ -30,7 +30,7 @@ def _by_diagonal(arcs: Sequence[Arc]) -> List[np.ndarray]:
     for dt, du, weight in arcs:
         inside = (t >= 0) & (t < T) & (t + dt <= T) & (u + du < U1)
         numbers = weight.detach().cpu().double().numpy()
-        weights.append(np.where(inside, numbers[t.clip(0, T - 1), u], LOG_ZERO))
+        weights.append(np.where(inside, numbers[t.clip(0, T - 1), u], LOG_ZERO).astype(dtype))
     return weights
 
 
@@ -53,7 +53,7 @@ def log_likelihood(arcs: Sequence[Arc]) -> float:
     return float(_forward(arcs, _by_diagonal(arcs))[-1, -1])
 
 
-def lattice(arcs: Sequence[Arc]) -> Tuple[float, List[torch.Tensor]]:
+def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[torch.Tensor]]:
     """Return the log-likelihood of an utterance, and the posterior probability (T, U+1) of each of its arcs.
 
     A posterior is the derivative of the log-likelihood with respect to the weight of the arc.  If there is no path the
@@ -62,8 +62,9 @@ def lattice(arcs: Sequence[Arc]) -> Tuple[float, List[torch.Tensor]]:
 
     Args:
         arcs: of the utterance, with weights (T, U+1), as of Topology.arcs.
+        dtype: of the sums; numpy.float32 tells what a right loss in float32 loses.
     """
-    weights = _by_diagonal(arcs)
+    weights = _by_diagonal(arcs, dtype)
     alpha = _forward(arcs, weights)
     steps, U1 = alpha.shape
     T, u = steps - U1, np.arange(U1)
@@ -88,15 +89,15 @@ def lattice(arcs: Sequence[Arc]) -> Tuple[float, List[torch.Tensor]]:
     return total, posteriors
 
 
-def of_parts(parts: torch.Tensor, topology: Topology = REGULAR) -> Tuple[float, torch.Tensor]:
+def of_parts(parts: torch.Tensor, topology: Topology = REGULAR, dtype: Any = np.float64) -> Tuple[float, torch.Tensor]:
     """Return the log-likelihood of an utterance and its derivatives (T, U+1, P) with respect to its parts.
 
-    parts: (T, U+1, P) float64, as of Topology.parts.
+    parts: (T, U+1, P) float64, as of Topology.parts; dtype: of the sums, see `lattice`.
     """
     with torch.enable_grad():
         leaf = parts.detach().cpu().double().requires_grad_()
         arcs = topology.arcs(leaf)
-        total, posteriors = lattice(arcs)
+        total, posteriors = lattice(arcs, dtype)
         weights = [arc.weight for arc in arcs]
         taken = [(weight, posterior) for weight, posterior in zip(weights, posteriors) if weight.requires_grad]
         products = [(weight.masked_fill(posterior == 0, 0.0) * posterior).sum() for weight, posterior in taken]

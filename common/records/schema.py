@@ -199,6 +199,8 @@ class AtSize(Struct, kw_only=True):
         loss_error: relative, against the float64 oracle
         grad_error: largest difference over largest magnitude, of the tensor where that is largest
         grad_tolerance: grows with the length of the sums
+        reference_error: that of a lattice whose sums are float32, 2e-5 at least; a loss in float32 has no more than ten
+            times as much.  Null in other dtypes
         errors: every error that was judged, by what is off, in words
         imprecise: the largest error that only the rounding of sums explains which cancel to almost 0; null
             where none is
@@ -216,6 +218,7 @@ class AtSize(Struct, kw_only=True):
     loss_error: float
     grad_error: float
     grad_tolerance: float
+    reference_error: Optional[float] = None
     errors: Dict[str, float] = {}
     imprecise: Optional[float] = None
     useful_cells: Optional[Positive] = None

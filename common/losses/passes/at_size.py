@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 
 from common.core.text import UNBOUNDED, finite
@@ -34,6 +35,8 @@ from common.records.schema import AtSize
 CHUNK = 1 << 23
 #: Units in the last place that sums as large as the loss may lose at least: float32 kernels lose 3 at T 400, 10 at 700.
 LOST_PLACES = 4
+#: A fifth of the error that right float32 losses of short sums have at most.
+LEAST_ROUNDING = 2e-5
 #: Largest sum of differences over a frame, a symbol, ... as a share of the right sum, where sums are short.
 SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 1e-1}
 #: A right sum counts as at least this share of the mean one, since rounding may exceed a smaller sum.
@@ -117,17 +120,21 @@ def parts(cells: Cells, n: int, adapter: Adapter) -> torch.Tensor:
     return values[:, : U + 1]
 
 
-def lattices(cells: Cells, adapter: Adapter) -> List[Lattice]:
-    """Return the lattice of each utterance.
+def lattices(cells: Cells, adapter: Adapter) -> Tuple[List[Lattice], float]:
+    """Return the lattice of each utterance, and the largest error of a derivative that is summed in float32.
 
     The derivatives have one column more than cells, for cells of a range that are beyond the last target.
     """
     result: List[Lattice] = []
+    rounding = most = 0.0
     for n in range(len(cells.batch.shapes)):
-        likelihood, derivatives = oracle.of_parts(parts(cells, n, adapter), adapter.lattice)
+        values = parts(cells, n, adapter)
+        likelihood, derivatives = oracle.of_parts(values, adapter.lattice)
+        narrow = oracle.of_parts(values, adapter.lattice, np.float32)[1]
+        rounding, most = max(rounding, largest(narrow - derivatives)), max(most, largest(derivatives))
         widened = torch.nn.functional.pad(derivatives, (0, 0, 0, 1))
         result.append((likelihood, widened.to(cells.batch.targets.device)))
-    return result
+    return result, rounding / max(most, 1e-30)
 
 
 def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Errors) -> None:
@@ -201,7 +208,7 @@ def check(
         cells, actual, changed, others = _answer(context, layout, scope, index, utterances)
         is_first = scope == layout.scopes[0]
         if is_first or layout.approximate:  # equal arcs may give other ranges on a GPU
-            known = lattices(cells, adapter)
+            known, of_float32 = lattices(cells, adapter)
         compare(cells, known, adapter, errors)
         overwritten |= set(changed)
         if is_first:
@@ -242,6 +249,7 @@ def check(
         loss_error=finite(loss_error),
         grad_error=finite(max(errors.entries.values())),
         grad_tolerance=short + beside,
+        reference_error=max(of_float32, LEAST_ROUNDING) if context.settings.precision == "float32" else None,
         errors={what: finite(error) for what, error, _, _ in judged},
         overwritten=sorted(overwritten),
         differing=differing,
