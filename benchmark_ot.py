@@ -4,7 +4,8 @@
 It takes packed logits, each utterance's own cells and no padding, and writes the gradient over them, so it holds no
 second tensor of that size.  Variants: log-probs (from_log_softmax=True after torch's log_softmax, which costs that
 advantage); modified (one_sym_per_frame=True: at most one symbol per frame and a blank on the last); hat (as log-probs,
-after a sigmoid and a softmax).  If the package is not installed, it is built once from its source package.
+after a sigmoid and a softmax); cuda and cuda-modified (its kernels for CUDA, which are judged on a CPU too).  If the
+package is not installed, it is built once from its source package.
 """
 
 import sys
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import HAT, Adapter
+from common.losses.adapter import CUDA, HAT, Adapter
 
 
 class OptimizedTransducer(Adapter):
@@ -23,7 +24,10 @@ class OptimizedTransducer(Adapter):
     layout = "packed"
     overwrites_logits = True
     reductions = ("sum", "mean")
-    variants = {"log-probs": {"log_probs": True}, "modified": {"topology": "modified-last-blank"}, "hat": HAT}
+    variants = {
+        **{"log-probs": {"log_probs": True}, "modified": {"topology": "modified-last-blank"}, "hat": HAT},
+        **{"cuda": CUDA, "cuda-modified": {**CUDA, "topology": "modified-last-blank"}},
+    }
 
     def prepare(self, batch):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)

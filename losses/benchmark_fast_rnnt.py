@@ -3,8 +3,9 @@
 
 It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
 Variants: rnnt_type modified and constrained, in which a target leads to the next frame; delay-penalty; hat, on
-log-probabilities of a sigmoid and a softmax, which its own normalisation leaves as they are.  It refuses an utterance
-without a target.  If the package is not installed, it is built once from its source package.
+log-probabilities of a sigmoid and a softmax, which its own normalisation leaves as they are; cuda and cuda-modified
+(its kernels for CUDA, which are judged on a CPU too).  It refuses an utterance without a target.  If the package is not
+installed, it is built once from its source package.
 """
 
 import sys
@@ -14,12 +15,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it
 
 from benchmark_k2 import K2
 from common.command import script_main
+from common.losses.adapter import CUDA
 
 
 class FastRnnt(K2):
     name = "fast_rnnt"
     hint = "pip install fast_rnnt, or run `make setup`, which builds it"
     fewest_targets = 1
+    variants = {**K2.variants, "cuda": CUDA, "cuda-modified": {**CUDA, "topology": "modified"}}
 
 
 ADAPTER = FastRnnt

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Benchmark warp_rnnt.rnnt_loss, one warp of a GPU for 32 targets.
 
-It runs on CUDA only.  It takes padded log-probabilities, so torch's log_softmax is part of what is timed, and int32
-targets and lengths.  Variants: gather, which takes blank and target out of each cell first; compact, which takes packed
-log-probabilities and targets; hat, after a sigmoid for the blank and a softmax of the labels.  If the package is not
-installed, it is built once from its source package, with nvcc.
+It runs on CUDA only; with RNNT_SIMULATED=1 its kernels are compiled for the CPU, for --passes correctness.  It takes
+padded log-probabilities, so torch's log_softmax is part of what is timed, and int32 targets and lengths.  Variants:
+gather, which takes blank and target out of each cell first; compact, which takes packed log-probabilities and targets;
+hat, after a sigmoid for the blank and a softmax of the labels.  If the package is not installed, it is built once from
+its source package, with nvcc.
 """
 
 import sys
@@ -14,13 +15,15 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import HAT, Adapter
+from common.losses.adapter import CUDA, HAT, Adapter
 
 
 class WarpRnnt(Adapter):
     name = "warp-rnnt"
     hint = "pip install warp_rnnt, or run it where nvcc is, which builds it"
-    devices = ("cuda",)
+    devices = CUDA["devices"]
+    simulator = CUDA["simulator"]
+    simulator_compiled = CUDA["simulator_compiled"]
     log_probs = True
     gather = False
     variants = {"gather": {"gather": True}, "compact": {"layout": "packed"}, "hat": HAT}

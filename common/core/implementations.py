@@ -128,10 +128,19 @@ IMPLEMENTATIONS = (
         "main",
         "optimized_transducer",
         built=True,
-        variants={"log-probs": "exact", "modified": "modified-last-blank", "hat": "hat"},
+        variants={
+            **{"log-probs": "exact", "modified": "modified-last-blank", "hat": "hat"},
+            **{"cuda": "exact", "cuda-modified": "modified-last-blank"},
+        },
     ),
     Implementation(
-        "fast_rnnt", "losses.benchmark_fast_rnnt", "main", "fast_rnnt", built=True, variants=OF_K2, control=True
+        "fast_rnnt",
+        "losses.benchmark_fast_rnnt",
+        "main",
+        "fast_rnnt",
+        built=True,
+        variants={**OF_K2, "cuda": "exact", "cuda-modified": "modified"},
+        control=True,
     ),
     Implementation("k2", "benchmark_k2", "k2", "k2", variants=OF_K2),
     Implementation("warprnnt_numba", "losses.benchmark_warprnnt_numba", "main", "warprnnt_numba"),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive joiner.  A loss
 #: that normalises its logits itself leaves those as they are.
 HAT: Mapping[str, Any] = {"topology": "hat", "log_probs": True}
+#: What variant "cuda" sets: its kernels for CUDA, which a build for the CPU runs (common.setup.simulated).
+CUDA: Mapping[str, Any] = {"devices": ("cuda",), "simulator": {"RNNT_SIMULATED": "1"}, "simulator_compiled": True}
 
 
 def import_package(package: str, hint: str) -> ModuleType:
@@ -133,9 +135,9 @@ class Adapter:
         """Return the module that holds `function`; build it first if the suite builds this package from source."""
         if not self.built:
             return import_package(self.imports or self.package, self.hint)
-        from common.setup import extensions
+        from common.setup import extensions, simulated
 
-        return extensions.load(self.package, device)
+        return extensions.load(self.package, simulated.DEVICE if self.simulated else device)
 
     @property
     def lattice(self) -> Topology:

@@ -29,6 +29,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
 from common.core.files import ROOT, locked
+from common.setup import simulated
 from common.system import machine
 from common.system.memory import available_memory
 from common.system.processes import output
@@ -62,13 +63,16 @@ class SourcePackage:
     @property
     def devices(self) -> Tuple[str, ...]:
         """Return the devices that it can be compiled for."""
-        return (*(["cpu"] if self.sources else []), *(["cuda"] if self.cuda_sources else []))
+        return (*(["cpu"] if self.sources else []), *(["cuda", simulated.DEVICE] if self.cuda_sources else []))
 
     def recipe(self, device: str) -> str:
         """Return a text that changes with what is compiled, and how."""
         path = Path(__file__).parent / self.headers
-        headers = sorted(path.rglob("*.hxx")) if device == "cuda" and self.headers else []
+        headers = sorted(path.rglob("*.hxx")) if device != "cpu" and self.headers else []
         described = repr(replace(self, loss=len))  # type: ignore[arg-type]  # a function's repr has its address
+        if device == simulated.DEVICE:
+            headers += [simulated.HEADER, Path(simulated.__file__)]
+            described += repr(simulated.flags())
         return described + "".join(path.read_text(encoding="utf-8") for path in headers)
 
     def probe(self, module: ModuleType, device: str) -> None:
@@ -76,9 +80,8 @@ class SourcePackage:
         import torch
 
         # N = T = U = 1, V = 2 at zero logits: a token and a blank, each with probability 1/2.
-        loss = self.loss(
-            module, torch.zeros(1, 1, 2, 2, device=device), torch.ones(1, dtype=torch.int64, device=device)
-        )
+        where = "cpu" if device == simulated.DEVICE else device
+        loss = self.loss(module, torch.zeros(1, 1, 2, 2, device=where), torch.ones(1, dtype=torch.int64, device=where))
         if not math.isclose(loss.item(), 2 * math.log(2), rel_tol=1e-5):
             raise RuntimeError(f"a loss that must be 2 ln 2 is {loss.item()}")
 
@@ -219,11 +222,13 @@ _TORCH_WITH_A_GPU = {
 
 
 def load(package: str, device: str) -> ModuleType:
-    """Import `package` such that it runs on `device` ("cpu" or "cuda"), compiling it first when need be.  Raises
-    NotRunnable, with what to do: "missing" (no torch, compiler, download, or a failed compilation), "unsupported" (no
-    CUDA, no headers)."""
+    """Import `package` such that it runs on `device` ("cpu", "cuda" or simulated.DEVICE), compiling it first when need
+    be.  Raises NotRunnable, with what to do: "missing" (no torch, compiler, download, or a failed compilation),
+    "unsupported" (no CUDA, no headers)."""
     source = SOURCE_PACKAGES[package]
     try:
+        if device == simulated.DEVICE:
+            raise ImportError("an installed package has kernels for a GPU")
         module = importlib.import_module(package)
     except (ImportError, OSError):  # not installed, or built for another torch; OSError: lacks a shared library
         for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
@@ -317,19 +322,24 @@ def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
     compiled = target.joinpath(*source.module.split("."))
     objects = target / "objects"
     objects.mkdir()
-    on_cuda = device == "cuda"
-    define = [source.cuda_define] if on_cuda and source.cuda_define else []
-    patterns = (*source.sources, *(source.cuda_sources if on_cuda else ()))
+    on_cuda, flags = device == "cuda", list(source.flags)
+    if device == simulated.DEVICE:
+        if source.headers:
+            shutil.copytree(Path(__file__).parent / source.headers, sdist, dirs_exist_ok=True)
+        simulated.rewrite(sdist)
+        flags = [*simulated.flags(), "-include", str(simulated.HEADER)]
+    define = [source.cuda_define] if device != "cpu" and source.cuda_define else []
+    patterns = (*source.sources, *(() if device == "cpu" else source.cuda_sources))
     sources = [str(file) for pattern in patterns for file in sorted(sdist.glob(pattern))]
     if not on_cuda:  # the C++ compiler takes no .cu
         sources = [shutil.copy(path, f"{path[:-2]}cc") if path.endswith(".cu") else path for path in sources]
     cpp_extension.load(
         compiled.name,
         sources,
-        extra_cflags=[*source.flags, *define],
+        extra_cflags=[*flags, *define],
         extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
         extra_include_paths=[str(sdist), str(Path(__file__).parent / source.headers)],
-        extra_ldflags=_runtime_library(objects) if on_cuda else None,
+        extra_ldflags=_runtime_library(objects) if on_cuda else [flag for flag in flags if "sanitize" in flag],
         build_directory=str(objects),
         with_cuda=on_cuda,
         verbose=True,
@@ -390,7 +400,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="Default: all")
     where = "Device. Default: cpu, and cuda too where there is a GPU's driver"
-    parser.add_argument("--device", choices=["cpu", "cuda"], help=where)
+    parser.add_argument("--device", choices=["cpu", "cuda", simulated.DEVICE], help=where)
     parsed = parser.parse_args(arguments)
     if wrong := [name for name in parsed.packages if name not in SOURCE_PACKAGES]:
         parser.error(f"no source package is named {wrong[0]}; there are {', '.join(SOURCE_PACKAGES)}")
