@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 from common.command import script_main
 from common.core.errors import NotRunnable
 from common.core.files import BUILD
-from common.core.implementations import LATTICES
+from common.core.implementations import OF_FUSED
 from common.losses.adapter import Adapter
 
 
@@ -26,7 +26,7 @@ class Fused(Adapter):
     variants = {
         "all-cells": {"negligible": 0.0},
         "torch": {"backend": "torch"},
-        **{name: {"topology": name} for name in LATTICES},
+        **{name: {"topology": name} for name in OF_FUSED},
     }
     layout = "joint"
     dtypes = ("float32", "float64", "float16", "bfloat16")

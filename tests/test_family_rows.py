@@ -17,7 +17,7 @@ import torch
 from common.conformance.judge import simulator
 from common.core import settings
 from common.core.errors import NotRunnable
-from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, with_variants
+from common.core.implementations import IMPLEMENTATIONS, LATTICES, OF_FUSED, find, with_variants
 from common.losses import inputs, layouts, subject
 from common.losses.passes import small_batches
 from common.losses.subject import Context
@@ -72,7 +72,15 @@ def test_a_simulator_is_never_timed(implementation, monkeypatch):
             list(subject.run({"pass": name, "settings": adapter.settings.to_json()}))
 
 
-@pytest.mark.parametrize("lattice", [name for name in LATTICES])
+def test_fused_has_a_row_of_each_lattice_that_it_takes():
+    """One that is new in LATTICES alone has none."""
+    from fused_transducer.lattices import TOPOLOGIES
+
+    assert {*TOPOLOGIES, "delay-penalty"} == {"regular", *OF_FUSED} and set(OF_FUSED) <= set(LATTICES)
+    assert {row.kind for row in with_variants() if row.package == "fused_transducer"} == {"exact", *OF_FUSED}
+
+
+@pytest.mark.parametrize("lattice", OF_FUSED)
 def test_each_lattice_has_losses_to_rank(lattice):
     packages = {row.package for row in with_variants() if row.kind == lattice}
     assert "torch" in packages and len(packages) >= 2
