@@ -243,7 +243,6 @@ def trace(files: Sequence[str]) -> List[Record]:
             "steps": 6,
             "schedule": SETTINGS["schedule"],
             "files": list(files),
-            "key_averages": [],
             "profiler": {},
         },
         status("trace"),

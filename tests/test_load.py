@@ -131,17 +131,17 @@ def test_a_sweep_says_why_it_ended(limits, why):
 
 
 USE = """
-import ctypes
+import ctypes, resource
 from common.system import memory
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 if keep:
     memory.keep_freed_memory()
 memory.widen_heap(96 << 20)
-before = memory.minor_faults()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 block = ctypes.c_void_p(library.malloc(64 << 20))
 ctypes.memset(block, 1, 64 << 20)
-print(memory.minor_faults() - before)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 

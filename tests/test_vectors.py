@@ -114,3 +114,22 @@ def test_the_checker_runs_alone(tmp_path):
     line = [sys.executable, "check.py", "mine:loss", "tdt"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "tdt durations without 0: loss" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (["--help"], 0, "package.module:function"),
+        (["nowhere:loss"], 2, "No module named 'nowhere'"),
+        (["json:loss"], 2, "no attribute 'loss'"),
+        ([], 2, "required"),
+        (["json:loads", "square"], 2, "tdt"),
+    ],
+)
+def test_the_checker_says_how_it_is_called(words, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["check.py", *words])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        check.main()
+    printed = capsys.readouterr()
+    assert ended.value.code == code and said in printed.out + printed.err

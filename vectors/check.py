@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Check a transducer loss against the vectors beside this file: ``check.py package.module:function [topology]``.
+"""Check a transducer loss against the vectors beside this file.
 
 README.md says how the function is called: with numpy arrays, and it returns losses (N,) and their gradient.
 """
 
+import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -54,7 +56,21 @@ def check(function, topology=None):
     return wrong
 
 
+def main():
+    """Print what is wrong with the function that the command line names; exit with 1 then, with 2 if there is none."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("function", metavar="package.module:function")
+    names = sorted({case["topology"] for case in cases()})
+    parser.add_argument("topology", nargs="?", choices=names, help="check the vectors of this lattice alone")
+    given = parser.parse_args()
+    sys.path.insert(0, os.getcwd())
+    module, _, attribute = given.function.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        parser.error(f"{given.function}: {error}")
+    sys.exit("\n".join(check(function, given.topology)) or print("every vector is right"))
+
+
 if __name__ == "__main__":
-    module, _, attribute = sys.argv[1].partition(":")
-    lines = check(getattr(importlib.import_module(module), attribute), *sys.argv[2:3])
-    sys.exit("\n".join(lines) or print("every vector is right"))
+    main()

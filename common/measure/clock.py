@@ -14,7 +14,6 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 import torch
 
 from common.measure.device import cache_bytes
-from common.system.memory import minor_faults
 
 #: Bound before the script of a loss is loaded, which may replace that of the module time.
 now = time.perf_counter_ns
@@ -86,7 +85,7 @@ class Clock:
 
 
 def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
-    """Run a step and return its times, and the page faults meanwhile, as fields of a ``sample`` record.
+    """Run a step and return its times as fields of a ``sample`` record.
 
     Python collects its garbage before the step and not within it.  On CUDA the host runs ahead of the device, so the
     wall time of forward means nothing and is None; use its event time.
@@ -106,14 +105,12 @@ def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
         stack.enter_context(observed_by(observer))
         clock.cool()
         clock.synchronize()
-        faults = minor_faults()
         wall_begin, begin = now(), clock.mark()
         marks: List[Any] = []
         step.run(after_forward=lambda: marks.append(clock.mark()))
         end = clock.mark()
         clock.synchronize()
         wall = now() - wall_begin
-        faults = minor_faults() - faults
     forward, total = clock.between(begin, marks[-1]), clock.between(begin, end)
     stages: Dict[str, int] = {}
     for name, stage_begin, stage_end in spans:
@@ -124,5 +121,4 @@ def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
         forward_event_ns=forward if clock.cuda else None,
         total_event_ns=total if clock.cuda else None,
         stages=stages,
-        minor_faults=faults,
     )

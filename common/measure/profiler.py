@@ -35,7 +35,8 @@ def profile(
     name: str,
     on_cycle: Callable[[torch.profiler.profile], None] = lambda _: None,
 ) -> Optional[float]:
-    """Run the steps, one profiler step each, and write the traces and `tables_file` to `folder`.
+    """Run the steps, one profiler step each, and write the traces, and the operator tables
+    (key_averages) of every cycle, to `folder`.
 
     The device is synchronised before a profiler step ends, since the profiler measures host time only.  Returns the
     share of the CPU that other processes took, None if the system does not tell or the steps were too short.
@@ -81,15 +82,10 @@ def profile(
     foreign = load.share() if load.ready() else None
     pack(folder)
     try:
-        write_whole("free some space", (tables_file(folder), "\n".join(tables)))
+        write_whole("free some space", (folder / f"{folder.name}.txt", "\n".join(tables)))
     except UserError as error:
         raise OSError(str(error)) from error  # a full disk costs this row, not the run
     return foreign
-
-
-def tables_file(folder: Path) -> Path:
-    """Return the path of the file with the operator tables (key_averages) of every cycle."""
-    return folder / f"{folder.name}.txt"
 
 
 def _cuda_time(averages: Sequence[Any]) -> str:

@@ -439,7 +439,6 @@ class Sample(JobLine, kw_only=True, tag="sample"):
         forward_event_ns: time between CUDA events; null on a CPU
         total_event_ns: time between CUDA events; null on a CPU
         stages: wall time of each stage; of CUDA events on CUDA
-        minor_faults: pages that the system mapped during the step
         loss: what the step returned; 1e300 where it is not finite
     """
 
@@ -453,7 +452,6 @@ class Sample(JobLine, kw_only=True, tag="sample"):
     forward_event_ns: Optional[Duration] = None
     total_event_ns: Optional[Duration] = None
     stages: Optional[Dict[str, Duration]] = None
-    minor_faults: Optional[int] = None
     foreign_cpu: ForeignCpu = None
     flags: Flags = None
     loss: Optional[float] = None
@@ -523,7 +521,6 @@ class Trace(JobLine, kw_only=True, tag="trace"):
         files: names of traces, .json or .json.gz
         steps: number of steps of the loop, over all windows
         schedule: schedule of the profiler
-        key_averages: names of tables
         profiler: {record_shapes, with_stack, profile_memory}
         foreign_cpu: share of the CPUs that other processes used in the profiled loop; null where it was too
             short to tell
@@ -535,7 +532,6 @@ class Trace(JobLine, kw_only=True, tag="trace"):
     files: List[str]
     steps: Optional[int] = None
     schedule: Optional[Schedule] = None
-    key_averages: Optional[List[str]] = None
     profiler: Any = None
     foreign_cpu: Optional[Share] = None
     flags: Optional[List[str]] = None

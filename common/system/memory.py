@@ -148,11 +148,6 @@ def clear_peak() -> bool:
     return True
 
 
-def minor_faults() -> int:
-    """Return how many pages the system has mapped for this process so far without reading them from a disk."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
 def give_back_free_memory() -> None:
     """Collect garbage, and return freed memory to the system."""
     gc.collect()

@@ -122,7 +122,6 @@ def trace(context) -> Iterator[Trace]:
         steps=len(order),
         schedule=Schedule(**settings.schedule),
         files=sorted(path.name for path in folder.glob("*.pt.trace.json*")),
-        key_averages=[profiler.tables_file(folder).name],
         profiler={option: getattr(settings, option) for option in profiler.OPTIONS},
         foreign_cpu=foreign,
         flags=busy_flags(foreign, host_threads(context.device)),
