@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis import logs
-from common.analysis.groups import differences, newest_first, newest_of_each
+from common.analysis import groups, logs, standing
+from common.analysis.groups import differences, newest_first
 from common.analysis.row import PEAKS, SCOPES, Row
-from common.analysis.standing import Margins, Standing, percent, stand
 from common.core import statistics
 from common.core.errors import UserError
 from common.core.text import plain
-from common.records import store
-from common.records.schema import FILE_NAME, Record
+from common.records import schema, store
 
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
 PROCESS_TOLERANCE = 0.1
@@ -80,7 +78,7 @@ def read_runs(path: Path) -> List[Row]:
     runs = [row for row in [*log.rows, *log.swept] if row.header.name]
     unreadable = [row.reason for row in log.rows if row.unreadable]
     if not runs:
-        advice = f"{path}: no {FILE_NAME} in it of runs that were timed (not by --find-largest); name a log folder"
+        advice = f"{path}: no {schema.FILE_NAME} in it of runs that were timed (--find-largest has others); name one"
         raise UserError(next(iter(unreadable), advice))
     for reason in unreadable:
         store.warn(f"{reason}; left out")
@@ -94,7 +92,9 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     an implementation is on both but was measured with other settings.
     """
     before, after = (
-        newest_of_each(read_runs(path), lambda one, other: one.name == other.name and not differences(one, other))
+        groups.newest_of_each(
+            read_runs(path), lambda one, other: one.name == other.name and not differences(one, other)
+        )
         for path in (baseline, new)
     )
     if len(before) == len(after) == 1 and not only:
@@ -177,8 +177,8 @@ class Change:
     """
 
     pair: Pair
-    margins: Margins
-    time: Dict[str, Standing]
+    margins: standing.Margins
+    time: Dict[str, standing.Standing]
     memory: Dict[str, Judged]
     errors: Judged
     changed: List[str]
@@ -187,7 +187,7 @@ class Change:
     def name(self) -> str:
         return self.pair.name
 
-    def as_json(self) -> Record:
+    def as_json(self) -> schema.Record:
         """Return the change as JSON has it."""
         sides = {
             side: {
@@ -216,12 +216,12 @@ def compare(
         tolerance: the largest change that does not matter, 0.02 for 2%.
     """
     both = [pair.baseline.of(scope).ms and pair.new.of(scope).ms for pair in pairs for scope in scopes]
-    margins = Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
+    margins = standing.Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
     return [
         Change(
             pair,
             margins,
-            {scope: stand(pair.new, pair.baseline, scope, margins) for scope in scopes},
+            {scope: standing.stand(pair.new, pair.baseline, scope, margins) for scope in scopes},
             {scope: _memory(pair, scope, tolerance) for scope in scopes},
             _errors(pair),
             _changed(pair),
@@ -246,12 +246,12 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
             word = {"faster": "less", "slower": "more"}.get(verdict, "same")
             reason = f"{abs(ratio - 1):.1%} {word} memory ({source})"
             if word == "same":
-                reason = f"the ratio, {ratio:.3f}, is within {percent(tolerance)} ({source})"
-            return Judged(word, reason, ratio, *peaks, f"{counter}_bytes", len(batches))
+                reason = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)} ({source})"
+            return Judged(word, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
     absent = [side for side, peaks_of in zip(("the baseline", "the new side"), sides) if not any(peaks_of.values())]
     reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
-    known = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
-    return Judged("unclear", reason, None, *known)
+    before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
+    return Judged("unclear", reason, None, before_mb, after_mb)
 
 
 def _errors(pair: Pair) -> Judged:
@@ -261,7 +261,7 @@ def _errors(pair: Pair) -> Judged:
     sides = [{key: getattr(record, key) for key in keys} for record in (baseline, new)]
 
     def judged(verdict: str, reason: str) -> Judged:
-        return Judged(verdict, reason, None, *sides)
+        return Judged(verdict, reason, None, sides[0], sides[1])
 
     for record, side in ((baseline, "the baseline"), (new, "the new side")):
         if record.ok is None:

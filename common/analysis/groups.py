@@ -22,11 +22,8 @@ from typing import (
 
 from common.analysis import standing
 from common.analysis.row import Row
-from common.core import settings
+from common.core import implementations, settings, text
 from common.core.grid import flag
-from common.core.implementations import KINDS, LATTICES
-from common.core.settings import SETTINGS, worded
-from common.core.text import gathered, plain, without_folders
 from common.records.schema import Batch
 
 LONGEST_LABEL = 40  # characters
@@ -57,10 +54,10 @@ def collect(rows: Sequence[Row]) -> List[Group]:
 
 def label(rows: Sequence[Row]) -> None:
     """Give each row of a group a label of its own."""
-    names = [plain(row.name) or "(no name)" for row in rows]
+    names = [text.plain(row.name) or "(no name)" for row in rows]
     labels: List[str] = []
     for row, name in zip(rows, names):
-        words = name if names.count(name) == 1 else f"{name} ({plain(row.folder.name)})"
+        words = name if names.count(name) == 1 else f"{name} ({text.plain(row.folder.name)})"
         words = words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "\u2026"
         same = labels.count(words)
         row.label = f"{words} {same + 1}" if same else words
@@ -99,13 +96,13 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
 
 def kind_rank(row: Row) -> Tuple[int, bool]:
     """Return the sort key of a row's kind and torch."""
-    return KINDS.index(row.kind) if row.kind in KINDS else 0, bool(row.under)
+    return implementations.KINDS.index(row.kind) if row.kind in implementations.KINDS else 0, bool(row.under)
 
 
 #: Above the rows of each kind.
 TITLES = {
     "exact": "exact",
-    **{name: f"exact, on another lattice ({words})" for name, words in LATTICES.items()},
+    **{name: f"exact, on another lattice ({words})" for name, words in implementations.LATTICES.items()},
     "pruned": "approximate",
 }
 
@@ -137,7 +134,9 @@ def heading(group: Sequence[Row]) -> str:
     measured = {len(row.batches) for row in group} - {0}
     if len(measured) == 1 and not known.get("find_largest"):
         known["num_batches"] = measured.pop()
-    given = {f"{key}={without_folders(value)}" for row in group for key, value in row.environment.variables.items()}
+    given = {
+        f"{key}={text.without_folders(value)}" for row in group for key, value in row.environment.variables.items()
+    }
     own = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
     parts = [*settings.heading(known), *sorted(given - own)]
     most = max(row.rounds for row in group)
@@ -146,7 +145,7 @@ def heading(group: Sequence[Row]) -> str:
     if len(useful) == 1:
         parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")
     scope = next((f"; scope {row.largest.scope}" for row in group if row.largest), "")
-    return plain(", ".join(filter(None, parts))) + scope
+    return text.plain(", ".join(filter(None, parts))) + scope
 
 
 # What measured the same.
@@ -168,7 +167,7 @@ def conditions(row: Row) -> Dict[str, object]:
     known, machine = row.configuration, row.header.machine
     shapes = known["shape_file_sha256"]
     return {
-        **{setting.label: known.get(key) for key, setting in SETTINGS.items() if setting.label},
+        **{setting.label: known.get(key) for key, setting in settings.SETTINGS.items() if setting.label},
         "shape file": shapes and f"sha256 {shapes[:12]}",
         "batches": _batches(row.batches),
         "device name": row.device_name if row.device != "cpu" else None,
@@ -235,14 +234,14 @@ class Sweep:
     @property
     def heading(self) -> str:
         """Return one line: the grid, and what all cells have in common."""
-        axes = " x ".join(f"{flag(key)} {', '.join(map(worded, values))}" for key, values in self.grid.items())
+        axes = " x ".join(f"{flag(key)} {', '.join(map(settings.worded, values))}" for key, values in self.grid.items())
         varied = dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
-        return plain(f"sweep over {axes}; {heading(shared)}")
+        return text.plain(f"sweep over {axes}; {heading(shared)}")
 
     def cells(self) -> List[Tuple[Mapping[str, Any], List[Row]]]:
         """Return (values, rows) of each cell."""
-        by_cell = gathered((_place(row, self.grid), row) for row in self.rows)
+        by_cell = text.gathered((_place(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 
 

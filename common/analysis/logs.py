@@ -20,7 +20,6 @@ from common.core.errors import UserError
 from common.core.files import not_there
 from common.present import parts, style
 from common.records import schema, store
-from common.records.schema import Environment
 from common.traces.reader import is_trace, trace_files, worker
 from common.traces.windows import Window, profiled, read_windows
 
@@ -178,6 +177,6 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
         )
         if readable:
             device = "cuda" if numbers.on_cuda else "cpu"
-            row.environment = Environment(device=device)
+            row.environment = schema.Environment(device=device)
         result.append(row)
     return result

@@ -12,17 +12,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Ty
 
 from common.analysis import times
 from common.analysis.row import COUNTERS, Configuration, Largest, Row
-from common.core import settings
+from common.core import settings, text
 from common.core.settings import FEWEST_ROUNDS
-from common.core.text import MB
 from common.records import schema, store
-from common.records.schema import Correctness, Environment, Fit, Header, JobLine, Line, Memory, Probe, Sample, Trace
-from common.records.store import OUTCOMES, TOO_LARGE, answers, bounds, ends
-from common.traces.reader import perhaps_packed, trace_files
-from common.traces.windows import Profiled, profiled, read_windows
+from common.traces import reader, windows
 
-T = TypeVar("T", bound=JobLine)
-Jobs = Mapping[str, Sequence[JobLine]]
+T = TypeVar("T", bound=schema.JobLine)
+Jobs = Mapping[str, Sequence[schema.JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
@@ -32,23 +28,23 @@ BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
 LIMITS = {"oom": "memory", "timeout": "time"}
 
 
-def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
+def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Row:
     """Return the row of a run.  records: the header first; traces: whether to read the run's traces too."""
     header = records[0]
-    assert isinstance(header, Header)
+    assert isinstance(header, schema.Header)
     jobs = store.latest_jobs(records)
-    every, searched, size = jobs, header.settings.get("find_largest"), bounds(answers(jobs))[0]
+    every, searched, size = jobs, header.settings.get("find_largest"), store.bounds(store.answers(jobs))[0]
     if searched:  # throughput at sizes, or over utterances, that the search gave up
-        pools = [end.pool for end in ends(jobs, "throughput") if end.size == size]
-        left_out = [id(end) for end in ends(jobs, "throughput") if end.size != size or end.pool not in pools[-1:]]
+        pools = [end.pool for end in store.ends(jobs, "throughput") if end.size == size]
+        left_out = [id(end) for end in store.ends(jobs, "throughput") if end.size != size or end.pool not in pools[-1:]]
         jobs = {job: lines for job, lines in jobs.items() if id(lines[-1]) not in left_out}
     lines = [line for of_job in jobs.values() for line in of_job]
     well = [line for of in jobs.values() if (end := store.status_of(of)) and end.status == "ok" for line in of]
-    timed = [line for line in well if isinstance(line, Sample)]
+    timed = [line for line in well if isinstance(line, schema.Sample)]
     samples = [line for line in timed if not line.warmup]
-    judged, trace = _newest(lines, Correctness), _newest(lines, Trace)
-    checked = judged or Correctness()
-    numbers = _profiled(trace, folder) if traces else Profiled()
+    judged, trace = _newest(lines, schema.Correctness), _newest(lines, schema.Trace)
+    checked = judged or schema.Correctness()
+    numbers = _profiled(trace, folder) if traces else windows.Profiled()
     limits = [line for line in records if isinstance(line, schema.Limits)]
     lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
     status, reason = _of_jobs(jobs, header.settings, "@" in header.name)
@@ -63,7 +59,7 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
         reason=reason,
         kind=header.kind,
         header=header,
-        environment=_newest(lines, Environment) or Environment(),
+        environment=_newest(lines, schema.Environment) or schema.Environment(),
         checked=checked,
         jobs=jobs,
         profile=numbers,
@@ -71,7 +67,7 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
         loss_alone=times.times(samples, "loss"),
         timed=list(times.in_order(timed)),
         others_cpu=times.others_cpu(samples),
-        peaks_mb=_peaks([line for line in well if isinstance(line, Memory)]),
+        peaks_mb=_peaks([line for line in well if isinstance(line, schema.Memory)]),
         bytes_per_second=times.bandwidth(limits),
     )
     percent = times.limit_percent(limits, header.kind, made.batches, header.settings, samples, checked.at_size)
@@ -87,7 +83,7 @@ def row(records: Sequence[Line], folder: Path, traces: bool = True) -> Row:
     return made
 
 
-def _newest(lines: Sequence[JobLine], kind: Type[T]) -> Optional[T]:
+def _newest(lines: Sequence[schema.JobLine], kind: Type[T]) -> Optional[T]:
     """Return the last record of a kind."""
     return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
@@ -110,7 +106,7 @@ def _configuration(made: Row) -> Configuration:
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
 
 
-def _is_right(line: Correctness, settings: Mapping[str, Any]) -> bool:
+def _is_right(line: schema.Correctness, settings: Mapping[str, Any]) -> bool:
     """Return whether a record is ok, and its errors are within what is allowed here: neither the judgement nor the
     tolerances of a record decide, since the script of a loss may replace them."""
     dtype = settings.get("dtype", "float32")
@@ -162,7 +158,7 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple
     return worst, reason
 
 
-def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
+def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
     """Return the highest peak by scope, counter and batch."""
     highest: Dict[str, Dict[str, Dict[str, float]]] = {}
     for line in lines:
@@ -171,7 +167,7 @@ def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
             value = getattr(line, f"{counter}_bytes")
             if value is not None:
                 batch = str(line.batch)
-                of_scope[counter][batch] = max(of_scope[counter].get(batch, 0.0), value / MB)
+                of_scope[counter][batch] = max(of_scope[counter].get(batch, 0.0), value / text.MB)
     return highest
 
 
@@ -181,8 +177,8 @@ def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
 def _notes(
     made: Row,
     limits: Sequence[schema.Limits],
-    judged: Optional[Correctness],
-    trace: Optional[Trace],
+    judged: Optional[schema.Correctness],
+    trace: Optional[schema.Trace],
     stops: Sequence[schema.Stop],
 ) -> List[str]:
     """Return what a reader of the row's numbers needs to know, a sentence each."""
@@ -216,14 +212,16 @@ def _notes(
 # Traces.
 
 
-def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
+def _profiled(line: Optional[schema.Trace], folder: Path) -> windows.Profiled:
     """Return the numbers of the run's traces; none where all were left out of the folder, as those of results/ may be.
     A trace that is broken costs these numbers alone."""
-    files = [perhaps_packed(folder / Path(name).name) for name in line.files] if line else trace_files(folder)
+    files = (
+        [reader.perhaps_packed(folder / Path(name).name) for name in line.files] if line else reader.trace_files(folder)
+    )
     if files and not any(map(os.path.lexists, files)):
-        return Profiled(notes=["its traces were left out of the folder"])
+        return windows.Profiled(notes=["its traces were left out of the folder"])
     # The record is only written when the loop has run all its steps.
-    return profiled(read_windows(files), to_the_end=line is not None)
+    return windows.profiled(windows.read_windows(files), to_the_end=line is not None)
 
 
 # Searches.
@@ -232,10 +230,15 @@ def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
 def _search(made: Row, every: Jobs) -> None:
     """Add the result of a search to its row: the largest batch that fits, and what limits it.  every: its jobs, also
     those that its times are not of."""
-    settings_, (size, too_large) = made.header.settings, bounds(answers(every))
+    settings_, (size, too_large) = made.header.settings, store.bounds(store.answers(every))
     at = [lines for lines in every.values() if (end := store.status_of(lines)) and end.size == size]
-    heaviest = next((line for lines in at for line in lines if isinstance(line, Probe)), Probe())
-    peaks = [line.peak_bytes for lines in at for line in lines if isinstance(line, Fit) and line.peak_bytes is not None]
+    heaviest = next((line for lines in at for line in lines if isinstance(line, schema.Probe)), schema.Probe())
+    peaks = [
+        line.peak_bytes
+        for lines in at
+        for line in lines
+        if isinstance(line, schema.Fit) and line.peak_bytes is not None
+    ]
     limit = made.header.memory_limit or schema.MemoryLimit()
     made.status, made.reason = _status_of_search(made, every, size, too_large)
     made.largest = Largest(
@@ -246,7 +249,7 @@ def _search(made: Row, every: Jobs) -> None:
         at_least=size is not None and made.status in ("interrupted", "error"),
         limited_by=_limited_by(made, every, size, too_large),
         limit_bytes=heaviest.limit_bytes or limit.bytes,
-        peak_mb=max(peaks) / MB if peaks else None,
+        peak_mb=max(peaks) / text.MB if any(peaks) else None,
         heaviest=heaviest,
     )
     kept = {key: settings_.get(key) for key in ("find_largest", "memory_limit", "largest_cap")}
@@ -256,22 +259,22 @@ def _search(made: Row, every: Jobs) -> None:
 
 
 def _reason(jobs: Jobs, size: Optional[int]) -> str:
-    every = [end for name in ("throughput", "probe") for end in ends(jobs, name) if end.size == size]
+    every = [end for name in ("throughput", "probe") for end in store.ends(jobs, name) if end.size == size]
     return next((end.reason or "" for end in every if end.status != "ok"), "")
 
 
 def _status_of_search(made: Row, every: Jobs, size: Optional[int], too_large: Optional[int]) -> Tuple[str, str]:
     settings, totals = made.header.settings, made.totals
-    probes, rounds = ends(every, "probe"), ends(made.jobs, "throughput")
+    probes, rounds = store.ends(every, "probe"), store.ends(made.jobs, "throughput")
     what, smallest = settings["find_largest"], totals.T_max if totals and settings["sort_utterance"] else 1
-    for end in ends(every, "correctness"):
+    for end in store.ends(every, "correctness"):
         if end.status != "ok":
             return end.status, str(end.reason)
     for end in (*probes, *rounds):
-        if end.status not in (*OUTCOMES, "interrupted"):
+        if end.status not in (*store.OUTCOMES, "interrupted"):
             return "error", f"{what} {end.size}: {end.reason}"
     if size is None and too_large is not None and too_large <= smallest:
-        status = next((end.status for end in probes if end.size == too_large and end.status in TOO_LARGE), "oom")
+        status = next((end.status for end in probes if end.size == too_large and end.status in store.TOO_LARGE), "oom")
         return status, f"not even {what} {too_large} fits: {_reason(every, too_large)}"
     if size is None or sum(end.status == "ok" for end in rounds) < settings["rounds"]:
         return "interrupted", "stopped before the largest was found and timed; --resume goes on"
@@ -281,10 +284,10 @@ def _status_of_search(made: Row, every: Jobs, size: Optional[int], too_large: Op
 def _limited_by(made: Row, every: Jobs, size: Optional[int], too_large: Optional[int]) -> Optional[str]:
     """Return what limits the size: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap), or
     None where it is not known."""
-    if any(end.status not in (*OUTCOMES, "interrupted") for end in ends(every, "probe")):
+    if any(end.status not in (*store.OUTCOMES, "interrupted") for end in store.ends(every, "probe")):
         return "error"
     if too_large is not None:
-        at = [end for name in ("probe", "throughput") for end in ends(every, name) if end.size == too_large]
+        at = [end for name in ("probe", "throughput") for end in store.ends(every, name) if end.size == too_large]
         return next((LIMITS[end.status] for end in at if end.status in LIMITS), None)
     totals = made.totals
     if size is None or not totals:

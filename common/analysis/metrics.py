@@ -12,11 +12,9 @@ from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 from common.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
-from common.core import statistics
-from common.core.text import GIB, MB, error, gathered, number
+from common.core import statistics, text
 from common.present.parts import Cell
 from common.records import schema
-from common.records.schema import Probe, Record
 
 Value = Union[float, str, None]
 
@@ -62,7 +60,7 @@ class Metric(NamedTuple):
         if not self.numeric:
             return str(self.value(row) or "-")
         value = self.scaled(row)
-        return str(value) if isinstance(value, int) else number(value)
+        return str(value) if isinstance(value, int) else text.number(value)
 
     def cell(self, row: Any) -> Cell:
         return Cell(self.shown(row), self.scaled(row) if self.numeric else None)
@@ -81,7 +79,7 @@ def metric(
     return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
 
-def values(metrics: Sequence[Metric], row: Any) -> Record:
+def values(metrics: Sequence[Metric], row: Any) -> schema.Record:
     """Return the metrics' values by key, as CSV and JSON hold them."""
     return {each.key: each.value(row) for each in metrics}
 
@@ -110,7 +108,7 @@ MARKED_ERROR = 1e-4
 def _marked_error(row: Row) -> str:
     """Return the error of the gradients at the measured size, "1.3e-03 !" where it is above that."""
     value = row.measured_errors[1]
-    return error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
+    return text.error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
 
 
 def _percent(row: Row, scope: str) -> Optional[float]:
@@ -121,13 +119,13 @@ def _percent(row: Row, scope: str) -> Optional[float]:
 
 def _percent_words(row: Row, scope: str) -> str:
     """Return "65", or ">100" where the limit is wrong."""
-    return ">100" if row.limit_percent.get(scope, 0) > 100 else number(_percent(row, scope), 2)
+    return ">100" if row.limit_percent.get(scope, 0) > 100 else text.number(_percent(row, scope), 2)
 
 
 def of_batches(row: Row, scope: str) -> Optional[float]:
     """Return half of the distance between the 20th and the 80th percentile of the batches' medians, in percent of their
     mean; None for fewer than two batches."""
-    batches = gathered((batch, ms) for medians in row.of(scope).medians.values() for batch, ms in medians.items())
+    batches = text.gathered((batch, ms) for medians in row.of(scope).medians.values() for batch, ms in medians.items())
     medians = [statistics.median(times) for times in batches.values()]
     if len(medians) < 2:
         return None
@@ -137,13 +135,13 @@ def of_batches(row: Row, scope: str) -> Optional[float]:
 
 def _half(row: Row, scope: str) -> str:
     half = of_batches(row, scope)
-    return "-" if half is None else f"+-{number(half, 2)}%"
+    return "-" if half is None else f"+-{text.number(half, 2)}%"
 
 
 def _spread(row: Row, scope: str) -> str:
     """Return the median, its spread and the number of samples, as "574.1 +-1.2% 40"."""
     times = row.ms(scope)
-    return f"{number(times.median)} {_half(row, scope)} {times.n}" if times else "-"
+    return f"{text.number(times.median)} {_half(row, scope)} {times.n}" if times else "-"
 
 
 def _over_fastest(row: Row) -> str:
@@ -165,12 +163,12 @@ def _verdict(row: Row) -> Optional[str]:
 def _interval(standing: Any) -> str:
     """Return "1.58-1.77", the interval of the ratio as measured."""
     ratio = standing and standing.ratio
-    return "-" if not ratio or ratio.low is None else f"{number(ratio.low, 3)}-{number(ratio.high, 3)}"
+    return "-" if not ratio or ratio.low is None else f"{text.number(ratio.low, 3)}-{text.number(ratio.high, 3)}"
 
 
 def _loss_ratio(row: Row) -> str:
     """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
-    parts = [number(at("loss_against_fastest.times")(row), 3), _interval(row.loss_against_fastest)]
+    parts = [text.number(at("loss_against_fastest.times")(row), 3), _interval(row.loss_against_fastest)]
     return " ".join(dict.fromkeys(parts)).replace(" -", "")
 
 
@@ -185,7 +183,7 @@ def amount(size: Optional[float]) -> str:
     """Return bytes in GiB, or in MiB below 1 GiB."""
     if size is None:
         return "-"
-    return f"{number(size / GIB)} GiB" if size >= GIB else f"{number(size / MB)} MiB"
+    return f"{text.number(size / text.GIB)} GiB" if size >= text.GIB else f"{text.number(size / text.MB)} MiB"
 
 
 def largest(row: Row) -> str:
@@ -198,7 +196,7 @@ def largest(row: Row) -> str:
 
 
 def _heaviest(row: Row) -> str:
-    batch = row.largest.heaviest if row.largest else Probe()
+    batch = row.largest.heaviest if row.largest else schema.Probe()
     return f"{batch.N} x {batch.T_max} x {batch.U_max + 1}" if batch.N and batch.U_max is not None else "-"
 
 
@@ -217,7 +215,7 @@ def _made(key: str, title: str, path: str, shown: Optional[Callable[[Any], str]]
 
 
 _ms = partial(_made, unit="ms", better="lower")
-_error = partial(metric, shown=error, better="lower")
+_error = partial(metric, shown=text.error, better="lower")
 ALL = (
     _text("implementation", "implementation", lambda row: with_kind(row.name, row.kind)),
     _text("label", "implementation", lambda row: row.marked),
@@ -262,7 +260,7 @@ ALL = (
         "peak_memory_mb",
         "peak memory MB",
         attrgetter("peak_mb"),
-        lambda row: number(row.peak_mb) + (" !" if row.beyond else ""),
+        lambda row: text.number(row.peak_mb) + (" !" if row.beyond else ""),
         unit="MB",
         better="lower",
         on_page="peak MB",
@@ -302,14 +300,14 @@ ALL = (
     metric(
         "useful",
         "useful %",
-        lambda share: number(share, 3),
+        lambda share: text.number(share, 3),
         lambda row: row.useful_fraction and 100 * row.useful_fraction,
         unit="%",
     ),
     _error("gap", "gap to exact", value=attrgetter("gap")),
     # of the first screen
     Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half(row, row.scope), "%"),
-    metric("ratio", "over the fastest", lambda times: number(times, 3), attrgetter("over_fastest")),
+    metric("ratio", "over the fastest", lambda times: text.number(times, 3), attrgetter("over_fastest")),
     Metric("interval", "95% interval", words=lambda row: _interval(row.against_fastest)),
     Metric("loss_ratio", "loss over the fastest", at("loss_against_fastest.times"), _loss_ratio),
     _text("verdict", "verdict", _verdict),
@@ -328,10 +326,7 @@ ALL = (
     ),
     # of CSV and JSON alone
     *(_text(key, "", attrgetter(key)) for key in ("reason", "device", "device_name")),
-    *(
-        _text(key, "", lambda row, key=key: str(row.configuration.get(key) or "") or None)
-        for key in ("dtype", "preset")
-    ),
+    *(_text(key, "", at(f"configuration.{key}")) for key in ("dtype", "preset")),
     *(_made(key, "", f"configuration.{key}") for key in ("vocab_size", "batch_size", "max_frames", "threads")),
     *(_text(key, "", at(f"header.{key}")) for key in ("run_id", "started", "suffix")),
     _text("log_dir", "", lambda row: str(row.folder)),
@@ -437,12 +432,12 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     return list(filter(is_shown, [*listed, *(others() if table in OPEN else [])]))
 
 
-def plain(row: Row) -> Record:
+def plain(row: Row) -> schema.Record:
     """Return a row's values as CSV has them: PLAIN, then the settings that a sweep varied."""
     return {**values([METRICS[key] for key in PLAIN], row), **row.header.values}
 
 
-def exported(row: Row) -> Record:
+def exported(row: Row) -> schema.Record:
     """Return a row as JSON has it: its plain values, then what has parts, where the times of a scope are in ms and
     memory is in MB (2**20 bytes)."""
     checked, profile, standings = row.checked, row.profile, (row.against_fastest, row.loss_against_fastest)

@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import ratios
-from common.analysis.ratios import Padding
 from common.analysis.times import Sample, Times
-from common.core import settings
-from common.core.implementations import LATTICES
-from common.core.statistics import Summary
+from common.core import implementations, settings, statistics
 from common.present.style import Look
 from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Probe, Totals
-from common.traces import windows as traced
-from common.traces.reader import TraceError
-from common.traces.windows import Curve, Profiled
+from common.traces import reader, windows
 
 #: The step first, in tables and keys.
 SCOPES = settings.SCOPES[::-1]
@@ -90,7 +85,7 @@ class Row:
     environment: Environment = field(default_factory=Environment)
     checked: Correctness = field(default_factory=Correctness)
     jobs: Mapping[str, Sequence[JobLine]] = field(default_factory=dict)
-    profile: Profiled = field(default_factory=Profiled)
+    profile: windows.Profiled = field(default_factory=windows.Profiled)
     step: Times = Times()
     loss_alone: Times = Times()
     utterances_per_second: Optional[float] = None
@@ -130,11 +125,11 @@ class Row:
         return self.environment.device_name
 
     @cached_property
-    def curve(self) -> Optional[Curve]:
+    def curve(self) -> Optional[windows.Curve]:
         """Return the memory within a step of the first trace; None if the trace has no memory events."""
         try:
-            return traced.curve(self.trace) if self.trace else None
-        except TraceError:
+            return windows.curve(self.trace) if self.trace else None
+        except reader.TraceError:
             return None
 
     @property
@@ -182,7 +177,7 @@ class Row:
         """Return the times of a scope."""
         return self.step if scope == "step" else self.loss_alone
 
-    def ms(self, scope: str) -> Optional[Summary]:
+    def ms(self, scope: str) -> Optional[statistics.Summary]:
         """Return the times of a scope in milliseconds; None where it was not timed."""
         return self.of(scope).ms
 
@@ -197,7 +192,7 @@ class Row:
         return "step" if self.step.ms or not self.loss_alone.ms else "loss"
 
     @property
-    def times(self) -> Optional[Summary]:
+    def times(self) -> Optional[statistics.Summary]:
         """Return the times of that scope; None where it was not timed."""
         return self.ms(self.scope)
 
@@ -260,13 +255,13 @@ class Row:
         return next((line.shape_file_totals for line in self.environments if line.shape_file_totals), None)
 
     @cached_property
-    def padding(self) -> Optional[Padding]:
+    def padding(self) -> Optional[ratios.Padding]:
         """Return the padding of the measured batches and of all of the file; None where it is not known."""
         share = self.totals.mean_log_useful_share if self.totals else None
         if share is None:
             return None
         of_batch = {str(batch.index): math.log(batch.padded_cells / batch.useful_cells) for batch in self.batches}
-        return Padding(of_batch, -share)
+        return ratios.Padding(of_batch, -share)
 
     @property
     def cells(self) -> Tuple[int, int]:
@@ -324,6 +319,6 @@ def gaps(line: Correctness) -> Dict[str, float]:
 
 def with_kind(name: str, kind: Optional[str]) -> str:
     """Return a name with a mark for its kind, unless the loss is exact."""
-    if kind in LATTICES:
+    if kind in implementations.LATTICES:
         return name if name.endswith(f":{kind}") else f"{name} ({kind})"
     return name + (" (approx.)" if kind == "pruned" else "")

@@ -16,10 +16,8 @@ from functools import cached_property
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import ratios
-from common.analysis.ratios import Ratio
 from common.analysis.row import Row
-from common.core import statistics
-from common.core.text import count, gathered
+from common.core import statistics, text
 from common.records.schema import Record
 
 #: With fewer rounds on a side a change cannot be told from chance.
@@ -70,7 +68,7 @@ class Standing:
     baseline: Row
     scope: str
     margins: Margins = USUAL
-    ratio: Optional[Ratio] = None
+    ratio: Optional[ratios.Ratio] = None
     paired: bool = True
     beside_load: bool = False
     rounds: Tuple[int, int] = (0, 0)
@@ -110,7 +108,7 @@ class Standing:
         if ratio is None:
             return ""
         if self._fewest < MINIMUM_ROUNDS:
-            few = f"{count(self._fewest, 'round')} on a side cannot tell a change from chance"
+            few = f"{text.count(self._fewest, 'round')} on a side cannot tell a change from chance"
             return f"{few}: take at least {MINIMUM_ROUNDS}, better --rounds 10"
         if self.paired:  # what disturbed a round met both sides, and what did not is in the interval
             return ""
@@ -188,7 +186,7 @@ class Standing:
         if self.ratio is None:
             return None, None
         sides = [row.of_scope(self.scope) for row in (self.baseline, self.row)]
-        by_batch = [gathered((sample.batch, sample.ms) for sample in side) for side in sides]
+        by_batch = [text.gathered((sample.batch, sample.ms) for sample in side) for side in sides]
         common = by_batch[0].keys() & by_batch[1].keys()
         before, after = (statistics.mean([statistics.median(of[batch]) for batch in common]) for of in by_batch)
         return before, after
@@ -329,7 +327,7 @@ def rank_times(group: Sequence[Row]) -> None:
     set_apart(group)
     for row in group:
         row.against_fastest = row.loss_against_fastest = None
-    for of_kind in gathered(((row.kind, row.under), row) for row in group).values():
+    for of_kind in text.gathered(((row.kind, row.under), row) for row in group).values():
         for standing in standings(of_kind, "loss"):
             standing.row.against_fastest = standing.row.loss_against_fastest = standing
         for standing in standings(of_kind, "step"):

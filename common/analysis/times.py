@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core import statistics
-from common.core.implementations import ONE_SYMBOL, durations_of
-from common.core.statistics import Summary
-from common.core.text import gathered, gathered_twice
+from common.core import implementations, statistics, text
 from common.records import schema, store
-from common.records.schema import AtSize, Batch, Limits
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 #: Settings that the work depends on.
@@ -52,11 +48,11 @@ class Times(NamedTuple):
         loaded: the rounds that ran beside other load for more than half of their time.
     """
 
-    ms: Optional[Summary] = None
+    ms: Optional[statistics.Summary] = None
     interval: Optional[List[float]] = None
-    event: Optional[Summary] = None
-    wall: Optional[Summary] = None
-    forward: Optional[Summary] = None
+    event: Optional[statistics.Summary] = None
+    wall: Optional[statistics.Summary] = None
+    forward: Optional[statistics.Summary] = None
     stages: Mapping[str, float] = {}
     medians: Mapping[str, Mapping[str, float]] = {}
     loaded: Sequence[str] = ()
@@ -65,17 +61,17 @@ class Times(NamedTuple):
 def times(samples: Sequence[schema.Sample], scope: str) -> Times:
     """Return the times of a scope.  samples: without warm-up."""
     of_scope = [sample for sample in samples if sample.scope == scope]
-    rounds = gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in of_scope)
+    rounds = text.gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in of_scope)
     interval = statistics.interval_of_rounds(rounds)
 
-    def described(key: str) -> Optional[Summary]:
+    def described(key: str) -> Optional[statistics.Summary]:
         durations = ((sample.batch, getattr(sample, key)) for sample in of_scope)
-        return statistics.describe(gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None))
+        return statistics.describe(text.gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None))
 
-    split = gathered_twice(
+    split = text.gathered_twice(
         (stage, sample.batch, ns / 1e6) for sample in of_scope for stage, ns in (sample.stages or {}).items()
     )
-    events, by_round = described("total_event_ns"), gathered((str(sample.round), sample) for sample in of_scope)
+    events, by_round = described("total_event_ns"), text.gathered((str(sample.round), sample) for sample in of_scope)
     return Times(
         described("ranked_ns"),
         list(interval) if interval else None,
@@ -89,10 +85,10 @@ def times(samples: Sequence[schema.Sample], scope: str) -> Times:
     )
 
 
-def rates(samples: Sequence[schema.Sample], batches: Sequence[Batch]) -> Tuple[Optional[float], Optional[float]]:
+def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Tuple[Optional[float], Optional[float]]:
     """Return (utterances per second, frames per second) of the measured batches, over the sum of the medians of their
     samples; None where that is not known."""
-    seconds_of = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
+    seconds_of = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
     known = [batch for batch in batches if batch.index in seconds_of]
     if not known:
         return None, None
@@ -121,7 +117,7 @@ def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
 # Limits.
 
 
-def bandwidth(limits: Sequence[Limits]) -> Optional[float]:
+def bandwidth(limits: Sequence[schema.Limits]) -> Optional[float]:
     """Return the bytes per second of the largest buffer, the best of a run, since other load only slows; None where it
     was not measured."""
     streams = [stream for line in limits for stream in line.streams]
@@ -130,7 +126,9 @@ def bandwidth(limits: Sequence[Limits]) -> Optional[float]:
     return max(rates_, default=None)
 
 
-def least_work(scope: str, kind: str, batch: Batch, settings: Mapping[str, Any], share: float) -> Tuple[float, float]:
+def least_work(
+    scope: str, kind: str, batch: schema.Batch, settings: Mapping[str, Any], share: float
+) -> Tuple[float, float]:
     """Return (bytes to move, operations of matrix products) of a batch without its padding, at least.
 
     Only needed cells count, those whose posterior the gradient's dtype can tell from zero; an exact loss may leave out
@@ -142,8 +140,8 @@ def least_work(scope: str, kind: str, batch: Batch, settings: Mapping[str, Any],
         share: the needed cells over all, which the oracle counted on one batch.
     """
     itemsize, H = ITEMSIZE[settings["dtype"]], settings["encoder_dim"]
-    V = settings["vocab_size"] + len(durations_of(kind, settings.get("durations")))
-    met = {**dict.fromkeys(ONE_SYMBOL, batch.one_symbol_cells), "pruned": batch.pruned_cells}.get(kind)
+    V = settings["vocab_size"] + len(implementations.durations_of(kind, settings.get("durations")))
+    met = {**dict.fromkeys(implementations.ONE_SYMBOL, batch.one_symbol_cells), "pruned": batch.pruned_cells}.get(kind)
     needed = min(share * batch.useful_cells, met or batch.useful_cells)
     if scope == "loss":
         written = batch.pruned_cells if kind == "pruned" and batch.pruned_cells else batch.useful_cells
@@ -155,12 +153,12 @@ def least_work(scope: str, kind: str, batch: Batch, settings: Mapping[str, Any],
 
 
 def limit_percent(
-    limits: Sequence[Limits],
+    limits: Sequence[schema.Limits],
     kind: str,
-    batches: Sequence[Batch],
+    batches: Sequence[schema.Batch],
     settings: Mapping[str, Any],
     samples: Sequence[schema.Sample],
-    at_size: Optional[AtSize],
+    at_size: Optional[schema.AtSize],
 ) -> Dict[str, float]:
     """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
     records hold too little.  at_size: of the correctness pass, which counted the needed cells."""
@@ -170,8 +168,8 @@ def limit_percent(
     if not (moved and known and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
     share, percent = at_size.needed_cells / at_size.useful_cells, {}
-    for scope, of_scope in gathered((sample.scope, sample) for sample in samples).items():
-        seconds = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in of_scope)
+    for scope, of_scope in text.gathered((sample.scope, sample) for sample in samples).items():
+        seconds = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in of_scope)
         least = {
             each.index: least_work(scope, kind, each, settings, share) for each in batches if each.tokens is not None
         }

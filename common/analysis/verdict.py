@@ -14,12 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from common.analysis import metrics
-from common.analysis.groups import differences
+from common.analysis import groups, metrics
 from common.analysis.ratios import Drift, Ratio
 from common.analysis.row import Row, gaps
 from common.analysis.standing import Standing, stand, standings
-from common.core.implementations import LATTICES
+from common.core import implementations
 from common.core.text import number, plain
 from common.present import parts
 from common.present.parts import Link
@@ -171,7 +170,7 @@ def ranked_kinds(rows: Sequence[Row]) -> Kinds:
     """Return the kinds whose fastest a verdict names: the exact losses, or the losses of the rows' one lattice where
     none is on the transducer's."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.under}
-    lattices = kinds.intersection(LATTICES)
+    lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
 
 
@@ -181,7 +180,7 @@ def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
 
 
-def _by_size(sizes: List[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
+def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
     """Return the pick of the smallest value, or with `most` of the largest."""
     if not sizes:
         return None
@@ -393,7 +392,7 @@ def since(row: Row, scope: str) -> Optional[Tuple[str, str]]:
     the log folder that measured the same on the same machine; None where there is none."""
     for earlier in row.earlier:
         standing = stand(row, earlier, scope)
-        if standing.ratio and not standing.beside_load and not differences(earlier, row):
+        if standing.ratio and not standing.beside_load and not groups.differences(earlier, row):
             day = datetime.fromisoformat(earlier.header.started)
             word = "within noise" if standing.verdict in ("same", "unclear") else standing.verdict
             return f"since {day.day} {day:%b}", f"{name_of(row)} {standing.ratio.ratio - 1:+.0%}, {word}"

@@ -12,8 +12,7 @@ import html
 from math import ceil, floor, log10
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core.implementations import BY_NAME, with_variants
-from common.core.statistics import Summary
+from common.core import implementations, statistics
 from common.present.parts import Plotly
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
@@ -69,14 +68,14 @@ def looks(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
     Where another implementation of that colour has that form already, it gets the next free form.  A loss without a
     family has the first free colour.  kind_of: name -> kind.
     """
-    order = {implementation.name: index for index, implementation in enumerate(with_variants())}
+    order = {implementation.name: index for index, implementation in enumerate(implementations.with_variants())}
 
     def place(name: str) -> Tuple[bool, int, str]:
         return "@" in name, order.get(name.partition("@")[0], len(order)), name
 
     result: Dict[str, Look] = {}
     for name in sorted(kind_of, key=place):
-        known = BY_NAME.get(name.partition("@")[0].partition(":")[0])
+        known = implementations.BY_NAME.get(name.partition("@")[0].partition(":")[0])
         taken = {look.color for look in result.values()}
         free = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
         color = FAMILIES.get(known.package, free) if known else free
@@ -144,7 +143,7 @@ def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
     return {"symbol": symbol(look), "size": size, "color": color(look)}
 
 
-def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
+def whiskers(summaries: Sequence[statistics.Summary]) -> Dict[str, List[float]]:
     """Return plotly's error bars, from p20 to p80 around the median; without length where these are not known."""
     return {
         "array": [(each.p80 or each.median) - each.median for each in summaries],

@@ -6,23 +6,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis import metrics
-from common.analysis.comparison import Change, Sides
-from common.analysis.metrics import METRICS
+from common.analysis import comparison, metrics
 from common.analysis.standing import BESIDE_LOAD, percent
 from common.core.errors import UserError
 from common.core.implementations import LATTICES
 from common.core.text import error, escaped, gathered, number
-from common.present import style
-from common.present.parts import Cell, Column, Figure, Section, Table
+from common.present import parts, style
 from common.present.text import aligned, json_text, listed, markdown, spaced
 from common.show import page, plots
 from common.show import tables as screens
 
 FORMATS = ("table", "markdown", "json")
 COLUMNS = (
-    *(Column(title, False) for title in ("implementation", "what", "verdict")),
-    *(Column(title) for title in ("ratio", "interval", "baseline", "new", "rounds", "batches")),
+    *(parts.Column(title, False) for title in ("implementation", "what", "verdict")),
+    *(parts.Column(title) for title in ("ratio", "interval", "baseline", "new", "rounds", "batches")),
 )
 #: The change that a comparison should be able to show.
 NOISY = 0.1
@@ -48,7 +45,7 @@ class Line(NamedTuple):
     cells: Sequence[str]
 
 
-def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table") -> str:
+def render(rows: Sequence[comparison.Change], remarks: Sequence[str], format: str = "table") -> str:
     """Return every number with its reason, as text that ends with a newline.  remarks: lines below it, which JSON
     leaves out."""
     if format == "json":
@@ -63,7 +60,7 @@ def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table"
 
 
 def screen(
-    rows: Sequence[Change],
+    rows: Sequence[comparison.Change],
     remarks: Sequence[str],
     width: int = screens.WIDTH,
     colors: Mapping[str, str] = screens.NO_COLORS,
@@ -88,30 +85,30 @@ def screen(
     )
 
 
-def table(lines: Sequence[Line], columns: Sequence[Column] = COLUMNS) -> Table:
+def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> parts.Table:
     """Return the table of some lines."""
     cells = [
         [
-            *map(Cell, (line.name, line.what)),
-            Cell(line.verdict, mark=MARKS.get(line.verdict, "")),
-            *(Cell(words, None if words == "-" else words) for words in line.cells),
+            *map(parts.Cell, (line.name, line.what)),
+            parts.Cell(line.verdict, mark=MARKS.get(line.verdict, "")),
+            *(parts.Cell(words, None if words == "-" else words) for words in line.cells),
         ]
         for line in lines
     ]
-    return Table("comparison", "Comparison", columns, [row[: len(columns)] for row in cells])
+    return parts.Table("comparison", "Comparison", columns, [row[: len(columns)] for row in cells])
 
 
-def _measured(rows: Sequence[Change]) -> Sequence[Change]:
+def _measured(rows: Sequence[comparison.Change]) -> Sequence[comparison.Change]:
     """Return the rows of which a side has something to compare; all where none has."""
 
-    def has_any(row: Change) -> bool:
+    def has_any(row: comparison.Change) -> bool:
         sides = (row.pair.baseline, row.pair.new)
         return any(run.timed or run.peaks_mb or run.checked.loss_error is not None for run in sides)
 
     return list(filter(has_any, rows)) or rows
 
 
-def _below(rows: Sequence[Change], remarks: Sequence[str]) -> List[str]:
+def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[str]:
     """Return the lines below the whole table: each verdict with its reason, notes once with the rows that have them."""
     shown = _measured(rows)
     lines = lines_of(shown)
@@ -129,7 +126,7 @@ def _below(rows: Sequence[Change], remarks: Sequence[str]) -> List[str]:
     ]
 
 
-def on_one_side(sides: Sides) -> List[str]:
+def on_one_side(sides: comparison.Sides) -> List[str]:
     """Return remarks on the runs that the other side lacks."""
     return [
         f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only"
@@ -138,7 +135,7 @@ def on_one_side(sides: Sides) -> List[str]:
     ]
 
 
-def origins(rows: Sequence[Change]) -> List[str]:
+def origins(rows: Sequence[comparison.Change]) -> List[str]:
     """Say where both sides come from, and how the intervals were made."""
     lines = []
     for side in ("baseline", "new"):
@@ -161,16 +158,16 @@ def origins(rows: Sequence[Change]) -> List[str]:
     return lines
 
 
-def lines_of(rows: Sequence[Change]) -> List[Line]:
+def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
     """Return the lines of rows, without what neither side measured, such as scope `loss` of a loss that has none."""
     lines = []
 
-    def add(row: Change, what: str, change: Any, ratio: Optional[float], *cells: str) -> None:
+    def add(row: comparison.Change, what: str, change: Any, ratio: Optional[float], *cells: str) -> None:
         words = "-" if ratio is None else f"{ratio:.3f}"
         lines.append(Line(row.name, what, change.verdict, change.reason, [words, *cells]))
 
     def with_unit(values: Sequence[Optional[float]], key: str) -> List[str]:
-        return ["-" if value is None else f"{number(value)} {METRICS[key].unit}" for value in values]
+        return ["-" if value is None else f"{number(value)} {metrics.METRICS[key].unit}" for value in values]
 
     keys = [key for key in metrics.COLUMNS["comparison"] if key.endswith("_error")]
     for row in rows:
@@ -190,7 +187,7 @@ def lines_of(rows: Sequence[Change]) -> List[Line]:
     return lines
 
 
-def _power(rows: Sequence[Change]) -> str:
+def _power(rows: Sequence[comparison.Change]) -> str:
     """Return how many times changed, and which slowdown was detectable; the latter first where nothing is sure and a
     change of NOISY would have gone undetected."""
     times = [time for row in rows for time in row.time.values() if time.ratio is not None]
@@ -212,7 +209,7 @@ def _power(rows: Sequence[Change]) -> str:
     return f"{counts}; {detectable}"
 
 
-def _notes_of(row: Change) -> Iterator[str]:
+def _notes_of(row: comparison.Change) -> Iterator[str]:
     """Yield what changed in the code and around it; failures; approximations."""
     if row.changed:
         yield f"changed: {', '.join(row.changed)}"
@@ -228,13 +225,13 @@ def _notes_of(row: Change) -> Iterator[str]:
 # The page.
 
 
-def write(rows: Sequence[Change], remarks: Sequence[str], output: Path) -> Path:
+def write(rows: Sequence[comparison.Change], remarks: Sequence[str], output: Path) -> Path:
     """Write the page, whole or not at all; return its path.  remarks: as below the table.  Raises UserError."""
     if not rows:
         raise UserError("no page: nothing was compared")
     shown, first = _measured(rows), origins(rows)
     figure = _figure(shown)
-    section = Section(
+    section = parts.Section(
         *("comparison", "What changed", first[2]),
         lead=figure,
         tables=[table(lines_of(shown))],
@@ -245,7 +242,7 @@ def write(rows: Sequence[Change], remarks: Sequence[str], output: Path) -> Path:
     return page.saved(text, output)
 
 
-def title(rows: Sequence[Change]) -> str:
+def title(rows: Sequence[comparison.Change]) -> str:
     """Return "a: 20% more time (12% to 28%)" of one time that surely changed, else "2 faster, 1 slower, 3 unclear"."""
     times = [(row.name, time) for row in rows for time in row.time.values() if time.ratio is not None]
     counts = Counter(time.verdict for _, time in times)
@@ -258,7 +255,7 @@ def title(rows: Sequence[Change]) -> str:
     return f"Times: {words_of_all}" if times else "No times to compare"
 
 
-def _figure(rows: Sequence[Change]) -> Optional[Figure]:
+def _figure(rows: Sequence[comparison.Change]) -> Optional[parts.Figure]:
     """Return the plot of the ratios of all times; None where there are none."""
     look_of = style.looks({row.pair.new.name: row.pair.new.kind for row in rows})
     dots = []

@@ -24,11 +24,8 @@ from urllib.parse import quote
 
 from common.analysis import logs
 from common.analysis.groups import Group, Sweep, kind_title
-from common.analysis.logs import Log
 from common.analysis.row import Row
-from common.core import files
-from common.core.errors import UserError
-from common.core.files import ROOT
+from common.core import errors, files
 from common.core.text import count, gathered, plain, reason_of
 from common.present import parts
 from common.present.parts import Failure, Figure, Line, Link, Section, Table
@@ -203,7 +200,7 @@ def _notes(rows: Sequence[Row]) -> List[Line]:
 # The file.
 
 
-def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
+def write(log: logs.Log, output: Path, paths: Sequence[Path] = ()) -> Path:
     """Write the page of the logs `paths`, whole or not at all.  Raises UserError."""
     return saved(page(log.groups, output.parent, swept=log.sweeps, paths=paths), output)
 
@@ -216,7 +213,7 @@ def saved(text: str, output: Path) -> Path:
     return output
 
 
-def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
+def after_run(log_dir: Path, quiet: bool, log: Optional[logs.Log] = None) -> None:
     """Write ``log_dir/report.html`` and say so on stderr.  log: the content of `log_dir`, where it was read already.
 
     Where the running Python lacks jinja2, the main environment's makes the page.  A failure is one warning on stderr
@@ -226,16 +223,16 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
     try:
         main = interpreters.other("main") if interpreters.lacks("jinja2") else None
         if main is not None:
-            command = [str(main), str(ROOT / "rnnt-bench"), "report", f"--output={path}", "--", str(log_dir)]
+            command = [str(main), str(files.ROOT / "rnnt-bench"), "report", f"--output={path}", "--", str(log_dir)]
             ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
             if ended.stdout != f"{path}\n":
                 lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode} and no output"]
-                raise UserError(f"no report: {main}: {lines[-1]}")
+                raise errors.UserError(f"no report: {main}: {lines[-1]}")
         else:
             write(log.newest() if log else logs.read_any([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
         print("warning: the report was interrupted: `rnnt-bench report` writes it", file=sys.stderr)
-    except UserError as error:
+    except errors.UserError as error:
         print(f"warning: {plain(error)}", file=sys.stderr)
     except Exception as error:  # not fatal: the table is on the screen
         print(f"warning: no report: {type(error).__name__}: {plain(error)}", file=sys.stderr)
@@ -261,7 +258,7 @@ def environment() -> Any:
         from markupsafe import Markup, escape
     except ImportError:
         advice = "`make report` uses an environment that has it, or pip install jinja2"
-        raise UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
+        raise errors.UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
 
     options: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     options["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import standing, verdict
-from common.analysis.groups import Sweep, is_numeric
-from common.analysis.metrics import METRICS
+from common.analysis import groups, metrics, standing, verdict
 from common.analysis.row import Row
-from common.core import grid
-from common.core.settings import worded
-from common.core.statistics import Summary
+from common.core import grid, settings, statistics
 from common.core.text import gathered, number
 from common.present import style
 from common.present.parts import Cell, Failure, Figure, Link, Plotly, Section, measured, tabulated
@@ -77,7 +73,7 @@ def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
         return Dot(row.marked, row.look, 1.0, verdict="fastest", source=row.results)
     if against is None or row.of_one_model != base.of_one_model or row.torch != base.torch:
         return None
-    word = METRICS["verdict"].shown(row)
+    word = metrics.METRICS["verdict"].shown(row)
     if against.baseline is not base or against.scope != scope:  # of another kind: an approximation
         against = standing.stand(row, base, scope)
         word = against.verdict
@@ -217,7 +213,7 @@ class Point(NamedTuple):
     """Hold one implementation at one value of the setting.  measured: only its median is set where it is no time."""
 
     value: Any
-    measured: Summary
+    measured: statistics.Summary
     row: Row
 
 
@@ -228,7 +224,7 @@ class Quantity(NamedTuple):
     title: str
     unit: str
     caption: str
-    of: Callable[[Row], Optional[Summary]]
+    of: Callable[[Row], Optional[statistics.Summary]]
 
 
 QUANTITIES = (
@@ -244,12 +240,12 @@ QUANTITIES = (
         "Peak memory",
         "MB",
         "Highest peak of a step above its baseline, from the memory pass.",
-        lambda row: None if row.peak_mb is None else Summary(row.peak_mb),
+        lambda row: None if row.peak_mb is None else statistics.Summary(row.peak_mb),
     ),
 )
 
 
-def of_sweep(sweep: Sweep, number: int) -> Section:
+def of_sweep(sweep: groups.Sweep, number: int) -> Section:
     """Return the section of a sweep.  number: its number among such sections."""
     failed = [(row, f"{row.label} at {grid.words(row.header.values)}") for row in sweep.rows if row.reason]
     return Section(
@@ -261,14 +257,14 @@ def of_sweep(sweep: Sweep, number: int) -> Section:
     )
 
 
-def swept(sweep: Sweep) -> List[Figure]:
+def swept(sweep: groups.Sweep) -> List[Figure]:
     """Return a plot of each quantity for each setting that varies."""
     drawn = []
     for key in (key for key, values in sweep.grid.items() if len(values) > 1):
         first = {other: values[0] for other, values in sweep.grid.items() if other != key}
         rows = [row for row in sweep.rows if all(row.header.values[other] == value for other, value in first.items())]
         failed = [row for row in rows if row.status != "ok"]
-        gone = gathered(((row.name, row.status), worded(row.header.values[key])) for row in failed)
+        gone = gathered(((row.name, row.status), settings.worded(row.header.values[key])) for row in failed)
         listed = [f"{name} at {', '.join(values)} ({status})" for (name, status), values in gone.items()]
         below = [f"At {grid.words(first)}."] if first else []
         below += [f"Not drawn: {'; '.join(listed)}."] if listed else []
@@ -285,10 +281,10 @@ def _over(flag: str, values: Sequence[Any], quantity: Quantity, every: Sequence[
     """Return the plot of these points: a curve for each implementation over a numeric setting, else a colour of
     bars."""
     key, title, unit = f"sweep-{flag}-{quantity.key}", f"{quantity.title} over {flag}", quantity.unit
-    numeric, hover = is_numeric(values), f"%{{x}}: %{{y:.4g}} {unit}"
+    numeric, hover = groups.is_numeric(values), f"%{{x}}: %{{y:.4g}} {unit}"
     data, words, cells = [], [], []
     for name, curve in sorted(gathered((point.row.name, point) for point in every).items()):
-        told = ", ".join(f"{number(each.measured.median)} {unit} at {worded(each.value)}" for each in curve)
+        told = ", ".join(f"{number(each.measured.median)} {unit} at {settings.worded(each.value)}" for each in curve)
         words.append(f"{name} {told}")
         row = curve[0].row
         spread: Plotly = {}
@@ -300,11 +296,11 @@ def _over(flag: str, values: Sequence[Any], quantity: Quantity, every: Sequence[
             at = zip((point.value for point in curve), medians)
             data.append(style.points(row.marked, at, style.marker(row.look, 11), hover, **options))
         else:
-            x = [worded(point.value) for point in curve]
+            x = [settings.worded(point.value) for point in curve]
             data.append(style.bars(row.marked, x, medians, style.bar_of(row.look), hover, **spread))
     for point in every:
-        value = point.value if is_numeric([point.value]) else None
-        line = {"implementation": Cell(point.row.label), flag: Cell(worded(point.value), value)}
+        value = point.value if groups.is_numeric([point.value]) else None
+        line = {"implementation": Cell(point.row.label), flag: Cell(settings.worded(point.value), value)}
         for part in ("median", "p20", "p80") if unit == "ms" else ("median",):
             line[f"{part} {unit}"] = measured(getattr(point.measured, part), point.row.results)
         cells.append(line)
@@ -313,8 +309,8 @@ def _over(flag: str, values: Sequence[Any], quantity: Quantity, every: Sequence[
 
 
 def _frame(values: Sequence[Any], flag: str, unit: str, every: Sequence[Point]) -> Plotly:
-    words = [worded(value) for value in values]
-    if not is_numeric(values):
+    words = [settings.worded(value) for value in values]
+    if not groups.is_numeric(values):
         order = {"type": "category", "categoryorder": "array", "categoryarray": words}
         return {"xaxis": style.axis(flag, **order), "yaxis": style.axis(unit), "barmode": "group", "bargap": 0.25}
     ticks = {"tickvals": values, "ticktext": words}

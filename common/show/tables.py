@@ -10,18 +10,13 @@ import shutil
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from common.analysis import metrics, standing, verdict
+from common.analysis import logs, metrics, standing, verdict
 from common.analysis.groups import Group, is_numeric, kind_title
-from common.analysis.logs import Log
-from common.analysis.metrics import MARKED_ERROR, Metric
 from common.analysis.row import SCOPES, Row
-from common.analysis.verdict import Words
-from common.core import grid
+from common.core import grid, settings
 from common.core.errors import NOT_RUNNABLE
-from common.core.grid import flag
-from common.core.settings import worded
 from common.core.text import count, error, gathered, number, plain, short
 from common.present.parts import Cell, Column, Table
 from common.present.parts import words as in_words
@@ -33,7 +28,7 @@ FORMATS = ("table", "markdown", "csv", "json")
 STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
-def whole(log: Log, format: str = "table") -> str:
+def whole(log: logs.Log, format: str = "table") -> str:
     """Return runs, searches and sweeps in one of FORMATS, as text that ends with a newline."""
     sweeps, every = log.sweeps, log.groups  # which ranks them
     if format in ("csv", "json"):
@@ -41,7 +36,7 @@ def whole(log: Log, format: str = "table") -> str:
         return (
             csv_text(list(map(metrics.plain, rows))) if format == "csv" else json_text([*map(metrics.exported, rows)])
         )
-    parts = []
+    parts: List[List[Union[Table, str]]] = []
     for of, search, rows in (("results", False, log.rows), ("search", True, log.searches)):
         groups = [group for group in every if group.search == search]
         parts.append([*(table(of, group.heading, group.rows) for group in groups), *remarks(rows, format)])
@@ -55,19 +50,19 @@ def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Ta
     """Return the table `of` metrics.COLUMNS, with the swept settings in front."""
     shown = metrics.columns(of, rows)
     keys = rows[0].header.values if rows else ()
-    lead = [Column(flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
-    swept = [[Cell(worded(value), value) for value in row.header.values.values()] for row in rows]
+    lead = [Column(grid.flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
+    swept = [[Cell(settings.worded(value), value) for value in row.header.values.values()] for row in rows]
     body = [[*first, *cells(row, shown)] for first, row in zip(swept, rows)]
     return Table(name, title, [*lead, *columns(shown, of)], body)
 
 
-def columns(shown: Sequence[Metric], of: str) -> List[Column]:
+def columns(shown: Sequence[metrics.Metric], of: str) -> List[Column]:
     """Return the heads of metrics in the table `of`."""
     on_page = of.startswith("page")
     return [Column((metric.on_page if on_page else "") or metric.title, metric.numeric) for metric in shown]
 
 
-def cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
+def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
     """Return the cells of a row, each number with the file that it is from."""
     result = []
     for metric in shown:
@@ -211,7 +206,9 @@ def how() -> Dict[str, Any]:
     return {"width": width, "colors": COLORS if in_color else NO_COLORS}
 
 
-def screen(log: Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()) -> str:
+def screen(
+    log: logs.Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
+) -> str:
     """Return what log folders have as lines of at most `width` characters, the last with a newline: runs, searches,
     sweeps.
 
@@ -223,7 +220,7 @@ def screen(log: Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, 
         blocks = [_blocks(of, group.heading, group.rows, width, colors, *_answers(group, folders)) for group in groups]
         parts.append([block for of_group in blocks for block in of_group])
     for sweep in log.sweeps:
-        answers: Dict[str, Words] = {}
+        answers: Dict[str, verdict.Words] = {}
         for values, rows in sweep.cells():
             pick = verdict.fastest(rows)
             if pick:
@@ -240,7 +237,7 @@ def _blocks(
     width: int,
     colors: Mapping[str, str],
     first: str,
-    answers: Mapping[str, Words],
+    answers: Mapping[str, verdict.Words],
 ) -> List[List[str]]:
     """Return the blocks of lines of one configuration or sweep.  first, answers: of its verdict."""
     return [
@@ -262,7 +259,7 @@ def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str])
     every = [metric for metric in known if {metric.shown(row) for row in rows} - EMPTY.get(metric.key, {"-", ""})]
     order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
     titles = [", ".join(filter(None, [grid.words(row.header.values), kind_title(row)])) for row in rows]
-    shown: List[Metric] = []
+    shown: List[metrics.Metric] = []
     lines: List[str] = []
     for metric in order:
         tried = [each for each in every if each in shown or each is metric]
@@ -274,7 +271,7 @@ def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str])
     return lines
 
 
-def _marked(row: Row, metric: Metric, cell: Cell) -> Cell:
+def _marked(row: Row, metric: metrics.Metric, cell: Cell) -> Cell:
     """Return a cell with a mark where the status is bad and where the row is the fastest."""
     return cell._replace(mark={"status": cell.mark, "verdict": "good" * row.is_fastest}.get(metric.key, ""))
 
@@ -333,9 +330,9 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
     line = f"correct: {count(len(right), 'row')}, loss within {worst[0]} and gradients within {worst[1]} of the float64"
     line += f" oracle's {where}"
     errors = [(row.name, row.measured_errors[1] or 0) for row in right]
-    above = [f"{name} {error(value)}" for name, value in errors if value > MARKED_ERROR]
+    above = [f"{name} {error(value)}" for name, value in errors if value > metrics.MARKED_ERROR]
     if above:
-        line += f"; gradients above {MARKED_ERROR:.0e}: {', '.join(above)}"
+        line += f"; gradients above {metrics.MARKED_ERROR:.0e}: {', '.join(above)}"
     unsure = [row.name for row in right if row.imprecise]
     if unsure:
         line += f"; imprecise: {', '.join(unsure)}"
@@ -363,7 +360,7 @@ def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, s
     return [painted("VERDICT", "title", colors), *lines] if lines else []
 
 
-def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, Words]]:
+def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verdict.Words]]:
     """Return the headline of a group's verdict, and its answers by question."""
     rows, answers = group.rows, {}
     if group.search:
