@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
-from fixtures_runs import change, records_of
+from fixtures_runs import change, records_of, timed
 
 import rnnt_bench
 from common.command import COMMANDS
 from common.tools import submit
+from rnnt_bench import api
+from rnnt_bench.pytest_plugin import not_slower  # noqa: F401
 
 pytest.importorskip("setuptools")
 
@@ -227,6 +229,25 @@ def test_threads_that_check_a_loss_leave_modules_and_path_as_they_were():
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(rnnt_bench.assert_is_transducer_loss, [reference] * 3))
     assert known() == before
+
+
+def test_a_loss_that_became_slower_fails_a_test(not_slower, tmp_path, monkeypatch):  # noqa: F811
+    def check(*ms, **head):
+        def measured(loss, log_dir, **flags):
+            shutil.rmtree(log_dir, ignore_errors=True)
+            timed(log_dir, "torchaudio", ms, run_id=str(ms))
+            return [{"name": "torchaudio", "status": "ok", **head}]
+
+        monkeypatch.setattr(api, "measure", measured)
+        not_slower("mine:loss", tmp_path / "baseline", percent=10)
+
+    with pytest.raises(pytest.skip.Exception, match="baseline"):
+        check(10, 10.1, 9.9, 10)
+    check(10.1, 10, 9.9, 10)
+    with pytest.raises(pytest.fail.Exception, match="torchaudio"):
+        check(20, 20.1, 19.9, 20)
+    with pytest.raises(AssertionError, match="wrong result"):
+        check(10, 10, 10, status="error", reason="wrong result")
 
 
 def test_a_closure_cannot_be_measured_in_another_process():
