@@ -7,18 +7,19 @@ import gzip
 import json
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from commands import rows_of, run
-from fixtures_runs import records_of
+from fixtures_runs import MIB, records_of
 from test_contract import adapter_of, context_of
 
 from common.core import settings
 from common.core.implementations import find
 from common.losses import oracle, step, subject
 from common.losses.passes import at_size, timing
-from common.measure import profiler
+from common.measure import memory, profiler
 from common.system import machine
 
 ROUNDS = 3
@@ -126,7 +127,17 @@ def test_loops_in_python_are_not_profiled_and_not_warmed_up(tmp_path, flags):
     assert not list((tmp_path / "warprnnt_numba-2").glob("*.pt.trace.json*"))
 
 
-# Autocast and torch.compile.
+# Memory, and autocast.
+
+
+def test_what_a_loss_takes_past_torch_is_in_the_peak_of_the_process():
+    def run(after_forward=lambda: None):
+        torch.empty(8 * MIB, dtype=torch.uint8).fill_(1)
+        return b"x" * (100 * MIB)
+
+    peaks = memory.peaks(lambda: SimpleNamespace(run=run), torch.device("cpu"))
+    assert 8 * MIB <= peaks["torch_allocated_bytes"] < 9 * MIB
+    assert 90 * MIB < peaks["process_bytes"] - peaks["torch_allocated_bytes"] < 120 * MIB
 
 
 def rounds_to(dtype):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
+from fixtures_runs import records_of
 
 from common.core import implementations, snippets
 from common.core.implementations import BY_NAME, with_variants
@@ -71,6 +72,17 @@ def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
     assert {row["status"] for row in rows.values()} == {"ok"} and rows["lat:again"]["kind"] == "exact"
     assert run("benchmark_all.py", *arguments, "--resume", cwd=tmp_path).returncode == 0
     assert len(list((tmp_path / "log").glob("*/results.jsonl"))) == 4
+
+
+def test_a_script_that_stops_the_clock_is_timed_all_the_same(copy, quick, tmp_path):
+    stopped = "import sys\nimport time\n\ntime.perf_counter_ns = time.perf_counter = lambda: 0\nfrom"
+    path = copy(replaced={"import sys\nfrom": stopped})
+    done = run(
+        "benchmark_all.py", "--only", path, *quick, "--passes", "timing", "--rounds", "1", "--max-seconds", "0.1"
+    )
+    assert done.returncode == 0, done.stderr
+    samples = [record for record in records_of(tmp_path / "log" / "flash-2") if record["record"] == "sample"]
+    assert samples and min(sample["total_wall_ns"] for sample in samples) > 100_000
 
 
 def test_corner_cases_of_a_copy(copy, tmp_path):
