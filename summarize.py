@@ -71,14 +71,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
     log, format, paths = logs.read_any(options.log, options.all_runs), options.format, options.log or [Path("log")]
     tools, texts = parts.slices(), []
-    if log and format == "table" and not options.details:
+    if log.every and format == "table" and not options.details:
         how: Dict[str, Any] = {"width": tables.WIDTH} if options.output else tables.how()
         texts.append(tables.screen(log, folders=options.log, **how))
-    elif log:
+    elif log.every:
         texts.append(tables.whole(log, format))
     if format not in ("csv", "json"):
         texts += [text for tool in tools for text in tool.text(paths, format)]
-    elif not log:  # these have rows of losses, or of other tools
+    elif not log.every:  # these have rows of losses, or of other tools
         rows = [row for tool in tools for row in tool.rows(paths)]
         texts += [(csv_text if format == "csv" else json_text)(rows)] if rows else []
     text = "\n".join(filter(None, texts))
@@ -86,7 +86,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         write_whole(another("--output"), (options.output, text))
     else:
         print(text, end="")
-    return EXIT_OK if log.readable or not log else EXIT_FAILED
+    return EXIT_OK if log.readable else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -378,7 +378,7 @@ def test_a_change_since_the_earlier_run_is_told_under_the_verdict(tmp_path):
         (tmp_path / "k2").rename(tmp_path / name)
     assert re.search(r"since 24 Nov: +k2 \+100%, slower", screen(tmp_path))
     (card,) = cards.cards(logs.read([tmp_path]).groups[0].rows, [])
-    assert dict(card.lines)["Since 24 Nov"] == ["k2 +100%, slower."]
+    assert dict(card.lines)["Since 24 Nov"] == ["k2 +100%, slower", "."]
     change(tmp_path / "old", "environment", threads=7)
     assert re.search(r"since 1 Nov: +k2 \+0%, within noise", screen(tmp_path))
 

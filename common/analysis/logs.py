@@ -8,7 +8,6 @@ time on every device (CUDA synchronised at both ends).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
@@ -24,9 +23,8 @@ from common.traces.reader import is_trace, trace_files, worker
 from common.traces.windows import Window, profiled, read_windows
 
 
-@dataclass
 class Log:
-    """Hold what log folders have.
+    """Hold the rows of log folders.
 
     Attributes:
         rows: of runs, and of traces without records.
@@ -34,38 +32,34 @@ class Log:
         swept: of the cells of sweeps.
     """
 
-    rows: List[Row]
-    searches: List[Row]
-    swept: List[Row]
-
-    def __post_init__(self) -> None:
-        every = [*self.rows, *self.searches, *self.swept]
+    def __init__(self, every: Sequence[Row]) -> None:
+        self.every = every
+        self.rows = [row for row in every if not row.header.values and not row.largest]
+        self.searches = [row for row in every if not row.header.values and row.largest]
+        self.swept = [row for row in every if row.header.values]
         look_of = style.looks({row.name: row.kind for row in every})
         for row in every:
             row.look = look_of[row.name]
 
-    def __bool__(self) -> bool:
-        return bool(self.rows or self.searches or self.swept)
-
     @property
     def readable(self) -> bool:
-        """Tell whether any file could be read."""
-        return any(not row.unreadable for row in (*self.rows, *self.searches, *self.swept))
+        """Tell whether any file could be read, or there is none."""
+        return not self.every or any(not row.unreadable for row in self.every)
 
     def newest(self) -> Log:
-        """Return the log with only the newest run of each implementation and configuration; "earlier_runs" of each
-        counts the others."""
+        """Return the log with only the newest run of each implementation and configuration; `earlier` of each has the
+        others."""
 
         def same_run(first: Row, other: Row) -> bool:
-            known = first.header.run_id and other.header.run_id and first.header.values == other.header.values
-            return bool(known) and first.name == other.name and not differing(first.configuration, other.configuration)
+            known = first.header.run_id and other.header.run_id and bool(first.largest) == bool(other.largest)
+            same = known and (first.name, first.header.values) == (other.name, other.header.values)
+            return bool(same) and not differing(first.configuration, other.configuration)
 
-        return Log(*(newest_of_each(rows, same_run) for rows in (self.rows, self.searches, self.swept)))
+        return Log(newest_of_each(self.every, same_run))
 
     def of(self, folders: Collection[Path]) -> Log:
         """Return the log of these run folders alone."""
-        every = (self.rows, self.searches, self.swept)
-        return Log(*([row for row in rows if row.folder in folders] for rows in every))
+        return Log([row for row in self.every if row.folder in folders])
 
     @cached_property
     def groups(self) -> List[Group]:
@@ -80,21 +74,18 @@ class Log:
 def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True) -> Log:
     """Return what is in, at or under `paths` (default: ``log``).
 
-    A path may also be a single trace or results.jsonl.  `all_runs`: earlier runs too; `traces`: the
-    traces of runs too.  Raises UserError for a path that
-    does not exist (the default may be absent).
+    A path may also be a single trace or results.jsonl.  `all_runs`: earlier runs too; `traces`: those of
+    runs too.  Raises UserError for a path that does not exist (the default may be absent).
     """
     every = [row for folder, files in _folders(paths).items() for row in _rows_of(folder, files, traces)]
-    kinds = [2 if row.header.values else 1 if row.largest else 0 for row in every]
-    log = Log(*([row for row, kind in zip(every, kinds) if kind == wanted] for wanted in range(3)))
-    return log if all_runs else log.newest()
+    return Log(every) if all_runs else Log(every).newest()
 
 
 def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
     """Return what `read` returns.  Raises UserError where that is nothing and there is no run of a model either."""
     log = read(paths, all_runs)
     folders = [Path(path) for path in paths] or [Path("log")]
-    if not log and not any(tool.holds(path) for tool in parts.slices() for path in folders):
+    if not log.every and not any(tool.holds(path) for tool in parts.slices() for path in folders):
         where = ", ".join(map(str, paths)) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
     return log

@@ -42,4 +42,4 @@ def _report(options: argparse.Namespace) -> int:
 
     log = logs.read_any(options.log)
     print(page.write(log, options.output, options.log or [Path("log")]))
-    return EXIT_OK if log.readable or not log else EXIT_FAILED
+    return EXIT_OK if log.readable else EXIT_FAILED

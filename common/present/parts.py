@@ -129,7 +129,6 @@ class Card:
         clear: whether it is sure.
         lines: the reasons, each with its title.
         code: for the user to copy.
-        bad: whether the answer is bad news.
     """
 
     question: str
@@ -137,7 +136,6 @@ class Card:
     clear: bool
     lines: Sequence[Line] = ()
     code: str = ""
-    bad: bool = False
 
 
 class Failure(NamedTuple):

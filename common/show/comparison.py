@@ -243,16 +243,9 @@ def write(rows: Sequence[comparison.Change], remarks: Sequence[str], output: Pat
 
 
 def title(rows: Sequence[comparison.Change]) -> str:
-    """Return "a: 20% more time (12% to 28%)" of one time that surely changed, else "2 faster, 1 slower, 3 unclear"."""
-    times = [(row.name, time) for row in rows for time in row.time.values() if time.ratio is not None]
-    counts = Counter(time.verdict for _, time in times)
-    if len(times) == counts["faster"] + counts["slower"] == 1:
-        ((name, time),) = times
-        low, high = sorted(abs((end or 1) - 1) for end in (time.low, time.high))
-        words = f"{percent(abs((time.times or 1) - 1), 2)} {'more' if time.verdict == 'slower' else 'less'} time"
-        return f"{name}: {words} ({percent(low, 2)} to {percent(high, 2)})"
-    words_of_all = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-    return f"Times: {words_of_all}" if times else "No times to compare"
+    """Return "Times: 2 slower, 3 unclear"."""
+    counts = Counter(time.verdict for row in rows for time in row.time.values() if time.ratio is not None)
+    return f"Times: {', '.join(f'{number} {verdict}' for verdict, number in counts.items()) or 'none to compare'}"
 
 
 def _figure(rows: Sequence[comparison.Change]) -> Optional[parts.Figure]:

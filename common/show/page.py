@@ -24,11 +24,10 @@ from urllib.parse import quote
 
 from common.analysis import logs
 from common.analysis.groups import Group, Sweep, kind_title
-from common.analysis.row import Row
 from common.core import errors, files
-from common.core.text import count, gathered, plain, reason_of
+from common.core.text import plain, reason_of
 from common.present import parts
-from common.present.parts import Failure, Figure, Line, Link, Section, Table
+from common.present.parts import Failure, Figure, Link, Section, Table
 from common.present.text import csv_text
 from common.setup import interpreters
 from common.show import cards, over_time, plots, tables
@@ -180,21 +179,10 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
         tables=[tables.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
         failures=[Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in failed],
         figures=[figure for figure in figures if figure],
-        notes=_notes(rows),
+        notes=[("", [f"{line}."]) for line in tables.notes(rows)],
         facts=[("Settings", group.heading), *cards.machine(rows)],
         conditions=[cards.versions(rows)],
     )
-
-
-def _notes(rows: Sequence[Row]) -> List[Line]:
-    labels_of = gathered((str(note), row.label) for row in rows for note in row.notes)
-    measured = sum(row.is_measured for row in rows)
-    notes: List[Line] = [
-        ("all" if len(labels) == measured > 1 else ", ".join(labels), [note]) for note, labels in labels_of.items()
-    ]
-    earlier = sum(len(row.earlier) for row in rows)
-    line = f"{count(earlier, 'earlier run')} of the same configuration not shown."
-    return notes + ([("", [line])] if earlier else [])
 
 
 # The file.
@@ -229,7 +217,7 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[logs.Log] = None) -> Non
                 lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode} and no output"]
                 raise errors.UserError(f"no report: {main}: {lines[-1]}")
         else:
-            write(log.newest() if log else logs.read_any([log_dir]), path, [log_dir])
+            write(log.newest() if log and log.every else logs.read_any([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
         print("warning: the report was interrupted: `rnnt-bench report` writes it", file=sys.stderr)
     except errors.UserError as error:

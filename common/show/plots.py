@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -113,39 +114,19 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
 WHISKERS = " Whiskers: the 20th and 80th percentile of samples over their own batch's median."
 
 
-class Front(NamedTuple):
-    """Hold a Pareto front: the rows that no other of `among` is both faster and smaller than, by time.
-
-    Attributes:
-        of: the name of the losses that compete.
-        dash: of its line.
-    """
-
-    of: str
-    dash: str
-    among: List[Row]
-    members: List[Row]
-
-
 def known(rows: Sequence[Row]) -> Dict[str, Tuple[float, float]]:
     """Return label -> (median ms, peak MB) of the rows whose time and memory are known."""
     return {row.label: (row.times.median, row.peak_mb) for row in rows if row.times and row.peak_mb is not None}
 
 
-def fronts(rows: Sequence[Row]) -> List[Front]:
-    """Return the front of the exact losses and, where there are pruned ones, the front of both together."""
+def front(rows: Sequence[Row]) -> List[Row]:
+    """Return the exact rows for which no other is both faster and smaller (the Pareto front), by time; where there are
+    none, the pruned ones."""
     at, ranked = known(rows), [row for row in rows if _is_ranked(row)]
-    exact = [row for row in ranked if row.is_exact]
-    kinds = [("exact losses", "dot", exact)] if exact else []
-    if len(ranked) > len(exact):
-        kinds.append(("exact and pruned losses" if exact else "pruned losses", "dash", ranked))
-    result = []
-    for of, dash, among in kinds:
-        members: List[Row] = []
-        for row in sorted(among, key=lambda row: at[row.label]):
-            if not members or at[row.label][1] < at[members[-1].label][1]:
-                members.append(row)
-        result.append(Front(of, dash, among, members))
+    result: List[Row] = []
+    for row in sorted([row for row in ranked if row.is_exact] or ranked, key=lambda row: at[row.label]):
+        if not result or at[row.label][1] < at[result[-1].label][1]:
+            result.append(row)
     return result
 
 
@@ -157,7 +138,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     """Draw step time against peak memory; a line joins the losses for which no other is both faster and smaller.
 
     Losses of other models (other lattices) and under another torch are hollow symbols, which are not ranked.  The
-    losses on a front have their names beside them, all have them in the legend.
+    losses on the front have their names beside them, all have them in the legend.
     """
     at = known(rows)
     rows = [row for row in rows if row.label in at]
@@ -166,35 +147,28 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     summaries = {row.label: times for row in rows if (times := row.times)}
     across = style.span([end for of in summaries.values() for end in (of.p20, of.median, of.p80) if end])
     up = style.span([mb for _, mb in at.values()])
-    of_kinds, data, sentences = fronts(rows), [], []
-    for front in of_kinds:
-        dotted = front.dash == "dot"
-        line = {"shape": "hv", "dash": front.dash, "width": 2.5 if dotted else 1.5, "color": style.INK}
-        on = [at[row.label] for row in front.members]
+    data, sentences, cells, best = [], [], [], front(rows)
+    if best:
+        on = [at[row.label] for row in best]
+        line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
         corners = [(on[0][0], up.high), *on, (across.high, on[-1][1])]
-        data.append(style.points(f"Pareto front, {front.of}", corners, {}, mode="lines", line=line))
-        names = ", ".join(row.label for row in front.members)
-        kind = "dotted" if dotted else "dashed"
-        sentences.append(f"Beaten in both by no other of the {front.of} ({kind} line): {names}.")
+        data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
+        kind = "exact losses" if best[0].is_exact else "pruned losses"
+        sentences.append(f"Beaten in both by no other of the {kind} (line): {', '.join(row.label for row in best)}.")
     others = [row.marked for row in rows if not _is_ranked(row)]
     if others:
         sentences.append(f"Hollow, not ranked: of other models, or under another torch: {', '.join(others)}.")
-    cells = []
     for row in rows:
         options: Plotly = {}
-        if any(row in front.members for front in of_kinds):
+        if row in best:
             options = {"mode": "markers+text", "text": [style.shown(row.label)], "textposition": "top right"}
         options["error_x"] = {**style.whiskers([summaries[row.label]]), "thickness": 1, "width": 4}
         look = style.marker(row.look, 13, hollow=not _is_ranked(row))
         hover = "%{x:.4g} ms, %{y:.4g} MB"
         data.append(style.points(row.marked, [at[row.label]], look, hover, cliponaxis=False, **options))
-        numbers = zip(("median ms", "peak MB"), at[row.label])
-        cells.append(
-            {"implementation": Cell(row.marked), **{title: measured(of, row.results) for title, of in numbers}}
-        )
-        for front in of_kinds:
-            answer = "yes" if row in front.members else "no"
-            cells[-1][f"on the front of {front.of}"] = Cell(answer if row in front.among else "-")
+        ms, mb = (measured(value, row.results) for value in at[row.label])
+        cells.append({"implementation": Cell(row.marked), "median ms": ms, "peak MB": mb})
+        cells[-1]["on the front"] = Cell("yes" if row in best else "no")
     told, title = " ".join(sentences), "Time against memory"
     whiskers = WHISKERS if any(of.p20 for of in summaries.values()) else ""
     frame = {"xaxis": style.axis_of("step, ms", across), "yaxis": style.axis_of("peak, MB", up)}
@@ -217,25 +191,16 @@ class Point(NamedTuple):
     row: Row
 
 
-class Quantity(NamedTuple):
-    """Describe a number that is drawn.  of: returns a row's summary, None where it is not known."""
-
-    key: str
-    title: str
-    unit: str
-    caption: str
-    of: Callable[[Row], Optional[statistics.Summary]]
-
-
-QUANTITIES = (
-    Quantity(
+#: Key, title, unit and caption of each number that is drawn, and what returns a row's summary, None where not known.
+QUANTITIES: Sequence[Tuple[str, str, str, str, Callable[[Row], Optional[statistics.Summary]]]] = (
+    (
         "time",
         "Step time",
         "ms",
         "Median step (loss where no step was timed); whiskers: p20 to p80.",
         lambda row: row.times,
     ),
-    Quantity(
+    (
         "memory",
         "Peak memory",
         "MB",
@@ -268,19 +233,19 @@ def swept(sweep: groups.Sweep) -> List[Figure]:
         listed = [f"{name} at {', '.join(values)} ({status})" for (name, status), values in gone.items()]
         below = [f"At {grid.words(first)}."] if first else []
         below += [f"Not drawn: {'; '.join(listed)}."] if listed else []
-        for quantity in QUANTITIES:
-            of = [(row, quantity.of(row)) for row in rows if row.status == "ok"]
-            every = [Point(row.header.values[key], summary, row) for row, summary in of if summary]
+        for name, title, unit, caption, of in QUANTITIES:
+            summaries = [(row, of(row)) for row in rows if row.status == "ok"]
+            every = [Point(row.header.values[key], summary, row) for row, summary in summaries if summary]
             if every:
-                caption = " ".join([quantity.caption, *below])
-                drawn.append(_over(grid.flag(key), sweep.grid[key], quantity, every, caption))
+                place, flag = f"sweep-{grid.flag(key)}-{name}", grid.flag(key)
+                drawn.append(_over(place, f"{title} over {flag}", flag, sweep.grid[key], unit, every))
+                drawn[-1] = replace(drawn[-1], caption=" ".join([caption, *below]))
     return drawn
 
 
-def _over(flag: str, values: Sequence[Any], quantity: Quantity, every: Sequence[Point], caption: str) -> Figure:
-    """Return the plot of these points: a curve for each implementation over a numeric setting, else a colour of
-    bars."""
-    key, title, unit = f"sweep-{flag}-{quantity.key}", f"{quantity.title} over {flag}", quantity.unit
+def _over(key: str, title: str, flag: str, values: Sequence[Any], unit: str, every: Sequence[Point]) -> Figure:
+    """Return the plot of these points, without caption: a curve for each implementation over a numeric setting, else a
+    colour of bars."""
     numeric, hover = groups.is_numeric(values), f"%{{x}}: %{{y:.4g}} {unit}"
     data, words, cells = [], [], []
     for name, curve in sorted(gathered((point.row.name, point) for point in every).items()):
@@ -305,7 +270,7 @@ def _over(flag: str, values: Sequence[Any], quantity: Quantity, every: Sequence[
             line[f"{part} {unit}"] = measured(getattr(point.measured, part), point.row.results)
         cells.append(line)
     layout = style.layout(HEIGHT, 200, **_frame(values, flag, unit, every))
-    return Figure(key, title, caption, f"{title}: {'; '.join(words)}", data, layout, tabulated(key, title, cells))
+    return Figure(key, title, "", f"{title}: {'; '.join(words)}", data, layout, tabulated(key, title, cells))
 
 
 def _frame(values: Sequence[Any], flag: str, unit: str, every: Sequence[Point]) -> Plotly:

@@ -84,7 +84,7 @@ def remarks(rows: Sequence[Row], format: str) -> List[str]:
     reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
     load = beside_load(rows)
     parts = [[*reasons, *([load] if load else [])]]
-    parts += [part(rows) for part in (_ratios, _other_clock, _stages, _notes)]
+    parts += [part(rows) for part in (_ratios, _other_clock, _stages, notes)]
     return [listed(lines, format) for lines in parts if lines]
 
 
@@ -153,7 +153,7 @@ def _stages(rows: Sequence[Row]) -> Lines:
     return lines
 
 
-def _notes(rows: Sequence[Row]) -> Lines:
+def notes(rows: Sequence[Row]) -> Lines:
     """Return each note once, with the rows that have it."""
     names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
