@@ -165,10 +165,11 @@ def test_the_shipped_transducers_decode_every_utterance(name):
 # -- the configuration -----------------------------------------------------------------------------------------------
 
 
-def test_values_of_the_command_line_are_over_those_of_the_file(config):
+def test_values_of_the_command_line_are_over_those_of_the_file(config, capsys):
     words = ["--profiling_dimensions.batch_sizes=[1,2,3]", "--example_audio=null", "--audio_mockup_secs=[0.5, 2]"]
     dimensions = cli.configured(config(), words).profiling_dimensions
     assert dimensions.batch_sizes == [1, 2, 3] and dimensions.audio_mockup_secs == [0.5, 2]
+    assert command(cli, "--threds", 2) == 2 and "--threds: give --key=value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,11 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     """Return the configuration in a YAML file, with the values of --key=value over it.  Raises UserError.
 
     quick: keep the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
+    given = overridden(overrides)
     values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
-    override(values, overrides)
+    for part, keys in given.items():
+        if isinstance(values.setdefault(part, {}), dict):  # else the configuration is wrong, which is told below
+            values[part].update(keys)
     config = configuration.converted(values, Profile, str(path))
     model, dimensions = config.pretrained_model, config.profiling_dimensions
     if model.python:
@@ -136,22 +139,21 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
             where = f"{path}: profiling_dimensions.example_audio"
             raise UserError(f"{where}: {audio}: no such file; give another, or null for random data")
         dimensions.example_audio = str(audio)
-    given = {word.partition("=")[0].lstrip("-").rpartition(".")[2] for word in overrides}
     for key, count in (("audio_mockup_secs", 2), ("batch_sizes", 1)) if quick else ():
-        if key not in given:
+        if key not in given.get("profiling_dimensions", ()):
             setattr(dimensions, key, sorted(getattr(dimensions, key))[:count])
     return config
 
 
-def override(values: Dict[str, Any], given: Sequence[str]) -> None:
-    """Set the values of "--part.key=value", or "--key=value", in place; values are YAML.  Raises UserError."""
+def overridden(words: Sequence[str]) -> Dict[str, Dict[str, Any]]:
+    """Return the values of "--part.key=value", or "--key=value", by part and key; they are YAML.  Raises UserError."""
     parts: Dict[str, Any] = {"pretrained_model": Model, "profiling_dimensions": Dimensions}
     known = {key: part for part, kind in parts.items() for key in configuration.keys_of(kind)}
-    for word in given:
+    result: Dict[str, Dict[str, Any]] = {}
+    for word in words:
         name, equals, value = word.partition("=")
         part, _, key = name.lstrip("-").rpartition(".")
         if not name.startswith("--") or not equals or known.get(key) is None or part not in ("", known[key]):
             raise UserError(f"{word}: give --key=value{closest(key, known)}; there are {', '.join(known)}")
-        keys = values.setdefault(known[key], {})
-        if isinstance(keys, dict):  # else the configuration is wrong, which is told later
-            keys[key] = configuration.parsed(value, f"--{key}")
+        result.setdefault(known[key], {})[key] = configuration.parsed(value, f"--{key}")
+    return result
