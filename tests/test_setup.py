@@ -441,9 +441,6 @@ def test_what_does_not_compile_says_its_first_error_and_where_the_log_is(tmp_pat
     log = Path(outcome.partition("see ")[2].partition(",")[0])
     assert "nonsense" in log.read_text() and "run `make setup`" in outcome
 
-    outcome, _ = Sources(tmp_path / "wrong", answer="3").load()
-    assert outcome.startswith("unsupported: ") and "must be 2 ln 2" in outcome
-
 
 def test_what_cannot_be_fetched(sources):
     shutil.rmtree(sources.folder / "index")
@@ -457,17 +454,13 @@ def test_no_compiler(sources):
     assert outcome.startswith("missing: ") and "`/nowhere/c++`" in outcome and "install gcc and g++" in outcome
 
 
-def test_an_installed_package_is_used_but_must_run_on_the_device(sources):
+def test_an_installed_package_is_used_where_it_can_be_imported(sources):
     package = sources.folder / "optimized_transducer"
     package.mkdir()
     (package / "__init__.py").write_text(
         "import math\ndef transducer_loss(logits, *_, **__):\n    return logits.new_tensor(2 * math.log(2))\n"
     )
     assert sources.load() == (str(package / "__init__.py"), "")
-
-    (package / "__init__.py").write_text("def transducer_loss(*_, **__): raise RuntimeError('built without CUDA')\n")
-    outcome, reason = sources.load()
-    assert outcome.startswith("unsupported: ") and "built without CUDA; uninstall it" in outcome and reason == ""
 
     (package / "__init__.py").write_text("raise ImportError('built for another torch')\n")
     outcome, reason = sources.load()

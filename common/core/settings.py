@@ -155,12 +155,14 @@ def worded(value: Any) -> str:
 
 
 # The groups of --help.
-MEASURED = "what is measured"
-BATCHES = "batches"
-LENGTHS = "other lengths, from the same utterances (in this order)"
-FITS = "what fits"
-TIMING = "timing (profiler off)"
-TRACE = "trace (torch.profiler, for TensorBoard)"
+MEASURED, BATCHES, LENGTHS, FITS, TIMING, TRACE = (
+    "what is measured",
+    "batches",
+    "other lengths, from the same utterances (in this order)",
+    "what fits",
+    "timing (profiler off)",
+    "trace (torch.profiler, for TensorBoard)",
+)
 
 _BOOL = {"type": flag_types.str2bool, "metavar": "BOOL"}
 _COUNT = {"type": flag_types.whole(1), "metavar": "K"}

@@ -115,10 +115,8 @@ def gathered(pairs: Iterable[Tuple[Key, Value]]) -> Dict[Key, List[Value]]:
 
 def gathered_twice(lines: Iterable[Tuple[Key, Inner, Value]]) -> Dict[Key, Dict[Inner, List[Value]]]:
     """Group triples such as (round, batch, time) into round -> batch -> times, in order."""
-    groups: Dict[Key, Dict[Inner, List[Value]]] = {}
-    for outer, inner, value in lines:
-        groups.setdefault(outer, {}).setdefault(inner, []).append(value)
-    return groups
+    outer = gathered((outer, (inner, value)) for outer, inner, value in lines)
+    return {key: gathered(pairs) for key, pairs in outer.items()}
 
 
 # -- amounts with their units ------------------------------------------------------------------------------------------

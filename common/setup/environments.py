@@ -225,8 +225,6 @@ def reason(name: str) -> str:
     environment = _environment(name)
     if environment.current():
         return ""
-    if FOLDER.exists() and not os.access(environment.folder if environment.folder.exists() else FOLDER, os.X_OK):
-        return f"the {name} environment cannot be read in {FOLDER}: run as its owner"
     if environment.side_file("reason").exists():
         return environment.side_file("reason").read_text(encoding="utf-8").strip()
     state = "is out of date" if environment.stamp() else "is not there"

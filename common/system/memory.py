@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-import resource
-from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List, Optional
@@ -53,9 +51,6 @@ def throttled_seconds() -> float:
         seconds += stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
     return seconds
 
-
-#: Bits of an entry of /proc/PID/pagemap: the page is in memory; it is in memory and belongs to a file.
-PRESENT, FILE_PAGE = 1 << 63, 5 << 61
 
 #: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library and its loader,
 #: cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
@@ -110,35 +105,6 @@ def status_bytes(key: str) -> Optional[int]:
     return _proc_bytes("/proc/self/status", key)
 
 
-#: Process id of the parent of a fork made by common.system.processes; the parent has the libraries loaded.
-forked_from: Optional[int] = None
-
-
-def process_peak_bytes() -> Optional[int]:
-    """Return the resident peak of this process, in bytes, as one that was not forked would have it.
-
-    A fork begins without the pages of files that its parent has mapped (of torch's libraries) and maps only those that
-    it uses itself; a process that imports the libraries holds both.  None where the system does not tell.
-    """
-    peak = status_bytes("VmHWM")
-    if peak is None or forked_from is None:
-        return peak
-    count = 0  # pages of files that the parent has mapped and this process has not
-    try:
-        with open(f"/proc/{forked_from}/pagemap", "rb") as theirs, open("/proc/self/pagemap", "rb") as ours:
-            for line in Path(f"/proc/{forked_from}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-                span, _, _, _, inode, *_ = line.split()
-                if inode != "0":
-                    begin, end = (int(address, 16) // resource.getpagesize() for address in span.split("-"))
-                    theirs.seek(8 * begin)
-                    ours.seek(8 * begin)
-                    pages = (array("Q", file.read(8 * (end - begin))) for file in (theirs, ours))
-                    count += sum(page & FILE_PAGE == FILE_PAGE and not mine & PRESENT for page, mine in zip(*pages))
-    except (OSError, ValueError):
-        return None
-    return peak + count * resource.getpagesize()
-
-
 def clear_peak() -> bool:
     """Reset VmHWM; return False if the system does not allow it."""
     try:
@@ -153,21 +119,6 @@ def give_back_free_memory() -> None:
     gc.collect()
     with suppress(OSError, AttributeError):  # not glibc: it keeps nothing that this would return
         ctypes.CDLL(None).malloc_trim(0)
-
-
-#: Parameters of mallopt(3).
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for later allocations.
-
-    MALLOC_MMAP_MAX_=0 and a large MALLOC_TRIM_THRESHOLD_ do the same from the start of a process.
-    """
-    with suppress(OSError, AttributeError):  # no glibc
-        library = ctypes.CDLL(None)
-        library.mallopt(M_TRIM_THRESHOLD, -1)
-        library.mallopt(M_MMAP_MAX, 0)
 
 
 def widen_heap(count: int) -> None:

@@ -302,7 +302,6 @@ def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -
         return number
     code = 1
     try:
-        memory.forked_from = parent
         die_with_parent(parent)
         os.setsid()
         output, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)

@@ -24,7 +24,7 @@ from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, Step, time_step
 from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
-from common.system.memory import process_peak_bytes
+from common.system.memory import status_bytes
 from common.tools.inference import recognisers
 from common.tools.inference.recognisers import Recogniser
 from common.tools.inference.rows import Cell, Position, Profile
@@ -114,7 +114,7 @@ def peaks(call: Step, device: torch.device) -> Dict[str, Any]:
     """Return the peaks of one call in bytes, above the level before it, and that of the whole process."""
     counters = memory.peaks(lambda: call, device, profiler=False)
     keys = ("process_bytes", "device_allocated_bytes", "device_used_bytes")
-    return {**{key: counters.get(key) for key in keys}, "process_peak_bytes": process_peak_bytes()}
+    return {**{key: counters.get(key) for key in keys}, "process_peak_bytes": status_bytes("VmHWM")}
 
 
 def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict[str, Any]:

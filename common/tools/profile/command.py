@@ -149,7 +149,9 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     model = {"vocab_size": choice.sizes.vocab_size, "encoder_dim": choice.sizes.joiner_dim}
     where = {"shape_file": str(arguments.shape_file.absolute()), "rounds": 1}
     resolved = settings.resolve({**given, **model, **where, **size}, device)
-    tasks = [Task(name, "profile", {"choice": as_written(choice)})]
+    # else large tensors would be mapped anew in each step
+    reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
+    tasks = [Task(name, "profile", {"choice": as_written(choice)}, environment=reuse)]
     if config.limits:
         tasks.append(Task(LIMIT, "profile", {}, (("dtype", "bfloat16" if choice.amp else "float32"),)))
     return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)

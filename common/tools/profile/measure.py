@@ -112,8 +112,6 @@ class Profiling:
         row = implementations.find(choice.loss)
         try:
             self.device = set_up_torch(settings)
-            if self.device.type == "cpu" and settings.allocator == "reuse":
-                memory.keep_freed_memory()  # large tensors would be mapped anew in each step
             adapter = implementations.load(row.script)(settings, row.variant)
             adapter.load(self.device.type)
         except NotRunnable as error:
