@@ -413,3 +413,18 @@ def test_a_search_that_did_not_end_gives_no_ratio(tmp_path):
     text = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
     assert "largest batch, exact: withheld: the search of fused did not end" in text and "--resume" in text
     assert "the size" not in text.partition("approximate:")[0]
+
+
+def test_a_loss_that_computes_in_less_than_float32_is_named(tmp_path):
+    """More than ten times float32's rounding; records of before know none, and say nothing."""
+    sizes = {"batch": 4, "N": 2, "T_max": 407, "U_max": 86, "loss_error": 8e-8, "grad_tolerance": 2e-3, "ok": True}
+    for known, told in ({"reference_error": 2e-5}, True), ({"reference_error": 4e-5}, False), ({}, False):
+        timed(tmp_path, "k2", [10, 11, 10])
+        change(tmp_path / "k2", "correctness", at_size={**sizes, "grad_error": 3.1e-4, **known})
+        verdict_text = screen(tmp_path).partition("VERDICT")[2]
+        assert (
+            ("less than float32" in verdict_text)
+            == ("3.1e-04 < float32" in tables.screen(logs.read([tmp_path]), width=300))
+            == told
+        )
+        assert ("less than float32" in summarize(tmp_path)) == told

@@ -192,6 +192,8 @@ def _notes(
         notes.append("the device's limits were measured beside other load: % of limit may be too high")
     if made.imprecise:
         notes.append(f"imprecise: rounding alone puts it off by {made.imprecise:.1e} on a measured batch")
+    if made.is_coarse:
+        notes.append(f"computes in less than float32: its gradients are off by {made.measured_errors[1]:.1e} at size")
     if judged and judged.differing:
         differing = ", ".join(judged.differing)
         notes.append(f"not deterministic: a second step on the same inputs gives other bits in {differing}")

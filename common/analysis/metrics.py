@@ -108,7 +108,8 @@ MARKED_ERROR = 1e-4
 def _marked_error(row: Row) -> str:
     """Return the error of the gradients at the measured size, "1.3e-03 !" where it is above that."""
     value = row.measured_errors[1]
-    return text.error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
+    mark = " < float32" if row.is_coarse else " !" if value is not None and value > MARKED_ERROR else ""
+    return text.error(value) + mark
 
 
 def _percent(row: Row, scope: str) -> Optional[float]:

@@ -287,6 +287,13 @@ class Row:
         return None if gap is None else abs(gap)
 
     @property
+    def is_coarse(self) -> bool:
+        """Return whether its gradients at size are more than ten times as far off as float32's rounding; false for
+        earlier records, which do not know the latter."""
+        size = self.checked.at_size
+        return bool(size and size.reference_error and size.grad_error > 10 * size.reference_error)
+
+    @property
     def imprecise(self) -> Optional[float]:
         """Return the largest error at size that only rounding explains; None where there is none."""
         return self.checked.at_size.imprecise if self.checked.at_size else None

@@ -193,6 +193,8 @@ def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float, most: bool = Fal
 
 Words = List[Union[str, Link]]
 
+#: Of a loss whose gradients are further off than float32 makes them.
+COARSE = "computes in less than float32"
 #: Corners of a loss that a verdict names.
 MOST_CAVEATS = 4
 #: Made logits whose name says too little.
@@ -376,12 +378,12 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
 def corners(pick: Pick) -> Tuple[str, str]:
     """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
     name = pick.row.name
-    if pick.caveats is None:
+    caveats = [*([COARSE] if pick.row.is_coarse else []), *(pick.caveats or [])]
+    if not caveats and pick.caveats is None:
         return "corners", f"{name} was not judged yet: ./rnnt-bench check --only {name}"
-    if not pick.caveats:
+    if not caveats:
         return "corners", f"rnnt-bench check found nothing wrong with {name}"
-    others = len(pick.caveats) - MOST_CAVEATS
-    shown = list(pick.caveats[:MOST_CAVEATS])
+    others, shown = len(caveats) - MOST_CAVEATS, caveats[:MOST_CAVEATS]
     if others > 0:
         shown.append(f"{others} more: ./rnnt-bench check --only {name}")
     return "beware", f"{name}: {'; '.join(shown)}"
