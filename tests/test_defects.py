@@ -33,10 +33,11 @@ def installed(python: Path, package: str) -> bool:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_is_short_and_names_the_version(program):
+def test_a_program_is_short_and_names_the_version_and_the_page_of_the_family_leads_to_it(program):
     lines = program.read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.strip()]) <= 12
     assert re.match(r"# \S+ [\d.]+, \S+", lines[0]) and any("# prints " in line for line in lines)
+    assert f"defects/{program.name}" in (FOLDER.parent / "family.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
@@ -55,8 +56,3 @@ def test_a_program_prints_what_it_says(program):
     assert done.returncode == 0, done.stderr
     printed = re.findall(r"# prints (.+)", program.read_text(encoding="utf-8"))
     assert set(printed) <= set(done.stdout.splitlines()), done.stdout
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_the_page_of_the_family_leads_to_it(program):
-    assert f"defects/{program.name}" in (FOLDER.parent / "family.md").read_text(encoding="utf-8")

@@ -249,8 +249,8 @@ def page(matrix: Matrix) -> str:
         "# Conformance of the transducer losses",
         f"{text.escaped(matrix.heading)}. `./rnnt-bench check --output docs` makes this page in about 10 minutes, "
         "`--list` says what each case asks, `--only NAME` judges one loss, your own too; [corners.md](corners.md) says "
-        "more. Loss and gradient are compared with the float64 oracle, on the lattice that the loss documents. Programs of "
-        "12 lines show defects to maintainers: see [family.md](family.md).",
+        "more. Loss and gradient are compared with the float64 oracle, on the lattice that the loss documents. "
+        "Programs of 12 lines show defects to maintainers: see [family.md](family.md).",
         "## Matrix",
         *(block(table, "markdown") for table in tables(matrix)),
         listed(remarks(matrix), "markdown"),
