@@ -137,12 +137,9 @@ class Profiling:
             raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
         batches = batching.in_batches(rows, self.settings)
         chosen = batching.selected(batches, self.settings)
-        for index in chosen if self.settings.sort_utterance else ():
-            frames, most = int(batches[index][:, 0].sum()), self.settings.max_frames
-            if frames > most:
-                raise UserError(
-                    f"--max-frames {most}: a measured batch is one utterance of {frames}; give at least that"
-                )
+        longest, most = max(int(batches[index][:, 0].sum()) for index in chosen), self.settings.max_frames
+        if self.settings.sort_utterance and longest > most:
+            raise UserError(f"--max-frames {most}: a measured batch is one utterance of {longest}; give at least that")
         seed, sizes = self.settings.seed, self.choice.sizes
         return [Inputs(batches[index], sizes, adapter, self.device, seed, index) for index in chosen]
 
