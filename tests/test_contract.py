@@ -219,8 +219,3 @@ def test_the_table_and_the_script_name_the_same_variants(implementation):
     for variant, kind in implementation.variants.items():
         chosen = adapter(settings.resolve({"preset": "quick"}, "cpu"), variant)
         assert chosen.kind == kind and (kind == "pruned" or kind == chosen.topology.replace("regular", "exact"))
-
-
-def test_available_somewhere():
-    """This Python has at least one implementation: a contract that is skipped everywhere proves nothing."""
-    assert adapter_of(find("reference"), "cpu")

@@ -3,19 +3,17 @@ unsupported where only scope "loss" is asked for."""
 
 from __future__ import annotations
 
-import json
-
 import own_joint
 import pytest
 import torch
 from commands import ROOT, rows_of, run
 from fixtures_runs import records_of
 from test_broken_losses import judged
-from test_contract import LARGE, context_of
+from test_contract import context_of
 
 from common.core import implementations, settings
 from common.core.errors import NotRunnable
-from common.losses import layouts, oracle, step, subject
+from common.losses import layouts, step, subject
 from common.losses.passes import at_size
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
@@ -54,11 +52,6 @@ def test_only_scope_loss_is_unsupported_and_says_what_is_not():
     assert refused.value.status == "unsupported"
 
 
-def test_its_largest_batch_is_searched(quick):
-    done = run("benchmark_all.py", "--only", SCRIPT, *quick, "--find-largest", "batch-size", "--largest-cap", "2")
-    assert done.returncode == 0 and "own_joint" in done.stdout, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("name", own_joint.FACTORS)
 def test_each_of_its_gradients_is_judged(monkeypatch, name):
     context = context_of(adapter_of())
@@ -90,22 +83,6 @@ def test_what_is_wrong_at_size_only_is_found(monkeypatch, name):
     monkeypatch.setattr(adapter, "loss_of", cut)
     record, _ = judged(context_of(adapter))
     assert record.grad_error <= record.tolerance and not record.ok and not record.at_size.ok
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_other_dtypes(dtype, monkeypatch):
-    monkeypatch.setattr(at_size, "CHUNK", 5000)  # some frames at a time
-    result, _ = at_size.check(context_of(adapter_of(dtype=dtype), LARGE), oracle.TOLERANCE[dtype])
-    assert result.ok, result
-
-
-@pytest.mark.thorough
-def test_its_corners(tmp_path):
-    corners = {"ragged", "slack", "nan-padding", "padding-gradient", "minus-inf", "blank-last", "V-5000"}
-    done = run("rnnt-bench", "check", "--in-place", "--only", SCRIPT, "--format", "json", "--log-dir", tmp_path)
-    assert done.returncode == 0, done.stderr
-    results = {row["case"]: row["result"] for row in json.loads(done.stdout)}
-    assert set(results.values()) == {"pass", "n/a"} and {results[name] for name in corners} == {"pass"}
 
 
 def test_every_layout_has_a_class_and_a_kind():

@@ -23,14 +23,26 @@ def vary(**options):
     return batching.vary(ROWS, **options).tolist()
 
 
-def test_the_defaults_change_nothing():
-    assert vary() == ROWS.tolist() and batching.vary(ROWS).dtype == np.int32
-
-
-def test_frames_of_other_front_ends_by_hand():
-    # x8 is a third convolution (T - 1) // 2, x6 is (2 T - 1) // 3, and no utterance is left without a frame
-    assert vary(subsampling=8) == [[175, 60], [1, 0], [4, 1], [16, 3], [3, 5]]
-    assert vary(subsampling=6) == [[234, 60], [1, 0], [6, 1], [21, 3], [4, 5]]
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, ROWS.tolist()),
+        # x8 is a third convolution (T - 1) // 2, x6 is (2 T - 1) // 3, and no utterance is left without a frame
+        ({"subsampling": 8}, [[175, 60], [1, 0], [4, 1], [16, 3], [3, 5]]),
+        ({"subsampling": 6}, [[234, 60], [1, 0], [6, 1], [21, 3], [4, 5]]),
+        # tokens are rounded, and text stays text: 0.5 would be none, 1.5 is 2, 2.5 is 2
+        ({"token_scale": 0.5}, [[352, 30], [1, 0], [10, 1], [33, 2], [7, 2]]),
+        ({"token_scale": 2.66}, [[352, 160], [1, 0], [10, 3], [33, 8], [7, 13]]),
+        # utterances in a row become one, and the rest is kept
+        ({"concatenate": 2}, [[353, 60], [43, 4], [7, 5]]),
+        ({"concatenate": 100}, [[403, 69]]),
+        ({"concatenate": 2, "subsampling": 8, "token_scale": 0.5}, [[176, 30], [21, 2], [3, 2]]),
+        ({"frames": 9}, [[9, 60], [9, 0], [9, 1], [9, 3], [9, 5]]),
+        ({"tokens": 0, "frames": 3, "subsampling": 8, "token_scale": 3}, [[3, 0]] * 5),
+    ],
+)
+def test_lengths_by_hand(options, expected):
+    assert vary(**options) == expected
 
 
 def test_frames_agree_with_the_front_ends_themselves():
@@ -40,22 +52,6 @@ def test_frames_agree_with_the_front_ends_themselves():
     assert np.array_equal(batching.vary(at_4, subsampling=8)[:, 0], shapes.subsampled(frames, 8))
     missing = shapes.subsampled(frames, 6) - batching.vary(at_4, subsampling=6)[:, 0]
     assert set(missing.tolist()) == {0, 1} and missing.mean() < 0.4
-
-
-def test_tokens_are_scaled_and_rounded_and_text_stays_text():
-    assert [row[1] for row in vary(token_scale=0.5)] == [30, 0, 1, 2, 2]  # 0.5 would be none, 1.5 is 2, 2.5 is 2
-    assert [row[1] for row in vary(token_scale=2.66)] == [160, 0, 3, 8, 13]
-
-
-def test_utterances_in_a_row_become_one_and_the_rest_is_kept():
-    assert vary(concatenate=2) == [[353, 60], [43, 4], [7, 5]]
-    assert vary(concatenate=100) == [[403, 69]]
-    assert vary(concatenate=2, subsampling=8, token_scale=0.5) == [[176, 30], [21, 2], [3, 2]]
-
-
-def test_one_length_for_all():
-    assert vary(frames=9) == [[9, 60], [9, 0], [9, 1], [9, 3], [9, 5]]
-    assert vary(tokens=0, frames=3, subsampling=8, token_scale=3) == [[3, 0]] * 5
 
 
 def test_lengths_that_no_shape_file_could_hold():
