@@ -205,7 +205,7 @@ def manifest(path: Path) -> Iterator[Tuple[str, Path]]:
             yield name, file
 
 
-def part(stage: str, costs: List[Costs], seconds: Optional[float], failed: int) -> Dict[str, Any]:
+def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[str, Any]:
     """Return a stage over the examples that ended well, from what it costs on each.
 
     seconds: of all their audio; failed: how many examples ended in it.  run_time_s is the mean of each example's median
@@ -233,68 +233,50 @@ def whole(parts: List[Dict[str, Any]]) -> Dict[str, Any]:
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Pipeline)
-    names = [stage.name for stage in config.stages]
-    jobs = {example: [kept.job(config.job(example, stage)) for stage in config.stages] for example in config.examples}
-    last = len(names) - 1
-    ends = {  # the number of the first stage that did not end well, or of the last
-        example: next((number for number, job in enumerate(each) if job.status != "ok"), last)
-        for example, each in jobs.items()
-    }
-    statuses = {example: each[number].status for (example, each), number in zip(jobs.items(), ends.values())}
-    well = {name: [job.of(Costs)[0] for job in each] for name, each in jobs.items() if statuses[name] == "ok"}
-    lengths = [costs[0].seconds for costs in well.values()]
-    seconds = None if None in lengths else sum(filter(None, lengths))
-    failed = [ends[example] for example, status in statuses.items() if status not in UNFAILED]
-    parts = [
-        part(name, [costs[number] for costs in well.values()], seconds, failed.count(number))
-        for number, name in enumerate(names)
+    names, result = [stage.name for stage in config.stages], Answer(kept.header.name)
+    well: List[List[Costs]] = []
+    failed: List[int] = []  # the number of the stage that failed, of each example that did
+    for example in config.examples:
+        jobs = [kept.job(config.job(example, each)) for each in config.stages]
+        stage, end = next(((n, job) for n, job in enumerate(jobs) if job.status != "ok"), (0, jobs[0]))
+        result.statuses.append(end.status)
+        if end.status == "ok":
+            well.append([job.of(Costs)[0] for job in jobs])
+        elif end.status not in UNFAILED:
+            failed.append(stage)
+        if end.reason:
+            result.failures.append(f"{example}: {names[stage]}: {end.status}: {end.reason}")
+    seconds = sum(costs[0].seconds or 0 for costs in well)
+    every = [
+        part(name, [costs[place] for costs in well], seconds, failed.count(place)) for place, name in enumerate(names)
     ]
-    every = [*parts, *([whole(parts)] if len(parts) > 1 else [])]
-    lines = ["run time, MACs and FLOPs of stages add up; memory is the largest of a stage"] if parts[1:] else []
-    lines += kept.machine
-    if failed and well:
-        lines.append(f"{len(failed)} of {len(jobs)} examples failed: means are of the others alone")
-    busy = sum(any(each.busy for each in costs) for costs in well.values())
-    if busy:
-        lines.append(f"{count(busy, 'example')} ran beside other load: times are too long")
-    if every[-1]["not_counted"]:
-        lines.append(f"not counted in FLOPs: {', '.join(every[-1]['not_counted'])}")
-    seconds, memory, flops = (every[-1][key] for key in ("run_time_s", "memory_bytes", "flops"))
-    total = []
-    if seconds is not None and memory is not None and flops is not None:
-        words = (
-            f"run time {number(seconds)} s, memory {number(memory / MB)} MB, {quantity(flops, 'FLOPs')} an utterance"
-        )
-        total = [f"{words} (mean of {count(len(well), 'example')})"]
-    ended = f"{len(well)}" if len(well) == len(jobs) else f"{len(well)} of {len(jobs)}"
+    every += [whole(every)] if len(every) > 1 else []
+    busy, unknown = sum(any(each.busy for each in costs) for costs in well), every[-1]["not_counted"]
+    run_time, memory, flops = (every[-1][key] for key in ("run_time_s", "memory_bytes", "flops"))
+    if run_time is not None and memory is not None:
+        words = f"run time {number(run_time)} s, memory {number(memory / MB)} MB, {quantity(flops, 'FLOPs')}"
+        result.total.append(f"{words} an utterance (mean of {count(len(well), 'example')})")
+    told = {
+        "run time, MACs and FLOPs of stages add up; memory is the largest of a stage": len(every) > 1,
+        **dict.fromkeys(kept.machine, True),
+        f"{len(failed)} of {len(config.examples)} examples failed: means are of the others alone": failed and well,
+        f"{count(busy, 'example')} ran beside other load: times are too long": busy,
+        f"not counted in FLOPs: {', '.join(unknown)}": unknown,
+    }
+    result.lines += [words for words, holds in told.items() if holds]
+    of = "" if len(well) == len(config.examples) else f" of {len(config.examples)}"
     table = [
         {
             "stage": Cell(each["stage"]),
-            "examples": Cell(ended, len(well)),
+            "examples": Cell(f"{len(well)}{of}", len(well)),
             **cells(NUMBERS, each),
             "status": Cell(f"{each['failed']} failed" if each["failed"] else ""),
         }
         for each in every
     ]
-    counts = {"examples": len(well), "of": len(jobs), "busy": busy}
-    return Answer(
-        kept.header.name,
-        total,
-        [tabulated("stages", "An utterance, stage by stage", filled(table))],
-        lines,
-        [
-            f"{example}: {names[ends[example]]}: {each[ends[example]].status}: {each[ends[example]].reason}"
-            for example, each in jobs.items()
-            if each[ends[example]].reason
-        ],
-        [
-            {
-                "stage": each["stage"],
-                **counts,
-                **values(NUMBERS, each),
-                **{key: each[key] for key in ("not_counted", "failed")},
-            }
-            for each in every
-        ],
-        list(statuses.values()),
-    )
+    result.tables.append(tabulated("stages", "An utterance, stage by stage", filled(table)))
+    counts = {"examples": len(well), "of": len(config.examples), "busy": busy}
+    for each in every:
+        known = {key: each[key] for key in ("not_counted", "failed")}
+        result.rows.append({"stage": each["stage"], **counts, **values(NUMBERS, each), **known})
+    return result
