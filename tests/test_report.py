@@ -338,7 +338,7 @@ def test_facts_of_a_row_that_did_not_run_say_no_more_than_those_of_one_that_did(
     write_run(tmp_path / "b", name="b", jobs=[[status("correctness", "missing", "no b: pip install b")]], rounds=1)
     rows = rows_of(tmp_path)
     known = dict(cards_of.machine(rows))
-    assert known["Device"] == "cpu Some CPU" and known["Rounds"] == "1 fresh process"
+    assert known["Device"] == "cpu Some CPU" and known["Rounds"] == "1 of fresh processes"
     assert dict(cards_of.machine(rows[1:]))["Device"] == "cpu"
 
 

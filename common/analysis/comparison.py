@@ -183,10 +183,6 @@ class Change:
     errors: Judged
     changed: List[str]
 
-    @property
-    def name(self) -> str:
-        return self.pair.name
-
     def as_json(self) -> schema.Record:
         """Return the change as JSON has it."""
         sides = {
@@ -198,7 +194,7 @@ class Change:
             for side, run in (("baseline", self.pair.baseline), ("new", self.pair.new))
         }
         return {
-            **{"name": self.name, **sides, **self.margins._asdict()},
+            **{"name": self.pair.name, **sides, **self.margins._asdict()},
             "time": {scope: {**of.as_json(), **of.judged_json()} for scope, of in self.time.items()},
             "memory": {scope: change._asdict() for scope, change in self.memory.items()},
             **{"errors": self.errors._asdict(), "changed": self.changed},
@@ -316,12 +312,12 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
     for row in rows:
         new, is_ok = row.pair.new, row.pair.baseline.status == "ok"
         if new.status != "ok" and is_ok:
-            reasons.append(f"{row.name}: was measured at the baseline, now {new.status}: {new.reason}")
+            reasons.append(f"{row.pair.name}: was measured at the baseline, now {new.status}: {new.reason}")
         for scope, time in row.time.items():
             if time.lost:
-                reasons.append(f"{row.name} {scope}: was timed at the baseline, has no times now")
+                reasons.append(f"{row.pair.name} {scope}: was timed at the baseline, has no times now")
             if time.low is not None and not time.doubt and time.low > 1 + allowed:
-                reasons.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
+                reasons.append(f"{row.pair.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return reasons
 
 

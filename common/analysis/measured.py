@@ -128,11 +128,8 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple
     needless = {"trace", "memory"} if is_control else {"trace"}
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
-    first_round = settings.get("rounds", 1)
     for job, lines in jobs.items():
         end = store.status_of(lines)
-        if end and end.pass_name == "timing":
-            first_round = min(first_round, end.round or 1)
         status = "interrupted" if end is None else end.status if end.status in SEVERITY else "error"
         pass_name = (end and end.pass_name) or job
         if pass_name in needless and status == "interrupted":
@@ -143,8 +140,6 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple
             worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
         rounds = settings.get("rounds", 1)
-        if done.get("timing"):  # a row that joined has no earlier ones
-            rounds -= first_round - 1
         if settings.get("budget"):
             rounds = min(rounds, FEWEST_ROUNDS)
         planned = {name: rounds if name == "timing" else 1 for name in settings.get("passes", ())}

@@ -19,10 +19,6 @@ from common.records import schema
 Value = Union[float, str, None]
 
 
-def _unknown(row: Any) -> Value:
-    return None
-
-
 class Metric(NamedTuple):
     """Describe a number of a row.
 
@@ -40,7 +36,7 @@ class Metric(NamedTuple):
 
     key: str
     title: str
-    value: Callable[[Any], Value] = _unknown
+    value: Callable[[Any], Value] = lambda row: None
     words: Optional[Callable[[Any], str]] = None
     unit: str = ""
     better: str = ""
@@ -421,16 +417,9 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     Further columns of an OPEN table are left out where no row has a value.  The page has the status only where it is
     not "ok" for every row.
     """
-    listed = [METRICS[key] for key in COLUMNS[table]]
-
-    all_ok = table.startswith("page") and all(_status(row) == "ok" for row in rows)
-
-    def is_shown(metric: Metric) -> bool:
-        if metric.key == "status" and all_ok:
-            return False
-        return metric in listed or any(metric.value(row) is not None for row in rows)
-
-    return list(filter(is_shown, [*listed, *(others() if table in OPEN else [])]))
+    hidden = {"status"} if table.startswith("page") and all(_status(row) == "ok" for row in rows) else ()
+    further = [each for each in others() if any(each.value(row) is not None for row in rows)] if table in OPEN else []
+    return [*(METRICS[key] for key in COLUMNS[table] if key not in hidden), *further]
 
 
 def plain(row: Row) -> schema.Record:

@@ -78,16 +78,12 @@ class LogitsPick(NamedTuple):
     best: Optional[Pick]
 
 
-class Verdict(NamedTuple):
-    """Hold the pick for each question; None where there is no answer, or it was not measured."""
-
-    fastest: Optional[Pick]
-    logits: Optional[LogitsPick]
-    smallest: Optional[Pick]
-    approximate: Optional[Pick]
+#: The picks of the fastest exact loss, for given logits, the smallest and an approximation; None where there is no
+#: answer, or it was not measured.
+Picks = Tuple[Optional[Pick], Optional[LogitsPick], Optional[Pick], Optional[Pick]]
 
 
-def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
+def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
     """Return the picks of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides
     docs/."""
     quick, small, approximate = fastest(rows), smallest(rows), fastest(rows, ("pruned",))
@@ -99,7 +95,7 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
         approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
     if quick:
         quick = replace(quick, caveats=parts.caveats(quick.row.loss, folders))
-    return Verdict(quick, given_logits(rows), small, approximate)
+    return quick, given_logits(rows), small, approximate
 
 
 def fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
@@ -332,11 +328,8 @@ def approximate(pick: Pick) -> Words:
     """Return the time and the peak of an approximation over those of the fastest exact loss, and its error."""
     if pick.withheld:
         return [pick.withheld]
-    ratios = []
-    if pick.over:
-        ratios.append(f"{number(pick.over.ratio, 2)}x the time")
-    if pick.memory:
-        ratios.append(f"{number(pick.memory, 2)}x the peak")
+    known = {"time": pick.over.ratio if pick.over else None, "peak": pick.memory}
+    ratios = [f"{number(ratio, 2)}x the {noun}" for noun, ratio in known.items() if ratio]
     parts = [f"{' and '.join(ratios)} of the fastest exact loss"] if ratios else []
     off = accuracy(pick.row)
     parts += [f"its loss is {off}"] if off else []
@@ -363,16 +356,17 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
     """Return the peak of a row beside the smallest peak of all rows."""
     if row.peak_mb is None:
         return ["not measured"]
-    peak = value(row, PEAK)
-    if smallest is None or smallest.row.peak_mb is None:
+    least, peak = smallest.row if smallest else row, value(row, PEAK)
+    if smallest and row in [least, *smallest.rivals]:
+        return [peak, ", the smallest" if smallest.sure else ", as small as any"]
+    if least is row or not least.peak_mb:
         return [peak]
-    if smallest.row is row and smallest.sure:
-        return [peak, ", the smallest"]
-    if smallest.row is row or row in smallest.rivals:
-        return [peak, ", as small as any"]
-    least = smallest.row
-    times = number(row.peak_mb / least.peak_mb, 3) if least.peak_mb else "-"
-    return [peak, f", {times}x the peak of {name_of(least)} (", value(least, PEAK), ")"]
+    return [
+        peak,
+        f", {number(row.peak_mb / least.peak_mb, 3)}x the peak of {name_of(least)} (",
+        value(least, PEAK),
+        ")",
+    ]
 
 
 def corners(pick: Pick) -> Tuple[str, str]:

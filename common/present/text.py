@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 from textwrap import wrap
 from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
@@ -53,17 +54,17 @@ def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[
     heads = zip(*([""] * (height - len(lines)) + lines for lines in titles))
     rows = [[Cell(words) for words in line] for line in (*heads, ["-" * width for width in widths])] + body
     lines = [
-        "  ".join(_padded(*each, colors or {}) for each in zip(row, table.columns, widths)).rstrip() for row in rows
+        "  ".join(
+            painted(cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width), cell.mark, colors or {})
+            for cell, column, width in zip(row, table.columns, widths)
+        ).rstrip()
+        for row in rows
     ]
     groups, head = ["", *table.groups], len(rows) - len(body)
     for number in reversed(range(len(table.groups))):
         if groups[number + 1] != groups[number]:
             lines.insert(head + number, f"{groups[number + 1]}:")
     return "\n".join(lines)
-
-
-def _padded(cell: Cell, column: Column, width: int, colors: Mapping[str, str]) -> str:
-    return painted(cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width), cell.mark, colors)
 
 
 def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
@@ -90,6 +91,7 @@ def markdown_of(columns: Sequence[Union[Column, str]], rows: Iterable[Sequence[s
 
 # Rows.
 
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 #: Each batch and round, each option of a package would be columns of their own.
 NOT_IN_CSV = ("round_medians_ms", "options")
 
@@ -129,15 +131,7 @@ def _cell(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = plain(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not _reads_as_number(text) else text
-
-
-def _reads_as_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not NUMBER.fullmatch(text) else text
 
 
 def _finite(value: Any) -> Any:

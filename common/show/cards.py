@@ -143,7 +143,7 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
         ("Shapes", ", ".join(shapes)),
         ("Options", ", ".join(described(settings, (MEASURED,)))),
         ("Seed", settings.get("seed")),
-        ("Rounds", f"{rounds} fresh process{'' if rounds == 1 else 'es'}" if rounds else None),
+        ("Rounds", rounds and f"{rounds} of fresh processes"),
         ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
         ("Suite", revision and revision + (" with uncommitted changes" if entry.header.git_dirty else "")),
         ("Command", " ".join(map(str, command)) if isinstance(command, list) else None),

@@ -69,7 +69,7 @@ def screen(
     changed, and the verdict."""
     shown = _measured(rows)
     lines = [line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"]
-    below = [f"{row.name}: {note}" for row in shown for note in _notes_of(row) if " run is " in note]
+    below = [f"{row.pair.name}: {note}" for row in shown for note in _notes_of(row) if " run is " in note]
     names = gathered((line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines)
     answers = {"times": _power(shown), **{verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names}}
     reasons = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
@@ -114,8 +114,8 @@ def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[st
     lines = lines_of(shown)
     told = [line for line in lines if line.verdict != "same" or line.what.endswith("time")]
     same = gathered((line.name, line.what) for line in lines if line not in told)
-    notes = gathered((note, row.name) for row in shown for note in _notes_of(row))
-    others = dict.fromkeys(row.name for row in rows if row not in shown)
+    notes = gathered((note, row.pair.name) for row in shown for note in _notes_of(row))
+    others = dict.fromkeys(row.pair.name for row in rows if row not in shown)
     return [
         *(f"{line.name}, {line.what}: {line.verdict}: {line.reason}" for line in told),
         *(f"{name}: {', '.join(whats)}: same" for name, whats in same.items()),
@@ -164,7 +164,7 @@ def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
 
     def add(row: comparison.Change, what: str, change: Any, ratio: Optional[float], *cells: str) -> None:
         words = "-" if ratio is None else f"{ratio:.3f}"
-        lines.append(Line(row.name, what, change.verdict, change.reason, [words, *cells]))
+        lines.append(Line(row.pair.name, what, change.verdict, change.reason, [words, *cells]))
 
     def with_unit(values: Sequence[Optional[float]], key: str) -> List[str]:
         return ["-" if value is None else f"{number(value)} {metrics.METRICS[key].unit}" for value in values]
@@ -256,7 +256,7 @@ def _figure(rows: Sequence[comparison.Change]) -> Optional[parts.Figure]:
         for scope, time in row.time.items():
             if time.times is not None:
                 numbers = time.times, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
-                dots.append(plots.Dot(f"{row.name}, {scope}", look_of[time.row.name], *numbers, time.row.results))
+                dots.append(plots.Dot(f"{row.pair.name}, {scope}", look_of[time.row.name], *numbers, time.row.results))
     if not dots:
         return None
     caption = "Dot: the time of the new side over that of the baseline; line: its interval over rounds."
