@@ -44,6 +44,14 @@ COMMANDS: Dict[str, Command] = {
     "pipelines": Command("Measure what an utterance costs in a speech system.", "common.tools.pipelines.command"),
 }
 PROGRAM = "rnnt-bench"
+#: Advice that only a checkout can follow, and what stands in its place for an installed package.
+IN_A_CHECKOUT = {
+    "`make bench`": f"`{PROGRAM} run`",
+    "; run `make setup` or": ";",
+    "then run `make setup`": "then run again",
+    "run `make setup` again": "run again",
+    "manual install, see --list": f"see {PROGRAM} list",
+}
 
 
 def _slices() -> Tuple[Slice, ...]:
@@ -98,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     for other, of in reversed(COMMANDS.items()):  # run, and not list, is benchmark_all.py
         errors.names_of_scripts[of.script] = f"{PROGRAM} {other}"
     if INSTALLED:
-        errors.names_of_scripts["`make bench`"] = f"`{PROGRAM} run`"
+        errors.names_of_scripts.update(IN_A_CHECKOUT)
     if name == "sweep":
         is_axis = [word for word in others if "=" in word and not word.startswith("-")]
         others = [f"--sweep={word}" if word in is_axis else word for word in others]

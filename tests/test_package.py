@@ -74,6 +74,8 @@ def test_it_measures_where_it_stands(installed, tmp_path):
         "reference": "ok",
         "k2": "missing",
     }
+    advice = done.stdout + done.stderr + (tmp_path / "log" / "details.txt").read_text()
+    assert "rnnt-bench list" in advice and not re.search(r"make setup|make bench|see --list|[a-z]+\.py --", advice)
     assert (tmp_path / "log" / "report.html").is_file()
     again = installed_command(installed, tmp_path, "summarize", "--format", "json")
     assert again.returncode == 0 and '"reference"' in again.stdout

@@ -202,13 +202,21 @@ def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):
     assert {row for row, _ in executor.seen} == {"own_hat", "torchaudio"}
 
 
-def test_a_loss_that_was_named_and_cannot_run_fails_the_command(tmp_path):
+def test_a_loss_that_was_named_and_cannot_run_fails_the_command_and_says_why(tmp_path, capsys):
     def answer(job, chosen):
-        return [job.status("missing", "no function")] if job.implementation == "reference" else None
+        return [job.status("missing", "x.py has no function f")] if job.implementation == "reference" else None
 
     arguments = parsed(*QUICK, "--log-dir", tmp_path, "--only", "torchaudio,reference", "--passes", "correctness")
     codes = [benchmark(list(arguments.only), arguments, own, Canned(answer)) for own in ([], ["reference"])]
-    assert codes == [EXIT_OK, EXIT_FAILED]
+    assert codes == [EXIT_OK, EXIT_FAILED] and "reference (x.py has no function f)" in capsys.readouterr().out
+
+
+def test_without_torch_a_run_is_one_line(tmp_path, monkeypatch):
+    executor = Canned()
+    monkeypatch.setattr(interpreters, "lacks", lambda *packages: "torch" in packages)
+    with pytest.raises(UserError, match="torch is not installed in .*python"):
+        measured(tmp_path, executor)
+    assert not executor.seen and not list(tmp_path.iterdir())
 
 
 def test_more_targets_than_frames_are_no_error(tmp_path, tiny_shapes):

@@ -17,7 +17,7 @@ from common.analysis import logs, metrics
 from common.analysis.logs import Log
 from common.cli import cluster, parser
 from common.core import flag_types, grid, implementations, settings
-from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, drop_stdout
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, as_called, drop_stdout
 from common.core.files import ROOT, write_whole
 from common.core.implementations import LATTICES, find
 from common.core.settings import Settings
@@ -61,6 +61,7 @@ def benchmark(
         raise UserError("--budget is for an ordinary run: leave --find-largest and --sweep out")
     executor, given = executor or Local(), parser.given_settings(arguments)
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
+    interpreters.need_torch(python_of)
     device = interpreters.device_of(arguments.device, python_of)
     if tuple(getattr(arguments, "only", ())) == parser.standard():  # no row was named
         rows = default_rows(names, device, bool(arguments.budget), arguments.topology)
@@ -253,13 +254,13 @@ def finish(
     except UserError as error:
         kept = f"warning: {error}"
     try:
-        print(details if arguments.details else short, end="", flush=True)
+        print(as_called(details if arguments.details else short), end="", flush=True)
     except OSError as error:
         drop_stdout()
         ended.code, broken = ended.code or EXIT_FAILED, isinstance(error, BrokenPipeError)
         kept = "" if broken else f"warning: no table: {error.strerror or error}; summarize.py prints it"
     if kept:
-        print(kept, file=sys.stderr)
+        print(as_called(kept), file=sys.stderr)
     if isinstance(ended.mistake, store.NotWritten):
         print(f"error: {ended.mistake}", file=sys.stderr)
         ended.code = EXIT_FAILED

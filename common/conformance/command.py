@@ -80,6 +80,7 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
         others = () if arguments.only == parser().get_default("only") else arguments.only
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
     choices = interpreters.choose_all(arguments.only, arguments.in_place, arguments.loss)
+    interpreters.need_torch(choices)
     device = interpreters.device_of(arguments.device, choices)
     config = show.Config(
         cases=[case.name for case in CASES if case.name in (arguments.cases or case.name)],

@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from common.core.errors import UserError
+from common.core.errors import UserError, as_called
 from common.core.files import read_bytes
 from common.data import batching, manifests, shapes, streams
 from common.data.manifests import Utterance
@@ -65,7 +65,7 @@ def generate(flags: argparse.Namespace) -> List[str]:
         padding.append(f"{1 - useful.sum() / padded.sum():.0%}")
     words = f"{padding[0]} of the cells in file order, {padding[1]} sorted by length"
     lines.append(f"padding of batches of {BATCH_SIZE}: {words}")
-    return [*lines, f"next: ./benchmark_all.py --shape-file {shlex.quote(str(flags.output))}"]
+    return [*lines, as_called(f"next: ./benchmark_all.py --shape-file {shlex.quote(str(flags.output))}")]
 
 
 def _described(path: Path) -> Dict[str, str]:

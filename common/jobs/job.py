@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import files
-from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
+from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
 from common.core.files import BUILD, ROOT
 from common.core.implementations import find
 from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
@@ -67,7 +67,7 @@ class Runnable:
         """Return the ``status`` record."""
         names = {"record": "status", "job": self.name, "pass": self.like[1], "round": self.round, "size": self.size}
         known = {key: value for key, value in names.items() if value is not None}
-        return {**known, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+        return {**known, "status": status, "reason": clipped(as_called(reason)), "wall_ns": wall_ns}
 
     def described(self) -> Dict[str, Any]:
         """Return what its subject reads beside the settings."""

@@ -113,10 +113,15 @@ def with_torch(*packages: str) -> Path:
     """
     if lacks("torch", *packages):
         continue_in("main")
-    if lacks("torch"):
+    need_torch({"": Choice(Path(sys.executable))})
+    return Path(sys.executable)
+
+
+def need_torch(choices: Mapping[str, Choice]) -> None:
+    """Raise UserError where all that can run would run in this Python, and it has no torch."""
+    if lacks("torch") and {choice.python for choice in choices.values()} <= {None, Path(sys.executable)}:
         advice = "pip install torch" if INSTALLED else "run `make setup`, or use a Python that has it"
         raise UserError(f"torch is not installed in {sys.executable}: {advice}")
-    return Path(sys.executable)
 
 
 class Sight(NamedTuple):

@@ -317,7 +317,9 @@ def _obtained(row: Row) -> str:
     if row.name.partition("@")[2]:
         return reason
     set_up = re.search(r"`(make setup[^`]*)`", reason)
-    return set_up[1] if set_up else "manual install, see --list"
+    if set_up or "install" in reason:
+        return set_up[1] if set_up else "manual install, see --list"
+    return reason
 
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
