@@ -44,13 +44,11 @@ COMMANDS: Dict[str, Command] = {
     "pipelines": Command("Measure what an utterance costs in a speech system.", "common.tools.pipelines.command"),
 }
 PROGRAM = "rnnt-bench"
-#: Advice that only a checkout can follow, and what stands in its place for an installed package.
+#: Patterns of advice that only a checkout can follow, and what stands in its place for an installed package.
 IN_A_CHECKOUT = {
     "`make bench`": f"`{PROGRAM} run`",
-    "; run `make setup` or": ";",
-    "then run `make setup`": "then run again",
-    "run `make setup` again": "run again",
-    "manual install, see --list": f"see {PROGRAM} list",
+    r"(, (or|then) )?run `make setup[^`]*`( again)?( \([^)]*\))?(, which builds it|,? or )?": "",
+    "see --list": f"see {PROGRAM} list",
 }
 
 
@@ -83,6 +81,7 @@ def run(name: str, main: Callable[[], int]) -> int:
 def main(argv: Sequence[str]) -> int:
     """Run `rnnt-bench` with these arguments; return its exit code."""
     import os
+    import re
     import runpy
     import sys
     from importlib import import_module
@@ -104,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS[name]
     errors.program_called = f"{PROGRAM} {name}"
     for other, of in reversed(COMMANDS.items()):  # run, and not list, is benchmark_all.py
-        errors.names_of_scripts[of.script] = f"{PROGRAM} {other}"
+        errors.names_of_scripts[rf"(?<![\w/])(\./)?{re.escape(of.script)}(?!\w)"] = f"{PROGRAM} {other}"
     if INSTALLED:
         errors.names_of_scripts.update(IN_A_CHECKOUT)
     if name == "sweep":

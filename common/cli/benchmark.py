@@ -247,14 +247,14 @@ def finish(
         log: what --log-dir holds, where that is read already.
 
     Raises the UserError that stopped the measuring."""
-    path = arguments.log_dir / DETAILS
+    path, short, details = arguments.log_dir / DETAILS, as_called(short), as_called(details)
     kept = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
     try:
         write_whole("summarize.py --details has it", (path, details))
     except UserError as error:
         kept = f"warning: {error}"
     try:
-        print(as_called(details if arguments.details else short), end="", flush=True)
+        print(details if arguments.details else short, end="", flush=True)
     except OSError as error:
         drop_stdout()
         ended.code, broken = ended.code or EXIT_FAILED, isinstance(error, BrokenPipeError)

@@ -57,7 +57,7 @@ class WrongResult(Exception):
 CALLED = "RNNT_BENCH_CALLED"
 #: "rnnt-bench run"; "" for a script.  Not handed on to the processes that a command starts.
 program_called = os.environ.pop(CALLED, "")
-#: Names that help and errors give to scripts under rnnt-bench: {"summarize.py": "rnnt-bench summarize"}.
+#: Patterns of texts, and what stands in their place under rnnt-bench: "rnnt-bench summarize" for "summarize.py".
 names_of_scripts: Dict[str, str] = {}
 
 
@@ -95,8 +95,8 @@ def go_on_with(python: str) -> NoReturn:
 
 def as_called(text: str) -> str:
     """Return a text of help or of an error with the scripts in it named as the user calls them."""
-    for script, name in names_of_scripts.items():
-        text = re.sub(rf"(?<![\w/])(\./)?{re.escape(script)}(?!\w)", name, text)
+    for pattern, name in names_of_scripts.items():
+        text = re.sub(pattern, name, text)
     return text
 
 
