@@ -159,14 +159,14 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     pick, _, folder = page.partition("**The pick")[2].partition("<!-- table of ")
     (group,) = groups(logs.read([ROOT / folder.split(",")[0]]).rows)
     answers, rows = verdict.of(group), {row.name: row for row in group}
-    assert f"Exact: **{answers.fastest.row.name}**" in pick and answers.fastest.row == answers.smallest.row
-    assert f"If an approximation will do: **{answers.approximate.row.name}**" in pick
+    assert f"Exact: **{quick.row.name}**" in pick and quick.row == small.row
+    assert f"If an approximation will do: **{pruned.row.name}**" in pick
     ratios = re.findall(r"(\S+)'s (?:step takes )?([\d.]+) times", pick)
     assert len(ratios) >= 3 and {name: f"{rows[name].over_fastest:.2f}" for name, _ in ratios} == dict(ratios)
     low, high = re.findall(r"\(([\d.]+) to ([\d.]+)\)", pick)[0]
     ratio = rows[ratios[0][0]].against_fastest.ratio
     assert (low, high) == (f"{ratio.low:.2f}", f"{ratio.high:.2f}")
-    peaks = [f"{row.peak_mb:.0f}" for row in (answers.fastest.row, answers.approximate.row)]
+    peaks = [f"{row.peak_mb:.0f}" for row in (quick.row, pruned.row)]
     assert re.findall(r"(\d+) MB", pick) == peaks
-    gap = 100 * answers.approximate.row.gap
+    gap = 100 * pruned.row.gap
     assert re.findall(r"(\d+)% off", pick) == [f"{gap:.0f}"]
