@@ -158,7 +158,7 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     pick, _, folder = page.partition("**The pick")[2].partition("<!-- table of ")
     (group,) = groups(logs.read([ROOT / folder.split(",")[0]]).rows)
-    answers, rows = verdict.of(group), {row.name: row for row in group}
+    (quick, _, small, pruned), rows = verdict.of(group), {row.name: row for row in group}
     assert f"Exact: **{quick.row.name}**" in pick and quick.row == small.row
     assert f"If an approximation will do: **{pruned.row.name}**" in pick
     ratios = re.findall(r"(\S+)'s (?:step takes )?([\d.]+) times", pick)
