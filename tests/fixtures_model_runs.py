@@ -86,7 +86,7 @@ def write_pipeline(log, name, names, jobs, **more):
     return write_tool(log, "pipeline", name, config, {" ".join(key): result for key, result in jobs.items()}, **more)
 
 
-def write_profile(log, limit=None, **changes):
+def write_profile(log, **changes):
     """Write a profile of two sizes; the second did not run."""
     of = {"macs": 1000, "flops": 2000}
     spans = [
@@ -108,7 +108,7 @@ def write_profile(log, limit=None, **changes):
     )
     config = choice.Profile(choice=choice.Choice(loss="torchaudio"), sizes={"batch-size 2": {}, "batch-size 4": {}})
     jobs = {"batch-size 2": found, "batch-size 4": ("oom", "out of memory in encoder")}
-    return write_tool(log, "profile", "2", config, {**jobs, **({"limit": limit} if limit else {})})
+    return write_tool(log, "profile", "2", config, jobs)
 
 
 GONE = "gone is not installed: pip install <gone>"

@@ -17,7 +17,7 @@ from common.jobs.session import Executor
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands, configuration
-from common.tools.profile.rows import LIMIT, TOOL, Choice, Profile, Sizes, answer
+from common.tools.profile.rows import TOOL, Choice, Profile, Sizes, answer
 
 DESCRIPTION = """Show where a training step goes: time, memory and operations of each part of a model and its loss.
 
@@ -33,11 +33,11 @@ EXAMPLES = """examples:
 Exit code: 0; 1 if the batch does not fit; 2 for bad usage, or if a step fails."""
 #: By kind of device: values of flags that are not given.
 PRESETS: Dict[str, Dict[str, Any]] = {
-    "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5, "trace_steps": 2, "limits": True},
-    "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1, "trace_steps": 2, "limits": True},
+    "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5, "trace_steps": 2},
+    "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1, "trace_steps": 2},
 }
 #: With --preset quick, beside a smaller model.
-QUICK = {"batch_size": 1, "max_frames": 1000, "steps": 2, "warmup": 1, "trace_steps": 1, "limits": False}
+QUICK = {"batch_size": 1, "max_frames": 1000, "steps": 2, "warmup": 1, "trace_steps": 1}
 
 
 def parser() -> Parser:
@@ -113,13 +113,7 @@ def parser() -> Parser:
         ("--trace-steps", 1, "Steps under torch.profiler. Default: 2"),
     ):
         group.add_argument(flag, type=flag_types.whole(least), metavar="K", help=words)
-    group.add_argument(
-        "--limits",
-        type=flag_types.str2bool,
-        metavar="BOOL",
-        help="Measure the device's matrix rate, which 'of limit' needs. Default: true",
-    )
-    quick = "2 layers of the Conformer transducer, one utterance, 2 steps, no limits"
+    quick = "2 layers of the Conformer transducer, one utterance, 2 steps"
     commands.add_flags(group, seed="Seed of inputs and weights", folder="profile-<size>", quick=quick, timeout=None)
     return result
 
@@ -144,7 +138,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     choice = chosen(arguments)
     size = {key: getattr(arguments, key), "sort_utterance": is_sorted}
     name = f"{key.replace('_', '-')} {size[key]}"
-    config = Profile(choice=choice, sizes={name: size}, limits=arguments.limits)
+    config = Profile(choice=choice, sizes={name: size})
     given = {each: getattr(arguments, each) for each in ("num_batches", "seed", "threads", "prune_range")}
     model = {"vocab_size": choice.sizes.vocab_size, "encoder_dim": choice.sizes.joiner_dim}
     where = {"shape_file": str(arguments.shape_file.absolute()), "rounds": 1}
@@ -152,8 +146,6 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     # else large tensors would be mapped anew in each step
     reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
     tasks = [Task(name, "profile", {"choice": as_written(choice)}, environment=reuse)]
-    if config.limits:
-        tasks.append(Task(LIMIT, "profile", {}, (("dtype", "bfloat16" if choice.amp else "float32"),)))
     return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)
 
 

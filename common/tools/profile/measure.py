@@ -29,9 +29,9 @@ from common.data import batching, shapes
 from common.data.streams import ENCODER, TARGETS, symbols, uniform
 from common.flops.counter import FlopCounter
 from common.losses.inputs import Batch, padded_sizes
-from common.measure import peaks, profiler
+from common.measure import profiler
 from common.measure.clock import Clock
-from common.measure.device import environment, host_threads, set_up_torch
+from common.measure.device import environment, set_up_torch
 from common.records.schema import Measured
 from common.system import memory
 from common.system.machine import ForeignLoad, busy_flags
@@ -58,27 +58,13 @@ def unseen(position: labelling.Place, again: bool) -> ContextManager[None]:
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the records of a batch size, or of the device's limit where the job's ``given`` has no `choice`.  Raises
-    UserError, OutOfMemory."""
-    settings, given = Settings.from_json(job["settings"]), job["given"]
-    if "choice" not in given:
-        yield Measured(value=limit(settings))
-        return
+    """Yield the records of a batch size; the job's ``given`` has the `choice`.  Raises UserError, OutOfMemory."""
+    settings = Settings.from_json(job["settings"])
     folder = Path(job["folder"]) / job["job"].replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    profiling = Profiling(msgspec.convert(given["choice"], records.Choice), settings)
+    profiling = Profiling(msgspec.convert(job["given"]["choice"], records.Choice), settings)
     yield environment(settings, profiling.device)
     yield Measured(value=profiling.measured(folder))
-
-
-def limit(settings: Settings) -> records.Limit:
-    """Return the rate of the device's best matrix product.  Raises NotRunnable."""
-    device, load = set_up_torch(settings), ForeignLoad()
-    dtype = getattr(torch, settings.dtype)
-    with torch.no_grad():
-        taken = list(peaks.products(device, dtype, Clock(device), peaks.SECONDS))
-    best = max(2e9 * each.n**3 / min(each.ns) for each in taken)
-    return records.Limit(flops_per_second=best, flags=busy_flags(load.share(), host_threads(device)))
 
 
 class Inputs:

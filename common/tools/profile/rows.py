@@ -22,8 +22,6 @@ from common.tools.kept import Answer, Kept, of_row
 
 TOOL, TITLE = "profile", "Where the training step goes"
 STEP, OTHER, BACKWARD = "step", "other", "backward"
-#: The job that measures the limit of the device.
-LIMIT = "limit"
 #: Parts that a transducer adds to its encoder: words -> labels.
 OWN_PARTS = {
     "decoder": ("rnnt_decoder",),
@@ -86,11 +84,10 @@ class Choice(Struct, kw_only=True, frozen=True):
 
 
 class Profile(Struct, kw_only=True):
-    """A run.  sizes: settings of each batch size, by its name "batch-size 4"; limits: whether to measure the device."""
+    """A run.  sizes: settings of each batch size, by its name "batch-size 4"."""
 
     choice: Choice
     sizes: Dict[str, Dict[str, Any]]
-    limits: bool = True
 
 
 class Batch(Struct, kw_only=True):
@@ -153,18 +150,11 @@ class Measured(Taken, kw_only=True):
     not_counted: List[str] = []
 
 
-class Limit(Struct, kw_only=True):
-    """The best matrix product of the device, and the load beside its measurement."""
-
-    flops_per_second: Annotated[float, Meta(gt=0)]
-    flags: List[str] = []
-
-
 #: A row: a label in one phase, wherever it lies; `other`, which no label has; or the step.  `name` is "self_attn" or
 #: "self_attn.backward", `depth` how many labels it lies in; those of NUMBERS that are known are of a mean step with all
 #: that lies in the label.  ms: of the device on CUDA, else of the host; own_ms: without what lies in it; calls: of all
 #: steps; peak_mb, rise_mb: most memory while inside, above the level at the begin of the step and at its own; left_mb:
-#: what its calls in a step leave allocated; of_limit: flops_per_second over those of the device's best product.
+#: what its calls in a step leave allocated.
 Part = Dict[str, Any]
 
 
@@ -190,14 +180,12 @@ NUMBERS = (
     of_row("macs", "MACs", quantity),
     of_row("flops", "FLOPs", quantity),
     of_row("flops_per_second", "FLOPs /s", quantity, better="higher"),
-    # one above 1 shows that the limit or the time is wrong
-    of_row("of_limit", "of limit", lambda share: ">100%" if (share or 0) > 1 else percent(share), better="higher"),
 )
 
 
-def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
-    """Return the labels in the order in which they begin, each backward after its forward, then `other` and the step.
-    limit: FLOPs per second of the device's best product."""
+def parts_of(found: Measured) -> List[Part]:
+    """Return the labels in the order in which they begin, each backward after its forward, then `other` and the
+    step."""
 
     def amounts(of: Taken) -> Dict[str, float]:
         host, device = (mean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
@@ -230,16 +218,15 @@ def parts_of(found: Measured, limit: Optional[float] = None) -> List[Part]:
     memory = {each.name: each for each in found.memory}
     for part in parts:
         ms, of_memory = part["ms"], memory.get("" if part is step else part["name"])
-        rate = part["flops"] / ms * 1e3 if ms > 0 else None
         part.update(share=ms / step["ms"], ms_per_call=ms * steps / part["calls"] if part["calls"] else None)
-        part.update(flops_per_second=rate, of_limit=rate / limit if limit and rate is not None else None)
+        part["flops_per_second"] = part["flops"] / ms * 1e3 if ms > 0 else None
         part.update({"device_ms": ms} if cuda else {})
         if of_memory:
             part.update((f"{key}_mb", getattr(of_memory, key) / MB) for key in ("peak", "rise", "left"))
     return parts
 
 
-def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Limit]) -> List[str]:
+def lines(choice: Choice, found: Measured, parts: List[Part]) -> List[str]:
     """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to trust the numbers."""
     batches = found.batches
     few, most = min(each.frames for each in batches), max(each.frames for each in batches)
@@ -252,7 +239,6 @@ def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Li
     hooks = median([(labelled - alone) / 1e6 for labelled, alone in zip(found.host_ns, found.bare_ns)])
     cost = f"{number(hooks)} ms ({percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
     model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
-    over = ", ".join(part["name"] for part in parts if (part["of_limit"] or 0) > 1)
     told = {
         f"{choice.loss}, {model}, {found.parameters['model']} parameters": True,
         f"{size}; {count} steps with labels and {count} without, in turn; {options}": True,
@@ -260,8 +246,6 @@ def lines(choice: Choice, found: Measured, parts: List[Part], limit: Optional[Li
         f"not counted in FLOPs: {', '.join(found.not_counted)}": found.not_counted,
         f"the steps ran beside other load, which took {percent(found.foreign_cpu)} of the CPUs: their times are too "
         "long; profile again when the machine is quiet": found.flags,
-        f"above 100% of the limit, so that was measured too low: {over}": over,
-        "the limit was measured beside other load: shares of it may be too high": limit and limit.flags,
         verdict(parts, bool(found.flags)): True,
     }
     return [words for words, holds in told.items() if holds]
@@ -292,10 +276,7 @@ def verdict(parts: List[Part], busy: bool) -> str:
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Profile)
-    limit: Optional[Limit] = next(iter(kept.job(LIMIT).of(Limit)), None)
-    best = limit.flops_per_second if limit else None
     result = Answer(kept.header.name, [], [], list(kept.machine), [], [], [], [])
-    result.lines.append(f"best matrix product {quantity(best, 'FLOPs')} /s" if best else "no measured limit")
     for size in config.sizes:
         job = kept.job(size)
         result.statuses.append(job.status)
@@ -303,7 +284,7 @@ def answer(kept: Kept) -> Answer:
         if job.status != "ok":
             continue
         (found,) = job.of(Measured)
-        parts = parts_of(found, best)
+        parts = parts_of(found)
         step = parts[-1]
         peak = f", peak {number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
         operations = f"{quantity(step['macs'], 'MACs')}, {quantity(step['flops'], 'FLOPs')}"
@@ -313,7 +294,7 @@ def answer(kept: Kept) -> Answer:
             {"label": Cell("· " * part["depth"] + part["name"], part["name"]), **cells(shown, part)} for part in parts
         ]
         result.tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
-        result.lines.extend(lines(config.choice, found, parts, limit))
+        result.lines.extend(lines(config.choice, found, parts))
         result.figures.append(figure(size, parts))
         identity = ("name", "label", "phase", "depth")
         result.rows += [
