@@ -19,11 +19,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import error, mask_of, problem
 from torch import nn
 
 from common.losses import oracle, topologies
-from fused_transducer import recipes
+
+pytest.importorskip("torch", minversion="2.4")  # k2's environment has an older one
+from fused_helpers import error, mask_of, problem  # noqa: E402
+
+from fused_transducer import recipes  # noqa: E402
 
 PAGE = (ROOT / "docs" / "switching.md").read_text()
 LENGTHS = [(9, 4), (6, 4), (8, 1), (1, 2), (5, 0)]
@@ -193,9 +196,9 @@ def same(results, allowed=1e-10):
 
 def of_nemo(loss):
     def names(joiner, x, h, case):
-        lengths = {"encoded_len": case.T_lengths, "target_length": case.U_lengths}
+        lengths = {"encoded_len": case.T_lengths.contiguous(), "target_length": case.U_lengths.contiguous()}
         return {"self": SimpleNamespace(joint=joiner, loss=loss), "encoded": x, "decoder": h,
-                "transcript": case.targets, **lengths}  # fmt: skip
+                "transcript": case.targets.clamp(min=0), **lengths}  # fmt: skip
 
     return {"names": names, "transposed": True, "blank": V - 1}
 
@@ -217,6 +220,22 @@ def test_nemos_reductions_and_options(lattice, reduction):
         assert same(compared(joint, clamp=0.05, **({"omega": omega} if lattice else {})))
     (value, _), (with_fastemit, _) = compared({}, fastemit_lambda=0.1)
     assert error(with_fastemit, value) < 1e-10  # the value stays; NeMo's is 1 + lambda times as much
+
+
+@pytest.mark.environment_contract
+@pytest.mark.parametrize("reduction", ["mean_batch", "mean", "mean_volume", "sum", None])
+def test_nemos_own_classes(reduction):
+    """In NeMo's environment; its own TDT loss is for CUDA alone."""
+    modules = pytest.importorskip("nemo.collections.asr.modules.rnnt", exc_type=ImportError)
+    losses = pytest.importorskip("nemo.collections.asr.losses.rnnt", exc_type=ImportError)
+    sizes = {"encoder_hidden": E, "pred_hidden": D, "joint_hidden": H, "activation": "relu"}
+    for masking_prob in (-1.0, 0.4):
+        joint, loss = modules.RNNTJoint(sizes, V - 1, masking_prob=masking_prob), losses.RNNTLoss(V - 1, reduction)
+        assert same(both("NeMo", joint, **of_nemo(loss), lengths=AT_LEAST_ONE, dtype=torch.float32), 2e-5)
+    joint = modules.RNNTJoint(sizes, V - 1, num_extra_outputs=len(TDT["durations"]))
+    assert same(both("NeMo", joint, **of_nemo(RNNTLoss(reduction, **TDT)), lengths=AT_LEAST_ONE))
+    tdt = losses.RNNTLoss(V - 1, reduction, "tdt", {**TDT, "durations": list(TDT["durations"]), "omega": 0.1})
+    assert vars(RNNTLoss(reduction, **TDT, omega=0.1)._loss).items() <= vars(tdt._loss).items()
 
 
 def test_nemos_dropout_and_what_is_not_in_training(monkeypatch):
