@@ -437,6 +437,21 @@ def test_bad_usage(arguments, words):
     assert_user_error(run("rnnt-bench", "compare", *arguments), *words)
 
 
+def test_a_baseline_is_compared_with_what_comes_after_and_seen_by_no_reader(tmp_path):
+    log = tmp_path / "log"
+    timed(log / "first", "torchaudio", [10, 11, 12, 10])
+    for _ in range(2):  # the second takes the place of the first
+        kept = run("rnnt-bench", "compare", "--save-baseline", "before", log)
+        assert kept.returncode == 0 and str(log / "baselines" / "before") in kept.stdout
+    timed(log / "second", "torchaudio", [20, 22, 24, 20], started="2030-01-01T00:00:00+00:00")
+    done = run("rnnt-bench", "compare", "--baseline", "before", log, "--format", "json", "--fail-on-slower", "5%")
+    assert done.returncode == 1 and json.loads(done.stdout)[0]["time"]["step"]["ratio"] == pytest.approx(2)
+    assert len(json.loads(run("summarize.py", log, "--all-runs", "--format", "json").stdout)) == 2
+    assert_user_error(run("rnnt-bench", "compare", "--baseline", "after", log), "after", "before", "--save-baseline")
+    assert_user_error(run("rnnt-bench", "compare", "--save-baseline", "../x", log), "--save-baseline", "name")
+    assert_user_error(run("rnnt-bench", "compare", "--save-baseline", "x", tmp_path / "none"), "none", "no such")
+
+
 def test_files_that_are_no_results(tmp_path):
     good, bad = written(tmp_path / "good"), tmp_path / "results.jsonl"
     (tmp_path / "empty").mkdir()

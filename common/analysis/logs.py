@@ -124,7 +124,7 @@ def run_folders(top: Path) -> Iterator[Path]:
             closed.append(Path(error.filename))
 
     for folder, below, names in os.walk(top, onerror=note):
-        below.sort()
+        below[:] = sorted({*below} - {store.BASELINES})
         if schema.TOOL_FILE_NAME in names:
             below.clear()  # its traces are of its own jobs
         elif schema.FILE_NAME in names or any(is_trace(Path(folder, name)) for name in names):

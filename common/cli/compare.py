@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from common.analysis import comparison
+from common.analysis import comparison, logs
 from common.analysis.comparison import Sides
 from common.analysis.row import SCOPES
 from common.cli.parser import Parser
 from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
+from common.core.files import cannot_write
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
+from common.records import schema, store
 from common.setup import interpreters
 from common.show import tables
 from common.show.comparison import FORMATS, on_one_side, render, screen, write
@@ -25,7 +30,8 @@ Compare two measurements, implementation by implementation and batch by batch: t
 
   compare BASELINE NEW               two log folders, run folders or results.jsonl files
   compare --in LOG A B               two implementations of one log folder: compare --in log torchaudio fast_rnnt
-  compare --save-baseline NAME LOG   keep what LOG holds now under a name; --baseline NAME LOG compares LOG with it
+  compare --save-baseline NAME LOG   keep what LOG holds now under a name
+  compare --baseline NAME LOG        what changed in LOG since then
 
 Two versions of a loss: keep the old one beside the new as a script of its own and measure both in one run, whose rounds
 alternate. The ratio of the times, new / baseline, is the geometric mean over the batches that both sides have. Its
@@ -43,11 +49,15 @@ denormals, seed or CPU, or two losses under two torches); 130 after Ctrl-C, 143 
 
 
 def parser() -> argparse.ArgumentParser:
-    usage = f"{NAME} [options] BASELINE NEW | --in LOG A B | --baseline NAME [LOG]"
+    usage = f"{NAME} [options] BASELINE NEW | --in LOG A B | [--save-]baseline NAME [LOG]"
     result = Parser(prog=NAME, description=DESCRIPTION, epilog=EXIT_CODES, usage=usage)
     add, share = result.add_argument, flag_types.percentage
     add("sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="The two sides, the baseline first.")
     add("--in", dest="log", type=flag_types.path, metavar="LOG", help="Compare two implementations of this log folder.")
+    saved = "Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG, in place of an older NAME."
+    add("--save-baseline", type=flag_types.named, metavar="NAME", help=saved)
+    with_saved = "Compare the baseline NAME of LOG (default: log) with what LOG holds now."
+    add("--baseline", type=flag_types.named, metavar="NAME", help=with_saved)
     add("--only", type=flag_types.words, default=(), metavar="A,B", help="Only these implementations. Default: all")
     add("--scope", choices=SCOPES, help="Compare only the whole step or the loss alone. Default: both")
     tolerance = "Largest change of time or memory that does not matter. Default: 2%%"
@@ -64,14 +74,50 @@ def parser() -> argparse.ArgumentParser:
 
 def sides_of(options: argparse.Namespace) -> Sides:
     """Return the pairs to compare, and what could not be paired.  Raises UserError."""
-    if len(options.sides) != 2:
-        raise UserError("give BASELINE and NEW, or --in LOG and two names (--help tells more)")
+    sides = options.sides
+    if options.baseline:
+        log = Path(*(sides[:1] or ["log"]))
+        sides = [kept_as(log, options.baseline), log, *sides[1:]]
+    if len(sides) != 2 or (options.baseline and options.log):
+        raise UserError("give BASELINE and NEW, --in LOG and two names, or --baseline NAME [LOG] (--help tells more)")
     if options.only and options.log:
         raise UserError("--only is for BASELINE and NEW; --in names two already")
     if options.log:
-        return Sides(comparison.within(options.log, *options.sides))
-    baseline, new = map(Path, options.sides)
+        return Sides(comparison.within(options.log, *sides))
+    baseline, new = map(Path, sides)
     return comparison.two_sides(baseline, new, options.only)
+
+
+def kept_as(log: Path, name: str) -> Path:
+    """Return the folder of the baseline `name` of a log folder.  Raises UserError where there is none."""
+    folder = log / store.BASELINES / name
+    if not folder.is_dir():
+        names = ", ".join(sorted(path.name for path in folder.parent.glob("*"))) or "none"
+        raise UserError(f"--baseline {name}: {log} keeps no such baseline; there are: {names} (--save-baseline NAME)")
+    return folder
+
+
+def save(log: Path, name: str) -> Path:
+    """Keep the records of the newest runs of a log folder as the baseline `name`; return its folder.  Raises
+    UserError."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'")
+    folder = log / store.BASELINES / name
+    runs = [row.folder for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
+    if not runs:
+        raise UserError(f"--save-baseline: no runs under {log}: run `make bench` first")
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+            for run in runs:
+                copy = Path(scratch) / "new" / run.relative_to(log)
+                copy.mkdir(parents=True)
+                shutil.copyfile(run / schema.FILE_NAME, copy / schema.FILE_NAME)
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(scratch) / "new").rename(folder)
+    except OSError as error:
+        raise UserError(cannot_write(folder, error, "free some space")) from error
+    return folder
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,6 +129,11 @@ def main(arguments: Sequence[str]) -> int:
 def _compared(options: argparse.Namespace) -> int:
     if options.output is not None and interpreters.lacks("msgspec", "jinja2"):
         interpreters.continue_in("main")  # returns where there is no such environment
+    if options.save_baseline:
+        if len(options.sides) > 1 or options.baseline or options.log:
+            raise UserError("--save-baseline NAME takes one log folder and no other side")
+        print(f"kept as {save(Path(*(options.sides or ['log'])), options.save_baseline)}")
+        return EXIT_OK
     sides, scopes = sides_of(options), [options.scope] if options.scope else SCOPES
     rows = comparison.compare(sides.pairs, scopes, options.tolerance)
     failures = []

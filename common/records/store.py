@@ -26,6 +26,8 @@ from common.records.schema import (
     Status,
 )
 
+#: The folder of a log folder that has the runs that `compare --save-baseline` kept: readers leave it out.
+BASELINES = "baselines"
 ANEW = "delete the folder and run again"
 #: Bytes of the first line that are read where nothing else of a file is.
 LONGEST_LINE = 2**24
@@ -83,7 +85,11 @@ def files_named(name: str, path: Path) -> List[Path]:
     """Return the files of this name at or under `path`, sorted; `path` itself where it is such a file."""
     if os.path.isfile(path):
         return [path] if path.name == name else []
-    return sorted(Path(folder) / name for folder, _, names in os.walk(path) if name in names)
+    found = []
+    for folder, below, names in os.walk(path):
+        below[:] = sorted({*below} - {BASELINES})
+        found += [Path(folder) / name] if name in names else []
+    return sorted(found)
 
 
 def read(path: Path) -> List[Line]:
