@@ -22,7 +22,7 @@ from common import command
 from common.core.errors import UserError, guarded
 from common.setup import environments
 from common.system import machine, processes
-from common.system.processes import Child, close_servers, start_servers
+from common.system.processes import Child, start_servers
 
 
 def raising(error):
@@ -212,7 +212,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield tmp_path
-    close_servers()
+    while processes._waiting:
+        processes._waiting.popitem()[1].close()
 
 
 def child(folder, do="0", generation=None, **variables):

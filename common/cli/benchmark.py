@@ -62,7 +62,7 @@ def benchmark(
     executor, given = executor or Local(), parser.given_settings(arguments)
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     interpreters.need_torch(python_of)
-    device = interpreters.device_of(arguments.device, python_of)
+    device = interpreters.resolve_device(arguments.device, [choice.python for choice in python_of.values()])
     if tuple(getattr(arguments, "only", ())) == parser.standard():  # no row was named
         rows = default_rows(names, device, bool(arguments.budget), arguments.topology)
         left_out = [name for name in names if name not in (*rows, *names_of_script)]
@@ -293,7 +293,9 @@ def show_list(wanted: str) -> int:
     """Print the list for a device, as --device names it; return the exit code."""
     rows = implementations.with_variants()
     choices = interpreters.choose_all([row.name for row in rows], in_place=False)
-    places = states(choices, interpreters.device_of(wanted, choices).partition(":")[0])
+    places = states(
+        choices, interpreters.resolve_device(wanted, [choice.python for choice in choices.values()]).partition(":")[0]
+    )
     for row in rows:
         print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
     names = ", ".join(f"NAME@{environment}" for environment in implementations.environments())

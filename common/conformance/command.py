@@ -81,7 +81,7 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
     choices = interpreters.choose_all(arguments.only, arguments.in_place, arguments.loss)
     interpreters.need_torch(choices)
-    device = interpreters.device_of(arguments.device, choices)
+    device = interpreters.resolve_device(arguments.device, [choice.python for choice in choices.values()])
     config = show.Config(
         cases=[case.name for case in CASES if case.name in (arguments.cases or case.name)],
         device=device,

@@ -661,7 +661,8 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         """Return the settings that `data` has, with defaults for the others; ignore other keys."""
         known = {key: value for key, value in data.items() if key in SETTINGS}
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+        values: Dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in known.items()}
+        return cls(**values)
 
 
 #: The declaration of every setting, by name.

@@ -161,7 +161,8 @@ def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
     major = torch_cuda.partition(".")[0]
     of_python = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{major}")
     named = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    for folder in map(Path, (*named, of_python, f"/usr/local/cuda-{torch_cuda}", "/usr/local/cuda", "/opt/cuda")):
+    of_machine = [f"/usr/local/cuda-{torch_cuda}", "/usr/local/cuda", "/opt/cuda"]
+    for folder in [*map(Path, named), of_python, *map(Path, of_machine)]:
         release = re.search(r"release ((\d+)\.\d+)", output([str(folder / "bin" / "nvcc"), "--version"]))
         if release and release[2] == major and (folder / "include" / "cuda_runtime.h").exists():
             return folder, release[1]

@@ -148,12 +148,7 @@ def _look(python: Path) -> Sight:
     return Sight(*json.loads(lines[-1])) if lines else Sight(0, "none", "torch does not import")
 
 
-def device_of(wanted: str, python_of: Mapping[str, Choice]) -> str:
-    """Return resolve_device of the Pythons that rows were given."""
-    return resolve_device(wanted, [choice.python for choice in python_of.values() if choice.python])
-
-
-def resolve_device(wanted: str, pythons: Iterable[Path]) -> str:
+def resolve_device(wanted: str, pythons: Iterable[Optional[Path]]) -> str:
     """Return "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
 
     "auto" is decided by the Python with the newest torch, which most rows run in: a driver that is too old for it may
@@ -163,7 +158,7 @@ def resolve_device(wanted: str, pythons: Iterable[Path]) -> str:
     """
     if wanted == "cpu":
         return wanted
-    distinct, index = dict.fromkeys(pythons), int(wanted.partition(":")[2] or 0)
+    distinct, index = dict.fromkeys(filter(None, pythons)), int(wanted.partition(":")[2] or 0)
     seen = {python: _look(python) for python in distinct} if machine.gpu_may_be_here() else {}
     devices = max((sight.devices for sight in seen.values()), default=0)
     if wanted != "auto" and distinct and index >= devices:

@@ -10,7 +10,6 @@ killed first.  Nothing but imports is shared: no thread pool has run, no device 
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import importlib
@@ -33,7 +32,6 @@ from common.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
-PR_SET_PDEATHSIG = 1  # prctl(2)
 #: Exit code of a child that could not write its records (EX_IOERR of sysexits.h).
 EXIT_UNWRITTEN = 74
 #: Seconds to wait for a server to import its packages before its first job is sent anyway.
@@ -51,7 +49,7 @@ def die_with_parent(parent: int) -> None:
     So a killed run leaves nothing measuring behind.  It holds for the program that this process executes, too.
     """
     if _LIBRARY is not None:
-        _LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _LIBRARY.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of prctl(2)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -105,7 +103,7 @@ class Server:
     def __init__(self, wanted: Wanted, errors: Path):
         self.wanted, self.busy, self.ready = wanted, False, False
         with errors.open("ab") as stream:
-            self.process = subprocess.Popen(
+            self.process: Any = subprocess.Popen(
                 **wanted[0],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -119,14 +117,12 @@ class Server:
 
     def ask(self, **request: str) -> None:
         """Send a request, see above."""
-        assert self.process.stdin
         self.busy = True
         with suppress(OSError):  # it died: `answer` says it
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def answer(self, seconds: float) -> Dict[str, int]:
         """Return the next answer, {} if none comes in `seconds`; of a server that died, its own "returncode"."""
-        assert self.process.stdout
         deadline = time.monotonic() + seconds
         while self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()
@@ -150,7 +146,7 @@ class Server:
             pass
 
 
-#: Servers that wait for their next job, by Python.
+#: Servers that wait for their next job, by Python.  They end with this process.
 _waiting: Dict[str, Server] = {}
 
 
@@ -185,13 +181,6 @@ def start_servers(pythons: Sequence[Path], *arguments: Any) -> None:
         server = _waiting.get(str(python))
         if server and not server.ready:
             server.answer(START_SECONDS)
-
-
-@atexit.register
-def close_servers() -> None:
-    """End the servers that wait for a job; they would end with this process anyway."""
-    while _waiting:
-        _waiting.popitem()[1].close()
 
 
 class Child:
