@@ -346,41 +346,33 @@ def test_the_run_that_has_both_is_preferred_to_the_newest_of_each(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, words",
+    "settings, other, words",
     [
-        ({"dtype": "bfloat16"}, "dtype float32 / bfloat16"),
-        ({"vocab_size": 50}, "vocabulary 500 / 50"),
-        ({"encoder_dim": 32}, "joiner dimension 512 / 32"),
-        ({"batch_size": 2}, "batch size 30 / 2"),
-        ({"sort_utterance": True}, "sorted False / True"),
-        ({"num_batches": 3}, "number of batches 2 / 3"),
-        ({"batches": "longest"}, "choice of batches first / longest"),
-        ({"seed": 2}, "seed 1 / 2"),
-    ],
-)
-def test_other_settings_are_refused(settings, words, tmp_path):
-    done = run("rnnt-bench", "compare", written(tmp_path / "a"), written(tmp_path / "b", **settings))
-    assert_user_error(done, "not comparable", words, tmp_path / "a", tmp_path / "b")
-    assert done.stdout == ""
-
-
-@pytest.mark.parametrize(
-    "other, words",
-    [
-        ({"shape_file_sha256": "fed"}, "shape file sha256 abc / sha256 fed"),
-        ({"device": "cuda", "device_name": "H200"}, "device cpu / cuda"),
-        ({"threads": 8}, "threads 2 / 8"),
-        ({"denormals": "keep"}, "denormals flush / keep"),
+        ({"dtype": "bfloat16"}, {}, "dtype float32 / bfloat16"),
+        ({"vocab_size": 50}, {}, "vocabulary 500 / 50"),
+        ({"encoder_dim": 32}, {}, "joiner dimension 512 / 32"),
+        ({"batch_size": 2}, {}, "batch size 30 / 2"),
+        ({"sort_utterance": True}, {}, "sorted False / True"),
+        ({"num_batches": 3}, {}, "number of batches 2 / 3"),
+        ({"batches": "longest"}, {}, "choice of batches first / longest"),
+        ({"seed": 2}, {}, "seed 1 / 2"),
+        ({}, {"shape_file_sha256": "fed"}, "shape file sha256 abc / sha256 fed"),
+        ({}, {"device": "cuda", "device_name": "H200"}, "device cpu / cuda"),
+        ({}, {"threads": 8}, "threads 2 / 8"),
+        ({}, {"denormals": "keep"}, "denormals flush / keep"),
         (
+            {},
             {"batches": [{"index": 4, "N": 1, "T_max": 1, "U_max": 0, "useful_cells": 1, "padded_cells": 1}]},
             "batches 2 from 4",
         ),
     ],
 )
-def test_other_environments_are_refused(other, words, tmp_path):
-    before, after = written(tmp_path / "a"), written(tmp_path / "b")
+def test_other_settings_and_environments_are_refused(settings, other, words, tmp_path):
+    before, after = written(tmp_path / "a"), written(tmp_path / "b", **settings)
     change(after, "environment", **other)
-    assert_user_error(run("rnnt-bench", "compare", before, after), "not comparable", words)
+    done = run("rnnt-bench", "compare", before, after)
+    assert_user_error(done, "not comparable", words, before, after)
+    assert done.stdout == ""
 
 
 def test_memory_is_the_highest_peak_of_the_batches_that_both_sides_have(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
@@ -296,14 +295,6 @@ def test_numbers_link_to_samples_and_traces(tmp_path):
     assert targets == {folder / "results.jsonl", folder / "w.9.pt.trace.json"}
 
 
-def test_tables_download_as_csv_in_full_precision(tmp_path):
-    write_run(tmp_path / "a")
-    downloads = [link for link in attributes("href", page_of(tmp_path)) if link.startswith("data:text/csv")]
-    tables = [base64.b64decode(link.partition("base64,")[2]).decode() for link in downloads]
-    (first,) = csv.DictReader(io.StringIO(tables[0]))
-    assert first["implementation"] == "torchaudio" and first["step ms"] == "25.0" and first["peak MB"] == "32.0"
-
-
 def test_hostile_names_are_text(tmp_path):
     evil = "<script>alert(1)</script>"
     quotes = "\"'><img src=x onerror=alert(1)>"
@@ -331,15 +322,6 @@ def test_the_page_carries_plotly_as_released_and_allows_just_its_own_scripts(tmp
     digest = hashlib.sha256(page.LIBRARY.read_bytes()).hexdigest()
     assert source == page.LIBRARY.read_text(encoding="utf-8")
     assert digest in (page.LIBRARY.parent / "README.md").read_text()
-
-
-def test_facts_of_a_row_that_did_not_run_say_no_more_than_those_of_one_that_did(tmp_path):
-    timed(tmp_path, "a", [10])
-    write_run(tmp_path / "b", name="b", jobs=[[status("correctness", "missing", "no b: pip install b")]], rounds=1)
-    rows = rows_of(tmp_path)
-    known = dict(cards_of.machine(rows))
-    assert known["Device"] == "cpu Some CPU" and known["Rounds"] == "1 of fresh processes"
-    assert dict(cards_of.machine(rows[1:]))["Device"] == "cpu"
 
 
 # The command.

@@ -40,12 +40,10 @@ from fixtures_runs import (
     write_sweep,
 )
 
-from common.analysis import comparison, logs, metrics
-from common.analysis.comparison import two_sides
+from common.analysis import logs, metrics
 from common.analysis.metrics import Metric
 from common.core import settings
 from common.records import schema
-from common.show import comparison as comparison_table
 from common.show import tables
 from common.tools.inference import rows as inference
 from common.tools.kept import read
@@ -539,23 +537,6 @@ def test_a_metric_in_one_line_is_everywhere(with_rtf, tmp_path):
     for closed in ("page", "answer", "readme"):
         assert "RTF" not in [column.title for column in tables.table(closed, "", log.rows).columns]
     assert "0.5000" in tables.whole(log)
-
-
-def test_compare_shows_metrics_with_their_units(monkeypatch, tmp_path):
-    """compare takes a list of keys, like every table."""
-    sides = [write_run(tmp_path / name) and tmp_path / name for name in ("a", "b")]
-    for key, unit in (("step_ms", "MS"), ("peak_memory_mb", "Mb")):
-        monkeypatch.setitem(metrics.METRICS, key, metrics.METRICS[key]._replace(unit=unit))
-    text = comparison_table.render(comparison.compare(two_sides(*sides).pairs), [])
-    assert text.count(" MS") == 2 and text.count(" Mb") == 2 and "e-0" in text
-    monkeypatch.setitem(metrics.COLUMNS, "comparison", ("step_ms", "peak_memory_mb"))
-    assert "e-0" not in comparison_table.render(comparison.compare(two_sides(*sides).pairs), [])
-
-
-def test_one_that_no_row_knows_has_no_column(with_rtf, tmp_path):
-    write_run(tmp_path / "a", jobs=[])
-    text = tables.whole(logs.read([tmp_path]))
-    assert "RTF" not in text and "frames" in text
 
 
 def test_every_list_names_metrics_that_are_there_and_their_keys_are_one_each():

@@ -66,7 +66,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Hold a table.  name: of the CSV file, without its ending; title: printed above, or read by a screen reader;
+    """Hold a table.  name: a key; title: printed above, or read by a screen reader;
     groups: of each row, the words above the rows that have the same, in text."""
 
     name: str

@@ -27,8 +27,7 @@ from common.analysis.groups import Group, Sweep, kind_title
 from common.core import errors, files
 from common.core.text import plain, reason_of
 from common.present import parts
-from common.present.parts import Failure, Figure, Link, Section, Table
-from common.present.text import csv_text
+from common.present.parts import Failure, Figure, Link, Section
 from common.setup import interpreters
 from common.show import cards, over_time, plots, tables
 
@@ -253,7 +252,6 @@ def environment() -> Any:
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(COMMON), **options)
     templates.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
-        csv=lambda table: Markup(csv_address(table)),
         code=lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),
         wrap=lambda text: escape(plain(text)).replace("_", Markup("_<wbr>")),
     )
@@ -287,10 +285,3 @@ def _script_hash(source: str) -> str:
 def packed(source: str) -> str:
     """Pack text for page.js to unpack: gzip, in base64."""
     return base64.b64encode(gzip.compress(source.encode("utf-8"), 9, mtime=0)).decode()
-
-
-def csv_address(table: Table) -> str:
-    """Return a data address that holds the table as a CSV file."""
-    rows = table.values() or [{column.title: None for column in table.columns}]
-    encoded = base64.b64encode(csv_text(rows).encode("utf-8")).decode()
-    return f"data:text/csv;charset=utf-8;base64,{encoded}"
