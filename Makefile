@@ -122,7 +122,7 @@ coverage: setup
 	$(MAIN) -m coverage report --skip-covered --sort=cover && exit $$ended
 
 docs: dev
-	@NO_MKDOCS_2_WARNING=1 $(DEV)/mkdocs build --strict --quiet && echo site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(DEV)/mkdocs build --config-file .ci/mkdocs.yml --strict --quiet && echo site/index.html
 
 summary: setup
 	@$(MAIN) summarize.py $(ARGS)

@@ -101,7 +101,16 @@ def test_the_metric_of_contributing_is_in_the_table_and_in_json(diffs, checkout)
 def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
     if not MKDOCS.exists():
         pytest.skip("no dev environment: make setup ENVIRONMENTS=dev")
-    build = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    build = [
+        str(MKDOCS),
+        "build",
+        "--config-file",
+        ".ci/mkdocs.yml",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
