@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Dict, Iterator, List, Literal, Mapping, Optional, Tuple, Union
+from typing import Annotated, Any, Dict, Iterable, Iterator, List, Literal, Mapping, Optional, Tuple, Union
 
 from msgspec import Meta, Struct, field
 
@@ -172,20 +173,21 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
 
 def examples(dataset: General) -> Dict[str, Union[float, Path]]:
     """Return the examples of a data set by name: seconds of noise, or a file of audio.  Raises UserError."""
-    listed: List[Tuple[str, Union[float, Path]]] = []
+    listed: Iterable[Tuple[str, Union[float, Path]]]
     if dataset.dataset_type == "made":
-        listed += [(f"made-{number}-{seconds:g}s", seconds) for number, seconds in enumerate(dataset.made_seconds)]
-    elif not dataset.dataset_path:
-        raise UserError("dataset_type raw needs dataset_path: a manifest")
+        listed = ((f"made-{number}-{seconds:g}s", seconds) for number, seconds in enumerate(dataset.made_seconds))
+    elif dataset.dataset_path:
+        listed = manifest(Path(dataset.dataset_path))
     else:
-        listed += manifest(Path(dataset.dataset_path))
-    listed = listed[: dataset.dataset_size]
-    names = [name for name, _ in listed]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated or not names:
-        words = f"two examples are called {repeated}; names have to differ" if repeated else "has no examples"
-        raise UserError(f"{dataset.dataset_path}: {words}")
-    return dict(listed)
+        raise UserError("dataset_type raw needs dataset_path: a manifest")
+    result: Dict[str, Union[float, Path]] = {}
+    for name, of in islice(listed, dataset.dataset_size):
+        if name in result:
+            raise UserError(f"{dataset.dataset_path}: two examples are called {name}; names have to differ")
+        result[name] = of
+    if not result:
+        raise UserError(f"{dataset.dataset_path}: has no examples")
+    return result
 
 
 def manifest(path: Path) -> Iterator[Tuple[str, Path]]:
