@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from common.core.errors import NotRunnable
-from common.tools.inference.recognisers import SAMPLE_RATE, Recogniser
+from common.tools.inference.recognisers import SAMPLE_RATE
 
 
 class Features(nn.Module):
@@ -46,7 +46,7 @@ class _Conformer(nn.Module):
         return self.output(encoded), lengths
 
 
-class ConformerRNNT(Recogniser):
+class ConformerRNNT(nn.Module):
     """Run torchaudio's Conformer, prediction network and joiner with random weights, and its beam search.
 
     stride: frames in an encoding; blank_bias: added to the blank's logit, without which random weights would emit
@@ -91,7 +91,7 @@ class ConformerRNNT(Recogniser):
         return encoded, [_symbols(self.search._search(row[:, :count], None, self.beam_width)) for row, count in rows]
 
 
-class EmformerRNNT(Recogniser):
+class EmformerRNNT(nn.Module):
     """Run torchaudio's streaming Emformer transducer with random weights: segments of 0.16 s with 0.04 s of right
     context, each through its beam search.  blank_bias: as of ConformerRNNT."""
 
@@ -154,7 +154,7 @@ def _symbols(hypotheses: Any) -> List[int]:
     return list(hypotheses[0][0][1:])
 
 
-class SileroVad(Recogniser):
+class SileroVad(nn.Module):
     """Run silero-vad's detector of speech with the weights of its package: a probability for each 32 ms."""
 
     CHUNK = 512  # samples
@@ -175,4 +175,4 @@ class SileroVad(Recogniser):
         """Yield the probabilities of speech (N, 1) of each chunk."""
         self.detector.reset_states()
         for chunk in nn.functional.pad(waves, (0, -waves.shape[1] % self.CHUNK)).split(self.CHUNK, 1):
-            yield self.detector(chunk, self.sample_rate)
+            yield self.detector(chunk, SAMPLE_RATE)

@@ -30,8 +30,6 @@ import time
 import torch
 from torch import nn
 
-from common.tools.inference.recognisers import Recogniser
-
 
 class Tiny(nn.Module):
     """A strided convolution and a layer: (N, samples) -> (N, frames, 4)."""
@@ -58,7 +56,7 @@ class Silent(Tiny):
         super().forward(waves)
 
 
-class Streaming(Recogniser):
+class Streaming(nn.Module):
     """Four pieces, 20 ms each."""
 
     def __init__(self, pieces):
@@ -138,7 +136,7 @@ def test_a_module_gets_lengths_where_it_takes_some(signature, gets):
     scope = {}
     exec(f"def forward(self, {signature}): return {{k: v for k, v in locals().items() if k != 'self'}}", scope)
     module = type("Takes", (torch.nn.Module,), {"forward": scope["forward"]})()
-    arguments = recognisers.plain(module)(torch.zeros(2, 30), torch.tensor([30, 30]))
+    arguments = recognisers.plain(module).call(torch.zeros(2, 30), torch.tensor([30, 30]))
     lengths = [value for name, value in arguments.items() if name != "waves" and isinstance(value, torch.Tensor)]
     assert [tensor.tolist() for tensor in lengths] == ([[30, 30]] if gets else [])
 
@@ -154,7 +152,7 @@ def test_the_shipped_transducers_decode_every_utterance(name):
     waves = recognisers.batch(None, 0.4, 2, 16000, 0)
     lengths = torch.full((2,), waves.shape[1])
     with torch.no_grad():
-        whole = model(waves, lengths)
+        whole = model.call(waves, lengths)
         symbols = whole[1] if name == "ConformerRNNT" else whole
         assert len(symbols) == 2 and symbols[0] == symbols[1]  # equal rows
         if model.stream:
@@ -327,7 +325,7 @@ def made(kind, source, **arguments):
 def outputs(model, seconds=0.5, size=2):
     waves = recognisers.batch(None, seconds, size, model.sample_rate, 0)
     with torch.no_grad():
-        return model(waves, torch.full((size,), waves.shape[1]))
+        return model.call(waves, torch.full((size,), waves.shape[1]))
 
 
 # -- SpeechBrain -----------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Calls:
             torch.autocast(device.type, getattr(torch, self.dtype)) if self.dtype != "float32" else nullcontext()
         )
         with cast:
-            if self.model.stream is None and self.model(self.waves, lengths) is None:
+            if self.model.stream is None and self.model.call(self.waves, lengths) is None:
                 raise WrongResult("the model returns None: it has to return its outputs")
             for piece in self.model.stream(self.waves, lengths) if self.model.stream else ():
                 has_symbols = piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)

@@ -12,7 +12,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -38,35 +38,25 @@ INTERFACES = {
 }
 
 
-class Recogniser(nn.Module):
-    """A model from waves to tensors, symbols or words.  A model of your own may be one.
+class Recogniser(NamedTuple):
+    """A model that was loaded.
 
-    sample_rate: of the audio that it takes; stream: of a model that streams, a method with the arguments of `forward`,
-    which yields pieces of the outputs, None or empty ones before there is a first symbol."""
+    Attributes:
+        call: returns tensors, symbols or words in any nesting, of waves (N, samples), float32, and lengths (N,) in
+            samples, int64.
+        sample_rate: of the audio that it takes.
+        stream: of a model that streams, takes what `call` takes, and yields pieces of the outputs, None or empty ones
+            before there is a first symbol.
+    """
 
-    sample_rate = SAMPLE_RATE
-    stream: Any = None
-
-    def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        """Return tensors, symbols or words in any nesting, from waves (N, samples), float32, and lengths (N,) in
-        samples, int64."""
-        raise NotImplementedError
-
-
-class Wrapped(Recogniser):
-    """Calls `call(waves, lengths)`.  module: what that computes with."""
-
-    def __init__(self, call: Callable[..., Any], module: Any, sample_rate: float):
-        super().__init__()
-        self.call, self.sample_rate = call, int(sample_rate)
-        self.module = module if isinstance(module, nn.Module) else nn.Module()
-
-    def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        return self.call(waves, lengths)
+    call: Callable[[torch.Tensor, torch.Tensor], Any]
+    sample_rate: int
+    stream: Optional[Callable[[torch.Tensor, torch.Tensor], Iterable[Any]]] = None
 
 
-def plain(module: nn.Module) -> Wrapped:
-    """Return a module that takes waves, or waves and their lengths, as a recogniser.
+def plain(module: Any) -> Recogniser:
+    """Return a module that takes waves, or waves and their lengths, as a recogniser; it may have a ``sample_rate`` and
+    a method ``stream``.
 
     Its second argument is the lengths where it has to be given, else the first one whose name LENGTHS matches."""
     parameters = list(inspect.signature(module.forward).parameters.values())
@@ -79,22 +69,20 @@ def plain(module: nn.Module) -> Wrapped:
             return module(waves, lengths)
         return module(waves, **{named: lengths}) if named else module(waves)
 
-    rate: Any = getattr(module, "sample_rate", SAMPLE_RATE)
-    return Wrapped(call, module, rate)
+    return Recogniser(call, int(getattr(module, "sample_rate", SAMPLE_RATE)), getattr(module, "stream", None))
 
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError."""
     kind, source, arguments = model["type"], model["source"], model.get("arguments") or {}
     if kind == "factory":
-        module = loading.load(source, arguments, str(device))
-        return (module if isinstance(module, Recogniser) else plain(module)).to(device).eval()
+        return plain(loading.load(source, arguments, str(device)).eval())
     makers = {"torchaudio": _bundle, "transformers": _pipeline, **dict.fromkeys(INTERFACES, _interface)}
     if kind not in makers:
         near = f"{closest(kind, makers)}; there are factory, {', '.join(makers)}"
         raise UserError(f"pretrained_model.type: unknown {kind!r}{near}")
     os.environ.update(loading.OFFLINE)
-    return makers[kind](kind, source, arguments, device).to(device).eval()
+    return makers[kind](kind, source, arguments, device)
 
 
 def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
@@ -113,7 +101,7 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
     command = f'python -c "from torchaudio.pipelines import {source} as bundle; bundle.{fetch}()"'
     advice = f"; its weights have to be below {torch.hub.get_dir()}, fetch them: {command}"
     make = [bundle.get_feature_extractor, bundle.get_decoder] if decodes else [bundle.get_model]
-    parts = [loading.made(source, each, {}, advice=advice) for each in make]
+    parts = nn.ModuleList([loading.made(source, each, {}, advice=advice) for each in make]).to(device).eval()
 
     def search(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         given = [parts[0](wave) for wave in waves]
@@ -124,7 +112,7 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
         # without lengths: bundles normalised by groups are trained so, and no wave here is padded
         return parts[0](waves)
 
-    return Wrapped(search if decodes else call, nn.ModuleList(parts), bundle.sample_rate)
+    return Recogniser(search if decodes else call, int(bundle.sample_rate))
 
 
 def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
@@ -140,7 +128,7 @@ def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torc
         rows = [{"raw": wave.cpu().numpy(), "sampling_rate": rate} for wave in waves]
         return [str(result) for result in made(rows, batch_size=len(rows))]
 
-    return Wrapped(call, made.model, rate)
+    return Recogniser(call, rate)
 
 
 def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
@@ -158,7 +146,7 @@ def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: tor
         values = {label: _argument(label, waves, lengths) for label in parameters}
         return getattr(made, method)(**{label: value for label, value in values.items() if value is not None})
 
-    return Wrapped(call, made, getattr(made.hparams, "sample_rate", SAMPLE_RATE))
+    return Recogniser(call, int(getattr(made.hparams, "sample_rate", SAMPLE_RATE)))
 
 
 def _argument(label: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optional[torch.Tensor]:
