@@ -40,7 +40,7 @@ class Fused(Adapter):
 
         wanted = self.backend or {"cpu": "native", "cuda": "triton"}[device]
         try:
-            self.backend = self.module.backend_of(device, getattr(torch, self.settings.precision), wanted)
+            self.backend = self.module.backend_of(device, getattr(torch, self.settings.dtype), wanted)
         except ValueError as error:
             raise NotRunnable("missing", f"{error}; fused:torch runs without it") from error
 

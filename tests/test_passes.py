@@ -1,11 +1,10 @@
-"""The passes on a CPU: which scopes and batches each round times, what a trace leaves in its folder, and the joiner
-under autocast."""
+"""The passes on a CPU: which scopes and batches each round times, what a trace leaves in its folder, and memory
+past torch's allocator."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import warnings
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,12 +12,10 @@ import pytest
 import torch
 from commands import rows_of, run
 from fixtures_runs import MIB, records_of
-from test_contract import adapter_of, context_of
 
 from common.core import settings
-from common.core.implementations import find
-from common.losses import oracle, step, subject
-from common.losses.passes import at_size, timing
+from common.losses import subject
+from common.losses.passes import timing
 from common.measure import memory, profiler
 from common.system import machine
 
@@ -127,7 +124,7 @@ def test_loops_in_python_are_not_profiled_and_not_warmed_up(tmp_path, flags):
     assert not list((tmp_path / "warprnnt_numba-2").glob("*.pt.trace.json*"))
 
 
-# Memory, and autocast.
+# Memory.
 
 
 def test_what_a_loss_takes_past_torch_is_in_the_peak_of_the_process():
@@ -138,46 +135,3 @@ def test_what_a_loss_takes_past_torch_is_in_the_peak_of_the_process():
     peaks = memory.peaks(lambda: SimpleNamespace(run=run), torch.device("cpu"))
     assert 8 * MIB <= peaks["torch_allocated_bytes"] < 9 * MIB
     assert 90 * MIB < peaks["process_bytes"] - peaks["torch_allocated_bytes"] < 120 * MIB
-
-
-def rounds_to(dtype):
-    """Does autocast on this CPU, with this torch?"""
-    ones = torch.ones(2, 2)
-    with warnings.catch_warnings(), torch.autocast("cpu", dtype=dtype):
-        warnings.simplefilter("ignore")  # "disabling autocast"
-        return (ones @ ones).dtype == dtype
-
-
-@pytest.mark.parametrize(
-    "name, amp, given",
-    [
-        ("reference", "bfloat16", torch.bfloat16),
-        ("reference", "float16", torch.float16),
-        ("torchaudio", "bfloat16", torch.float32),
-        ("torchaudio", "float16", torch.float16),
-        ("optimized_transducer", "bfloat16", torch.float32),
-        ("optimized_transducer", "float16", torch.float32),
-        ("fast_rnnt-pruned", "bfloat16", torch.float32),
-        ("fast_rnnt-pruned", "float16", torch.float32),
-        ("fused", "bfloat16", None),
-        ("fused", "float16", None),
-    ],
-)
-def test_autocast_rounds_the_products_and_gives_each_loss_a_dtype_that_it_takes(name, amp, given):
-    if not rounds_to(getattr(torch, amp)):
-        pytest.skip(f"autocast on the CPU does not take {amp} here")
-    errors = {}
-    for autocast in (None, amp):
-        adapter = adapter_of(find(name), "cpu", vocab_size=40, amp=autocast)
-        context = context_of(adapter)
-        result, _ = at_size.check(context, oracle.TOLERANCE[adapter.settings.precision])
-        assert result.ok, result
-        errors[autocast] = result.grad_error
-        if given and autocast:
-            inputs = step.prepare(adapter, context.model, context.make_batch(0), "loss")
-            assert inputs.given.dtype == given
-        inputs = step.prepare(adapter, context.model, context.make_batch(0), "step")
-        inputs.run()
-        gradients = [gradient for gradient in inputs.gradients().values() if gradient is not None]
-        assert gradients and all(gradient.dtype == torch.float32 for gradient in gradients)
-    assert errors[amp] > 10 * errors[None]

@@ -434,19 +434,6 @@ class Settings:
         label="dtype",
         heading="{}",
     )
-    amp: Optional[str] = setting(
-        None,
-        MEASURED,
-        "Run the joiner's step under torch.autocast with this data type, as recipes train. Outputs and weights stay in "
-        "--dtype, and a loss that does not take the type gets float32 logits",
-        type=flag_types.dtype,
-        choices=("bfloat16", "float16"),
-        default_text="off",
-        label="autocast",
-        unset="off",
-        heading="autocast {}",
-        heading_of_default=False,
-    )
     device: str = setting(
         "auto",
         MEASURED,
@@ -629,11 +616,6 @@ class Settings:
     record_shapes: bool = setting(True, TRACE, "Record the shapes of operators' inputs", **_BOOL, **_HOW)
     with_stack: bool = setting(True, TRACE, "Record Python stacks", **_BOOL, **_HOW)
     profile_memory: bool = setting(True, TRACE, "Record allocations", **_BOOL, **_HOW)
-
-    @property
-    def precision(self) -> str:
-        """Return the dtype that the joiner's products, and so the logits, are rounded to."""
-        return self.amp or self.dtype
 
     @property
     def suffix(self) -> str:

@@ -7,8 +7,7 @@ adapter's `outputs`).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 
@@ -52,25 +51,6 @@ class Layout:
         """Return the one tensor that `loss` takes, whose gradient is the end of scope "loss"."""
         raise NotImplementedError
 
-    def autocast(self, batch: Batch) -> ContextManager[Any]:
-        """Return the context manager for the joiner: torch.autocast with --amp, else one that does nothing."""
-        amp = self.adapter.settings.amp
-        if amp is None:
-            return nullcontext()
-        return torch.autocast(batch.encoder_out.device.type, dtype=getattr(torch, amp))
-
-    def fit(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, in float32 if autocast made them of a dtype that the loss does not take."""
-        amp = self.adapter.settings.amp
-        is_foreign = amp and scores.dtype == getattr(torch, amp) and amp not in self.adapter.dtypes
-        return scores.float() if is_foreign else scores
-
-    def taken(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return `given`, made under `autocast` and then passed through `fit`."""
-        with self.autocast(batch):
-            given = self.given(model, batch, prepared)
-        return self.fit(given)
-
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the adapter's loss of `given`.  Timed."""
         return self.adapter.loss(given, prepared)
@@ -78,7 +58,7 @@ class Layout:
     def step(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the summed loss to differentiate, from encoder and decoder outputs.  Timed."""
         with stage("joiner"):
-            given = self.taken(model, batch, prepared)
+            given = self.given(model, batch, prepared)
         with stage("loss"):
             return self.loss(given, batch, prepared)
 
@@ -183,7 +163,7 @@ class Joint(Layout):
 
     def step(self, model, batch, prepared):
         tensors = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
-        with stage("joiner and loss"), self.autocast(batch):
+        with stage("joiner and loss"):
             return self.adapter.loss_of(dict(zip(self.tensors, tensors)), prepared)
 
     def parts(self, given: torch.Tensor, batch: Batch) -> Dict[str, torch.Tensor]:
@@ -245,22 +225,18 @@ class Pruned(Layout):
 
     def both(self, model: Joiner, batch: Batch, prepared: Any) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return (summed simple loss, pruned logits); set `prepared.ranges` to the ranges that it gives."""
-        with self.autocast(batch):
-            am, lm = map(self.fit, self.scores(model, batch))
+        am, lm = self.scores(model, batch)
         with stage("simple loss"):
             simple_loss, arc_gradients = self.adapter.simple_loss(am, lm, prepared)
         with stage("prune ranges"):
             prepared.ranges = self.adapter.ranges(arc_gradients, prepared)
         with stage("pruning"):
             encoder_out, decoder_out = self.adapter.pruned(batch.encoder_out, batch.decoder_out, prepared.ranges)
-        with stage("joiner"), self.autocast(batch):
-            return simple_loss, self.fit(model(encoder_out + decoder_out))
+        with stage("joiner"):
+            return simple_loss, model(encoder_out + decoder_out)
 
     def given(self, model, batch, prepared):
         return self.both(model, batch, prepared)[1]
-
-    def taken(self, model, batch, prepared):
-        return self.given(model, batch, prepared)  # the simple loss is within, and not under autocast
 
     def step(self, model, batch, prepared):
         simple_loss, logits = self.both(model, batch, prepared)

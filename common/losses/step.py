@@ -106,7 +106,7 @@ def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossSt
     if scope == "step":
         return LossStep(lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch))
     with torch.no_grad():
-        given = layout.taken(model, batch, prepared)
+        given = layout.given(model, batch, prepared)
     given.requires_grad_()
 
     def forward() -> torch.Tensor:

@@ -475,8 +475,8 @@ class Stop(JobLine, kw_only=True, tag="stop"):
     Attributes:
         scope: "loss" or "step"
         round: number of the round, in the timing and throughput passes
-        why: "spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds;
-            "time share": what the loss alone has of that beside the step
+        why: "spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds,
+            of which the loss alone has a share beside the step
         loss_error: largest relative error of the losses of the last timed step of each batch against float64; null
             with --find-largest
         grad_error: error of the gradient of the last timed step along a random direction, as a share of its length

@@ -221,7 +221,7 @@ def check(
     eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
     scores = [(T + U) * score for T, U in shapes]
     rounding = eps * max(sum_ - lost_places * likelihood for sum_, (likelihood, _) in zip(scores, known))
-    short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.precision] + 2 * rounding
+    short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.dtype] + 2 * rounding
     left = min(max(left, 1e-30), 1.0)  # of posteriors of up to 1 where they cancel
     lost = lost_places * eps / left
     neglected = adapter.negligible * max(T * (U + 1) for T, U in shapes)
@@ -229,13 +229,15 @@ def check(
     loss_error, loss_tolerance = abs(loss - right) / magnitude, tolerance + eps * sum(scores) / magnitude
     judged = [("loss", loss_error, tolerance, loss_tolerance)]  # what, its error, what passes, and what is imprecise
     for name, error in errors.entries.items():
-        judged.append((_of(name), error, short + neglected, short + beside))
+        judged.append((small_batches.of(name), error, short + neglected, short + beside))
     for name, error in errors.sums.items():
-        what = SUMMED.get(name, f"a row of the {_of(name)}")
+        what = SUMMED.get(name, f"a row of the {small_batches.of(name)}")
         most = sums if name in SUMMED else sums + 10 * lost / FLOOR  # a row adds up several
         judged.append((f"{what} in sum", error, math.inf if name in SUMMED else sums, most))
-    most = SLOPE_TOLERANCE[context.settings.precision] + rounding + beside
-    judged += [(f"{_of(name)} by a factor", error, math.inf, most) for name, error in errors.slopes.items()]
+    most = SLOPE_TOLERANCE[context.settings.dtype] + rounding + beside
+    judged += [
+        (f"{small_batches.of(name)} by a factor", error, math.inf, most) for name, error in errors.slopes.items()
+    ]
     lines = [f"it overwrites {', '.join(sorted(overwritten))}"] if overwritten else []
     lines += [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, _, most in judged if not error <= most]
     posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in known]
@@ -249,7 +251,7 @@ def check(
         loss_error=finite(loss_error),
         grad_error=finite(max(errors.entries.values())),
         grad_tolerance=short + beside,
-        reference_error=max(of_float32, LEAST_ROUNDING) if context.settings.precision == "float32" else None,
+        reference_error=max(of_float32, LEAST_ROUNDING) if context.settings.dtype == "float32" else None,
         errors={what: finite(error) for what, error, _, _ in judged},
         overwritten=sorted(overwritten),
         differing=differing,
@@ -264,10 +266,6 @@ def check(
     if errors.furthest:
         words.append(f"furthest off in {errors.furthest}")
     return result, f"on a measured batch ({small_batches.sizes(shapes)}): {'; '.join(words)}"
-
-
-def _of(name: str) -> str:
-    return "gradient" if name == "given" else f"gradient of {name}"
 
 
 def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[Cells, float, List[str], List]:

@@ -9,7 +9,6 @@ cases, which `rnnt-bench check` asks: this pass decides whether a loss is timed.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 from typing import Iterator, List, Optional
@@ -43,9 +42,8 @@ def approximation_gap(context) -> Optional[float]:
 
     Each alone and in float64: it is the gap of the method and not of the dtype.  None if the exact losses are almost 0.
     """
-    adapter = copy.copy(context.adapter)
-    adapter.settings = replace(context.settings, amp=None)
-    layout, double = layouts.of(adapter), replace(context, settings=adapter.settings, dtype=torch.float64)
+    adapter, double = context.adapter, replace(context, dtype=torch.float64)
+    layout = layouts.of(adapter)
     model, gaps = layout.model(context.device, torch.float64), []
     every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.all_batches[batch]) if U > 0]
     for batch, n in every[:: math.ceil(len(every) / GAP_UTTERANCES) or 1]:
@@ -73,12 +71,12 @@ def run(context) -> Iterator[Correctness]:
     reached: List[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if settings.find_largest else None
-        at_its_size, wrong = at_size.check(context, TOLERANCE[settings.precision], few)
+        at_its_size, wrong = at_size.check(context, tolerance, few)
         T = int(context.all_batches.longest().max())
         if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not few and not context.loops_in_python:
             long = batching.fixed_size(np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3)
             context_of_long, places = replace(context, all_batches=long, batches=[0]), 4 + T // FRAMES_A_PLACE
-            wrong = at_size.check(context_of_long, TOLERANCE[settings.precision], lost_places=places)[1]
+            wrong = at_size.check(context_of_long, tolerance, lost_places=places)[1]
         if not wrong:
             wrong = small_batches.check(adapter, device, dtype, [small_batches.again(adapter)]).wrong
             differing, reached = small_batches.repeated(adapter, device, dtype)

@@ -13,6 +13,7 @@ import math
 from dataclasses import replace
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 
 from common.losses import inputs, layouts
@@ -79,10 +80,10 @@ def answer(
             right_leaves = {"given": step.given.detach().cpu().double().clone().requires_grad_()}
             losses.append(layout.expected(right_leaves["given"], batch))
         else:
-            outputs = {name: getattr(batch, name) for name in OUTPUTS}
+            given_outputs = ((name, getattr(batch, name)) for name in OUTPUTS)
             outputs = {
                 name: leaf.detach().cpu().double().clone().requires_grad_(leaf.requires_grad)
-                for name, leaf in outputs.items()
+                for name, leaf in given_outputs
             }
             double_batch = replace(batch, **outputs, targets=batch.targets.cpu().clone())
             right_leaves = leaves_of(double_model, double_batch)
@@ -261,7 +262,7 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
     """Return (the adapter with its range widened to all of U, the joiner, the batch) of a case."""
     small = copy.copy(adapter)
     sizes = TRAINED if case.logits == "trained" else RANDOM
-    small.settings = replace(adapter.settings, **sizes, logits=case.logits, amp=None)
+    small.settings = replace(adapter.settings, **sizes, logits=case.logits)
     model = layouts.of(small).model(device, dtype)
     batch = inputs.make_batch(
         case.shapes,
@@ -322,11 +323,11 @@ def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance:
     where = f"{where}: the loss is right"
     if grad_error <= grad_tolerance:
         name, factor = max(answer.slopes.items(), key=lambda each: abs(each[1] - 1))
-        return f"{where}, {_of(name)} is {factor:.8g} times what is right; {slope_tolerance:.0e} is allowed"
+        return f"{where}, the {of(name)} is {factor:.8g} times what is right; {slope_tolerance:.0e} is allowed"
     errors: Dict[str, float] = {}
     for name, (gradient, right) in answer.gradients.items():
         if gradient is None:
-            return f"{where}, {_of(name)} is missing"
+            return f"{where}, the {of(name)} is missing"
         difference = (gradient.cpu().double() - right).abs().nan_to_num(nan=math.inf)
         errors[name] = float(difference.max() / right.abs().max().clamp(min=1e-30))
     name = max(errors, key=lambda each: errors[each])
@@ -335,7 +336,7 @@ def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance:
     left = float((gradient - factor * right).abs().max())
     if left <= min(NEAR * abs(factor), abs(factor - 1) / 2) * float(right.abs().max()):
         reason = guess(factor, 1.0, shapes)
-        return f"{where}, {_of(name)} is {factor:.4g} times what is right{reason}"
+        return f"{where}, the {of(name)} is {factor:.4g} times what is right{reason}"
     at = position((gradient - right).abs().nan_to_num(nan=math.inf))
     place = f"{[*at]}"
     if name == "given" and len(at) == 4:
@@ -345,11 +346,12 @@ def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance:
             outside = " (in the padding)"
         place = f"utterance {n + 1} (T {T}, U {U}), t {t}, u {u}, symbol {v}{outside}"
     values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
-    return f"{where}, {_of(name)} is not: at {place}: {values}"
+    return f"{where}, the {of(name)} is not: at {place}: {values}"
 
 
-def _of(name: str) -> str:
-    return "the gradient" if name == "given" else f"the gradient of {name}"
+def of(name: str) -> str:
+    """Return the gradient of a leaf in words."""
+    return "gradient" if name == "given" else f"gradient of {name}"
 
 
 def sizes(shapes: Shapes) -> str:
@@ -377,9 +379,4 @@ def guess(got: float, right: float, shapes: Shapes) -> str:
 
 def position(difference: torch.Tensor) -> Tuple[int, ...]:
     """Return the index of the largest difference."""
-    at: List[int] = []
-    index = int(difference.argmax())
-    for size in reversed(difference.shape):
-        at.insert(0, index % size)
-        index //= size
-    return tuple(at)
+    return tuple(int(index) for index in np.unravel_index(int(difference.argmax()), tuple(difference.shape)))

@@ -162,7 +162,7 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
             ahead, behind = (expected(context, scope, inputs, prepared, shift)[0] for shift in (EPSILON, -EPSILON))
             right = (ahead - behind) / (2 * EPSILON)
             settings = context.settings
-            is_rounded = settings.tf32 or settings.amp or settings.dtype not in ("float32", "float64")
+            is_rounded = settings.tf32 or settings.dtype not in ("float32", "float64")
             tolerance = ROUNDED_TOLERANCE if is_rounded else GRADIENT_TOLERANCE
             grad_error = abs(last.along - right) / max(last.length, abs(right), 1e-30)
             if not grad_error <= tolerance:
@@ -181,7 +181,7 @@ def _compared(context, scope: str, inputs: Any, prepared: Any, loss: float) -> T
     """Return (relative error of the loss, what is wrong in words or "")."""
     right, rounding = expected(context, scope, inputs, prepared)
     size = max(abs(right), 1e-30)
-    base = TF32_TOLERANCE if context.settings.tf32 else oracle.TOLERANCE[context.settings.precision]
+    base = TF32_TOLERANCE if context.settings.tf32 else oracle.TOLERANCE[context.settings.dtype]
     tolerance, error = base + rounding / size, abs(loss - right) / size
     if error <= tolerance:
         return error, ""
@@ -254,8 +254,6 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
                 memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
         caps = {"spread": settings.spread, "max_samples": settings.max_samples, "max_seconds": seconds}
         why = yield from sampling.sweep(of_scope.sample, chosen, **caps, threads=threads)
-        if after_step and why == "time cap":
-            why = "time share"
         last = None
         if of_scope.taken and not settings.find_largest:  # in a search memory is short
             last = Last.of(context, scope, *of_scope.latest.pop())
