@@ -153,10 +153,7 @@ def test_sleeps_are_measured_for_real(config):
     assert abs(sleep["most_process_bytes"] - total["most_process_bytes"]) < 40e6
 
 
-def test_a_stage_that_fails_is_named_and_resuming_measures_what_is_missing(config, capsys):
-    path = config(TWO.replace("stages.py:Sum", "stages.py:make_wrong"))
-    measured(path, code=2)
-    assert "stages.py:make_wrong" in capsys.readouterr().err
+def test_resuming_measures_what_is_missing(config):
     path, counting = config(TWO, "right"), InProcess()
     measured(path)
     file = path.parent / "log" / "pipeline-right" / "tool.jsonl"
@@ -167,9 +164,12 @@ def test_a_stage_that_fails_is_named_and_resuming_measures_what_is_missing(confi
     assert counting.names == ["made-1-0.2s double", "made-1-0.2s sum"]
 
 
-def test_what_cannot_go_to_the_next_stage_is_named(config, capsys):
-    measured(config(TWO.replace("stages.py:scaled", "stages.py:sealed")), code=2)
-    assert "converter" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"), [("Sum", "make_wrong", "make_wrong"), ("scaled", "sealed", "converter")]
+)
+def test_a_stage_that_fails_or_gives_what_cannot_go_to_the_next_is_named(name, wrong, words, config, capsys):
+    measured(config(TWO.replace(f"stages.py:{name}", f"stages.py:{wrong}")), code=2)
+    assert words in capsys.readouterr().err
 
 
 # -- the configuration -----------------------------------------------------------------------------------------------

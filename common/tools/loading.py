@@ -86,7 +86,7 @@ def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise UserError(f"{name}: {error}: give its arguments, {signature}, by --arg NAME=VALUE or a file") from None
+        raise UserError(f"{name}: {error}; it takes {signature}: --arg NAME=VALUE, or arguments in a file") from None
     try:
         try:
             with torch.device("meta") if device == "meta" else nullcontext():
