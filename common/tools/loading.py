@@ -84,6 +84,7 @@ def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu
     except (TypeError, ValueError):  # of a builtin
         signature = inspect.Signature.from_callable(lambda *_, **__: None)
     try:
+        signature.bind_partial(**arguments)  # first, since a wrong name makes another one missing
         signature.bind(**arguments)
     except TypeError as error:
         raise UserError(f"{name}: {error}; it takes {signature}: --arg NAME=VALUE, or arguments in a file") from None
