@@ -159,7 +159,7 @@ def script_main(file: str, description: Optional[str]) -> int:
     # Here and not above: every worker imports a script, and needs none of this.
     from common.cli import benchmark
     from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen
-    from common.core import flag_types, implementations
+    from common.core import implementations
     from common.core.errors import UserError
     from common.core.implementations import LATTICES
 
@@ -172,21 +172,11 @@ def script_main(file: str, description: Optional[str]) -> int:
         implementation = implementations.of_file(file)
     except UserError as error:
         parser.error(str(error))
-    name, variants = implementation.name, implementation.variants
-    if variants:
-        parser.add_argument(
-            "--variant",
-            type=flag_types.some_of(("default", *variants)),
-            metavar="A,B",
-            default=("default",),
-            help=f"Ways of calling it: default, {', '.join(variants)}, or several. Default: default",
-        )
     if implementation.template:
         add_choice(parser)
     add_flags(parser)
     arguments = parser.parse_args()
     if implementation.template and implementation.kind in LATTICES:
         arguments.topology = arguments.topology or implementation.kind  # beside losses on the same lattice
-    mine = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
-    others = [other for other in chosen(parser, arguments) if other not in mine] if implementation.template else []
-    return run(parser.prog, lambda: benchmark.benchmark([*mine, *others], arguments, mine))
+    names = dict.fromkeys([implementation.name, *(chosen(parser, arguments) if implementation.template else ())])
+    return run(parser.prog, lambda: benchmark.benchmark(list(names), arguments, [implementation.name]))

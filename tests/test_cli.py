@@ -169,7 +169,6 @@ def test_the_list_says_what_each_row_lacks():
     if importlib.util.find_spec("warprnnt_pytorch") is None:
         assert "missing: " in rows["warp-transducer"] and "github.com/" in rows["warp-transducer"]
     assert "missing" not in rows["reference"]
-    assert_user_error(run("benchmark_ot.py", "--variant", "sideways"), "--variant", "log-probs", "sideways")
 
 
 def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):

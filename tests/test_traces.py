@@ -55,11 +55,6 @@ def test_steps_labels_and_the_peak_of_each_device(tmp_path):
     assert (numbers.average_step_time_us, numbers.peak_memory_mb) == (200, 9) and numbers.label_us == {"loss": 30.0}
 
 
-def test_missing_and_repeated_steps_are_flagged(tmp_path):
-    notes = numbers_of(tmp_path, steps([100, 100], first=3) + steps([100], first=7) + steps([100], first=3)).notes
-    assert "missing steps: 5 to 6" in notes[0] and "repeated steps" in notes[1]
-
-
 @pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: f"{path.parent.name}/{path.name[:8]}{path.name[-30:-18]}")
 def test_real_traces_give_what_json_says(path):
     trace = read(path)

@@ -149,13 +149,22 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
     raise AssertionError("unreachable")
 
 
-@contextmanager
-def claim_again(path: Path) -> Iterator[Claim]:
-    """Yield the lock of a run that is to be continued.
+def anew(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> Run:
+    """Return a new run with this first line.  Raises UserError where it cannot be written; nothing is left then."""
+    claim = claim_folder(log_dir, base)
+    run = Run(claim.path.with_name(file_name), claim=claim)
+    try:
+        run.add({**head, "schema": schema.SCHEMA})
+    except store.NotWritten:
+        run.discard_if_empty()
+        raise
+    return run
 
-    A job that a killed process left half written in its file `path` is cut off.  A UserError in the block releases the
-    lock.  Raises UserError while another process has the lock.
-    """
+
+def again(path: Path) -> Run:
+    """Return the run in a file, to be continued; a job that a killed process left half written is cut off.
+
+    Raises UserError while another process is measuring it."""
     lock = path.with_name(LOCK_NAME)
     try:
         claim = Claim(lock)
@@ -166,25 +175,22 @@ def claim_again(path: Path) -> Iterator[Claim]:
         raise UserError(f"--resume: {cannot_write(lock, error, 'leave the flag out')}") from error
     try:
         store.mend(path)
-        yield claim
+        return Run(path, store.read(path), claim)
     except UserError:
         claim.release()
         raise
 
 
 def origin() -> Record:
-    """Return the keys of a file's first record that tell where and by which revision it is measured."""
-    revision, dirty = machine.git_state(ROOT)
-    return {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
+    """Return the keys of a file's first record that tell when, where and by which revision it is measured."""
+    (revision, dirty), started = machine.git_state(ROOT), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    state = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
+    return {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": started, **state}
 
 
 def read_back(value: Any) -> Any:
     """Return a value as JSON reads it back, by which runs of equal settings are found again: tuples are lists."""
     return json.loads(json.dumps(value))
-
-
-def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head, Path]]:
@@ -228,29 +234,25 @@ def open_runs(
 
     Raises UserError when there is nothing to resume, or when another process is measuring it.
     """
-    extra = {**origin(), **(extra or {})}
-    heads = _resumable(names, settings, log_dir, extra.get("values", {})) if resume else []
+    shared = {**origin(), "settings": settings.to_json(), **(extra or {})}
+    heads = _resumable(names, settings, log_dir, shared.get("values", {})) if resume else []
     if resume and not (heads or or_anew):
         raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
-    run = {"run_id": uuid.uuid4().hex[:12], "settings": settings.to_json(), "command": sys.argv, "started": now()}
     if heads:
-        run.update(run_id=heads[0][0].run_id, started=heads[0][0].started)
-        limit = heads[0][0].memory_limit
-        extra.update({"memory_limit": schema.as_written(limit)} if limit else {})
+        first, _ = heads[0]
+        limit = {"memory_limit": schema.as_written(first.memory_limit)} if first.memory_limit else {}
+        shared.update(run_id=first.run_id, started=first.started, **limit)
     paths = {head.name: path for head, path in heads}
     opened: Dict[str, Run] = {}
     try:
         for name in names:
             if name in paths:
-                with claim_again(paths[name]) as claim:
-                    opened[name] = Run(paths[name], store.read_run(paths[name])[1], claim)
+                opened[name] = again(paths[name])
             else:
                 known = find(name)
-                claim = claim_folder(log_dir, f"{known.folder}-{settings.suffix}")
-                opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)
                 row = {"package": known.package, "kind": known.kind, "exact": known.exact, "suffix": settings.suffix}
-                head = {"record": "run", "schema": schema.SCHEMA, "name": name}
-                opened[name].add({**head, **row, **run, **extra})
+                head = {"record": "run", "name": name, **row, **shared}
+                opened[name] = anew(log_dir, f"{known.folder}-{settings.suffix}", schema.FILE_NAME, head)
         yield opened
     except UserError:  # a mistake, or no room for a first line
         for run in opened.values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import uuid
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -18,7 +17,7 @@ from common.core.settings import SETTINGS, Settings
 from common.core.text import count
 from common.jobs.job import Task
 from common.jobs.session import Executor, Local, Progress, Session
-from common.records import run, schema, store
+from common.records import run, schema
 from common.records.run import Run
 from common.records.schema import Record, as_written
 from common.setup.interpreters import Choice
@@ -87,17 +86,9 @@ def _opened(header: Record, log_dir: Path, resume: bool) -> Run:
         if not paths:
             words = f"no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
             raise UserError(f"--resume: {words}")
-        with run.claim_again(paths[-1]) as claim:
-            return Run(paths[-1], store.read(paths[-1]), claim)
-    claim = run.claim_folder(log_dir, f"{header['tool']}-{header['name']}")
-    new = Run(claim.path.with_name(schema.TOOL_FILE_NAME), claim=claim)
-    origin = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.origin()}
-    try:
-        new.add({**header, "schema": schema.SCHEMA, **origin})
-    except store.NotWritten:
-        new.discard_if_empty()
-        raise
-    return new
+        return run.again(paths[-1])
+    base = f"{header['tool']}-{header['name']}"
+    return run.anew(log_dir, base, schema.TOOL_FILE_NAME, {**header, **run.origin()})
 
 
 def measured(

@@ -88,7 +88,8 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
         later = windows[at][1] if at < len(windows) else None
         # Another loop that writes to the same folder counts its steps from the start again.
         goes_on = isinstance(later, Trace) and later.steps[0].number > trace.steps[-1].number
-        flags, whole = _flags(trace), trace.steps
+        unreadable = f"{trace.salvaged} events are not valid JSON and were read field by field"
+        flags, whole = [unreadable] if trace.salvaged else [], trace.steps
         if not to_the_end and not goes_on and _is_cut_off(trace, before):
             *whole, stub = trace.steps
             step = f"ProfilerStep#{stub.number} ({stub.duration:.0f} us)"
@@ -113,20 +114,6 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
         result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
         _peak(result)
     return result
-
-
-def _flags(trace: Trace) -> List[str]:
-    """Return what limits the meaning of the numbers of a trace, a sentence each."""
-    flags = []
-    numbers = sorted(step.number for step in trace.steps)
-    gaps = [f"{low + 1} to {high - 1}" for low, high in zip(numbers, numbers[1:]) if high - low > 1]
-    if gaps:
-        flags.append(f"missing steps: {', '.join(gaps[:5])}")
-    if len(set(numbers)) < len(numbers):
-        flags.append("repeated steps: a step number occurs more than once")
-    if trace.salvaged:
-        flags.append(f"{trace.salvaged} events are not valid JSON and were read field by field")
-    return flags
 
 
 def _is_cut_off(trace: Trace, before: Optional[Trace]) -> bool:
