@@ -17,10 +17,11 @@ from common.analysis.groups import Group, Sweep, collect, differing, newest_of_e
 from common.analysis.row import Row
 from common.core.errors import UserError
 from common.core.files import not_there
+from common.core.text import gathered
 from common.present import parts, style
 from common.records import schema, store
 from common.traces.reader import is_trace, trace_files, worker
-from common.traces.windows import Window, profiled, read_windows
+from common.traces.windows import profiled, read_windows
 
 
 class Log:
@@ -149,25 +150,22 @@ def _unreadable(folder: Path, reason: str) -> Row:
 
 def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
     """Return a row of profiled numbers for each worker that left traces without records."""
-    by_worker: Dict[str, List[Window]] = {}
-    for path, window in read_windows(files):
-        by_worker.setdefault(worker(path), []).append((path, window))
-    name = folder.resolve().name
-    result = []
+    by_worker = gathered((worker(path), (path, window)) for path, window in read_windows(files))
+    name, result = folder.resolve().name, []
     for label, windows in by_worker.items():
         numbers = profiled(windows)
         readable = not numbers.error or any(window.steps for window in numbers.windows)
-        row = Row(
-            name if len(by_worker) == 1 else f"{name} {label}",
-            folder,
-            status="error" if numbers.error else "ok",
-            reason=numbers.error or "",
-            profile=numbers,
-            unreadable=not readable,
-            notes=list(numbers.notes),
+        device = ("cuda" if numbers.on_cuda else "cpu") if readable else None
+        result.append(
+            Row(
+                name if len(by_worker) == 1 else f"{name} {label}",
+                folder,
+                status="error" if numbers.error else "ok",
+                reason=numbers.error or "",
+                environment=schema.Environment(device=device),
+                profile=numbers,
+                unreadable=not readable,
+                notes=list(numbers.notes),
+            )
         )
-        if readable:
-            device = "cuda" if numbers.on_cuda else "cpu"
-            row.environment = schema.Environment(device=device)
-        result.append(row)
     return result

@@ -233,13 +233,6 @@ def value(row: Row, measure: Measure) -> Link:
     return Link(measure.shown(row), row.results)
 
 
-def interval(ratio: Optional[Ratio]) -> str:
-    """Return " (95% interval 1.50 to 1.80)"; empty where there is none."""
-    if ratio is None or ratio.low is None:
-        return ""
-    return f" (95% interval {number(ratio.low, 3)} to {number(ratio.high, 3)})"
-
-
 # Picks.
 
 
@@ -282,8 +275,10 @@ def against_next(pick: Pick, measure: Measure) -> Words:
         return [pick.withheld]
     if pick.next is None:
         return [best, "; the only one measured"]
-    ratio, following = pick.next_ratio, name_of(pick.next)
-    behind = f"{following} at {number(pick.times, 3)}x {measure.noun}{interval(ratio)}"
+    ratio, following, span = pick.next_ratio, name_of(pick.next), ""
+    if ratio and ratio.low is not None:
+        span = f" (95% interval {number(ratio.low, 3)} to {number(ratio.high, 3)})"
+    behind = f"{following} at {number(pick.times, 3)}x {measure.noun}{span}"
     if pick.sure:
         return [best, f"; next is {behind}"]
     others = len(pick.rivals) - 1

@@ -120,11 +120,6 @@ def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
-def bar_of(look: Look) -> Plotly:
-    """Return the marker of an implementation's bars."""
-    return {"color": color(look), "pattern": pattern(look.form)}
-
-
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Plotly:
     """Return a trace of markers, or of lines with another `mode`.
 

@@ -124,14 +124,10 @@ def _round_ends(lane: Lane) -> List[float]:
 
 
 def _cells(lane: Lane) -> Dict[str, parts.Cell]:
-    values, source = lane.relative, lane.row.results
-    third = max(len(values) // 3, 1)
-    last_to_first = statistics.median(values[-third:]) / statistics.median(values[:third])
-    ratios = {"lowest %": min(values), "highest %": max(values), "last third to first %": last_to_first}
-    percents = {title: 100 * (ratio - 1) for title, ratio in ratios.items()}
-    cells = {"implementation": parts.Cell(lane.row.label), "samples": parts.measured(len(values), source)}
-    cells.update((title, parts.Cell(f"{value:+.1f}", value, source)) for title, value in percents.items())
-    return {**cells, "beside other load": parts.measured(sum(sample.flagged for sample in lane.samples), source)}
+    ends = {"lowest %": 100 * min(lane.relative) - 100, "highest %": 100 * max(lane.relative) - 100}
+    counts = {"samples": len(lane.samples), "beside other load": sum(sample.flagged for sample in lane.samples)}
+    numbers = {title: parts.measured(value, lane.row.results) for title, value in {**ends, **counts}.items()}
+    return {"implementation": parts.Cell(lane.row.label), **numbers}
 
 
 def memory_within(rows: Sequence[Row]) -> Optional[parts.Figure]:

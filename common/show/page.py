@@ -58,12 +58,8 @@ def page(
 
 def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[Section]:
     """Return the sections of the page: configurations, sweeps, tools."""
-    titles = _titles(groups)
     result = [
-        *(
-            _section(group, index, titles[index], [base, *paths], len(groups) == 1)
-            for index, group in enumerate(groups)
-        ),
+        *(_section(group, index, len(groups), [base, *paths]) for index, group in enumerate(groups)),
         *(plots.of_sweep(each, number) for number, each in enumerate(swept)),
     ]
     for number, tool in enumerate(parts.slices()):
@@ -145,21 +141,12 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     return ", ".join([*parts, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))]) + "."
 
 
-def _titles(groups: Sequence[Group]) -> Dict[int, str]:
-    """Return the title of each section, numbered where several are of one kind."""
-    kinds, titles = [group.search for group in groups], {}
-    for index, kind in enumerate(kinds):
-        alone, one_of = ("Largest batch", "Largest batch") if kind else ("Answer", "Configuration")
-        many, nth = kinds.count(kind), kinds[: index + 1].count(kind)
-        titles[index] = alone if many == 1 else f"{one_of} {nth} of {many}"
-    return titles
-
-
-def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) -> Section:
+def _section(group: Group, index: int, many: int, folders: Paths) -> Section:
     """Return the section of a configuration.
 
-    folders: where a conformance matrix may be; alone: its settings need not tell it from others.
+    index, many: its number among all; folders: where a conformance matrix may be.
     """
+    title = "Largest batch" if group.search else "Answer" if many == 1 else "Configuration"
     rows = group.rows
     measured = [row for row in rows if row.is_measured]
     failed = [row for row in rows if row.reason]
@@ -170,8 +157,8 @@ def _section(group: Group, index: int, title: str, folders: Paths, alone: bool) 
         figures = [plots.time_and_memory(rows), over_time.drift(rows), over_time.memory_within(rows)]
     return Section(
         f"group-{index}",
-        title,
-        ". ".join([*([] if alone else [group.heading]), *([] if group.search else cards.size_of(rows))]),
+        title if many == 1 else f"{title}, {index + 1} of {many}",
+        ". ".join([*([] if many == 1 else [group.heading]), *([] if group.search else cards.size_of(rows))]),
         loaded=tables.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
         lead=None if group.search else plots.over_fastest(rows),

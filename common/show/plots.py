@@ -262,7 +262,8 @@ def _over(key: str, title: str, flag: str, values: Sequence[Any], unit: str, eve
             data.append(style.points(row.marked, at, style.marker(row.look, 11), hover, **options))
         else:
             x = [settings.worded(point.value) for point in curve]
-            data.append(style.bars(row.marked, x, medians, style.bar_of(row.look), hover, **spread))
+            bar = {"color": style.color(row.look), "pattern": style.pattern(row.look.form)}
+            data.append(style.bars(row.marked, x, medians, bar, hover, **spread))
     for point in every:
         value = point.value if groups.is_numeric([point.value]) else None
         line = {"implementation": Cell(point.row.label), flag: Cell(settings.worded(point.value), value)}
