@@ -228,10 +228,6 @@ class Sweep:
     rows: List[Row]
 
     @property
-    def name(self) -> str:
-        return "sweep-" + "_".join(map(flag, self.grid))
-
-    @property
     def heading(self) -> str:
         """Return one line: the grid, and what all cells have in common."""
         axes = " x ".join(f"{flag(key)} {', '.join(map(settings.worded, values))}" for key, values in self.grid.items())

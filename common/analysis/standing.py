@@ -182,14 +182,8 @@ class Standing:
 
     @property
     def both_ms(self) -> Tuple[Optional[float], Optional[float]]:
-        """Return the mean of the medians of the batches that both have, the baseline first; None without a ratio."""
-        if self.ratio is None:
-            return None, None
-        sides = [row.of_scope(self.scope) for row in (self.baseline, self.row)]
-        by_batch = [text.gathered((sample.batch, sample.ms) for sample in side) for side in sides]
-        common = by_batch[0].keys() & by_batch[1].keys()
-        before, after = (statistics.mean([statistics.median(of[batch]) for batch in common]) for of in by_batch)
-        return before, after
+        """Return the times of both sides in ms, the baseline first."""
+        return self.baseline.median_ms(self.scope), self.row.median_ms(self.scope)
 
     @property
     def lost(self) -> bool:

@@ -101,18 +101,20 @@ def versions(entries: Sequence[Row]) -> parts.Table:
     columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
     rows = []
     for entry in [entry for entry in entries if entry.is_measured] or entries:
-        values = (
-            entry.environment.implementation_version,
-            entry.environment.torch,
-            entry.environment.python,
-            entry.environment.cuda,
-        )
-        cells = [parts.Cell(text.plain(value or "-")) for value in values]
+        of, name = entry.environment, text.plain(entry.folder.resolve().name)
+        options = text.plain(tables.options_text(of.options)) or "-"
         started = text.plain(entry.header.started or "-").replace("T", " ").replace("+00:00", "")
-        name = text.plain(entry.folder.resolve().name)
-        folder = parts.Cell(name, name, entry.results if entry.jobs else entry.folder)
-        options = parts.Cell(text.plain(tables.options_text(entry.environment.options)) or "-", mark="long")
-        rows.append([parts.Cell(entry.label, mark="name"), *cells, options, parts.Cell(started, mark="whole"), folder])
+        rows.append(
+            [
+                parts.Cell(entry.label, mark="name"),
+                *(
+                    parts.Cell(text.plain(each or "-"))
+                    for each in (of.implementation_version, of.torch, of.python, of.cuda)
+                ),
+                *(parts.Cell(options, mark="long"), parts.Cell(started, mark="whole")),
+                parts.Cell(name, name, entry.results if entry.jobs else entry.folder),
+            ]
+        )
     return parts.Table("versions", "Versions", [parts.Column(title, False) for title in columns], rows)
 
 

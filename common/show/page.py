@@ -85,8 +85,8 @@ def assembled(
 ) -> str:
     """Return the page of these sections.  reading: whether to explain how tables of losses are read; overline: above
     the title."""
-    library = _source(LIBRARY) if library is None else library
-    script = _source(HERE / "page.js")
+    library = LIBRARY.read_text(encoding="utf-8") if library is None else library
+    script = (HERE / "page.js").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; script-src {_script_hash(library)} {_script_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -102,7 +102,7 @@ def assembled(
         sections=[(section, text) for section, text, _ in shown],
         reading=reading,
         overline=overline,
-        style=_source(HERE / "page.css"),
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
         policy=policy,
         figures=packed(json.dumps(figures, allow_nan=False, separators=(",", ":"))),
         library=packed(library),
@@ -124,10 +124,6 @@ def _drawn(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any]]:
     plots = [*([section.lead] if section.lead else []), *section.figures]
     figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in plots}
     return section, text, drawn(figures)
-
-
-def _source(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:

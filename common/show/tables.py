@@ -41,7 +41,7 @@ def whole(log: logs.Log, format: str = "table") -> str:
         groups = [group for group in every if group.search == search]
         parts.append([*(table(of, group.heading, group.rows) for group in groups), *remarks(rows, format)])
     for sweep in sweeps:
-        parts.append([table("sweep", sweep.heading, sweep.rows, sweep.name), *remarks(sweep.rows, format)])
+        parts.append([table("sweep", sweep.heading, sweep.rows, "sweep"), *remarks(sweep.rows, format)])
     shown = [[each if isinstance(each, str) else block(each, format) for each in blocks] for blocks in parts if blocks]
     return "\n".join("\n\n".join(blocks) + "\n" for blocks in shown)
 
