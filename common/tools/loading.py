@@ -19,6 +19,8 @@ from common.core.errors import NotRunnable, UserError
 from common.core.files import not_a_file
 from common.core.text import closest, reason_of
 
+#: Packages that models come from, which are named where they are missing.
+PACKAGES = ("s3prl", "speechbrain", "torchaudio", "transformers")
 #: A model of s3prl takes a list of waveforms in place of a batch.
 S3PRL, HUGGING_FACE = "s3prl:", "hf:"
 #: Weights have to be here already: whoever tries to fetch some is refused at once.
@@ -70,7 +72,7 @@ def module(source: str) -> ModuleType:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        lacks = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        lacks = f"; pip install {error.name}" if getattr(error, "name", None) in PACKAGES else ""
         raise UserError(f"{source} does not import in {sys.executable}: {reason_of(error)}{lacks}") from error
 
 
