@@ -72,7 +72,8 @@ def module(source: str) -> ModuleType:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        lacks = f"; pip install {error.name}" if getattr(error, "name", None) in PACKAGES else ""
+        missing = getattr(error, "name", None)
+        lacks = f"; pip install {missing}" if missing in PACKAGES else ""
         raise UserError(f"{source} does not import in {sys.executable}: {reason_of(error)}{lacks}") from error
 
 

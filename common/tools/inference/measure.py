@@ -28,9 +28,7 @@ from common.system.memory import status_bytes
 from common.tools.inference import recognisers
 from common.tools.inference.recognisers import Recogniser
 from common.tools.inference.rows import Cell, Position, Profile
-from common.traces import reader
-from common.traces import windows as traced
-from common.traces.reader import CPU, CUDA
+from common.traces import reader, windows
 
 #: The profiler records the last two of six batches.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
@@ -132,7 +130,7 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
     )
     cpu, cuda = map(sum, zip(*times))
     highest: Dict[str, Optional[int]] = {}
-    for key, kind in (("cpu_peak_bytes", CPU), ("cuda_peak_bytes", CUDA)):
-        spans = [span for path in reader.trace_files(folder) for span in traced.spans(path, kind)]
+    for key, kind in (("cpu_peak_bytes", reader.CPU), ("cuda_peak_bytes", reader.CUDA)):
+        spans = [span for path in reader.trace_files(folder) for span in windows.spans(path, kind)]
         highest[key] = max((span.highest for span in spans if not span.name), default=None)
     return {"profiled": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **highest}

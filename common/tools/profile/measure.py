@@ -36,11 +36,8 @@ from common.records.schema import Measured
 from common.system import memory
 from common.system.machine import ForeignLoad, busy_flags
 from common.tools import loading
-from common.tools.profile import labels as labelling
-from common.tools.profile import rows as records
-from common.tools.profile import transducer
-from common.traces import reader
-from common.traces import windows as traced
+from common.tools.profile import labels, rows, transducer
+from common.traces import reader, windows
 
 #: The file of a model, and paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
 ICEFALL = f"{ROOT / 'examples' / 'icefall.py'}:transducer"
@@ -52,7 +49,7 @@ LAYERS = {
 IN_LAYER = ("", "_feed_forward_macaron", "_self_attn", "_conv", "_feed_forward")
 
 
-def unseen(position: labelling.Place, again: bool) -> ContextManager[None]:
+def unseen(position: labels.Place, again: bool) -> ContextManager[None]:
     """Return a span that records nothing."""
     return nullcontext()
 
@@ -62,7 +59,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     settings = Settings.from_json(job["settings"])
     folder = Path(job["folder"]) / job["job"].replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    profiling = Profiling(msgspec.convert(job["given"]["choice"], records.Choice), settings)
+    profiling = Profiling(msgspec.convert(job["given"]["choice"], rows.Choice), settings)
     yield environment(settings, profiling.device)
     yield Measured(value=profiling.measured(folder))
 
@@ -70,20 +67,20 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 class Inputs:
     """Holds a batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of the loss."""
 
-    def __init__(self, rows: Any, sizes: records.Sizes, adapter: Any, device: torch.device, *key: int):
-        N, frames, U = padded_sizes(rows)
+    def __init__(self, utterances: Any, sizes: rows.Sizes, adapter: Any, device: torch.device, *key: int):
+        N, frames, U = padded_sizes(utterances)
         drawn = 2 * uniform(N * frames * sizes.features, ENCODER, *key) - 1
         self.features = torch.from_numpy(drawn).view(N, frames, sizes.features).to(device)
-        self.lengths = torch.tensor(rows[:, 0].tolist(), device=device)
+        self.lengths = torch.tensor(utterances[:, 0].tolist(), device=device)
         targets = torch.from_numpy(symbols((N, U), sizes.vocab_size, TARGETS, *key)).to(device)
         self.symbols = nn.functional.pad(targets.long(), (1, 0))
-        pairs = [(int(shapes.subsampled(length, transducer.SUBSAMPLING)), int(U)) for length, U in rows]
+        pairs = [(int(shapes.subsampled(length, transducer.SUBSAMPLING)), int(U)) for length, U in utterances]
         T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
         none = torch.empty(0, device=device)  # the model makes them
         self.batch, self.adapter = Batch(none, none, targets, T, U_lengths, pairs), adapter
-        total, tokens = map(int, rows.sum(0))
+        total, tokens = map(int, utterances.sum(0))
         longest = max(T for T, _ in pairs)
-        self.described = records.Batch(N=N, frames=total, frames_max=frames, T_max=longest, U_max=U, tokens=tokens)
+        self.described = rows.Batch(N=N, frames=total, frames_max=frames, T_max=longest, U_max=U, tokens=tokens)
 
     def given(self) -> Tuple[Any, ...]:
         """Return the arguments of the model's forward for one step."""
@@ -93,7 +90,7 @@ class Inputs:
 class Profiling:
     """A model that is ready to step, and its measurements.  Raises UserError for what cannot be made or run."""
 
-    def __init__(self, choice: records.Choice, settings: Settings):
+    def __init__(self, choice: rows.Choice, settings: Settings):
         self.choice, self.settings = choice, settings
         row = implementations.find(choice.loss)
         try:
@@ -114,14 +111,15 @@ class Profiling:
 
         A file of encoder frames gives the fewest feature frames that have so many."""
         path = Path(self.settings.shape_file)
-        rows, factor = shapes.load(path), shapes.known_factor(path) or transducer.SUBSAMPLING
-        rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
-        rows = rows[
-            (shapes.subsampled(rows[:, 0], transducer.SUBSAMPLING) >= 1) & (rows[:, 1] >= adapter.fewest_targets)
+        utterances, factor = shapes.load(path), shapes.known_factor(path) or transducer.SUBSAMPLING
+        utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
+        utterances = utterances[
+            (shapes.subsampled(utterances[:, 0], transducer.SUBSAMPLING) >= 1)
+            & (utterances[:, 1] >= adapter.fewest_targets)
         ]
-        if not len(rows):
+        if not len(utterances):
             raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
-        batches = batching.in_batches(rows, self.settings)
+        batches = batching.in_batches(utterances, self.settings)
         chosen = batching.selected(batches, self.settings)
         longest, most = max(int(batches[index][:, 0].sum()) for index in chosen), self.settings.max_frames
         if self.settings.sort_utterance and longest > most:
@@ -152,41 +150,41 @@ class Profiling:
     def _labels(self) -> Dict[str, str]:
         choice, model = self.choice, self.model
         if choice.labels:
-            labels = labelling.by_patterns(model, choice.labels)
+            result = labels.by_patterns(model, choice.labels)
         elif choice.depth is not None or choice.model:
             owner, prefix = (model.get_submodule("model"), "model.") if choice.model else (model, "")
-            by_depth = labelling.by_depth(owner, choice.depth or 1)
-            labels = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
+            by_depth = labels.by_depth(owner, choice.depth or 1)
+            result = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
         else:
             layer, *parts = LAYERS[choice.config]  # those that icefall's profile began with
             of_layer = {f"rnnt_encoder_layer{name}": [layer + part] for name, part in zip(IN_LAYER, ["", *parts])}
             around = {f"rnnt_{name.replace('.', '_')}": [name] for name in ("encoder", "encoder.embed", "decoder")}
-            labels = labelling.by_patterns(model, {**around, **of_layer})
+            result = labels.by_patterns(model, {**around, **of_layer})
         of_loss = model.get_submodule("criterion").named_children()  # which are always labelled
-        return {**labels, **{f"criterion.{name}": name for name, part in of_loss if isinstance(part, transducer.Part)}}
+        return {**result, **{f"criterion.{name}": name for name, part in of_loss if isinstance(part, transducer.Part)}}
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def labelled(self, given: Tuple[Any, ...], span: Optional[labelling.Span] = unseen) -> None:
+    def labelled(self, given: Tuple[Any, ...], span: Optional[labels.Span] = unseen) -> None:
         """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a step without labels."""
-        labels = labelling.Labels(self.model, self.labels if span else {}, span or unseen)
+        hooks = labels.Labels(self.model, self.labels if span else {}, span or unseen)
         amp = torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext()
         try:
-            with labels:
+            with hooks:
                 with amp:
                     loss = self.model(*given)
                 loss.backward()
-                labels.end_backward()
+                hooks.end_backward()
                 if self.optimizer:
-                    with labels.part("optimizer"):
+                    with hooks.part("optimizer"):
                         self.optimizer.step()
         except UserError:
             raise
         except Exception as error:  # whatever a model or a loss raises
             line = first_line(error)
             if memory.is_out_of_memory(error):
-                raise OutOfMemory(f"out of memory in {labels.where}: take a smaller batch ({line})") from error
-            raise UserError(f"the step fails in {labels.where}: {type(error).__name__}: {line}") from error
+                raise OutOfMemory(f"out of memory in {hooks.where}: take a smaller batch ({line})") from error
+            raise UserError(f"the step fails in {hooks.where}: {type(error).__name__}: {line}") from error
 
     def timed(self, run: Callable[[], None]) -> Tuple[int, Optional[int]]:
         """Return the nanoseconds that a run takes of the host, and on CUDA of the device, else None."""
@@ -201,11 +199,11 @@ class Profiling:
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def measured(self, folder: Path) -> records.Measured:
+    def measured(self, folder: Path) -> rows.Measured:
         """Return all that is measured; traces go to `folder`."""
         for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
             self.timed(partial(self.labelled, inputs.given()))
-        counter, counts = FlopCounter(self.model), labelling.Spans(lambda: counter.total())
+        counter, counts = FlopCounter(self.model), labels.Spans(lambda: counter.total())
         for inputs in self.inputs:
             with counter:
                 self.timed(partial(self.labelled, inputs.given(), counts))
@@ -217,7 +215,7 @@ class Profiling:
             for _, begin, end in counts.calls.get((tuple(place.chain), place.phase), ()):
                 place.macs += (end.macs - begin.macs) / len(self.inputs)
                 place.flops += (end.flops - begin.flops) / len(self.inputs)
-        return records.Measured(
+        return rows.Measured(
             parameters={"model": sum(parameter.numel() for parameter in self.model.parameters())},
             batches=[inputs.described for inputs in self.inputs],
             macs=total.macs / len(self.inputs),
@@ -230,17 +228,17 @@ class Profiling:
     def times(self) -> Dict[str, Any]:
         """Return the times of bare and labelled steps in turn, those of each label in each step, and the load."""
         host, clock, load = Clock(torch.device("cpu")), self.clock, ForeignLoad()
-        places: Dict[labelling.Place, records.Place] = {}
+        places: Dict[labels.Place, rows.Place] = {}
         bare: List[Any] = []
         labelled: List[Any] = []
         for number in range(self.choice.steps):
             inputs = self.inputs[number % len(self.inputs)]
-            taken = labelling.Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
+            taken = labels.Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
             runs = [(bare, None), (labelled, taken)]
             for kept, span in runs if number % 2 else reversed(runs):
                 kept.append(self.timed(partial(self.labelled, inputs.given(), span)))
             for (chain, phase), calls in taken.calls.items():
-                new = records.Place(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
+                new = rows.Place(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
                 place = places.setdefault((chain, phase), new)
                 place.calls += sum(first for first, _, _ in calls)
                 place.host_ns.append(sum(end[0] - begin[0] for _, begin, end in calls))
@@ -254,24 +252,24 @@ class Profiling:
             "flags": busy_flags(foreign, torch.get_num_threads()),
         }
 
-    def memory(self, folder: Path) -> List[records.Memory]:
+    def memory(self, folder: Path) -> List[rows.Memory]:
         """Return the memory of each span, by name, from a trace in `folder`."""
         reader.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
-        recorded = partial(self.labelled, span=lambda place, _: record_function(records.named(place[0][-1], place[1])))
+        recorded = partial(self.labelled, span=lambda place, _: record_function(rows.named(place[0][-1], place[1])))
         given = [self.inputs[number % len(self.inputs)].given() for number in range(1 + active)]
         steps = [SimpleNamespace(run=partial(self.timed, partial(recorded, each))) for each in given]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
-        spans_of: Dict[str, List[traced.Span]] = {}
+        spans_of: Dict[str, List[windows.Span]] = {}
         for path in reader.trace_files(folder):
-            for span in traced.spans(path):
+            for span in windows.spans(path):
                 spans_of.setdefault(span.name, []).append(span)
         return [
-            records.Memory(
+            rows.Memory(
                 name=name,
                 peak=max(span.highest for span in several),
                 rise=max(span.highest - span.begin for span in several),
