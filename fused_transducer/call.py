@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -302,16 +302,17 @@ def _warn_of_torch(reason: str) -> None:
 
 
 @torch.compiler.assume_constant_result
-def backend_of(device_type: str, dtype: torch.dtype, wanted: Optional[str] = None) -> str:
-    """Return the backend for tensors of a device ("cpu", "cuda", ...) and dtype.
+def backend_of(device: Union[str, torch.device], dtype: torch.dtype, wanted: Optional[str] = None) -> str:
+    """Return the backend for tensors of a device ("cpu", "cuda:1", ...) and dtype.
 
     wanted: one of MODULES, or None: that of the environment variable FUSED_TRANSDUCER_BACKEND, or else the fastest that
     is available.  Raises ValueError for one that is not.
     """
     wanted = wanted or os.environ.get("FUSED_TRANSDUCER_BACKEND") or None
     check_options(1, backend=wanted)
-    backend = wanted or {"cpu": "native", "cuda": "triton"}.get(device_type, "torch")
-    reason = module_of(backend).unavailable(device_type, dtype)
+    device = torch.device(device)
+    backend = wanted or {"cpu": "native", "cuda": "triton"}.get(device.type, "torch")
+    reason = module_of(backend).unavailable(device, dtype)
     if not reason:
         return backend
     if wanted:

@@ -157,7 +157,7 @@ def transducer_loss(
                 f"{tuple(utterance_weights.shape)} and is on {utterance_weights.device}"
             )
     seed = _seed(dropout_seed, device) if dropout else None
-    backend = backend_of(device.type, dtype, backend)
+    backend = backend_of(device, dtype, backend)
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
     gradient = gradient or return_posteriors
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
@@ -218,7 +218,7 @@ def align(
     options = {**lattice, "blank": blank, "activation": activation, "tile_cells": tile_cells}
     options["delay_penalty"] = delay_penalty
     check_options(given[2].shape[0], **options)
-    backend = backend_of(encoder_out.device.type, given[0].dtype, backend)
+    backend = backend_of(encoder_out.device, given[0].dtype, backend)
     call = Call.of((*given, None), packed(**options))
     with torch.no_grad():
         arcs = operators.log_probabilities(call, backend)

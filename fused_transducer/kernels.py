@@ -270,6 +270,7 @@ def log_probabilities(
 
     That sum is 1 for the largest and `rest` for the others, which float32 would lose beside the 1.
     """
+    cells = cells.to(tl.int64)
     valid, n, t, u = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, BM)
     if tl.sum(valid.to(tl.int32), 0) == 0:
         return
@@ -389,7 +390,7 @@ def lattice(
     last = tl.load(U_lengths + n)
     u = tl.arange(0, BLOCK)
     blank = arcs + n * T * U1 + u  # of (t, u), once t * U1 is added
-    label = blank + cells
+    label = blank + cells.to(tl.int64)
 
     left, right = tl.maximum(u - 1, 0), tl.minimum(u + 1, BLOCK - 1)
     mantissa = tl.where(u == 0, 1.0, 0.0).to(tl.float64)
@@ -645,6 +646,7 @@ def logit_gradients(
     SMOOTHS: tl.constexpr, CLAMPS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """gradients (rows, VP) of the logits of a tile's cells; 0 beyond V."""
+    cells = cells.to(tl.int64)
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
         return
@@ -779,7 +781,7 @@ def input_gradients(
 def weight_gradients(
     activations, gradients, positions, d_weight, d_bias, cells, tile, rows,
     V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
-    SHARE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    SHARE: tl.constexpr, COMPILED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
@@ -792,7 +794,7 @@ def weight_gradients(
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     of_weight = tl.zeros((BV, BH), dtype=tl.float32)
     of_bias = tl.zeros((BV,), dtype=tl.float32)
-    for first in range(0, SHARE, BM):
+    for first in range(0, end - begin if COMPILED else SHARE, BM):  # the interpreter counts to no tensor
         row = begin + first + tl.arange(0, BM)
         at = gradients + row[None, :] * VP + v[:, None]
         g = tl.load(at, mask=(v < VP)[:, None] & (row < end)[None, :], other=0.0)
@@ -823,6 +825,7 @@ def add_to_encoder(
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
+    tile = tile.to(tl.int64)
     first = tl.load(numbers + tile) // U1  # frames, counted over all utterances
     last = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1
     h = tl.program_id(1) * BH + tl.arange(0, BH)
@@ -853,6 +856,7 @@ def add_to_decoder(
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
+    tile = tile.to(tl.int64)
     first = tl.load(numbers + tile) // U1  # frames, counted over all utterances
     behind = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1 + 1
     h = tl.program_id(1) * BH + tl.arange(0, BH)

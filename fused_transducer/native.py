@@ -86,9 +86,9 @@ def loaded(path: Path) -> ctypes.CDLL:
     return opened
 
 
-def unavailable(device_type: str, dtype: torch.dtype) -> str:
+def unavailable(device: torch.device, dtype: torch.dtype) -> str:
     """Return why this backend cannot be used, or ""."""
-    return _library()[1] if device_type == "cpu" else f"it runs on the CPU, not on {device_type}"
+    return _library()[1] if device.type == "cpu" else f"it runs on the CPU, not on {device.type}"
 
 
 def instruction_set() -> str:

@@ -39,7 +39,7 @@ def _check(call: Call, backend: str) -> None:
         topology=call.topology, durations=call.durations, sigma=call.sigma, skip=call.skip,
     )  # fmt: skip
     check_seed(call.seed, call.device)
-    backend_of(call.device.type, call.encoder_out.dtype, backend)
+    backend_of(call.device, call.encoder_out.dtype, backend)
 
 
 def _cells(call: Call, backend: str) -> int:

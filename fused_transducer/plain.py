@@ -19,7 +19,7 @@ from fused_transducer.lattices import Lattice
 TILE_BYTES = 2**23
 
 
-def unavailable(device_type: str, dtype: torch.dtype) -> str:
+def unavailable(device: torch.device, dtype: torch.dtype) -> str:
     """Return why this backend cannot be used, or ""."""
     return ""
 

@@ -37,6 +37,8 @@ ADDED, COLUMNS = 16, 64
 OF_PARTS = 128
 #: Least compute capability whose tensor cores Triton uses: before it, kernels of 16 bits spill 8 kB a thread.
 TENSOR_CORES_FROM = (8, 0)
+#: Most sums of their own that the rows of a tile have in the gradients of the weight.
+MOST_SPLITS = 16
 #: Longest U + 1: a diagonal is one program's vector, and passes through shared memory.
 LONGEST = 2**13
 #: Rows of what is multiplied begin at multiples of so many bytes, as asynchronous copies to shared memory ask.
@@ -54,15 +56,17 @@ def _import_error() -> str:
     return "" if hasattr(triton.language, "gather") else f"it needs Triton 3.2 or newer, not {triton.__version__}"
 
 
-def unavailable(device_type: str, dtype: torch.dtype) -> str:
-    """Return why this backend cannot be used for tensors of `dtype`, or ""."""
-    if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"it runs on CUDA, not on {device_type}"
+def unavailable(device: torch.device, dtype: torch.dtype) -> str:
+    """Return why this backend cannot be used for tensors of `dtype` on `device`, or ""."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"it runs on CUDA, not on {device.type}"
     if dtype == torch.float64:
         return "it has no float64"
-    if device_type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability() < TENSOR_CORES_FROM:
-        major, minor = torch.cuda.get_device_capability()
-        return f"it has no {str(dtype)[6:]} for a GPU of compute capability {major}.{minor}; 8.0 is the least"
+    if device.type == "cuda" and dtype != torch.float32:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < TENSOR_CORES_FROM:
+            number = ".".join(map(str, capability))
+            return f"it has no {str(dtype)[6:]} for a GPU of compute capability {number}; 8.0 is the least"
     return _import_error()
 
 
@@ -88,8 +92,9 @@ class Products(NamedTuple):
     OPERAND: tl.dtype
 
 
-#: Blocks of each product by bytes of a number, for GPUs before compute capability 9.0 and from it on.  Their registers,
-#: stack and shared memory are in docs/gpu.md.
+#: Compute capabilities, from and below, of GPUs with 227 kB of shared memory for a block; others have 99 to 163 kB.
+LARGE_SHARED = (9, 0), (12, 0)
+#: Blocks of each product by bytes of a number, for other GPUs and for those of LARGE_SHARED.
 BLOCKS = {
     ("logits", 4): (Blocks(BM=128, BV=64, BH=32), Blocks(BM=128, BV=128, BH=32)),
     ("inputs", 4): (Blocks(BM=128, BV=32, BH=64), Blocks(BM=128, BV=32, BH=128)),
@@ -102,7 +107,8 @@ BLOCKS = {
 
 def _blocks(product: str, dtype: torch.dtype, launch: _Launch) -> Blocks:
     """Return the blocks of a product, no larger than V and H ask."""
-    blocks = BLOCKS[product, torch.finfo(dtype).bits // 8][bool(launch.gpu and launch.gpu.capability >= (9, 0))]
+    large = launch.gpu is not None and LARGE_SHARED[0] <= launch.gpu.capability < LARGE_SHARED[1]
+    blocks = BLOCKS[product, torch.finfo(dtype).bits // 8][large]
     BV, BH = (max(16, 1 << (size - 1).bit_length()) for size in (launch.call.V, launch.call.H))
     return blocks._replace(BV=min(blocks.BV, BV), BH=min(blocks.BH, BH))
 
@@ -158,6 +164,9 @@ class _Launch:
     def __init__(self, call: Call):
         self.call, self.gpu = call, _gpu(call.device)
         self.bias = call.weight if call.bias is None else call.bias.contiguous()
+        on_host = any(x.device != call.device for x in (call.targets, call.T_lengths, call.U_lengths))
+        if on_host and call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ValueError(f"a CUDA graph is captured: targets and lengths must be on {call.device} before")
         self.targets = call.targets.int().contiguous()
         self.T_lengths, self.U_lengths = (
             x.to(call.device, torch.int32).contiguous() for x in (call.T_lengths, call.U_lengths)
@@ -171,9 +180,6 @@ class _Launch:
             raise ValueError(
                 "the Triton kernels take weights and utterances of up to 2^31 numbers: use backend='torch'"
             )
-        if self.cells < 2**31 <= rows(call) * self.cells:  # from 2^31 cells on kernels count in 64 bits
-            most = (2**31 - 1) // rows(call)
-            raise ValueError(f"the batch has {self.cells:,} cells; the Triton kernels take {most:,}: split it")
         self.padded = {"HP": self.HP, "VP": self.VP}
         self.seed = self.T_lengths if call.seed is None else call.seed
         self.activation = {
@@ -438,6 +444,16 @@ class _Count:
         return self.count
 
 
+def _splits(programs: int, blocks: int, most: int, multiprocessors: int) -> Tuple[int, int]:
+    """Return (splits, blocks of rows of each) with which `programs` that go through `blocks` of rows end soonest: the
+    fewest splits, at most `most`, that are within a tenth of the shortest time, in blocks of rows of a multiprocessor.
+    """
+    shares = {_ceil(blocks, wanted) for wanted in range(1, most + 1)}
+    waves = {share: _ceil(programs * _ceil(blocks, share), multiprocessors) * share for share in shares}
+    share = max(share for share in shares if waves[share] <= 1.1 * min(waves.values()))
+    return _ceil(blocks, share), share
+
+
 class _WeightGradients:
     """The gradients of weight and bias.  V x H alone makes few programs: so splits of a tile's rows have sums of their
     own, which are added at the end."""
@@ -447,10 +463,17 @@ class _WeightGradients:
         blocks = _blocks("weight", dtype, launch)
         self.blocks = {**blocks._asdict(), **launch.products(dtype)._asdict()}
         programs = _ceil(call.V, blocks.BV), _ceil(call.H, blocks.BH) if weight else 1
-        splits = min(16, max(1, 2 * launch.multiprocessors // (programs[0] * programs[1])), _ceil(rows, 256))
-        self.grid = (*programs, splits)
-        share = _ceil(_ceil(rows, splits), blocks.BM) * blocks.BM
-        self.flags = {"V": call.V, **launch.padded, "SHARE": share, "WEIGHT": weight, "BIAS": bias}
+        most = min(MOST_SPLITS, _ceil(rows, 256))
+        splits, share = _splits(programs[0] * programs[1], _ceil(rows, blocks.BM), most, launch.multiprocessors)
+        self.grid, share = (*programs, splits), share * blocks.BM
+        self.flags = {
+            "V": call.V,
+            **launch.padded,
+            "SHARE": share,
+            "COMPILED": launch.gpu is not None,
+            "WEIGHT": weight,
+            "BIAS": bias,
+        }
         self.weight = torch.zeros(splits if weight else 0, call.V, launch.HP, dtype=torch.float32, device=call.device)
         self.bias = torch.zeros(splits if bias else 0, call.V, dtype=torch.float32, device=call.device)
 

@@ -31,8 +31,8 @@ from common.data import batching, shapes  # noqa: E402
 from fused_transducer import kernels, triton_backend  # noqa: E402
 from fused_transducer.call import Call  # noqa: E402
 
-#: Multiprocessors, and bytes of shared memory that a block may have, of A100, A10, L4, H100 and B200.
-GPUS = {80: (108, 163 * 1024), 86: (72, 99 * 1024), 89: (58, 99 * 1024), 90: (132, 227 * 1024), 100: (148, 227 * 1024)}
+#: Multiprocessors, and KiB of shared memory that a block may have, of A100, A10, L4, H100, B200 and RTX PRO 6000.
+GPUS = {80: (108, 163), 86: (72, 99), 89: (58, 99), 90: (132, 227), 100: (148, 227), 120: (188, 99)}
 UTTERANCES = 30
 #: The share of the cells that have a gradient under random logits.
 WITH_GRADIENT = 0.54
@@ -120,8 +120,8 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, option
 
 
 def resources(compiled: Any) -> Dict[str, Any]:
-    """Return what a compiled kernel takes: bytes of stack of a thread, of shared memory of a block, and the matrix unit
-    that its PTX uses ("" for none)."""
+    """Return what a compiled kernel takes: bytes of stack of a thread and of shared memory of a block; the matrix unit
+    that its PTX uses ("" for none); its products of 32 bits with the number of cells."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -129,7 +129,8 @@ def resources(compiled: Any) -> Dict[str, Any]:
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     units = [unit for unit in ("wgmma", "tcgen05.mma", "mma.sync", "fma.rn.f32") if unit in compiled.asm["ptx"]]
     stack = re.search(r"STACK:(\d+)", usage).group(1)
-    return {"stack": int(stack), "shared": compiled.metadata.shared, "unit": units[0] if units else ""}
+    narrow = re.findall(r"arith\.muli [^:]*%cells\b.*: i32", compiled.asm["ttir"])
+    return {"stack": int(stack), "shared": compiled.metadata.shared, "unit": (units or [""])[0], "narrow": narrow}
 
 
 def describe(architecture: int, V: int, dtype: torch.dtype, options: str = "") -> Dict[str, Any]:
@@ -143,7 +144,7 @@ def describe(architecture: int, V: int, dtype: torch.dtype, options: str = "") -
         "launches": launches,
         "kernels": {name: resources(compiled) for name, compiled in compiled_of.items()},
         "multiprocessors": GPUS[architecture][0],
-        "most_shared": GPUS[architecture][1],
+        "most_shared": GPUS[architecture][1] * 1024,
     }
 
 

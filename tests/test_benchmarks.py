@@ -77,14 +77,14 @@ def node(folder, python, *flags):
 
 
 def test_a_step_that_fails_or_hangs_costs_itself_alone(tmp_path, python):
-    steps = ("machine", "first", "batch-30", "report")
+    steps = ("machine", "first", "fast_rnnt", "batch-30", "report")
     done = node(tmp_path / "node", python, "--limit", "1", "--only", ",".join(steps))
     assert done.returncode == 1, done.stderr
     lines = (tmp_path / "node" / "summary.txt").read_text().splitlines()
     ended = {name: code for name, code, _ in map(str.split, lines)}
-    assert ended == {"machine": "3", "first": "124", "batch-30": "0", "report": "0"}
+    assert ended == {"machine": "3", "first": "124", "fast_rnnt": "0", "batch-30": "0", "report": "0"}
     assert "--device cpu" in (tmp_path / "node" / "batch-30.log").read_text()
-    assert "machine.log" in done.stderr
+    assert "exit code 3" in done.stderr and "machine.log" in done.stderr
 
 
 def test_a_second_start_repeats_what_did_not_end_well(tmp_path, python):

@@ -16,7 +16,7 @@ import torch
 from commands import ROOT
 from fused_helpers import NAMES, computed, error, problem, right
 
-from fused_transducer.call import Call, any_outside
+from fused_transducer.call import Call, any_outside, backend_of
 
 pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
 triton_backend = pytest.importorskip("fused_transducer.triton_backend")
@@ -43,13 +43,13 @@ def test_in_the_interpreter(thorough):
 
 
 COMPILED = [
-    *((architecture, 500, dtype) for architecture in (80, 86, 89, 90, 100) for dtype in ("float32", "bfloat16")),
+    *((architecture, 500, dtype) for architecture in (80, 86, 89, 90, 100, 120) for dtype in ("float32", "bfloat16")),
     *((architecture, 4096, dtype) for architecture in (80, 90) for dtype in ("float32", "bfloat16")),
     *((90, 501, dtype) for dtype in ("float32", "bfloat16")),  # with an odd H too
     (90, 500, "float16"),
 ]
 #: What of PTX multiplies matrices on the tensor cores of each architecture.
-TENSOR_CORES = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
+TENSOR_CORES = {**dict.fromkeys((80, 86, 89, 120), "mma.sync"), 90: "wgmma", 100: "tcgen05.mma"}
 PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
 
 
@@ -65,6 +65,7 @@ def test_kernels_as_they_are_launched_fit_a_gpu(lattice, thorough):
         for name, kernel in made["kernels"].items():
             most = 200 if case[2] == "float16" else 128
             assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= most, (case, name, kernel)
+            assert not kernel["narrow"], (case, name, kernel)  # rows times cells may be more than 2^31
             assert name not in PRODUCTS or kernel["unit"] == TENSOR_CORES[case[0]], (case, name, kernel)
         assert ("walk" in made["kernels"]) == (lattice in ("tdt", "multi-blank", "constrained"))
         for launch in made["launches"]:
@@ -89,11 +90,34 @@ def test_one_number_says_whether_a_length_or_target_is_outside(name, value, wron
     assert any_outside(call).item() == wrong
 
 
-def test_half_precision_needs_tensor_cores(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    assert "7.5" in triton_backend.unavailable("cuda", torch.bfloat16)
-    assert "7.5" in triton_backend.unavailable("cuda", torch.float16)
-    assert not triton_backend.unavailable("cuda", torch.float32)
+def test_half_precision_needs_tensor_cores_where_the_tensors_are(monkeypatch):
+    """The current device is a T4, another one an A100."""
+    capabilities = {None: (7, 5), 0: (7, 5), 1: (8, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capabilities[device.index])
+    for dtype in (torch.bfloat16, torch.float16):
+        assert "7.5" in triton_backend.unavailable(torch.device("cuda"), dtype)
+        with pytest.raises(ValueError, match="7.5"):
+            backend_of("cuda:0", dtype, "triton")
+        assert backend_of(torch.device("cuda:1"), dtype) == "triton"
+    assert backend_of("cuda", torch.float32) == "triton"
+
+
+def test_a_gpu_of_99_kb_of_shared_memory_takes_the_small_blocks():
+    of = {
+        capability: triton_backend._blocks("logits", torch.float32, launched(triton_backend.Gpu(100, capability)))
+        for capability in ((8, 9), (9, 0), (10, 3), (12, 0))
+    }
+    assert of[8, 9] == of[12, 0] != of[9, 0] == of[10, 3]
+
+
+@pytest.mark.parametrize(
+    "programs, blocks, least",
+    [(160, 1584, 0.9), (16, 1584, 0.95), (1, 1584, 0.1), (132, 64, 1.0), (133, 1584, 0.85)],
+)
+def test_splits_of_the_weight_s_gradient_keep_the_gpu_busy(programs, blocks, least):
+    splits, share = triton_backend._splits(programs, blocks, 16, 132)
+    assert splits <= 16 and (splits - 1) * share < blocks <= splits * share
+    assert programs * blocks / 132 / (-(-programs * splits // 132) * share) >= least
 
 
 def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
@@ -168,11 +192,25 @@ def test_captured_as_a_cuda_graph():
     assert error(leaves[2].grad.cpu(), expected[1]["weight"]) < 1e-5
 
 
-def test_more_cells_than_kernels_count_are_refused(monkeypatch):
-    monkeypatch.setattr(triton_backend, "_gpu", lambda device: triton_backend.Gpu(100, (9, 0)))
+def launched(gpu, cells=(1, 3, 2)):
+    """A launch of a call of that many utterances, frames and tokens on a GPU, or what refuses it."""
+    N, T, U = cells
     case = problem([(4, 2)], H=8, V=500)
     encoder, decoder, *layer = case.tensors
-    tensors = (encoder[:, :1].expand(40, 7000, 8), decoder[:, :1].expand(40, 7000, 8), *layer)
-    targets, lengths = torch.ones(40, 6999, dtype=torch.int64), torch.full((40,), 6999)
-    with pytest.raises(ValueError, match="1,960,000,000 cells"):
-        triton_backend._Launch(Call(*tensors, targets, lengths, lengths))
+    tensors = (encoder[:, :1].expand(N, T, 8), decoder[:, :1].expand(N, U + 1, 8), *layer)
+    targets, lengths = torch.ones(N, U, dtype=torch.int64), torch.full((N,), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_backend, "_gpu", lambda device: gpu)
+        return triton_backend._Launch(Call(*tensors, targets, lengths, lengths))
+
+
+def test_any_number_of_cells_is_taken():
+    for N in (10, 40, 80):  # rows times cells, and cells, are more than 2^31
+        assert launched(triton_backend.Gpu(100, (9, 0)), (N, 7000, 6999)).cells == N * 7000**2
+
+
+def test_lengths_on_the_host_are_refused_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(Call, "device", torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ValueError, match="CUDA graph.*lengths must be on cuda:1"):
+        launched(triton_backend.Gpu(100, (9, 0)))
