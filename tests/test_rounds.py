@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from canned import LIMITS, QUICK, Canned, measured, parsed, statuses, stop
 from commands import ROOT, rows_of, run
-from fixtures_runs import one_row, records_of, status, timing, write_run
+from fixtures_runs import one_row, records_of, status, write_run
 
 from common.analysis.measured import _of_jobs
 from common.cli.benchmark import benchmark, default_rows
@@ -172,19 +172,6 @@ def test_a_pipe_gets_a_line_a_round_and_of_what_fails(tmp_path, capsys):
     of_rounds = [line for line in lines if line.startswith("round ")]
     assert [line.partition(":")[0] for line in of_rounds] == ["round 1/2", "round 2/2"]
     assert "reference 15" in of_rounds[0] and sum(" timing-" in line for line in lines) == 1
-
-
-def test_who_is_ahead_by_the_batches_that_all_have():
-    kinds = {"slow": "exact", "fast": "exact", "few": "exact", "approx": "pruned"}
-    runs = {name: SimpleNamespace(header=SimpleNamespace(kind=kind), timed_rounds=dict) for name, kind in kinds.items()}
-    timed = rounds.Rounds(SimpleNamespace(run_of=runs, settings=SimpleNamespace()))
-    of = {"slow": ([20, 40], [1]), "fast": ([10, 20], [9]), "approx": ([], [1, 3])}
-    for name, scopes in of.items():
-        for number in (1, 2):
-            lines = map(schema.typed, timing(f"timing-{number}", *scopes))
-            timed.note(name, number, [line for line in lines if isinstance(line, schema.Sample)])
-    timed.ms["few"] = {(1, 4): 1.0}
-    assert timed.words() == "exact: fast 15.00, slow 30.00 ms; pruned: approx 2.000 ms"
 
 
 # Losses of the user's own.

@@ -1,4 +1,4 @@
-"""Planning, folders, places and exit codes of a run; the commands themselves are tried in test_commands.py."""
+"""Planning, folders, places and exit codes of a run, and one run for real."""
 
 from __future__ import annotations
 
@@ -96,6 +96,16 @@ def test_a_folder_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_pa
         assert run_of["torchaudio"].folder == folder
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: ") and "binary, cut, other in" in warning
+
+
+def test_a_run_that_goes_on_is_not_resumed(tmp_path):
+    """Two processes would measure the same jobs into the same folders."""
+    with run.open_runs(["torchaudio"], chosen(), tmp_path, resume=False) as run_of:
+        with pytest.raises(UserError, match=f"is being measured by process {os.getpid()} .*wait"):
+            with run.open_runs(["torchaudio"], chosen(), tmp_path, resume=True):
+                pass
+        assert run_of["torchaudio"].claim.path.exists()
+    assert [path.name for path in run_of["torchaudio"].folder.iterdir()] == ["results.jsonl"]
 
 
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
@@ -211,3 +221,65 @@ def test_the_default_run_has_a_control_for_each_environment_with_another_torch()
     assert controls("torchaudio", "reference") == controls("torchaudio", "k2") == {}  # one torch, or no loss under both
     kinds = {find(name).kind: name for name in controls(*standard()) if name.endswith("@k2")}
     assert kinds["exact"] in ("fast_rnnt@k2", "reference@k2")  # where gcc is, fast_rnnt's
+
+
+# With real processes.
+
+
+@pytest.fixture
+def flags(tmp_path, tiny_shapes):
+    pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
+    flags_of_run = "--in-place --preset quick --max-seconds 0.05 --limits false --shape-file".split()
+    return [*flags_of_run, tiny_shapes, "--log-dir", tmp_path / "log"]
+
+
+def test_a_run_from_start_to_end(flags, tmp_path):
+    log = tmp_path / "log"
+    flags_of_run = ["--rounds", "2", "--schedule", "wait=1,warmup=1,active=3,repeat=2", "--limits", "true"]
+    done = run_command("benchmark_all.py", "--only", "torchaudio,optimized_transducer", *flags, *flags_of_run)
+    assert done.returncode == 0, done.stderr
+    assert "VERDICT" in done.stdout and max(map(len, done.stdout.splitlines())) <= 100
+    details = (log / "details.txt").read_text()
+    assert "torchaudio step: joiner" in details and "torchaudio step: joiner" not in done.stdout
+    assert "preset quick" in done.stderr
+    rows = rows_of(log)
+    assert set(rows) == {"torchaudio", "optimized_transducer"}
+    for name, row in rows.items():
+        assert row["status"] == "ok" and row["device"] == "cpu" and row["torch"]
+        assert row["loss_error"] < 1e-4 and row["grad_error"] < 1e-4 and row["step"]["ms"]["n"] >= 4
+        assert all(row["limit_percent"][scope] for scope in ("step", "loss"))
+        assert row["options"]["reduction"] == {"ours": "sum", "default": "mean"}
+        assert len(row["windows"]) == 2 and row["average_step_time_us"] > 0 and row["profiled_peak_mb"] > 0
+        folder = log / f"{name}-2"
+        assert len(list(folder.glob("*.pt.trace.json*"))) == 2
+        kept = records_of(folder)
+        samples = [r for r in kept if r["record"] == "sample"]
+        assert {(s["scope"], s["round"]) for s in samples} >= {("loss", 1), ("step", 1), ("step", 2)}
+        assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples) and any(
+            s["warmup"] for s in samples
+        )
+        (limits,) = (r for r in kept if r["record"] == "limits")  # of every third round
+        assert limits["round"] == 1 and not limits.get("reason") and limits["streams"] and limits["products"]
+    against = [row["against_fastest"] for row in rows.values()]
+    assert sorted(standing["is_fastest"] for standing in against) == [False, True]
+    assert all(standing["paired"] and standing["ratio"] >= 1 for standing in against)
+    first, other = (records_of(log / f"{name}-2")[0] for name in rows)
+    assert first["run_id"] == other["run_id"] and first["machine"]["cores"] >= 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout(flags, tmp_path):
+    """The list and the comparison are one line; a run keeps its results and writes its report all the same."""
+    log = tmp_path / "log"
+    with open("/dev/full", "wb") as full:
+        done = run_command("benchmark_torchaudio.py", *flags, "--passes", "correctness", stdout=full)
+        assert done.returncode == 1 and "warning: no table: No space left" in done.stderr
+        assert "Traceback" not in done.stderr and (log / "report.html").exists()
+        assert_user_error(run_command("benchmark_all.py", "--list", stdout=full), "No space left")
+        assert_user_error(run_command("rnnt-bench", "compare", log, log, stdout=full), "No space left")
+    assert rows_of(log)["torchaudio"]["loss_error"] < 1e-4
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is an NVIDIA GPU here")
+def test_cuda_that_is_not_there(flags):
+    assert_user_error(run("benchmark_torchaudio.py", *flags, "--device", "cuda"), "--device cuda", "no CUDA device")
