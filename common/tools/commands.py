@@ -18,8 +18,6 @@ from common.core.text import count
 from common.jobs.job import Task
 from common.jobs.session import Executor, Local, Progress, Session
 from common.records import run, schema
-from common.records.run import Run
-from common.records.schema import Record, as_written
 from common.setup.interpreters import Choice
 from common.show.tables import FORMATS
 from common.tools.kept import Answer, Kept, read
@@ -68,14 +66,14 @@ def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] =
     )
 
 
-def set_quick(arguments: argparse.Namespace, quick: Mapping[str, Any], others: Optional[Record] = None) -> None:
+def set_quick(arguments: argparse.Namespace, quick: Mapping[str, Any], others: Optional[schema.Record] = None) -> None:
     """Set the flags that were not given, those that are None: to `quick` with --preset quick, then to `others`."""
     for name, value in {**(others or {}), **(quick if arguments.preset == "quick" else {})}.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
 
 
-def _opened(header: Record, log_dir: Path, resume: bool) -> Run:
+def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
     """Return a new run with this header, or the newest one of an equal header to go on with.
 
     Raises UserError where there is no such run, or another process is measuring it."""
@@ -118,7 +116,7 @@ def measured(
         "record": "tool",
         "tool": tool,
         "name": name,
-        "config": as_written(config),
+        "config": schema.as_written(config),
         "settings": settings.to_json(),
     }
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:

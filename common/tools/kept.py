@@ -15,8 +15,6 @@ from common.core.text import count, plain
 from common.present.parts import Failure, Figure, Section, Slice, Table, Values
 from common.present.text import aligned, block, csv_text, json_text, listed
 from common.records import schema, store
-from common.records.schema import Environment, Measured, Record, ToolHeader
-from common.records.store import files_named
 
 Kind = TypeVar("Kind")
 #: The status of a job that a run was stopped before.
@@ -29,8 +27,8 @@ class Job:
 
     status: str = NOT_RUN
     reason: str = ""
-    environment: Optional[Environment] = None
-    values: List[Record] = field(default_factory=list)
+    environment: Optional[schema.Environment] = None
+    values: List[schema.Record] = field(default_factory=list)
 
     def of(self, kind: Type[Kind]) -> List[Kind]:
         """Return what was measured as the tool's own type.  Raises ValueError."""
@@ -42,7 +40,7 @@ class Kept:
     """Hold a run that was read of its file."""
 
     path: Path
-    header: ToolHeader
+    header: schema.ToolHeader
     jobs: Dict[str, Job]
 
     def job(self, name: str) -> Job:
@@ -100,14 +98,14 @@ def of_row(key: str, title: str = "", words: Optional[Callable[[Any], str]] = No
 def read(path: Path) -> Kept:
     """Return the run in a file.  Raises UserError."""
     records = store.read(path)
-    if not records or not isinstance(records[0], ToolHeader):
+    if not records or not isinstance(records[0], schema.ToolHeader):
         raise UserError(f"{path}: does not begin with a tool's record; {store.ANEW}")
     jobs = {}
     for name, lines in store.latest_jobs(records).items():
         end = store.status_of(lines)
         job = jobs[name] = Job(end.status, end.reason or "") if end else Job()
-        job.environment = next((line for line in lines if isinstance(line, Environment)), None)
-        job.values = [line.value for line in lines if isinstance(line, Measured)]
+        job.environment = next((line for line in lines if isinstance(line, schema.Environment)), None)
+        job.values = [line.value for line in lines if isinstance(line, schema.Measured)]
     return Kept(path, records[0], jobs)
 
 
@@ -115,11 +113,11 @@ def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> 
     """Yield the answers of the runs of a tool in, at or under `paths`, of equal ones on one machine the newest.
 
     A file that cannot be read has an answer that says so."""
-    files = dict.fromkeys(file for path in map(Path, paths) for file in files_named(schema.TOOL_FILE_NAME, path))
+    files = dict.fromkeys(file for path in map(Path, paths) for file in store.files_named(schema.TOOL_FILE_NAME, path))
     newest: Dict[str, Tuple[str, Path]] = {}
     for file in files:
         head = store.first(file)
-        if isinstance(head, ToolHeader) and head.tool == tool:
+        if isinstance(head, schema.ToolHeader) and head.tool == tool:
             key = repr((head.name, head.config, head.settings, head.machine))
             if newest.get(key, ("", file))[0] <= head.started:
                 newest[key] = head.started, file
