@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from common.setup import extensions, simulated
 from common.setup.environments import ENVIRONMENTS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "defects"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
-#: Environment of the package that a program is about, by the beginning of its name.
-OF_PACKAGE = {"nemo": "nemo"}
+#: Of the packages that the programs' names begin with, the environment.
+OF_PACKAGE = {"nemo": "nemo", "transformers": "main", **dict.fromkeys(extensions.SOURCE_PACKAGES, "main")}
 
-#: Runs a program for CUDA in numba's simulator and Triton's interpreter.
+#: Runs a program for CUDA in numba's simulator and Triton's interpreter, or its package's kernels built for the CPU.
 SIMULATED = """
 import runpy, sys, torch
 from losses import nemo_package
@@ -24,6 +25,14 @@ from losses import nemo_package
 torch.Tensor.cuda = lambda tensor: nemo_package.as_if_on_cuda(tensor) if tensor.is_floating_point() else tensor
 with nemo_package.on_the_host():
     runpy.run_path(sys.argv[1])
+"""
+BUILT = """
+import runpy, sys, torch
+from common.setup import extensions
+
+extensions.load(sys.argv[2], "simulated")
+torch.Tensor.cuda = lambda tensor: tensor
+runpy.run_path(sys.argv[1])
 """
 
 
@@ -41,16 +50,20 @@ def test_a_program_is_short_and_names_the_version_and_the_page_of_the_family_lea
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_prints_what_it_says(program):
-    package = program.stem.partition("_")[0]
-    python = ENVIRONMENTS[OF_PACKAGE.get(package, "main")].python
-    if not installed(python, package):
+def test_a_program_prints_what_it_says(program, thorough):
+    package = next(package for package in OF_PACKAGE if program.stem.startswith(package))
+    python = ENVIRONMENTS[OF_PACKAGE[package]].python
+    without_gpu = "cuda" in program.stem and not pytest.importorskip("torch").cuda.is_available()
+    built = without_gpu and package in extensions.SOURCE_PACKAGES
+    key = extensions.tools(extensions.SOURCE_PACKAGES[package], simulated.DEVICE)[1] if built else ""
+    if built and not (thorough or any(extensions.CACHE.glob(f"{package}-*-{key}"))):
+        pytest.skip("with --thorough, which compiles it")
+    if not built and not installed(python, package):
         pytest.skip(f"{package} is not installed")
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
-    command = [str(python), str(program)]
-    without_gpu = "cuda" in program.stem and not pytest.importorskip("torch").cuda.is_available()
+    command = [str(python), str(program), package]
     if without_gpu or "simulator" in program.stem:
-        command[1:1] = ["-c", SIMULATED]
+        command[1:1] = ["-c", BUILT if built else SIMULATED]
         environment.update(NUMBA_ENABLE_CUDASIM="1", TRITON_INTERPRET="1", PYTHONPATH=str(FOLDER.parents[1]))
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
