@@ -157,16 +157,16 @@ def meaning(case: Case, result: str) -> str:
     return {DIFFERS: case.wrong, CRASHES: fatal, TIMEOUT: fatal, REFUSES: case.refusal}.get(result, "")
 
 
-def findings(matrix: Matrix) -> Dict[str, List[str]]:
-    """Return lines by the kind of finding, those of wrong answers first: the case, what it means, for whom, and what
-    the first of them answered."""
+def findings(matrix: Matrix, quoting: bool = True) -> Dict[str, List[str]]:
+    """Return lines by the kind of finding, those of wrong answers first: the case, what it means, for whom, and, where
+    `quoting`, what the first of them answered."""
     lines: Dict[str, List[str]] = {}
     for result, heading in FINDINGS.items():
         for case in matrix.cases:
             hits = [(outcome_of(row, case), row.name) for row in matrix.rows]
             who = [(name, outcome.message) for outcome, name in hits if outcome.result == result]
             if who and meaning(case, result):
-                example = f" ({text.short(who[0][1], LONGEST)})" if who[0][1] and result != REFUSES else ""
+                example = f" ({text.short(who[0][1], LONGEST)})" if quoting and who[0][1] and result != REFUSES else ""
                 line = f"{case.title}: {meaning(case, result)}: {_packages(name for name, _ in who)}{example}"
                 lines.setdefault(heading, []).append(line)
     return lines
@@ -256,7 +256,7 @@ def page(matrix: Matrix) -> str:
         listed(remarks(matrix), "markdown"),
         "## Findings",
     ]
-    for heading, of_kind in findings(matrix).items():
+    for heading, of_kind in findings(matrix, quoting=False).items():
         lines += [f"### {heading}", listed(of_kind, "markdown")]
     reasons = text.gathered((row.reason.replace(row.name, "it", 1), row.name) for row in matrix.rows if not row.cells)
     absent = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
