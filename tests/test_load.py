@@ -116,20 +116,6 @@ def test_the_first_batch_of_a_warm_up_decides_how_long_it_lasts():
     assert taken([MS] * 6, warm_up=[3])[:3] == [(3, 0, True), (3, 1, True), (7, 0, False)]
 
 
-@pytest.mark.parametrize(
-    "limits, why",
-    [({"max_samples": 2}, "sample cap"), ({"max_seconds": 0.001}, "time cap"), ({"max_samples": 99}, "spread")],
-)
-def test_a_sweep_says_why_it_ended(limits, why):
-    how = {"spread": 0.02, "max_samples": 99, "max_seconds": 10, **limits}
-    ended = []
-
-    def whole():
-        ended.append((yield from sampling.sweep(lambda *_: Taken(MS), [7, 3], **how)))
-
-    assert len(list(whole())) == (10 if why == "spread" else 2) and ended == [why]
-
-
 USE = """
 import ctypes, resource
 from common.system import memory
@@ -182,6 +168,10 @@ def test_only_the_cpus_that_this_process_may_use_count(tmp_path):
     mine, others, everything = (machine.ForeignLoad(cpus, stat) for cpus in ({0, 1}, {2, 3}, {0, 1, 2, 3}))
     write_stat(stat, 0, 0, 15, 15)  # 30 seconds pass for each
     assert [watch.share() for watch in (mine, others, everything)] == [0.0, 0.5, 0.25]
+    stat.write_text("cpu  0 0 0 9 0 0 0 0\n")  # of all CPUs together
+    watch = machine.ForeignLoad({0, 1}, stat)
+    stat.write_text(f"cpu  {10 * TICKS} 0 0 9 0 0 0 0\n")
+    assert watch.share() == pytest.approx(0.5) and machine.ForeignLoad({0}, tmp_path / "none").share() is None
 
 
 @pytest.mark.usefixtures("clock")
@@ -219,16 +209,6 @@ def test_a_quota_of_a_cgroup_bounds_the_threads_and_its_throttling_is_load(liste
     assert watch.share() == pytest.approx(0.4)
     (tmp_path / "listed").unlink()
     assert machine.cpu_count() == 8
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_system_that_tells_of_all_cpus_together_or_nothing(tmp_path):
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  0 0 0 9 0 0 0 0\n")
-    watch = machine.ForeignLoad({0, 1}, stat)
-    stat.write_text(f"cpu  {10 * TICKS} 0 0 9 0 0 0 0\n")
-    assert watch.share() == pytest.approx(0.5)
-    assert machine.ForeignLoad({0}, tmp_path / "none").share() is None
 
 
 @pytest.mark.parametrize(

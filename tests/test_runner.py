@@ -282,4 +282,6 @@ def test_a_full_disk_behind_stdout(flags, tmp_path):
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is an NVIDIA GPU here")
 def test_cuda_that_is_not_there(flags):
-    assert_user_error(run_command("benchmark_torchaudio.py", *flags, "--device", "cuda"), "--device cuda", "no CUDA device")
+    assert_user_error(
+        run_command("benchmark_torchaudio.py", *flags, "--device", "cuda"), "--device cuda", "no CUDA device"
+    )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import NotRunnable, UserError
 from common.core.files import ROOT, not_a_file
@@ -223,10 +223,11 @@ def environments() -> Tuple[str, ...]:
 
 def with_variants() -> Tuple[Implementation, ...]:
     """Return every implementation, each followed by its variants."""
-    result: List[Implementation] = []
-    for implementation in BY_NAME.values():
-        result += [implementation, *(implementation.of_variant(variant) for variant in implementation.variants)]
-    return tuple(result)
+    return tuple(
+        row
+        for implementation in BY_NAME.values()
+        for row in (implementation, *map(implementation.of_variant, implementation.variants))
+    )
 
 
 @dataclass(frozen=True)
