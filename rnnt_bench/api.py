@@ -141,7 +141,7 @@ def assert_is_transducer_loss(loss: Callable[..., Any], device: str = "cpu", dty
         dtype: of the logits.
     """
     with _suite():
-        from common.losses.adapter import wrong_of
+        from common.losses.passes.small_batches import wrong_of
 
         wrong = wrong_of(loss, device, dtype)
     if wrong:

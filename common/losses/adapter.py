@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 from common.core import implementations
 from common.core.errors import NotRunnable
 from common.core.implementations import BY_NAME
-from common.core.settings import Settings, resolve
+from common.core.settings import Settings
 from common.records.schema import Option
 
 if TYPE_CHECKING:
@@ -308,24 +308,3 @@ def _attribute(module: Any, name: str) -> Any:
     for part in name.split("."):
         module = getattr(module, part, None)
     return module
-
-
-def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
-    """Compare a function with the float64 oracle on small batches; return what is wrong in words, "" if it is right.
-
-    The function is called in this process; raises whatever it raises.
-    """
-    import torch
-
-    from common.losses.passes import small_batches
-
-    class Given(OfFunction):
-        name = getattr(loss, "__name__", "") or "loss"
-
-        def function(self) -> Callable[..., Any]:
-            return loss
-
-    BY_NAME.setdefault(Given.name, implementations.Implementation(Given.name, "", "main", "torch", template=True))
-    resolved = resolve({"preset": "quick", "dtype": dtype}, device)
-    adapter = Given(resolved)
-    return small_batches.check(adapter, torch.device(device), getattr(torch, dtype)).wrong

@@ -11,13 +11,15 @@ import contextlib
 import copy
 import math
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
+from common.core import settings
+from common.core.implementations import BY_NAME, Implementation
 from common.losses import inputs, layouts
-from common.losses.adapter import Adapter
+from common.losses.adapter import Adapter, OfFunction
 from common.losses.inputs import OUTPUTS, Batch, Joiner
 from common.losses.oracle import TOLERANCE, relative_error
 from common.losses.step import NotOfEach, changed, fingerprints, leaves_of, prepare, weighted
@@ -215,6 +217,23 @@ def check(
             wrong.append((len(case.shapes) > 1, f"with {case.name}: {words}" if case.name else words))
     first = min(wrong, key=lambda each: each[0])[1] if wrong else ""  # min keeps the first of equals
     return Checked(max(loss for loss, _ in plain), max(gradient for _, gradient in plain), max(slopes), first)
+
+
+def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
+    """Compare a function with the float64 oracle on small batches; return what is wrong in words, "" if it is right.
+
+    The function is called in this process; raises whatever it raises.
+    """
+
+    class Given(OfFunction):
+        name = getattr(loss, "__name__", "") or "loss"
+
+        def function(self) -> Callable[..., Any]:
+            return loss
+
+    BY_NAME.setdefault(Given.name, Implementation(Given.name, "", "main", "torch", template=True))
+    adapter = Given(settings.resolve({"preset": "quick", "dtype": dtype}, device))
+    return check(adapter, torch.device(device), getattr(torch, dtype)).wrong
 
 
 def tolerances(case: Case, answer: Answer, adapter: Adapter) -> Tuple[float, float, float]:
