@@ -182,8 +182,14 @@ class Standing:
 
     @property
     def both_ms(self) -> Tuple[Optional[float], Optional[float]]:
-        """Return the times of both sides in ms, the baseline first."""
-        return self.baseline.median_ms(self.scope), self.row.median_ms(self.scope)
+        """Return the mean of the medians of the batches that both have, the baseline first; None without a ratio."""
+        if self.ratio is None:
+            return None, None
+        samples = [row.of_scope(self.scope) for row in (self.baseline, self.row)]
+        sides = [text.gathered((sample.batch, sample.ms) for sample in side) for side in samples]
+        common = sides[0].keys() & sides[1].keys()
+        before, after = (statistics.mean([statistics.median(of[batch]) for batch in common]) for of in sides)
+        return before, after
 
     @property
     def lost(self) -> bool:

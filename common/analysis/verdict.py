@@ -309,7 +309,8 @@ def logits_words(picks: LogitsPick) -> Words:
     if step is None or loss.withheld or step.withheld:
         return answer(loss, time_of("loss")) if step is None else [WITHHELD]
     if best is None:
-        return ["unclear: by the step ", *named(step, time_of("step")), *_by(loss)]
+        by_loss = named(loss, time_of("loss"))
+        return ["unclear: by the step ", *named(step, time_of("step")), "; by the loss alone ", *by_loss]
     by_best, other = named(best, time_of(best.scope)), loss if best is step else step
     return [*by_best, f"; its {other.scope} is the fastest too"] if other.sure else [*by_best, *_by(other)]
 
