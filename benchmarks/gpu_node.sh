@@ -45,7 +45,7 @@ case $preset in
 gpu)
     device=cuda full=() batch=(--batch-size 30 --num-batches 20 --rounds 3) frames=(--sort-utterance true --max-frames 10000)
     first=torchaudio,reference,fused cases=() largest=(--memory-limit 60GB) vocabularies=500,1000,2000,4096
-    profile=(--max-frames 30000) inference=() tests='on_the_gpu or side_stream or captured'
+    profile=(--sort-utterance true --max-frames 30000) inference=() tests='on_the_gpu or side_stream or captured'
     ;;
 cpu)
     device=cpu full=(--preset quick --num-batches 1) batch=(--batch-size 2 --rounds 1 --max-seconds 0.2)
