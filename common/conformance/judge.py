@@ -77,15 +77,15 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
 
     `given`: its `name`, `kind`, `script` and `variant`, the names of `cases`, and the `timeout` of one in seconds.
     """
-    given, place = job["given"], job["settings"]["device"]
+    given, wanted = job["given"], job["settings"]["device"]
     row = Row(name=given["name"], kind=given["kind"])
 
     @cache
     def loaded() -> Any:
         """Return the adapter, its device, and what the row tells of both.  Raises NotRunnable."""
         torch = import_torch()
-        device = current(torch.device(place))
-        adapter = implementations.load(given["script"])(settings.resolve({"preset": "quick"}, place), given["variant"])
+        device = current(torch.device(wanted))
+        adapter = implementations.load(given["script"])(settings.resolve({"preset": "quick"}, wanted), given["variant"])
         adapter.load(device.type)
         described = {
             "version": adapter.version(),
@@ -96,7 +96,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
         return adapter, device, described
 
     try:
-        if place == "cpu":
+        if wanted == "cpu":
             loaded()
         together = [name for name in given["cases"] if not BY_NAME[name].alone]
         waiting = [together, *([name] for name in given["cases"] if BY_NAME[name].alone)]

@@ -302,8 +302,8 @@ def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
     results = next((each[name] for each in known if name in each), None)
     if results is None:
         return None
-    found = [meaning(case, result) for result in FINDINGS for case in CASES if results.get(case.name) == result]
-    return list(dict.fromkeys(filter(None, found)))
+    meanings = [meaning(case, result) for result in FINDINGS for case in CASES if results.get(case.name) == result]
+    return list(dict.fromkeys(filter(None, meanings)))
 
 
 CONFORMANCE = replace(kept.slice_of(TOOL, TITLE, lambda run: answer_of(matrix_of(run))), caveats=caveats)

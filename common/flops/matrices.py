@@ -41,8 +41,9 @@ def _add_products(*rows: Tuple[str, Number, Number]) -> None:
 
 def _matrices(first: str, second: str, call: Call) -> int:
     """Count (..., M, K) by (..., K, N) or by (K)."""
-    one, other = call[first], call[second]
-    return size(one) * (other.shape[-1] if other.dim() > 1 and size(other) else 1)
+    factor = call[second]
+    columns = factor.shape[-1] if factor.dim() > 1 else 1
+    return size(call[first]) * columns if size(factor) else 0
 
 
 def _scaled_bias(call: Call) -> int:

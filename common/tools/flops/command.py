@@ -131,10 +131,10 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     task = job.Task(show.JOB, "flops", {"flags": given, "current": str(Path.cwd())}, python=interpreters.with_torch())
 
     def answer(run: kept.Kept) -> kept.Answer:
-        found = show.answer(run)
-        for line in found.lines if numbers else ():
+        shown = show.answer(run)
+        for line in shown.lines if numbers else ():
             print(f"warning: {line}", file=sys.stderr)
-        return found
+        return shown
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name).strip("-.") or "model"
     resolved = settings.resolve({}, "cpu")
