@@ -85,10 +85,9 @@ class Run:
     def timed_rounds(self) -> Dict[int, List[schema.Sample]]:
         """Return the samples of each timing round on disk that ended well.  Raises UserError."""
         rounds = {}
-        for lines in store.latest_jobs(store.read_run(self.path)[1]).values():
-            end = store.status_of(lines)
-            samples = [line for line in lines if isinstance(line, schema.Sample)]
-            if end and end.pass_name == "timing" and end.status == "ok" and end.round is not None and samples:
+        for lines in store.latest_jobs(store.read(self.path)).values():
+            end, samples = lines[-1], [line for line in lines if isinstance(line, schema.Sample)]
+            if isinstance(end, Status) and (end.pass_name, end.status) == ("timing", "ok") and end.round and samples:
                 rounds[end.round] = samples
         return rounds
 
@@ -139,13 +138,13 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
                 return Claim(folder / LOCK_NAME)
         except Held:
             pass  # another run took it just now
-        except FileExistsError as error:  # a file, or a link that leads nowhere, is where a folder should be
-            if not os.path.isdir(log_dir):
-                why = not_a_folder(error.filename)
-                raise UserError(f"--log-dir {log_dir}: {error.filename} is {why}; name another folder") from None
-        except OSError as error:
-            words = f"cannot be written ({error.strerror}); name another folder"
-            raise UserError(f"--log-dir {log_dir}: {words}") from error
+        except OSError as error:  # a file, or a link that leads nowhere, may be where a folder should be
+            if isinstance(error, FileExistsError) and os.path.isdir(log_dir):
+                continue
+            why = not_a_folder(error.filename) or error.strerror
+            raise UserError(
+                f"--log-dir {log_dir}: cannot write {error.filename} ({why}); name another folder"
+            ) from error
     raise AssertionError("unreachable")
 
 
