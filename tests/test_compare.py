@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from browsers import AXE, Browser, needs_browser, unpacked
+from browsers import unpacked
 from commands import assert_user_error, has_words, run
 from fixtures_runs import (
     change,
@@ -503,16 +503,3 @@ def test_the_title_counts_what_changed_and_the_notes_say_why(tmp_path):
     assert re.search(r"k2, step time: slower: [\d.]+% more time", page) and 'class="bad">slower' in page
     drawn = unpacked(page, "figures")
     assert "k2, step" in drawn and '"type":"log"' in drawn
-
-
-@needs_browser
-@pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
-def test_it_opens_offline_and_axe_finds_no_violation(tmp_path):
-    compared(tmp_path, ("k2", STEADY, SLOWER), ("<b>own", SLOWER, STEADY))
-    browser = Browser(tmp_path / "profile")
-    try:
-        browser.open(tmp_path / "page.html")
-        assert browser.violations() == [] and browser.console() == []
-        assert browser.js("document.querySelectorAll('.scatterlayer .points path').length") == 4
-    finally:
-        browser.close()

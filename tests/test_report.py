@@ -204,10 +204,6 @@ def test_an_implementation_has_one_colour_in_every_plot_and_a_family_one_colour(
     assert look["k2"].color == look["k2-pruned"].color != look["fast_rnnt"].color
     assert look["fast_rnnt"].color == look["fast_rnnt@k2"].color == look["fast_rnnt-pruned"].color
     assert len({look[name] for name in names}) == len(names)
-    for figure in (plots.over_fastest(rows), plots.time_and_memory(rows), over_time.drift(rows)):
-        for trace in figure.data if figure else ():
-            row = next((row for row in rows if trace["name"] in (row.label, row.marked)), None)
-            assert row is None or trace["marker"]["color"] == style.color(row.look), trace["name"]
 
 
 # The page.
@@ -382,15 +378,11 @@ def test_a_failure_after_a_run_is_one_warning_whatever_it_is(tmp_path, monkeypat
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_report_after_a_run_is_beside_it_and_costs_nothing_else(tmp_path, capsys):
+def test_the_report_after_a_run_is_beside_it(tmp_path, capsys):
     write_run(tmp_path / "a")
     path = tmp_path / "report.html"
     page.after_run(tmp_path, quiet=False)
     assert capsys.readouterr().err == f"report: {path}\n" and "torchaudio" in path.read_text(encoding="utf-8")
-    path.unlink()
-    path.mkdir()
-    page.after_run(tmp_path, quiet=False)
-    assert "warning: cannot write" in capsys.readouterr().err
 
 
 EVIL = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from commands import has_words
-from fixtures_model_runs import write_inference
 from fixtures_runs import (
     COMMAND,
     FORMATS,
@@ -45,10 +44,6 @@ from common.analysis.metrics import Metric
 from common.core import settings
 from common.records import schema
 from common.show import tables
-from common.tools.inference import rows as inference
-from common.tools.kept import read
-from common.tools.pipelines import rows as pipelines
-from common.tools.profile import rows as profile
 from rnnt_bench import api
 
 # Which runs.
@@ -414,14 +409,6 @@ def test_hostile_names_are_harmless_text(tmp_path, format):
         assert "<script>alert(1)</script> red|`x`" in text
 
 
-def test_the_heading_tells_the_batches_that_were_there(tmp_path):
-    write_run(tmp_path / "a", num_batches=80)
-    write_run(tmp_path / "b", name="k2", jobs=[[status("correctness", "missing", "no k2")]], num_batches=80)
-    assert summarize(tmp_path).startswith("batch size 30 (first 2 batches), ")
-    write_run(tmp_path / "b", name="k2", jobs=[[status("correctness", "missing", "no k2")]], num_batches=1)
-    assert summarize(tmp_path / "b").startswith("batch size 30 (first 1 batch), ")
-
-
 def test_table_is_grouped_sorted_and_fits(tmp_path):
     for name, ms in (("optimized_transducer", 1000.5), ("k2", 300.25), ("torchaudio", 12345.6)):
         jobs = [correctness(), timing("timing-1", [ms, ms * 1.3], [ms / 3]), memory(12345.6)]
@@ -449,24 +436,6 @@ def test_table_is_grouped_sorted_and_fits(tmp_path):
     (ratio,) = [line for line in lines if line.startswith("optimized_transducer step over k2's: 3.33x")]
     assert "over 2 batches" in ratio and "no interval" in ratio and "rounds of different runs" in ratio
     assert text.count("profiled") >= 2 and "\x1b" not in text
-
-
-@pytest.mark.parametrize("format", ["table", "markdown"])
-def test_labels_are_cut_as_names_are(tmp_path, format):
-    write(tmp_path / "a" / "w.1.pt.trace.json", kineto([*steps([100]), span("x" * 3_000_000, 1001, 40)]))
-    text = summarize(tmp_path, "--format", format)
-    assert "a profiled: xxx" in text and "... 40.0 us" in text and max(map(len, text.splitlines())) < 250
-
-
-def test_markdown_is_one_table_per_group_with_numbers_to_the_right(tmp_path):
-    write_run(tmp_path / "a")
-    lines = summarize(tmp_path, "--format", "markdown").splitlines()
-    assert lines[0].startswith("**batch size 30") and lines[1] == ""
-    heads, rules, cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:5])
-    assert len(heads) == len(rules) == len(cells)
-    row = dict(zip(heads, zip(rules, cells)))
-    assert row["implementation"] == ("---", "torchaudio") and row["status"] == ("---", "ok")
-    assert row["step ms +- n"] == ("---:", "25.00 +-12% 4")
 
 
 def test_json_has_the_promised_keys_and_no_infinity(tmp_path):
@@ -543,20 +512,6 @@ def test_every_list_names_metrics_that_are_there_and_their_keys_are_one_each():
     assert all(key in metrics.METRICS for keys in metrics.COLUMNS.values() for key in keys)
     assert len(metrics.ALL) == len(metrics.METRICS)
     assert {metric.better for metric in metrics.METRICS.values()} == {"", "lower", "higher"}
-
-
-MADE = Metric("made", "made", lambda row: 2.5)
-
-
-def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
-    """A key of CSV and JSON, and a column."""
-    for kind in (inference, pipelines, profile):
-        assert len({number.key for number in kind.NUMBERS}) == len(kind.NUMBERS)
-        monkeypatch.setattr(kind, "NUMBERS", (*kind.NUMBERS, MADE))
-    answer = inference.answer(read(write_inference(tmp_path)))
-    assert answer.rows[0]["made"] == 2.5
-    for table in answer.tables[-1:]:
-        assert table.values()[0]["made"] == 2.5
 
 
 def test_the_spread_is_that_of_the_batches_whether_they_were_repeated_or_not(tmp_path):
