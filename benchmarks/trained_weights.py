@@ -34,7 +34,7 @@ from common.core.errors import (  # noqa: E402
     guarded,  # noqa: E402
 )
 from common.core.settings import STAGES  # noqa: E402
-from common.losses.speech import WEIGHTS  # noqa: E402
+from common.losses.inputs import FOLDER as WEIGHTS  # noqa: E402
 from common.setup import extensions  # noqa: E402
 
 #: Frames of held-out utterances that are kept: all three files are to have at most 3 MB.

@@ -138,7 +138,7 @@ def speech(
     stage: str, shapes=((90, 18), (60, 14), (120, 25), (40, 6)), V=128, H=128, dtype=torch.float32, **options
 ) -> Problem:
     """Return passages of a model in training, as `--logits trained` has them; stage: early, middle or trained."""
-    from common.losses.speech import Speech
+    from common.losses.inputs import Speech
 
     case = problem(shapes, H=H, V=V, dtype=torch.float32, **options)
     model = Speech(stage, V, H)

@@ -14,7 +14,7 @@ from fixtures_runs import write_sweep
 from common.core import settings
 from common.core.errors import UserError
 from common.data import streams
-from common.losses import inputs, oracle, speech
+from common.losses import inputs, oracle
 from common.losses.inputs import Joiner
 
 pytestmark = pytest.mark.environment_contract
@@ -79,7 +79,7 @@ def test_keys_give_different_numbers_and_the_same_key_the_same():
 # Of a model in training: real passages of any length, the same logits at any size, and what they cannot do.
 
 PASSAGES = [(60, 13), (45, 0), (12, 12), (300, 60), (1, 1)]
-V, H = speech.load("trained")["decoder"].shape
+V, H = inputs.load("trained")["decoder"].shape
 
 
 def chosen(**given):
@@ -112,7 +112,7 @@ def test_a_passage_by_hand():
     }
 
     def passage(*given):
-        return tuple(part.tolist() for part in speech.passage(arrays, *given))
+        return tuple(part.tolist() for part in inputs.passage(arrays, *given))
 
     assert passage(5, 2, 0.0) == ([0, 1, 2, 3, 4], [5, 6])  # up to the frame of the next symbol
     assert passage(8, 2, 0.0) == ([0, 0, 1, 2, 2, 3, 4, 4], [5, 6])  # frames without a symbol are repeated
@@ -148,7 +148,7 @@ def test_the_loss_falls_from_stage_to_stage():
     early, middle, trained = nats
     assert early > 5 > middle > trained and trained < 0.5
     for stage, value in zip(settings.STAGES, nats):
-        assert 1 / 4 < value / float(speech.load(stage)["nats"]) < 4
+        assert 1 / 4 < value / float(inputs.load(stage)["nats"]) < 4
 
 
 def test_sizes_that_it_does_not_have():

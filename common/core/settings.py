@@ -14,7 +14,7 @@ from common.core.text import gathered
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
-#: Stages of training of the small model whose logits can be measured (common.losses.speech).
+#: Stages of training of the small model whose logits can be measured (common.losses.inputs).
 STAGES = ("early", "middle", "trained")
 LOGITS = ("random", *STAGES)
 #: Size that --find-largest searches -> whether the utterances are sorted then.
