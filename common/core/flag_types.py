@@ -177,7 +177,7 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
         wrong = next((word for word in given if word not in choices), "")
         if wrong or not given:
             guess = closest(wrong, choices)  # first: the list may be long
-            raise UserError(f"{text!r}{guess}{'. ' if guess else ': '}Give some of {', '.join(choices)}")
+            raise UserError(f"{text!r}{guess}{' ' if guess else ': '}Give some of {', '.join(choices)}")
         return tuple(choice for choice in choices if choice in given)
 
     return parse
