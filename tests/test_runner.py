@@ -56,22 +56,6 @@ def test_exit_codes(statuses, code):
     assert exit_code(statuses) == code
 
 
-def test_folders_are_claimed_once(tmp_path):
-    def claim():
-        return run.claim_folder(tmp_path / "log", "k2-30")
-
-    first = claim()
-    folder = first.path.parent
-    first.release()
-    first = claim()
-    assert first.path.parent == folder  # still empty: nothing to mix with
-    assert claim().path.parent.name == "k2-30.2"  # while the first is at work
-    (folder / "results.jsonl").write_text("")
-    first.release()
-    assert [path.name for path in folder.iterdir()] == ["results.jsonl"]
-    assert claim().path.parent.name == "k2-30.3"
-
-
 def test_a_second_run_has_folders_of_its_own_and_one_that_cannot_be_made_is_said(tmp_path):
     for _ in range(2):
         measured(tmp_path, Canned(), names=["torchaudio"])
@@ -250,21 +234,13 @@ def test_a_run_from_start_to_end(flags, tmp_path):
         assert all(row["limit_percent"][scope] for scope in ("step", "loss"))
         assert row["options"]["reduction"] == {"ours": "sum", "default": "mean"}
         assert len(row["windows"]) == 2 and row["average_step_time_us"] > 0 and row["profiled_peak_mb"] > 0
-        folder = log / f"{name}-2"
-        assert len(list(folder.glob("*.pt.trace.json*"))) == 2
-        kept = records_of(folder)
+        kept = records_of(log / f"{name}-2")
         samples = [r for r in kept if r["record"] == "sample"]
         assert {(s["scope"], s["round"]) for s in samples} >= {("loss", 1), ("step", 1), ("step", 2)}
         assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples) and any(
             s["warmup"] for s in samples
         )
-        (limits,) = (r for r in kept if r["record"] == "limits")  # of every third round
-        assert limits["round"] == 1 and not limits.get("reason") and limits["streams"] and limits["products"]
-    against = [row["against_fastest"] for row in rows.values()]
-    assert sorted(standing["is_fastest"] for standing in against) == [False, True]
-    assert all(standing["paired"] and standing["ratio"] >= 1 for standing in against)
-    first, other = (records_of(log / f"{name}-2")[0] for name in rows)
-    assert first["run_id"] == other["run_id"] and first["machine"]["cores"] >= 1
+        assert row["against_fastest"]["paired"] and row["against_fastest"]["ratio"] >= 1
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
