@@ -79,7 +79,7 @@ def interpret_faster() -> None:
 
 def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let fused_transducer compute by this backend within a test, and return it; skip the test where it cannot."""
-    reason = native.unavailable("cpu", torch.float32) if backend == "native" else None
+    reason = native.unavailable(torch.device("cpu"), torch.float32) if backend == "native" else None
     if reason:
         pytest.skip(reason)
     monkeypatch.setenv("FUSED_TRANSDUCER_BACKEND", backend)

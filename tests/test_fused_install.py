@@ -28,7 +28,7 @@ import fused_transducer
 from fused_transducer import compiling, native
 
 compiled = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or bool(native.unavailable("cpu", torch.float32)),
+    not sys.platform.startswith("linux") or bool(native.unavailable(torch.device("cpu"), torch.float32)),
     reason="needs Linux and the compiled code",
 )
 
@@ -204,5 +204,5 @@ def test_threads_that_come_first_compile_once(compiler, tmp_path, monkeypatch):
     monkeypatch.setattr(native, "_first_load", functools.cache(native._first_load.__wrapped__))
     os.environ.update(FUSED_TRANSDUCER_CACHE=str(tmp_path / "cache"), CXX=str(compiler))
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: native.unavailable("cpu", torch.float32), range(4)))
+        made = list(pool.map(lambda _: native.unavailable(torch.device("cpu"), torch.float32), range(4)))
     assert made == [""] * 4 and (tmp_path / "links").read_text().split() == ["linked"]
