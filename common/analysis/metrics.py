@@ -27,7 +27,6 @@ class Metric(NamedTuple):
         value: returns the number that is sorted by, or a text; None where it is not known.
         words: returns the text of a cell; None for the number itself.
         better: "lower" or "higher"; "" where neither is.
-        on_page: the title in the report, where it differs.
         numeric: the column is aligned to the right.
         profiled: the number is from a trace.
         tag: of TensorBoard's scalar.
@@ -40,7 +39,6 @@ class Metric(NamedTuple):
     words: Optional[Callable[[Any], str]] = None
     unit: str = ""
     better: str = ""
-    on_page: str = ""
     numeric: bool = True
     profiled: bool = False
     tag: str = ""
@@ -260,7 +258,6 @@ ALL = (
         lambda row: text.number(row.peak_mb) + (" !" if row.beyond else ""),
         unit="MB",
         better="lower",
-        on_page="peak MB",
         tag="2_memory/peak_mb",
     ),
     Metric(
@@ -283,7 +280,6 @@ ALL = (
         "grad_error",
         "grad error",
         value=at("checked.grad_error"),
-        on_page="gradient error",
         tag="3_correctness/grad_error",
     ),
     Metric(
@@ -292,7 +288,6 @@ ALL = (
         lambda row: row.measured_errors[1],
         _marked_error,
         better="lower",
-        on_page="gradient error at size",
     ),
     metric(
         "useful",

@@ -92,8 +92,6 @@ def markdown_of(columns: Sequence[Union[Column, str]], rows: Iterable[Sequence[s
 # Rows.
 
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
-#: Each batch and round, each option of a package would be columns of their own.
-NOT_IN_CSV = ("round_medians_ms", "options")
 
 
 def json_text(rows: Sequence[Values]) -> str:
@@ -102,35 +100,20 @@ def json_text(rows: Sequence[Values]) -> str:
 
 
 def csv_text(rows: Sequence[Values]) -> str:
-    """Return a line for each row, with flat columns: step_ms_median, memory_step_process_mb, ..."""
-    flat = [_flat({key: value for key, value in row.items() if key not in NOT_IN_CSV}) for row in rows]
-    names = list(dict.fromkeys(name for cells in flat for name in cells))
+    """Return a line for each row of plain values; a list becomes one cell."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(_cell(name) for name in names)
-    writer.writerows([_cell(cells.get(name)) for name in names] for cells in flat)
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return stream.getvalue()
-
-
-def _flat(value: Values, prefix: str = "") -> Values:
-    """Flatten to one level: {"step_ms": {"p20": 1}} -> {"step_ms_p20": 1}; a list becomes one cell."""
-    result: Values = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            result.update(_flat(item, f"{prefix}{key}_"))
-        elif isinstance(item, list):
-            parts = (json.dumps(_finite(part)) if isinstance(part, dict) else str(part) for part in item)
-            result[prefix + key] = "; ".join(parts)
-        else:
-            result[prefix + key] = item
-    return result
 
 
 def _cell(value: Any) -> Any:
     """Return a cell as text; text that a spreadsheet would take for a formula is marked."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    text = plain(value)
+    text = plain("; ".join(map(str, value)) if isinstance(value, list) else value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not NUMBER.fullmatch(text) else text
 
 

@@ -88,12 +88,10 @@ def size_of(rows: Sequence[Row]) -> List[str]:
     row = next((row for row in rows if row.batches), None)
     if row is None:
         return []
-    utterances = sum(batch.N for batch in row.batches)
     of = f"of the {row.totals.utterances:,} in the shape file" if row.totals else "measured"
-    batches = "1 batch" if len(row.batches) == 1 else f"{len(row.batches)} batches"
-    most = max(row.rounds for row in rows)
-    rounds = f" and {text.count(most, 'round')}" if most else ""
-    return [f"{utterances:,} utterance{'' if utterances == 1 else 's'} {of}, in {batches}{rounds}."]
+    utterances, batches = text.count(sum(batch.N for batch in row.batches), "utterance"), len(row.batches)
+    rounds = text.count(max(row.rounds for row in rows), "round")
+    return [f"{utterances} {of}, in {batches} batch{'es' * (batches != 1)} and {rounds}."]
 
 
 def versions(entries: Sequence[Row]) -> parts.Table:

@@ -53,13 +53,7 @@ def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Ta
     lead = [Column(grid.flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
     swept = [[Cell(settings.worded(value), value) for value in row.header.values.values()] for row in rows]
     body = [[*first, *cells(row, shown)] for first, row in zip(swept, rows)]
-    return Table(name, title, [*lead, *columns(shown, of)], body)
-
-
-def columns(shown: Sequence[metrics.Metric], of: str) -> List[Column]:
-    """Return the heads of metrics in the table `of`."""
-    on_page = of.startswith("page")
-    return [Column((metric.on_page if on_page else "") or metric.title, metric.numeric) for metric in shown]
+    return Table(name, title, [*lead, *(Column(each.title, each.numeric) for each in shown)], body)
 
 
 def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
@@ -84,7 +78,7 @@ def remarks(rows: Sequence[Row], format: str) -> List[str]:
     reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
     load = beside_load(rows)
     parts = [[*reasons, *([load] if load else [])]]
-    parts += [part(rows) for part in (_ratios, _other_clock, _stages, notes)]
+    parts += [part(rows) for part in (_ratios, _stages, notes)]
     return [listed(lines, format) for lines in parts if lines]
 
 
@@ -121,13 +115,6 @@ def _ratios(rows: Sequence[Row]) -> Lines:
 def drifts(rows: Sequence[Row]) -> Lines:
     """Return a line for each row whose ratio changes along the rounds."""
     return [verdict.drifting(*each) for each in standing.drifts(rows)]
-
-
-def _other_clock(rows: Sequence[Row]) -> Lines:
-    """Return the medians by the other clock of each scope, on CUDA."""
-    both = [(row.name, row.step.event, row.loss_alone.wall) for row in rows if row.step.event or row.loss_alone.wall]
-    words = [f"{name} {' / '.join(number(times.median if times else None) for times in each)}" for name, *each in both]
-    return [f"step by CUDA events / loss by wall time, ms: {', '.join(words)}"] if words else []
 
 
 def options_text(options: Mapping[str, Option]) -> str:
@@ -264,7 +251,7 @@ def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str])
     for metric in order:
         tried = [each for each in every if each in shown or each is metric]
         body = [[_marked(row, *pair) for pair in zip(tried, cells(row, tried))] for row in rows]
-        made = Table(of, "", columns(tried, of), body)
+        made = Table(of, "", [Column(each.title, each.numeric) for each in tried], body)
         if shown and max(map(len, aligned(made, LONGEST_NAME).splitlines())) > width:
             continue
         shown, lines = tried, aligned(made._replace(groups=titles), LONGEST_NAME, colors).splitlines()
