@@ -143,8 +143,8 @@ def any_outside(call: Call) -> torch.Tensor:
     """Return whether a length or a target is outside its tensor, as one number on the call's device: to be asked with
     one wait for a GPU instead of three."""
     T_lengths, U_lengths = (x.to(call.device) for x in (call.T_lengths, call.U_lengths))
-    lengths = (T_lengths < 1) | (T_lengths > call.T) | (U_lengths < 0) | (U_lengths >= call.U1)
-    return lengths.any() | _wrong_targets(call).any()
+    wrong = (T_lengths < 1) | (T_lengths > call.T) | (U_lengths < 0) | (U_lengths >= call.U1)
+    return wrong.any() | _wrong_targets(call).any()
 
 
 def check_values(call: Call) -> None:

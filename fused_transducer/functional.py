@@ -156,7 +156,6 @@ def transducer_loss(
                 f"utterance_weights must have the shape ({N},) and be on {device}; it has "
                 f"{tuple(utterance_weights.shape)} and is on {utterance_weights.device}"
             )
-    seed = _seed(dropout_seed, device) if dropout else None
     backend = backend_of(device, dtype, backend)
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
     gradient = gradient or return_posteriors
@@ -177,7 +176,15 @@ def transducer_loss(
             kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
-    losses, dropped, arcs, _ = losses_of(*given, seed, packed(**options), backend, gradient, cells, kept_cells)
+    losses, dropped, arcs, _ = losses_of(
+        *given,
+        _seed(dropout_seed, device) if dropout else None,
+        packed(**options),
+        backend,
+        gradient,
+        cells,
+        kept_cells,
+    )
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra = (dropped,) if return_dropped else ()
     if return_posteriors:
@@ -221,11 +228,9 @@ def align(
     backend = backend_of(encoder_out.device, given[0].dtype, backend)
     call = Call.of((*given, None), packed(**options))
     with torch.no_grad():
-        arcs = operators.log_probabilities(call, backend)
         lengths = [x.to(call.device) for x in given[5:]]
-        parts = call.lattice.parts
-        of_cells = plain.of_cells(arcs, call.T, call.U1, *lengths, PACKED[backend], float("-inf"), parts)
-        return plain.best(of_cells.double(), *lengths, call.lattice)
+        given = operators.log_probabilities(call, backend), call.T, call.U1, *lengths, PACKED[backend]
+        return plain.best(plain.of_cells(*given, -torch.inf, call.lattice.parts).double(), *lengths, call.lattice)
 
 
 def _inputs(

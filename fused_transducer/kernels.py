@@ -140,13 +140,15 @@ def _high_half(x):
 
 
 @triton.jit
-def _product(a, w, w_low, sums, PRECISION: tl.constexpr, OPERAND: tl.constexpr):
-    """sums plus a @ w.  PRECISION "halves": a @ (w + w_low) of float32 as three products of TF32, where w has at most
-    the bits of TF32."""
+def _product(a, weight, inside, low, sums, PRECISION: tl.constexpr, OPERAND: tl.constexpr):
+    """sums plus a @ w, of the weights w at `weight` that are inside.  PRECISION "halves": a @ (w + w_low) of float32 as
+    three products of TF32, where w has at most the bits of TF32, and w_low lies `low` numbers behind it."""
+    w = tl.load(weight, mask=inside, other=0.0)
+    a = a.to(w.dtype)
     if PRECISION == "halves":
         a_high = _high_half(a)
         sums = tl.dot(a - a_high, w, sums, input_precision="tf32")
-        sums = tl.dot(a_high, w_low, sums, input_precision="tf32")
+        sums = tl.dot(a_high, tl.load(weight + low, mask=inside, other=0.0), sums, input_precision="tf32")
         sums = tl.dot(a_high, w, sums, input_precision="tf32")
     else:
         sums = tl.dot(a.to(OPERAND), w.to(OPERAND), sums, input_precision=PRECISION)
@@ -243,11 +245,7 @@ def _logits(
         a = tl.load(activations + row[:, None] * HP + h[None, :], mask=valid[:, None] & (h < HP)[None, :], other=0.0)
         at = weight + v[None, :] * WV + h[:, None] * WH
         inside = (v < VP)[None, :] & (h < HP)[:, None]
-        w = tl.load(at, mask=inside, other=0.0)
-        w_low = w
-        if PRECISION == "halves":
-            w_low = tl.load(at + VP * HP, mask=inside, other=0.0)
-        sums = _product(a.to(w.dtype), w, w_low, sums, PRECISION, OPERAND)
+        sums = _product(a, at, inside, VP * HP, sums, PRECISION, OPERAND)
     if HAS_BIAS:
         sums += tl.load(bias + v, mask=v < V, other=0.0).to(tl.float32)[None, :]
     if V % BV != 0:
@@ -335,10 +333,9 @@ def log_probabilities(
         log_blank = _log_sigmoid(at_blank)
         log_label = tl.where(target == BLANK, log_blank, log_label + _log_sigmoid(-at_blank))
     penalty = delay_penalty * ((tl.load(T_lengths + n) - 1).to(tl.float32) / 2 - t.to(tl.float32))
-    label = tl.where(target < 0, -float("inf"), log_label + penalty)
     to = arcs + (n.to(tl.int64) * T + t) * U1 + u
     tl.store(to, log_blank, mask=valid)
-    tl.store(to + cells, label, mask=valid)
+    tl.store(to + cells, tl.where(target < 0, -float("inf"), log_label + penalty), mask=valid)
     tl.store(to + (2 + EXTRA) * cells, high, mask=valid)
     tl.store(to + (3 + EXTRA) * cells, normaliser, mask=valid)
     if EXTRA != 0:
@@ -556,8 +553,7 @@ def walk(
     if ahead == 1:
         is_end = u == states - 1
         scale = tl.sum(tl.where(is_end, exponent, 0), 0).to(tl.float64) * 0.6931471805599453
-        likelihood = tl.log(tl.sum(tl.where(is_end, mantissa, 0.0), 0)) + scale
-        tl.store(losses + tl.program_id(0), -likelihood)
+        tl.store(losses + tl.program_id(0), -tl.log(tl.sum(tl.where(is_end, mantissa, 0.0), 0)) - scale)
 
 
 @triton.jit
@@ -577,8 +573,7 @@ def _posterior(
     x *= tl.load(mantissas + ahead, mask=is_cell, other=1.0)
     of_x += tl.load(exponents + ahead, mask=is_cell, other=0)
     is_possible = x != 0  # else exponents say nothing
-    total = tl.load(mantissas + cells)
-    x = x / total * _two_to(of_x - tl.load(exponents + cells))
+    x = x / tl.load(mantissas + cells) * _two_to(of_x - tl.load(exponents + cells))
     return tl.where(exists & is_possible, x, 0.0)
 
 
@@ -763,11 +758,7 @@ def input_gradients(
         g = tl.load(gradients + row[:, None] * VP + v[None, :], mask=valid[:, None] & (v < VP)[None, :], other=0.0)
         at = weight + v[:, None] * WV + h[None, :] * WH
         inside = (v < VP)[:, None] & (h < HP)[None, :]
-        w = tl.load(at, mask=inside, other=0.0)
-        w_low = w
-        if PRECISION == "halves":
-            w_low = tl.load(at + VP * HP, mask=inside, other=0.0)
-        of_sums = _product(g, w, w_low, of_sums, PRECISION, OPERAND)
+        of_sums = _product(g, at, inside, VP * HP, of_sums, PRECISION, OPERAND)
     if KIND != 0:
         x = _sums(encoder, decoder, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
         of_sums = of_sums * _slope(x, KIND)

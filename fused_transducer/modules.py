@@ -19,6 +19,7 @@ OPTIONS = {
     for name, parameter in inspect.signature(transducer_loss).parameters.items()
     if "Tensor" not in parameter.annotation and name != "output"
 }
+OF_ALIGN = OPTIONS & set(inspect.signature(align).parameters)
 #: Those that have no range to be checked in.
 UNCHECKED = {"return_dropped", "return_posteriors", "zero_infinity"}
 
@@ -61,8 +62,8 @@ class TransducerLoss(nn.Module):
                 raise ValueError("output: give either the layer, or joiner_dim and vocab_size")
             outputs, joiner_dim = of_linear(output)[0].shape
             vocab_size = outputs - further
-        for name, size in (("joiner_dim", joiner_dim), ("vocab_size", vocab_size)):
-            check_number(name, size, Integral, 1)
+        check_number("joiner_dim", joiner_dim, Integral, 1)
+        check_number("vocab_size", vocab_size, Integral, 1)
         checked = {name: value for name, value in options.items() if name not in UNCHECKED}
         check_options(vocab_size + further, activation=activation, **checked)
         how = {"device": device, "dtype": dtype}
@@ -98,17 +99,6 @@ class TransducerLoss(nn.Module):
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor
     ) -> Tuple[Tensor, Tensor]:
         """Return (frames, log_probabilities) of the best paths, without dropout: see `align`."""
-        names = (
-            "blank",
-            "activation",
-            "delay_penalty",
-            "topology",
-            "durations",
-            "sigma",
-            "skip",
-            "tile_cells",
-            "backend",
-        )
         return align(
             self.encoder_proj(encoder_out),
             self.decoder_proj(decoder_out),
@@ -116,7 +106,7 @@ class TransducerLoss(nn.Module):
             T_lengths=T_lengths,
             U_lengths=U_lengths,
             output=self.output_linear,
-            **{name: value for name, value in self.options.items() if name in names},
+            **{name: value for name, value in self.options.items() if name in OF_ALIGN},
         )
 
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:

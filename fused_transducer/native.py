@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fused_transducer import compiling
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
-from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS, Lattice
+from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
 
 #: Activations and logits of a tile take about so many bytes for each two threads, up to so many cells: whole numbers of
 #: SUMMED of csrc/drivers.h, so that the gradients have the same bits with any number of threads.
@@ -57,6 +57,14 @@ class Problem(ctypes.Structure):
     ]
 
 
+#: Function of the library, after its prefix -> the type of what it returns.
+RESULTS = {
+    "isa": ctypes.c_char_p,
+    **dict.fromkeys(("forward_bytes", "backward_bytes"), ctypes.c_int64),
+    **dict.fromkeys(("forward", "backward")),
+}
+
+
 @cache
 def _first_load() -> Tuple[Optional[ctypes.CDLL], str]:
     try:
@@ -76,11 +84,8 @@ def loaded(path: Path) -> ctypes.CDLL:
     """Return a library with the types of what its functions return.  Raises OSError."""
     opened = ctypes.CDLL(str(path))
     try:
-        opened.fused_transducer_isa.restype = ctypes.c_char_p
-        for function in ("forward_bytes", "backward_bytes"):
-            getattr(opened, f"fused_transducer_{function}").restype = ctypes.c_int64
-        for function in ("forward", "backward"):
-            getattr(opened, f"fused_transducer_{function}").restype = None
+        for function, kind in RESULTS.items():
+            getattr(opened, f"fused_transducer_{function}").restype = kind
     except AttributeError as error:
         raise OSError(f"{path} is another library ({error}): delete it") from error
     return opened
@@ -104,20 +109,7 @@ def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
 
 def rows(call: Call) -> int:
     """Do as the function of `plain` does."""
-    normalisers = 0 if call.V <= MANY else 4 if call.topology == "tdt" else 2
-    return 2 + len(call.durations) + normalisers
-
-
-def _arcs(lattice: Lattice) -> ctypes.Array[LatticeArc]:
-    """Return the arcs as the C++ code takes them; none for those that it knows."""
-    if lattice.topology in REGULAR_ARCS:
-        return (LatticeArc * 0)()
-    return (LatticeArc * len(lattice.arcs))(
-        *(
-            LatticeArc(arc.dt, arc.du, (ctypes.c_int64 * 2)(*(*arc.parts, -1, -1)[:2]), arc.then_blank, arc.weight)
-            for arc in lattice.arcs
-        )
-    )
+    return 2 + len(call.durations) + (0 if call.V <= MANY else 4 if call.topology == "tdt" else 2)
 
 
 class _Arguments:
@@ -125,12 +117,18 @@ class _Arguments:
 
     def __init__(self, call: Call, arcs: Tensor, kept: Tensor):
         dtype = accumulated(call.encoder_out.dtype)
-        encoder, decoder = (self._rows(x.to(dtype)) for x in (call.encoder_out, call.decoder_out))
+        encoder, decoder = (x.to(dtype) for x in (call.encoder_out, call.decoder_out))
+        encoder, decoder = (x if x.stride(2) == 1 else x.contiguous() for x in (encoder, decoder))
         T_lengths, U_lengths = (x.long().contiguous() for x in (call.T_lengths, call.U_lengths))
         first_cells = torch.zeros(call.N + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(T_lengths * (U_lengths + 1), 0, out=first_cells[1:])
         cells = int(first_cells[-1])
-        lattice, self.lattice_arcs = call.lattice, _arcs(call.lattice)
+        lattice = call.lattice
+        arcs_of = [] if lattice.topology in REGULAR_ARCS else lattice.arcs  # the C++ code knows those
+        parts = ctypes.c_int64 * 2
+        self.lattice_arcs = (LatticeArc * len(arcs_of))(
+            *(LatticeArc(x.dt, x.du, parts(*(*x.parts, -1, -1)[:2]), x.then_blank, x.weight) for x in arcs_of)
+        )
         self.problem = Problem(
             N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
@@ -159,10 +157,6 @@ class _Arguments:
             arcs=arcs,
             kept=kept,
         )
-
-    @staticmethod
-    def _rows(tensor: Tensor) -> Tensor:
-        return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
     def point(self, **tensors: Optional[Tensor]) -> None:
         for name, tensor in tensors.items():

@@ -138,8 +138,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     walk = Walk(lattice, logs, joiner.T_lengths, joiner.U_lengths)
     del logs
     alphas = walk.alphas()
-    likelihood = walk.ends(alphas)
-    losses.copy_(-likelihood)
+    losses.copy_(-walk.ends(alphas))
     dropped.zero_()
     if not gradient:
         return
@@ -227,8 +226,7 @@ class Walk:
 
     def _with_margins(self, value: float) -> Tensor:
         """Return room for the cells, those of the ends too, and on both sides for what the longest arc reaches."""
-        shape = self.diagonals + 1 + 2 * self.margin, *self.weights.shape[2:]
-        return self.weights.new_full(shape, value)
+        return self.weights.new_full((self.diagonals + 1 + 2 * self.margin, *self.weights.shape[2:]), value)
 
     def _arriving(self, scores: Tensor, d: int) -> Tensor:
         """Return the scores (arcs, N, U+1) with which each arc arrives at the cells of diagonal d."""
@@ -403,8 +401,7 @@ def _skewed(cells: Tensor) -> Tensor:
     N, T, U1 = cells.shape
     d, u = (torch.arange(size, device=cells.device) for size in (T + U1 - 1, U1))
     t = d[:, None] - u
-    diagonals = cells[:, t.clamp(0, T - 1), u].transpose(0, 1)
-    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), diagonals, -torch.inf)
+    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), cells[:, t.clamp(0, T - 1), u].transpose(0, 1), -torch.inf)
 
 
 def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Tuple[Tensor, Tensor]:
@@ -424,7 +421,6 @@ def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattic
         arc = chosen[d, n, u]
         leaves = (d > 0) & (total != -torch.inf)
         dt_here, du_here = (torch.where(leaves, x[arc], 0) for x in (dt, du))
-        frame = d - u - dt_here
-        frames[n, u] = torch.where(du_here == 1, frame, frames[n, u])
+        frames[n, u] = torch.where(du_here == 1, d - u - dt_here, frames[n, u])
         d, u = d - dt_here - du_here, u - du_here
     return frames[:, 1:], total

@@ -1,7 +1,7 @@
 """Compiles csrc/ on the way, where there is a compiler; without one the package is installed all the same."""
 
-import importlib.util
 import platform
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -9,10 +9,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-HERE = Path(__file__).parent
-spec = importlib.util.spec_from_file_location("compiling", HERE / "compiling.py")
-compiling = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(compiling)
+sys.path.insert(0, str(Path(__file__).parent))
+import compiling  # noqa: E402
 
 
 class BuildLibrary(build_ext):

@@ -5,15 +5,11 @@ Also sizes that do not fit, and values that change between forward and backward.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 
 import numpy
 import pytest
 import torch
-from commands import ROOT
 from fused_helpers import (
     ACTIVATIONS,
     NAMES,
@@ -29,7 +25,7 @@ from fused_helpers import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fused_transducer import TDTLoss, TransducerLoss, align, plain, transducer_loss
+from fused_transducer import TDTLoss, TransducerLoss, align, call, native, plain, transducer_loss
 from fused_transducer.call import Call, packed
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -517,20 +513,12 @@ def test_a_module_checks_its_options_when_it_is_made(options, kind, word):
 
 # -- without a compiler --------------------------------------------------------------------------------------------
 
-PLAIN = """
-import torch
-from fused_helpers import errors, problem
-from fused_transducer import backend_of
-print(*(backend_of("cpu", torch.float32) for _ in range(2)))
-print(max(errors(problem([(9, 4), (6, 5), (8, 1)], negligible=0.0)).values()) < 1e-12)
-"""
 
-
-def test_without_a_compiler_the_plain_code_runs_and_says_so_once(tmp_path):
-    """The test starts a new process, which has looked for no compiler yet."""
-    variables = {"FUSED_TRANSDUCER_BACKEND": "", "FUSED_TRANSDUCER_CACHE": str(tmp_path), "CXX": "no-such-compiler"}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command, environment = [sys.executable, "-c", PLAIN], {**os.environ, **variables}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["torch", "torch", "True"], done.stderr
-    assert done.stderr.count("UserWarning") == 1 and "no-such-compiler" in done.stderr
+def test_without_a_compiler_the_plain_code_runs_and_says_so_once(monkeypatch):
+    monkeypatch.delenv("FUSED_TRANSDUCER_BACKEND", raising=False)
+    monkeypatch.setattr(native, "_library", lambda: (None, "no such compiler"))
+    call._warn_of_torch.cache_clear()
+    with pytest.warns(UserWarning) as given:
+        assert [call.backend_of("cpu", torch.float32) for _ in range(2)] == ["torch", "torch"]
+        assert max(errors(problem(RAGGED, **EXACT)).values()) < 1e-12
+    assert ["no such compiler" in str(warning.message) for warning in given] == [True]
