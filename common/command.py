@@ -16,7 +16,8 @@ class Command(NamedTuple):
     """A command of rnnt-bench.
 
     summary: its line of the help; script: the top-level file that it runs, or a module: one named `command` has a
-    `parser` and a `main` of what that parsed, others a `main` of the words; before: flags put before the user's.
+    `parser` and a `main` of what that parsed, others a `main`, or the function behind a colon, of the words; before:
+    flags put before the user's.
     """
 
     summary: str
@@ -35,7 +36,7 @@ COMMANDS: Dict[str, Command] = {
     "check": Command("Check the losses in corner cases: which is right in which.", "common.conformance.command"),
     "compare": Command("Compare two measurements.", "common.cli.compare"),
     "summarize": Command("Print the table of log folders.", "summarize.py"),
-    "report": Command("Write one HTML page from log folders.", "common.cli.report"),
+    "report": Command("Write one HTML page from log folders.", "common.cli.compare:report"),
     "submit": Command("Make a folder of results/ from a log folder, or check one.", "common.tools.submit"),
     "shapes": Command("Make a shape file from a corpus.", "generate_shape_info.py"),
     "flops": Command("Count the operations of a model.", "common.tools.flops.command"),
@@ -113,11 +114,12 @@ def main(argv: Sequence[str]) -> int:
     if not command.script.endswith(".py"):
         register()
         sys.argv = [str(ROOT / PROGRAM), name, *others]
-        module = import_module(command.script)
-        if command.script.endswith(".command"):
+        module_name, _, function = command.script.partition(":")
+        module = import_module(module_name)
+        if module_name.endswith(".command"):
             parsed = module.parser().parse_args(arguments)
             return errors.guarded(f"{PROGRAM} {name}", lambda: module.main(parsed))
-        return int(module.main(arguments))
+        return int(getattr(module, function or "main")(arguments))
     sys.argv = [os.path.join(ROOT, command.script), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")  # ends in SystemExit, as the script does
     return EXIT_OK

@@ -127,7 +127,7 @@ def test_output_file_and_a_terminal_without_unicode(tmp_path):
 
 def test_help_teaches_and_nothing_imports_torch():
     assert "profiled step us" in summarize("--help")
-    code = "import sys, summarize, common.cli.report; assert not {'torch', 'numpy', 'jinja2'} & set(sys.modules)"
+    code = "import sys, summarize, common.cli.compare; assert not {'torch', 'numpy', 'jinja2'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=COMMAND.parent)
 
 

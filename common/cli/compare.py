@@ -1,4 +1,4 @@
-"""`rnnt-bench compare`: say what changed between two measurements, see docs/comparing.md."""
+"""`rnnt-bench compare`: say what changed between two measurements, see docs/comparing.md; `rnnt-bench report`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Sequence
 from common.analysis import comparison, logs
 from common.analysis.comparison import Sides
 from common.analysis.row import SCOPES
-from common.cli.parser import Parser
+from common.cli.parser import Parser, add_logs
 from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
 from common.core.files import cannot_write
@@ -149,3 +149,32 @@ def _compared(options: argparse.Namespace) -> int:
     for failure in failures:
         print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
     return EXIT_FAILED if failures else EXIT_OK
+
+
+# The report.
+
+OF_REPORT = """Write one HTML page that opens offline: verdicts, table, plots of time and memory, samples over time,
+and the runs of other commands in the log folders (check, flops, profile, inference, pipelines).  Every number links to
+its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this page into
+its log folder too."""
+CODES_OF_REPORT = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Write the page of log folders; return the exit code."""
+    result, default = Parser(prog="rnnt-bench report", description=OF_REPORT, epilog=CODES_OF_REPORT), Path("log")
+    add_logs(result)
+    words = "Page to write. Default: log/report.html"
+    result.add_argument("--output", metavar="FILE", type=flag_types.path, default=default / "report.html", help=words)
+    options = result.parse_args(arguments)
+
+    def written() -> int:
+        if interpreters.lacks("msgspec", "jinja2"):
+            interpreters.continue_in("main")  # returns where there is no such environment
+        from common.show import page
+
+        log = logs.read_any(options.log)
+        print(page.write(log, options.output, options.log or [default]))
+        return EXIT_OK if log.readable else EXIT_FAILED
+
+    return guarded(result.prog, written)
