@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 from dataclasses import fields, make_dataclass
 from typing import Optional
 
@@ -15,9 +14,8 @@ from canned import parsed
 from commands import ROOT, assert_user_error, run
 from fixtures_runs import write_run
 
-from common import command
-from common.cli.parser import Made, Parser, add_flags, given_settings, with_limits
-from common.core import errors, flag_types, grid, settings
+from common.cli.parser import Parser, add_flags, given_settings, with_limits
+from common.core import flag_types, grid, settings
 from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
 from common.core.settings import declared, setting
@@ -146,23 +144,6 @@ def test_help_is_short_and_names_flags_that_are_there(script):
     assert len(named) >= 15 and not {flag for flag in named if not re.search(rf"{flag}\b", every)}
     examples = [line.split("     ")[0].split()[1:] for line in lines if line.startswith(f"  {script} ")]
     assert len(examples) == 5 and all(parsed(*words) for words in examples)
-
-
-@pytest.mark.parametrize("name", command.COMMANDS)
-def test_help_is_written_in_sentences(name, monkeypatch):
-    """A capital first; a full stop, or the default, at the end."""
-    monkeypatch.setattr(sys, "argv", sys.argv)  # the command puts others in their place
-    monkeypatch.setattr(errors, "program_called", errors.program_called)
-    monkeypatch.setattr(errors, "names_of_scripts", {**errors.names_of_scripts})
-    monkeypatch.setattr(Parser, "hands_over", True)
-    with pytest.raises(Made) as made:
-        command.main([name])
-    for action in made.value.parser._actions:
-        text = (action.help or "") % {**vars(action), "prog": made.value.parser.prog}
-        where = f"{name} {action.option_strings or action.dest}: {text}"
-        assert re.match("[A-Z]", text) and re.search(r"[.]$|Default: \S", text), where
-        short = getattr(action, "short", "")
-        assert not short or re.fullmatch("[A-Z].*[.]", short), where
 
 
 def test_the_list_says_what_each_row_lacks():

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from commands import ROOT, has_words, wait_for
 from faults import Broken, check, files
-from faults import processes as faulty
 from faults.__main__ import KINDS, broken_by
 from fixtures_runs import write_run
 
@@ -307,11 +306,3 @@ def test_nothing_breaks(kind, thorough):
 def test_a_broken_promise_is_found(code, out, err):
     with pytest.raises(Broken):
         check(subprocess.CompletedProcess([], code, out, err))
-
-
-def test_a_process_that_is_left_is_found(tmp_path):
-    place = faulty.Place(tmp_path)
-    with subprocess.Popen(["sleep", "60"], env=dict([place.mark.split("=")])) as sleeper:
-        with pytest.raises(Broken, match="sleep"):
-            place.nothing_is_left(seconds=0.1)
-        sleeper.kill()

@@ -123,10 +123,6 @@ def test_the_schema_tells_every_kind_and_every_field():
     assert {"run", "environment", "sample", "status", "Batch"} <= set(rows) and len(rows) > 20
     assert all(each.text and each.fields for each in rows.values())
     assert not [f"{each.name}.{field.name}" for each in rows.values() for field in each.fields if not field.text]
-    sample = {field.name: field for field in rows["sample"].fields}
-    assert (sample["total_wall_ns"].unit, sample["total_wall_ns"].required) == ("ns", True)
-    assert sample["stages"].type.startswith("{name: number}") and "wall" in sample["stages"].text
-    assert [field.name for field in rows["status"].fields if field.name == "pass"]
     named = {word for each in rows.values() for field in each.fields for word in re.findall(r"\b[A-Z]\w+", field.type)}
     assert named <= set(rows)
 

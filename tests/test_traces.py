@@ -217,12 +217,3 @@ def test_no_file_and_no_steps_are_errors_of_their_window(tmp_path):
         with pytest.raises(TraceError, match="cannot be read"):
             read(path)
     assert "no ProfilerStep" in numbers_of(tmp_path, [allocation(1, 2)]).error
-
-
-def test_fields_of_odd_types_are_passed_over(tmp_path):
-    step = span("ProfilerStep#1", 5, 5)
-    odd = [None, 5, [], {"ph": "X", "cat": ["user_annotation"], "name": {}}, {"name": "[memory]", "args": 7}]
-    odd += [{**step, "dur": value} for value in ("5", 10**400, float("nan"), True)]
-    odd += [{"name": "[memory]", "args": {"Total Allocated": "9"}}, {**step, "ts": None}, {**step, "name": "Profiler"}]
-    trace = read(write(tmp_path / "t.json", json.dumps({"traceEvents": odd + steps([100])})))
-    assert durations(trace) == [(1, 100.0)] and not trace.memory

