@@ -92,7 +92,7 @@ def losses(
     gradient: bool,
     cells: int,
     kept_cells: int,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # torch 2.6 knows no Tuple here
     """Return (losses (N,), dropped (N,), arcs, kept).
 
     dropped: the shares of the posterior that backward drops, float64 like the losses.  For backward (with `gradient`):
@@ -149,7 +149,7 @@ def gradients(
     options: List[float],
     backend: str,
     wanted: List[bool],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
     call = Call.of((encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, seed), options)
     _check(call, backend)
