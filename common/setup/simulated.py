@@ -14,7 +14,7 @@ from typing import List
 #: What common.setup.extensions builds for, beside "cpu" and "cuda".
 DEVICE = "simulated"
 HEADER = Path(__file__).parent / "headers" / "simulated_cuda.h"
-_LAUNCH = re.compile(r"(\w+(?:<[^<>;()]*>)?)\s*<<<(.*?)>>>\s*\(", re.DOTALL)
+_LAUNCH = re.compile(r"(\w+(?:<[^<>;()]*>)?)\s*<<<(.*?)>>>\s*\((\s*\))?", re.DOTALL)
 _INCLUDE = re.compile(r'^#include [<"](?:cuda|device_|cooperative_groups|c10/cuda/|ATen/cuda/).*$', re.MULTILINE)
 #: Words that swap their meaning, since tensors are on the CPU, and two that need a compiler for CUDA or a GPU.
 _WORDS = {
@@ -33,7 +33,12 @@ def flags() -> List[str]:
 def rewritten(source: str) -> str:
     """Return the text of a CUDA or C++ source as C++ for simulated_cuda.h."""
     source = _WORD.sub(lambda match: _WORDS[match[0]], _INCLUDE.sub("", source))
-    return _LAUNCH.sub(r"simulated::Launch(\2).of([](auto... values) { \1(values...); }, ", source)
+    return _LAUNCH.sub(_call, source)
+
+
+def _call(launch: re.Match[str]) -> str:
+    kernel, sizes, no_arguments = launch.groups()
+    return f"simulated::Launch({sizes}).of([](auto... values) {{ {kernel}(values...); }}{no_arguments or ', '}"
 
 
 def rewrite(folder: Path) -> None:

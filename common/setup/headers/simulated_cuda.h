@@ -7,8 +7,10 @@
 // (common/setup/simulated.py).
 #pragma once
 
-#include <setjmp.h>
+#ifdef TORCH_EXTENSION_NAME
 #include <torch/extension.h>
+#endif
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -206,6 +208,7 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char *cudaGetErrorString(cudaError_t) { return ""; }
 inline cudaError_t cudaGetDevice(int *device) { return *device = 0; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+#ifdef TORCH_EXTENSION_NAME
 namespace c10::cuda {
 inline cudaStream_t getCurrentCUDAStream(int = 0) { return nullptr; }
 struct CUDACachingAllocator {
@@ -218,3 +221,4 @@ struct OptionalCUDAGuard {
   explicit OptionalCUDAGuard(Device) {}
 };
 }  // namespace at::cuda
+#endif
