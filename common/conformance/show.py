@@ -157,17 +157,21 @@ def meaning(case: Case, result: str) -> str:
     return {DIFFERS: case.wrong, CRASHES: fatal, TIMEOUT: fatal, REFUSES: case.refusal}.get(result, "")
 
 
-def findings(matrix: Matrix, quoting: bool = True) -> Dict[str, List[str]]:
-    """Return lines by the kind of finding, those of wrong answers first: the case, what it means, for whom, and, where
-    `quoting`, what the first of them answered."""
+def findings(matrix: Matrix, brief: bool = False) -> Dict[str, List[str]]:
+    """Return lines by the kind of finding, those of wrong answers first: the case, what it means, for whom, and what
+    the first of them answered.  brief: what it means and for whom."""
     lines: Dict[str, List[str]] = {}
     for result, heading in FINDINGS.items():
         for case in matrix.cases:
             hits = [(outcome_of(row, case), row.name) for row in matrix.rows]
             who = [(name, outcome.message) for outcome, name in hits if outcome.result == result]
-            if who and meaning(case, result):
-                example = f" ({text.short(who[0][1], LONGEST)})" if quoting and who[0][1] and result != REFUSES else ""
-                line = f"{case.title}: {meaning(case, result)}: {_packages(name for name, _ in who)}{example}"
+            words = meaning(case, result)
+            if who and words:
+                title = "" if brief and words != Case.wrong else f"{case.title}: "
+                example = (
+                    f" ({text.short(who[0][1], LONGEST)})" if who[0][1] and result != REFUSES and not brief else ""
+                )
+                line = f"{title}{words}: {_packages(name for name, _ in who)}{example}"
                 lines.setdefault(heading, []).append(line)
     return lines
 
@@ -249,14 +253,14 @@ def page(matrix: Matrix) -> str:
         "# Conformance of the transducer losses",
         f"{text.escaped(matrix.heading)}. `./rnnt-bench check --output docs` makes this page in about 10 minutes, "
         "`--list` says what each case asks, `--only NAME` judges one loss, your own too; [corners.md](corners.md) says "
-        "more. Loss and gradient are compared with the float64 oracle, on the lattice that the loss documents. "
+        "more. Loss and gradient are compared with the float64 oracle of the lattice. "
         "Programs of 12 lines show defects to maintainers: see [family.md](family.md).",
         "## Matrix",
         *(block(table, "markdown") for table in tables(matrix)),
         listed(remarks(matrix), "markdown"),
         "## Findings",
     ]
-    for heading, of_kind in findings(matrix, quoting=False).items():
+    for heading, of_kind in findings(matrix, brief=True).items():
         lines += [f"### {heading}", listed(of_kind, "markdown")]
     reasons = text.gathered((row.reason.replace(row.name, "it", 1), row.name) for row in matrix.rows if not row.cells)
     absent = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
