@@ -1,4 +1,4 @@
-# warp_rnnt 0.7.0, rnnt_loss (CUDA; seen in a build for the CPU): where no path is possible, its loss is nan instead of infinite.
+# warp_rnnt 0.7.0, rnnt_loss (CUDA; seen in a build for the CPU): nan where no path is possible, not infinity.
 import torch
 from warp_rnnt import rnnt_loss
 
