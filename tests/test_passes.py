@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -59,6 +60,24 @@ def test_of_many_batches_a_third_give_the_loss_alone_another_third_in_each_round
 def test_the_loss_alone_on_all_batches_where_no_step_is_timed(measured):
     batches, samples = measured(3, scopes=("loss",))
     assert of_scope(samples, "loss") == set(batches)
+
+
+def test_forward_alone_makes_no_gradient_and_its_loss_is_judged(tiny_shapes):
+    job = {"script": "losses.benchmark_reference", "variant": "", "pass": "timing", "round": 1}
+    flags = {
+        "preset": "quick",
+        "shape_file": str(tiny_shapes),
+        "mode": "forward",
+        "max_samples": 4,
+        "max_seconds": 0.05,
+    }
+    ready = subject.prepare(job, settings.resolve(flags, "cpu"))
+    for scope in settings.SCOPES:
+        taken = ready.step(scope, ready.batches[0])
+        assert math.isfinite(taken.run()) and set(taken.gradients().values()) == {None}
+    ends = [line for line in timing.run(ready) if isinstance(line, timing.Stop)]
+    assert len(ends) == 2 and all(end.loss_error < 1e-4 for end in ends)
+    assert not subject.prepare({**job, "pass": "correctness"}, settings.resolve(flags, "cpu")).forward_only
 
 
 # Traces.

@@ -137,6 +137,7 @@ OTHERS = {
     "frames": 100,
     "tokens": 0,
     "logits": "trained",
+    "mode": "forward",
 }
 
 DEFAULTS = {key: settings.SETTINGS[key].default for key in OTHERS}
@@ -155,6 +156,7 @@ def test_every_workload_setting_has_words_and_decides_what_is_compared():
             "T 100",
             "U 0",
             "trained logits",
+            "forward only",
         )
     ]
 

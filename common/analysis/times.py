@@ -164,7 +164,7 @@ def limit_percent(
     records hold too little.  at_size: of the correctness pass, which counted the needed cells."""
     moved, every = bandwidth(limits), [each for line in limits for each in line.products]
     products = max((2e9 * each.n**3 / min(each.ns) for each in every), default=None)
-    known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and not settings.get("amp")
+    known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and settings.get("mode") != "forward"
     if not (moved and known and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
     share, percent = at_size.needed_cells / at_size.useful_cells, {}

@@ -434,6 +434,16 @@ class Settings:
         label="dtype",
         heading="{}",
     )
+    mode: str = setting(
+        "training",
+        MEASURED,
+        "What is timed and takes memory. training: forward and backward; forward: the loss without gradients, as "
+        "validation computes it",
+        choices=("training", "forward"),
+        label="mode",
+        heading="{} only",
+        heading_of_default=False,
+    )
     device: str = setting(
         "auto",
         MEASURED,

@@ -38,6 +38,7 @@ class LossStep:
     prepared: Any  # what the adapter's `prepare` returned
     leaves: Dict[str, torch.Tensor]  # tensors that get a gradient; in scope "loss" only "given", the input of the loss
     overwrites: bool = False  # whether the loss may overwrite "given"
+    forward_only: bool = False  # whether `run` makes no gradient
     upstream: Optional[torch.Tensor] = None  # factors (1,) of the sum, or (N,) of the losses that `forward` returns
     computed: Dict[str, Optional[torch.Tensor]] = field(default_factory=dict)  # the gradient of "given", after `run`
     answer: Optional[torch.Tensor] = None  # the detached loss, after `run`
@@ -65,7 +66,8 @@ class LossStep:
 
         Raises TypeError or ValueError if the loss is no tensor of one element.
         """
-        loss = self.forward()
+        with torch.set_grad_enabled(not self.forward_only):
+            loss = self.forward()
         after_forward()
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"the loss is {loss!r:.50}, not a tensor: return the sum over the batch")
@@ -73,12 +75,14 @@ class LossStep:
             loss = weighted(loss, self.upstream)
         if loss.numel() != 1:  # some packages sum to (1,)
             raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
+        self.answer = loss.detach()
+        if self.forward_only:
+            return self.answer
         with stage("backward"):
             if "given" in self.leaves:
                 (self.computed["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
             else:
                 loss.backward()
-        self.answer = loss.detach()
         return self.answer
 
 

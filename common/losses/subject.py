@@ -28,6 +28,7 @@ class Context:
     all_batches: Any  # all batches of the shape file
     batches: List[int]  # the measured ones, as indices into all_batches
     round: Optional[int] = 1
+    forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
     folder: Optional[Path] = None  # where traces go
     limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
     shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see fingerprint.remembered
@@ -62,7 +63,9 @@ class Context:
         """Return a common.losses.step.LossStep on fresh inputs."""
         from common.losses import step
 
-        return step.prepare(self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope)
+        result = step.prepare(self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope)
+        result.forward_only = self.forward_only
+        return result
 
     @property
     def loops_in_python(self) -> bool:
@@ -101,6 +104,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
         all_batches=batches,
         batches=selected,
         round=job.get("round"),
+        forward_only=settings.mode == "forward" and not checks,
         state=state,
         folder=Path(job["folder"]) if job.get("folder") else None,
         limit_bytes=job.get("limit_bytes"),
