@@ -15,7 +15,7 @@ from commands import ROOT, assert_user_error, run
 from fixtures_runs import write_run
 
 from common.cli.parser import Parser, add_flags, given_settings, with_limits
-from common.core import flag_types, grid, settings
+from common.core import flag_types, settings
 from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
 from common.core.settings import declared, setting
@@ -196,7 +196,7 @@ def test_one_field_makes_a_setting(with_grain):
     assert "grains of each batch. Default: 3 (1 with quick; 2 with chars)" in " ".join(parser.format_help().split())
     presets_of = [{}, {"preset": "quick"}, {"preset": "quick,chars"}, {"preset": "quick", "grain": 9}]
     assert [settings.resolve(given, "cpu").grain for given in presets_of] == [3, 1, 2, 9]
-    assert grid.axis("grain=1,2") == ("grain", (1, 2))
+    assert settings.axis("grain=1,2") == ("grain", (1, 2))
     known = settings.in_rows({"grain": 5}, "cpu", "exact")
     assert known["grain"] == 5 and "5 grains" in settings.heading(known)
     assert "3 grains" not in settings.heading({"grain": 3}) and settings.described({"grain": 5}, (settings.BATCHES,))

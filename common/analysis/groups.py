@@ -23,7 +23,7 @@ from typing import (
 from common.analysis import standing
 from common.analysis.row import Row
 from common.core import implementations, settings, text
-from common.core.grid import flag
+from common.core.settings import flag
 from common.records.schema import Batch
 
 LONGEST_LABEL = 40  # characters

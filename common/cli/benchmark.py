@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 from common.analysis import logs, metrics
 from common.analysis.logs import Log
 from common.cli import cluster, parser
-from common.core import flag_types, grid, implementations, settings
+from common.core import flag_types, implementations, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, as_called, drop_stdout
 from common.core.files import ROOT, write_whole
 from common.core.implementations import LATTICES, find
@@ -73,12 +73,12 @@ def benchmark(
             python_of.update(interpreters.controls(python_of, device))
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
-    cells, settings_of = grid.cells(arguments.sweep), _settings(arguments.sweep, given, device)
+    cells, settings_of = settings.cells(arguments.sweep), _settings(arguments.sweep, given, device)
     folders: List[Path] = []
     with measuring() as ended:
         for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
             if cell and not arguments.quiet:
-                print(f"cell {number} of {len(cells)}: {grid.words(cell)}", file=sys.stderr)
+                print(f"cell {number} of {len(cells)}: {settings.words(cell)}", file=sys.stderr)
             _measure(python_of, resolved, cell, arguments, given, executor, folders)
     return _finish(ended, folders, arguments, names_of_script)
 
@@ -115,19 +115,19 @@ def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Op
     return kept
 
 
-def _settings(axes: Sequence[grid.Axis], given: Dict[str, Any], device: str) -> List[Settings]:
+def _settings(axes: Sequence[settings.Axis], given: Dict[str, Any], device: str) -> List[Settings]:
     """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError for flags that have
     no effect."""
-    grid.check(axes, given)
+    settings.check_axes(axes, given)
     if axes:
-        given["passes"] = given["passes"] or grid.PASSES
-    return [settings.resolve({**given, **cell}, device) for cell in grid.cells(axes)]
+        given["passes"] = given["passes"] or settings.PASSES[:3]
+    return [settings.resolve({**given, **cell}, device) for cell in settings.cells(axes)]
 
 
 def _measure(
     python_of: Mapping[str, Choice],
     resolved: Settings,
-    cell: grid.Values,
+    cell: Dict[str, Any],
     arguments: argparse.Namespace,
     given: Mapping[str, Any],
     executor: Executor,

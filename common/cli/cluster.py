@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
-from common.core import grid
+from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
 from common.core.files import ROOT
 from common.core.settings import worded
@@ -48,11 +48,11 @@ def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Pa
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
-    cells, lost = grid.cells(arguments.sweep), 0
-    axes = [[f"--sweep={grid.flag(key)}={worded(value)}" for key, value in cell.items()] for cell in cells]
+    cells, lost = settings.cells(arguments.sweep), 0
+    axes = [[f"--sweep={settings.flag(key)}={worded(value)}" for key, value in cell.items()] for cell in cells]
     commands = [[*shared(words), *of_cell] for of_cell in axes]
     for answer in _answers({"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address):
-        where = grid.words(cells[answer["cell"]]) or "the run"
+        where = settings.words(cells[answer["cell"]]) or "the run"
         if answer["folder"]:
             yield from unpacked(base64.b64decode(answer["folder"]), arguments.log_dir)
         if answer["code"] not in (EXIT_OK, EXIT_FAILED):

@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from common.core import errors, files, flag_types, grid, settings
+from common.core import errors, files, flag_types, settings
 from common.core.errors import EXIT_USAGE, UserError, finished, safe_streams
 from common.core.files import make_folder, write_whole
 from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
@@ -190,7 +190,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--sweep",
         action="append",
         default=[],
-        type=grid.axis,
+        type=settings.axis,
         metavar="KEY=A,B,...",
         short="Measure at each of these values: vocab-size=500,4096.",
         help="Measure at each of these values; if given several times, at all combinations, each in a run of its own, "

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from common.analysis import groups, metrics, standing, verdict
 from common.analysis.row import Row
-from common.core import grid, settings, statistics
+from common.core import settings, statistics
 from common.core.text import gathered, number
 from common.present import style
 from common.present.parts import Cell, Failure, Figure, Link, Plotly, Section, measured, tabulated
@@ -212,10 +212,10 @@ QUANTITIES: Sequence[Tuple[str, str, str, str, Callable[[Row], Optional[statisti
 
 def of_sweep(sweep: groups.Sweep, number: int) -> Section:
     """Return the section of a sweep.  number: its number among such sections."""
-    failed = [(row, f"{row.label} at {grid.words(row.header.values)}") for row in sweep.rows if row.reason]
+    failed = [(row, f"{row.label} at {settings.words(row.header.values)}") for row in sweep.rows if row.reason]
     return Section(
         f"sweep-{number}",
-        f"Sweep over {' and '.join(map(grid.flag, sweep.grid))}",
+        f"Sweep over {' and '.join(map(settings.flag, sweep.grid))}",
         sweep.heading,
         figures=swept(sweep),
         failures=[Failure(row.status, at, [Link(row.status, row.folder), f": {row.reason}"]) for row, at in failed],
@@ -231,13 +231,13 @@ def swept(sweep: groups.Sweep) -> List[Figure]:
         failed = [row for row in rows if row.status != "ok"]
         gone = gathered(((row.name, row.status), settings.worded(row.header.values[key])) for row in failed)
         listed = [f"{name} at {', '.join(values)} ({status})" for (name, status), values in gone.items()]
-        below = [f"At {grid.words(first)}."] if first else []
+        below = [f"At {settings.words(first)}."] if first else []
         below += [f"Not drawn: {'; '.join(listed)}."] if listed else []
         for name, title, unit, caption, of in QUANTITIES:
             summaries = [(row, of(row)) for row in rows if row.status == "ok"]
             every = [Point(row.header.values[key], summary, row) for row, summary in summaries if summary]
             if every:
-                place, flag = f"sweep-{grid.flag(key)}-{name}", grid.flag(key)
+                place, flag = f"sweep-{settings.flag(key)}-{name}", settings.flag(key)
                 drawn.append(_over(place, f"{title} over {flag}", flag, sweep.grid[key], unit, every))
                 drawn[-1] = replace(drawn[-1], caption=" ".join([caption, *below]))
     return drawn

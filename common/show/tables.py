@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from common.analysis import logs, metrics, standing, verdict
 from common.analysis.groups import Group, is_numeric, kind_title
 from common.analysis.row import SCOPES, Row
-from common.core import grid, settings
+from common.core import settings
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import count, error, gathered, number, plain, short
 from common.present.parts import Cell, Column, Table
@@ -50,7 +50,7 @@ def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Ta
     """Return the table `of` metrics.COLUMNS, with the swept settings in front."""
     shown = metrics.columns(of, rows)
     keys = rows[0].header.values if rows else ()
-    lead = [Column(grid.flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
+    lead = [Column(settings.flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
     swept = [[Cell(settings.worded(value), value) for value in row.header.values.values()] for row in rows]
     body = [[*first, *cells(row, shown)] for first, row in zip(swept, rows)]
     return Table(name, title, [*lead, *(Column(each.title, each.numeric) for each in shown)], body)
@@ -211,7 +211,7 @@ def screen(
         for values, rows in sweep.cells():
             pick = verdict.fastest(rows)
             if pick:
-                answers[grid.words(values)] = verdict.answer(pick, verdict.time_of(pick.scope))
+                answers[settings.words(values)] = verdict.answer(pick, verdict.time_of(pick.scope))
         first = "The fastest exact loss" if answers else ""
         parts.append(_blocks("answer sweep", sweep.heading, sweep.rows, width, colors, first, answers))
     return "\n".join(spaced(blocks) for blocks in parts if blocks)
@@ -245,7 +245,7 @@ def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str])
     known = metrics.columns(of, rows) if rows else []
     every = [metric for metric in known if {metric.shown(row) for row in rows} - EMPTY.get(metric.key, {"-", ""})]
     order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
-    titles = [", ".join(filter(None, [grid.words(row.header.values), kind_title(row)])) for row in rows]
+    titles = [", ".join(filter(None, [settings.words(row.header.values), kind_title(row)])) for row in rows]
     shown: List[metrics.Metric] = []
     lines: List[str] = []
     for metric in order:
