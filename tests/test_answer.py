@@ -93,11 +93,7 @@ def test_the_verdict_is_of_the_rows(log):
     "loss_ms, best, words",
     [
         ({"k2": [5, 5.1, 5], "torchaudio": [8, 8.1, 8]}, "k2", ["k2, ", "its loss is the fastest too"]),
-        (
-            {"k2": [5, 9, 7], "torchaudio": [6, 5, 8]},
-            "k2",
-            ["k2, ", "by the loss alone unclear"],
-        ),
+        ({"k2": [5, 9, 7], "torchaudio": [6, 5, 8]}, "k2", ["k2, ", "by the loss alone unclear"]),
         (
             {"k2": [8, 8.1, 8], "torchaudio": [5, 5.1, 5]},
             None,

@@ -16,17 +16,7 @@ from pathlib import Path
 import pytest
 from browsers import unpacked
 from commands import assert_user_error, has_words, run
-from fixtures_runs import (
-    change,
-    correctness,
-    environment,
-    memory,
-    sample,
-    status,
-    timed,
-    timing,
-    write_run,
-)
+from fixtures_runs import change, correctness, environment, memory, sample, status, timed, timing, write_run
 from msgspec.structs import replace
 
 from common.analysis import comparison, measured

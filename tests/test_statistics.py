@@ -52,12 +52,7 @@ def test_quantile_is_linear_between_samples(values, fraction, expected):
 
 
 @pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: quantile([], 0.5),
-        lambda: geometric_mean([]),
-        lambda: geometric_mean([1, -2]),
-    ],
+    "ask", [lambda: quantile([], 0.5), lambda: geometric_mean([]), lambda: geometric_mean([1, -2])]
 )
 def test_what_has_no_answer_is_refused(ask):
     with pytest.raises(ValueError):

@@ -276,19 +276,8 @@ ALL = (
     _made("average_step_time_us", "profiled step us", "profile.average_step_time_us", unit="us", profiled=True),
     _made("profiled_peak_mb", "profiled peak MB", "profile.peak_memory_mb", unit="MB", profiled=True),
     _error("loss_error", "loss error", value=at("checked.loss_error"), tag="3_correctness/loss_error"),
-    _error(
-        "grad_error",
-        "grad error",
-        value=at("checked.grad_error"),
-        tag="3_correctness/grad_error",
-    ),
-    Metric(
-        "measured_error",
-        "grad error",
-        lambda row: row.measured_errors[1],
-        _marked_error,
-        better="lower",
-    ),
+    _error("grad_error", "grad error", value=at("checked.grad_error"), tag="3_correctness/grad_error"),
+    Metric("measured_error", "grad error", lambda row: row.measured_errors[1], _marked_error, better="lower"),
     metric(
         "useful",
         "useful %",

@@ -29,10 +29,7 @@ MARKS = {
     **dict.fromkeys(("slower", "more", "worse", "wrong"), "bad"),
 }
 #: Words for a side that is no exact loss, in a comparison of two implementations.
-OTHER_KINDS = {
-    **dict.fromkeys(LATTICES, "computes the loss on another lattice"),
-    "pruned": "is approximate by design",
-}
+OTHER_KINDS = {**dict.fromkeys(LATTICES, "computes the loss on another lattice"), "pruned": "is approximate by design"}
 
 
 class Line(NamedTuple):

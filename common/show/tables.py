@@ -160,18 +160,7 @@ COLORS = {"good": "32", "bad": "1;31", "title": "1"}
 NO_COLORS: Mapping[str, str] = {}
 #: The columns in the order in which they get room.
 FIRST = (
-    *(
-        "name",
-        "status",
-        "step_ms",
-        "ratio",
-        "verdict",
-        "peak_memory_mb",
-        "loss_ms",
-        "interval",
-        "half",
-        "loss_ratio",
-    ),
+    *("name", "status", "step_ms", "ratio", "verdict", "peak_memory_mb", "loss_ms", "interval", "half", "loss_ratio"),
     "gap",
     *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
     *("torch", "frames_per_second", "average_step_time_us", "profiled_peak_mb", "measured_error", "limits", "heaviest"),
