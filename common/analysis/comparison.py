@@ -1,12 +1,9 @@
 """Compare pairs of runs: time, memory and errors, each with a verdict and its reason.
-
 Only runs that measured the same thing on the same kind of machine are a pair; an error names what differs otherwise.
-Time is judged over rounds (see standing.py): paired where the rounds of both sides ran beside each other, else as two
-independent groups.  All intervals of one comparison hold together with 95% (Bonferroni), so that a comparison of many
-rows raises no more false alarms than one of a single row.  The rounds of two separate runs cannot show whether the
-machine changed between them.  The tolerance, the drift within each run and the load beside each sample guard against
-that.
-"""
+Time is judged over rounds: paired where the rounds of both sides ran beside each other, else as two independent groups.
+All intervals of one comparison hold together with 95% (Bonferroni). Rounds of two separate runs cannot show whether the
+machine changed between them; the tolerance, the drift within each run and the load beside each sample guard against
+that."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Hold two runs that measured the same."""
-
     baseline: Row
     new: Row
 
@@ -44,36 +39,26 @@ class Pair:
 
     @property
     def one_loss(self) -> bool:
-        """Tell whether both sides are of one implementation."""
         return self.baseline.name == self.new.name
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Hold the runs of two measurements.
-
-    Attributes:
-        pairs: runs that both sides have.
-        gone: runs of the baseline that the new side lacks.
-        added: runs that only the new side has.
-    """
+    """Hold the runs of two measurements: pairs, runs that the new side lacks, and those that only it has."""
 
     pairs: List[Pair]
     gone: Sequence[Row] = ()
     added: Sequence[Row] = ()
 
     def label(self, run: Row) -> str:
-        """Return the name of a run's implementation, or that of its folder where a pair has another run of the
-        implementation."""
+        """Return the name of a run's implementation, or its folder's where a pair has another run of it."""
         compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
         return run.folder.name if compared else run.name
 
 
 def read_runs(path: Path) -> List[Row]:
-    """Return the timed runs at or under `path`: a results.jsonl, a run folder or a log folder.
-
-    Raises UserError where there is none or none can be read; of some that cannot be it warns.
-    """
+    """Return the timed runs at or under `path`. Raises UserError where none can be read; of some that cannot be it
+    warns."""
     log = logs.read([path], all_runs=True, traces=False)
     runs = [row for row in [*log.rows, *log.swept] if row.header.name]
     unreadable = [row.reason for row in log.rows if row.unreadable]
@@ -86,11 +71,8 @@ def read_runs(path: Path) -> List[Row]:
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
-    """Return the runs of two paths in pairs.  only: names of the implementations to pair; none for all.
-
-    A single run on each side is a pair whatever the names.  Raises UserError where nothing is on both sides, and where
-    an implementation is on both but was measured with other settings.
-    """
+    """Return the runs of two paths in pairs, of the implementations `only` alone, none for all. A single run on each
+    side is a pair whatever the names. Raises UserError where nothing is on both sides, or with other settings."""
     before, after = (
         groups.newest_of_each(
             read_runs(path), lambda one, other: one.name == other.name and not differences(one, other)
@@ -121,11 +103,8 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
 
 
 def within(log: Path, baseline: str, new: str) -> List[Pair]:
-    """Return the pair of two implementations in a log folder: of the newest run that has both, else the newest run of
-    each.
-
-    Raises UserError where one is missing or they were measured with other settings.
-    """
+    """Return the pair of two implementations in a log folder: of the newest run that has both, else the newest of each.
+    Raises UserError where one is missing or they were measured with other settings."""
     runs = newest_first(read_runs(log))
     sides = [[run for run in runs if run.name == name] for name in (baseline, new)]
     for name, side in zip((baseline, new), sides):
@@ -155,8 +134,8 @@ def checked(baseline: Row, other: Row) -> Pair:
 
 
 class Judged(NamedTuple):
-    """Hold a change of memory, whose sides are the highest peaks in MB (2**20 bytes) over the batches that both have,
-    or of the errors, whose sides are {field of the record: relative error against the float64 oracle}."""
+    """Hold a change of memory, whose sides are the highest peaks in MB over the batches that both have, or of the
+    errors, whose sides are {field of the record: relative error}."""
 
     verdict: str
     reason: str
@@ -169,12 +148,7 @@ class Judged(NamedTuple):
 
 @dataclass
 class Change:
-    """Hold what changed between the two runs of a pair.
-
-    Attributes:
-        time, memory: by scope.
-        changed: differences in the code and its environment, as "torch 2.10.0 -> 2.11.0".
-    """
+    """Hold what changed between the runs of a pair: by scope, and in the code, as "torch 2.10.0 -> 2.11.0"."""
 
     pair: Pair
     margins: standing.Margins
@@ -184,7 +158,6 @@ class Change:
     changed: List[str]
 
     def as_json(self) -> schema.Record:
-        """Return the change as JSON has it."""
         sides = {
             side: {
                 **{"name": run.name, "file": str(run.results), "status": run.status, "reason": run.reason},
@@ -204,13 +177,6 @@ class Change:
 def compare(
     pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = statistics.TOLERANCE
 ) -> List[Change]:
-    """Return the change of each pair.
-
-    Args:
-        pairs: of runs that measured the same.
-        scopes: whose times and memory are compared.
-        tolerance: the largest change that does not matter, 0.02 for 2%.
-    """
     both = [pair.baseline.of(scope).ms and pair.new.of(scope).ms for pair in pairs for scope in scopes]
     margins = standing.Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
     return [
@@ -251,7 +217,6 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
 
 
 def _errors(pair: Pair) -> Judged:
-    """Judge the errors of both sides against the float64 oracle."""
     baseline, new = pair.baseline.checked, pair.new.checked
     keys = ("loss_error", "grad_error", "approximation_gap")
     sides = [{key: getattr(record, key) for key in keys} for record in (baseline, new)]
@@ -303,11 +268,7 @@ def _changed(pair: Pair) -> List[str]:
 
 
 def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
-    """Return why a change must be refused, one sentence for each row with a regression.
-
-    These are the rows whose time surely grew by more than `allowed` (0.02 for 2%), and those that could be measured at
-    the baseline but not on the new side; see ``gone`` too.
-    """
+    """Return a sentence for each row whose time surely grew by more than `allowed`, or that has no times any more."""
     reasons = []
     for row in rows:
         new, is_ok = row.pair.new, row.pair.baseline.status == "ok"
@@ -322,7 +283,6 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
 
 
 def gone(sides: Sides) -> List[str]:
-    """Return a sentence for each row that the baseline has and the new side lacks altogether."""
     compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
     names = list(dict.fromkeys(sides.label(run) for run in sides.gone if run.status == "ok"))
     advice = f"where that is meant, compare with --only {','.join(compared)}, or the run folders that both have"

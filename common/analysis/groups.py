@@ -1,7 +1,5 @@
 """Group rows that measured the same, order and label them, and head each group with what its rows have in common.
-
-Rows measured the same if their settings, machine and shape file agree as far as both are known.
-"""
+Rows measured the same if their settings, machine and shape file agree as far as both are known."""
 
 from __future__ import annotations
 
@@ -21,12 +19,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class Group:
-    """Hold the rows of one configuration, exact ones first, then by step time.
-
-    Attributes:
-        heading: what the rows have in common.
-        search: the rows are of --find-largest, and ordered by throughput.
-    """
+    """Hold the rows of one configuration, exact ones first, then by step time. search: they are of --find-largest."""
 
     heading: str
     rows: List[Row]
@@ -58,12 +51,8 @@ OWN = [key for key, setting in settings.SETTINGS.items() if not setting.parts_ta
 
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
-    """Return the rows of one configuration together, the fastest step first.
-
-    Each is compared with the fastest of its kind (see standing.py), except rows of --find-largest, which were timed on
-    batches of their own.  Rows stay together if they differ only in an implementation's own options or in the scopes
-    that were timed.
-    """
+    """Return the rows of one configuration together, the fastest step first, each compared with the fastest of its kind
+    but for --find-largest. An implementation's own options and the scopes that were timed part no groups."""
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
 
     def fits(group: List[Row], row: Row) -> bool:
@@ -84,7 +73,6 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
 
 
 def kind_rank(row: Row) -> Tuple[int, bool]:
-    """Return the sort key of a row's kind and torch."""
     return implementations.KINDS.index(row.kind) if row.kind in implementations.KINDS else 0, bool(row.under)
 
 
@@ -97,7 +85,7 @@ TITLES = {
 
 
 def kind_title(row: Row) -> str:
-    """Return the title of a row's kind, with the torch where that is not the one of most rows; "" for no kind."""
+    """Return the title of a row's kind, with the torch where that is not the one of most rows."""
     title = TITLES.get(row.kind or "", "")
     return f"{title}, under torch {row.under}" if title and row.under else title
 
@@ -141,18 +129,14 @@ def heading(group: Sequence[Row]) -> str:
 
 
 def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[str]:
-    """Return the keys that both have and whose values differ.
-
-    A run whose package was missing knows no hash of the shape file, and that alone does not set it apart.
-    """
+    """Return the keys that both have and whose values differ; what is not known sets nothing apart."""
     return [
         key for key, value in first.items() if value is not None and other.get(key) is not None and other[key] != value
     ]
 
 
 def conditions(row: Row) -> Dict[str, object]:
-    """Return all that must agree between two runs that are compared, by the name that messages use: settings, shape
-    file, batches, device and machine."""
+    """Return all that must agree between two runs that are compared, by the name that messages use."""
     known, machine = row.configuration, row.header.machine
     shapes = known["shape_file_sha256"]
     return {
@@ -165,7 +149,7 @@ def conditions(row: Row) -> Dict[str, object]:
 
 
 def _batches(batches: Sequence[Batch]) -> Optional[str]:
-    """Return a text that two runs share only if their batches are the same; None where these are not known."""
+    """Return a text that two runs share only if their batches are the same."""
     if not batches:
         return None
     useful, padded = sum(batch.useful_cells for batch in batches), sum(batch.padded_cells for batch in batches)
@@ -191,14 +175,12 @@ def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> 
 
 
 def newest_first(rows: Sequence[Row]) -> List[Row]:
-    """Return the rows by the start of their runs, the newest first; of runs that began at once the last in the list
-    comes first."""
+    """Return the rows by the start of their runs; of runs that began at once the last comes first."""
     return sorted(reversed(rows), key=lambda row: row.header.started, reverse=True)
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
-    """Return the newest row of each set that is the `same`, in the order given; `earlier` of it are the
-    others."""
+    """Return the newest row of each set that is the `same`, in the order given, with the others as `earlier`."""
     groups = grouped(newest_first(rows), lambda group, row: same(group[0], row))
     for newest, *earlier in groups:
         newest.earlier = earlier
@@ -211,8 +193,6 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> Lis
 
 @dataclass
 class Sweep:
-    """Hold the rows of a sweep, by cell, then as tables rank them.  grid: the values of each swept setting."""
-
     grid: Dict[str, List[Any]]
     rows: List[Row]
 
@@ -225,7 +205,6 @@ class Sweep:
         return text.plain(f"sweep over {axes}; {heading(shared)}")
 
     def cells(self) -> List[Tuple[Mapping[str, Any], List[Row]]]:
-        """Return (values, rows) of each cell."""
         by_cell = text.gathered((_place(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 
@@ -248,7 +227,6 @@ def sweeps(rows: Sequence[Row]) -> List[Sweep]:
 
 
 def _without_swept(row: Row) -> Any:
-    """Return what rows of one sweep share: its keys, and the other settings of the run."""
     swept = row.header.values
     return (
         list(swept),

@@ -1,9 +1,6 @@
 """Read log folders: the newest run of each implementation and configuration, searches and sweeps.
-
-The content of a folder raises nothing: a folder that cannot be read becomes a row with status "error".  Times come from
-the samples of timing jobs that ended well, without warm-up; flagged samples are kept and counted.  ``step_ms`` is wall
-time on every device (CUDA synchronised at both ends).
-"""
+A folder that cannot be read becomes a row with status "error". Times come from the samples of timing jobs that ended
+well, without warm-up; flagged samples are kept and counted. ``step_ms`` is wall time on every device."""
 
 from __future__ import annotations
 
@@ -25,13 +22,8 @@ from common.traces.windows import profiled, read_windows
 
 
 class Log:
-    """Hold the rows of log folders.
-
-    Attributes:
-        rows: of runs, and of traces without records.
-        searches: of --find-largest.
-        swept: of the cells of sweeps.
-    """
+    """Hold the rows of log folders: of runs and of traces without records, of --find-largest, of the cells of
+    sweeps."""
 
     def __init__(self, every: Sequence[Row]) -> None:
         self.every = every
@@ -48,8 +40,7 @@ class Log:
         return not self.every or any(not row.unreadable for row in self.every)
 
     def newest(self) -> Log:
-        """Return the log with only the newest run of each implementation and configuration; `earlier` of each has the
-        others."""
+        """Return the log with only the newest run of each implementation and configuration."""
 
         def same_run(first: Row, other: Row) -> bool:
             known = first.header.run_id and other.header.run_id and bool(first.largest) == bool(other.largest)
@@ -59,12 +50,10 @@ class Log:
         return Log(newest_of_each(self.every, same_run))
 
     def of(self, folders: Collection[Path]) -> Log:
-        """Return the log of these run folders alone."""
         return Log([row for row in self.every if row.folder in folders])
 
     @cached_property
     def groups(self) -> List[Group]:
-        """Return the rows by configuration, searches last."""
         return collect([*self.rows, *self.searches])
 
     @cached_property
@@ -73,11 +62,8 @@ class Log:
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True) -> Log:
-    """Return what is in, at or under `paths` (default: ``log``).
-
-    A path may also be a single trace or results.jsonl.  `all_runs`: earlier runs too; `traces`: those of
-    runs too.  Raises UserError for a path that does not exist (the default may be absent).
-    """
+    """Return what is in, at or under `paths` (default: ``log``), each a folder, a trace or a results.jsonl. traces:
+    those of runs too. Raises UserError for a path that does not exist (the default may be absent)."""
     every = [row for folder, files in _folders(paths).items() for row in _rows_of(folder, files, traces)]
     return Log(every) if all_runs else Log(every).newest()
 
@@ -116,8 +102,7 @@ def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
 
 
 def run_folders(top: Path) -> Iterator[Path]:
-    """Yield the folders at or under `top` that hold records of a run or traces, then those that this user may not
-    read."""
+    """Yield the folders that hold records of a run or traces, then those that this user may not read."""
     closed: List[Path] = []
 
     def note(error: OSError) -> None:

@@ -1,7 +1,4 @@
-"""Make a row from the records of one run, also of a search for the largest batch: status, configuration, notes.
-
-Everything follows from the jobs of the run; nothing that can be derived is kept on disk.
-"""
+"""Make a row from the records of one run, also of a search for the largest batch: status, configuration, notes."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ LIMITS = {"oom": "memory", "timeout": "time"}
 
 
 def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Row:
-    """Return the row of a run.  records: the header first; traces: whether to read the run's traces too."""
+    """Return the row of a run. records: the header first."""
     header = records[0]
     assert isinstance(header, schema.Header)
     jobs = store.latest_jobs(records)
@@ -84,12 +81,10 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
 
 
 def _newest(lines: Sequence[schema.JobLine], kind: Type[T]) -> Optional[T]:
-    """Return the last record of a kind."""
     return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
 
 def _configuration(made: Row) -> Configuration:
-    """Return what makes rows comparable: settings, device, machine and shape file."""
     header, environment, device = made.header, made.environment, made.device
     known = settings.in_rows(header.settings, device, header.kind)
     known["device"] = device
@@ -107,8 +102,8 @@ TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1
 
 
 def _is_right(line: schema.Correctness, settings: Mapping[str, Any]) -> bool:
-    """Return whether a record is ok, and its errors are within what is allowed here: neither the judgement nor the
-    tolerances of a record decide, since the script of a loss may replace them."""
+    """Judge the errors of a record anew: neither its judgement nor its tolerances decide, since the script of a loss
+    may replace them."""
     dtype = settings.get("dtype", "float32")
     most = 2 * TOLERANCE.get(dtype, math.inf)  # twice: beside the tolerance there is rounding
     judged, size = [(line.loss_error, most), (line.grad_error, most)], line.at_size
@@ -121,10 +116,9 @@ def _is_right(line: schema.Correctness, settings: Mapping[str, Any]) -> bool:
 
 
 def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple[str, str]:
-    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing.
-
-    is_control: whether the loss is there for its times.  A run that was stopped at its traces is whole: they come last,
-    and no table needs them.  So is a control without its memory."""
+    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing. A run that was
+    stopped at its traces is whole, since no table needs them; so is a control, which is there for its times, without
+    its memory."""
     needless = {"trace", "memory"} if is_control else {"trace"}
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
@@ -176,7 +170,6 @@ def _notes(
     trace: Optional[schema.Trace],
     stops: Sequence[schema.Stop],
 ) -> List[str]:
-    """Return what a reader of the row's numbers needs to know, a sentence each."""
     samples = [sample.flagged for sample in made.timed]
     flagged, crowded = sum(samples), all(line.flags for line in limits)
     notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
@@ -210,8 +203,8 @@ def _notes(
 
 
 def _profiled(line: Optional[schema.Trace], folder: Path) -> windows.Profiled:
-    """Return the numbers of the run's traces; none where all were left out of the folder, as those of results/ may be.
-    A trace that is broken costs these numbers alone."""
+    """Return the numbers of the run's traces; none where all were left out of the folder, as those of results/ may
+    be."""
     files = (
         [reader.perhaps_packed(folder / Path(name).name) for name in line.files] if line else reader.trace_files(folder)
     )
@@ -225,8 +218,7 @@ def _profiled(line: Optional[schema.Trace], folder: Path) -> windows.Profiled:
 
 
 def _search(made: Row, every: Jobs) -> None:
-    """Add the result of a search to its row: the largest batch that fits, and what limits it.  every: its jobs, also
-    those that its times are not of."""
+    """Add the largest batch that fits, and what limits it. every: all jobs, also those that its times are not of."""
     settings_, (size, too_large) = made.header.settings, store.bounds(store.answers(every))
     at = [lines for lines in every.values() if (end := store.status_of(lines)) and end.size == size]
     heaviest = next((line for lines in at for line in lines if isinstance(line, schema.Probe)), schema.Probe())
@@ -279,8 +271,6 @@ def _status_of_search(made: Row, every: Jobs, size: Optional[int], too_large: Op
 
 
 def _limited_by(made: Row, every: Jobs, size: Optional[int], too_large: Optional[int]) -> Optional[str]:
-    """Return what limits the size: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap), or
-    None where it is not known."""
     if any(end.status not in (*store.OUTCOMES, "interrupted") for end in store.ends(every, "probe")):
         return "error"
     if too_large is not None:

@@ -1,9 +1,7 @@
 """List the numbers of a row, each with its title, unit and words.
-
-Tables, the report, CSV, JSON, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that none of the
-lists below names stands at the end of the tables of --details, for rows that have it; CSV and JSON have it under its
-key, TensorBoard as metrics/KEY.  The screen, the page and the README show only what their lists name.
-"""
+Tables, the report, CSV, JSON, TensorBoard and the plots of sweeps name keys of METRICS. A metric that none of the lists
+below names stands at the end of the tables of --details, for rows that have it, in CSV and JSON under its key, in
+TensorBoard as metrics/KEY."""
 
 from __future__ import annotations
 
@@ -20,18 +18,9 @@ Value = Union[float, str, None]
 
 
 class Metric(NamedTuple):
-    """Describe a number of a row.
-
-    Attributes:
-        title: of its column; "" for no column.
-        value: returns the number that is sorted by, or a text; None where it is not known.
-        words: returns the text of a cell; None for the number itself.
-        better: "lower" or "higher"; "" where neither is.
-        numeric: the column is aligned to the right.
-        profiled: the number is from a trace.
-        tag: of TensorBoard's scalar.
-        scale: shown number / value, 1e3 for milliseconds of a value in seconds.
-    """
+    """Describe a number of a row. title: "" for no column; value: what is sorted by, a number or text; words: the text
+    of a cell, None for the number; better: "lower", "higher" or ""; numeric: aligned to the right; profiled: from a
+    trace; tag: of TensorBoard's scalar; scale: shown number / value, 1e3 for milliseconds of seconds."""
 
     key: str
     title: str
@@ -67,25 +56,21 @@ def metric(
     value: Optional[Callable[[Any], Optional[float]]] = None,
     **fields: Any,
 ) -> Metric:
-    """Return the metric of the row's field `key`, or of `value`.  shown: returns the text of a value; fields: others of
-    Metric."""
+    """Return the metric of the row's field `key`, or of `value`. shown: returns the text of a value."""
     read = value or attrgetter(key)
     return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
 
 def values(metrics: Sequence[Metric], row: Any) -> schema.Record:
-    """Return the metrics' values by key, as CSV and JSON hold them."""
     return {each.key: each.value(row) for each in metrics}
 
 
 def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
-    """Return the metrics' cells by title, of those that have one."""
     return {each.title: each.cell(row) for each in metrics if each.title}
 
 
 def at(path: str) -> Callable[[Any], Any]:
-    """Return a function that follows a path of attributes and keys, "step.ms.median"; it returns None where one is
-    missing."""
+    """Return a function that follows a path, "step.ms.median", and returns None where a part is missing."""
 
     def value(row: Any) -> Any:
         for key in path.split("."):
@@ -100,14 +85,13 @@ MARKED_ERROR = 1e-4
 
 
 def _marked_error(row: Row) -> str:
-    """Return the error of the gradients at the measured size, "1.3e-03 !" where it is above that."""
     value = row.measured_errors[1]
     mark = " < float32" if row.is_coarse else " !" if value is not None and value > MARKED_ERROR else ""
     return text.error(value) + mark
 
 
 def _percent(row: Row, scope: str) -> Optional[float]:
-    """Return how many percent of a row's time the device's limit is; None above 100, where the limit is wrong."""
+    """Return how many percent of a row's time the limit is; None above 100, where the limit is wrong."""
     percent = row.limit_percent.get(scope)
     return None if percent is None or percent > 100 else percent
 
@@ -118,8 +102,7 @@ def _percent_words(row: Row, scope: str) -> str:
 
 
 def of_batches(row: Row, scope: str) -> Optional[float]:
-    """Return half of the distance between the 20th and the 80th percentile of the batches' medians, in percent of their
-    mean; None for fewer than two batches."""
+    """Return half of the distance between p20 and p80 of the batches' medians, in percent of their mean."""
     batches = text.gathered((batch, ms) for medians in row.of(scope).medians.values() for batch, ms in medians.items())
     medians = [statistics.median(times) for times in batches.values()]
     if len(medians) < 2:
@@ -147,7 +130,6 @@ def _over_fastest(row: Row) -> str:
 
 
 def _verdict(row: Row) -> Optional[str]:
-    """Return the verdict; "one round" where there is no interval to judge by."""
     standing = row.against_fastest
     if standing is None:
         return None
@@ -156,7 +138,6 @@ def _verdict(row: Row) -> Optional[str]:
 
 
 def _interval(standing: Any) -> str:
-    """Return "1.58-1.77", the interval of the ratio as measured."""
     ratio = standing and standing.ratio
     return "-" if not ratio or ratio.low is None else f"{text.number(ratio.low, 3)}-{text.number(ratio.high, 3)}"
 
@@ -168,7 +149,7 @@ def _loss_ratio(row: Row) -> str:
 
 
 def _status(row: Row) -> str:
-    """Return the status, or what impairs the numbers: "busy" where rounds ran beside other load."""
+    """Return the status, or what impairs the numbers: "busy", "imprecise"."""
     if row.status == "ok" and row.loaded_rounds:
         return "busy"
     return "imprecise" if row.status == "ok" and row.imprecise else row.status
@@ -182,8 +163,7 @@ def amount(size: Optional[float]) -> str:
 
 
 def largest(row: Row) -> str:
-    """Return the largest size as "24", ">=24" where the search did not end, or "none" where not even the smallest
-    fits."""
+    """Return ">=24" where the search did not end, "none" where not even the smallest fits."""
     search = row.largest
     if search is None or search.size is None:
         return "none" if search and search.too_large is not None else "-"
@@ -200,12 +180,10 @@ LIMITS = {"all": "all there are", "cap": "--largest-cap"}
 
 
 def _text(key: str, title: str, value: Callable[[Any], Optional[str]]) -> Metric:
-    """Return the metric of a column of text."""
     return Metric(key, title, value, numeric=False)
 
 
 def _made(key: str, title: str, path: str, shown: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
-    """Return the metric of what is at `path` of a row."""
     return metric(key, title, shown, at(path), **fields)
 
 
@@ -396,24 +374,20 @@ def others() -> List[Metric]:
 
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
-    """Return the columns of a table of COLUMNS for these rows.
-
-    Further columns of an OPEN table are left out where no row has a value.  The page has the status only where it is
-    not "ok" for every row.
-    """
+    """Return the columns of a table of COLUMNS, further ones of an OPEN table where a row has a value. The page has the
+    status only where it is not "ok" for every row."""
     hidden = {"status"} if table.startswith("page") and all(_status(row) == "ok" for row in rows) else ()
     further = [each for each in others() if any(each.value(row) is not None for row in rows)] if table in OPEN else []
     return [*(METRICS[key] for key in COLUMNS[table] if key not in hidden), *further]
 
 
 def plain(row: Row) -> schema.Record:
-    """Return a row's values as CSV has them: PLAIN, then the settings that a sweep varied."""
+    """Return a row's values as CSV has them, with the settings that a sweep varied."""
     return {**values([METRICS[key] for key in PLAIN], row), **row.header.values}
 
 
 def exported(row: Row) -> schema.Record:
-    """Return a row as JSON has it: its plain values, then what has parts, where the times of a scope are in ms and
-    memory is in MB (2**20 bytes)."""
+    """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20 bytes)."""
     checked, profile, standings = row.checked, row.profile, (row.against_fastest, row.loss_against_fastest)
     against, loss_against = (standing.as_json() if standing else {} for standing in standings)
     parts = {
@@ -428,7 +402,6 @@ def exported(row: Row) -> schema.Record:
 
 
 def scalars(row: Row) -> Dict[str, float]:
-    """Return a row's scalars for TensorBoard, by tag."""
     tagged = {each.tag: each for each in METRICS.values() if each.tag}
     tagged.update({f"metrics/{each.key}": each for each in others() if not each.tag})
     values_of = {tag: metric.scaled(row) for tag, metric in tagged.items()}

@@ -28,8 +28,7 @@ FEWEST_BATCHES = 10
 
 
 class Padding(NamedTuple):
-    """Hold the padding x = -log(useful cells / padded cells) of each measured batch, and its mean over all batches of
-    the file."""
+    """Hold the padding x = -log(useful cells / padded cells) of each batch, and its mean over all of the file."""
 
     of_batch: Mapping[Any, float]
     mean: float
@@ -43,17 +42,10 @@ class Pair(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Hold the new side's time over the baseline's; below 1 is faster.
-
-    Attributes:
-        low, high: the interval; None where the rounds are too few for one.
-        batches: how many both sides have.
-        baseline, new: the time of each round, the geometric mean over batches of its medians, in the unit of the
-            samples.
-        error: the standard error of the ratio's logarithm, with `freedom` degrees of freedom; None like the interval.
-        of_file: the ratio is that over all batches of the shape file, not over the measured ones alone.
-        least, most: the range of the ratio over the measured batches.
-    """
+    """Hold the new side's time over the baseline's. low, high: None where the rounds are too few for an interval;
+    batches: how many both sides have; baseline, new: the time of each round, the geometric mean over batches of its
+    medians; error: the standard error of the ratio's logarithm, with `freedom` degrees of freedom; of_file: it is that
+    over all batches of the shape file; least, most: its range over the measured batches."""
 
     ratio: float
     low: Optional[float]
@@ -71,11 +63,8 @@ class Ratio(NamedTuple):
 def ratio(
     baseline: Rounds, new: Rounds, together: bool, confidence: float = 0.95, padding: Optional[Padding] = None
 ) -> Tuple[Optional[Ratio], bool]:
-    """Return (ratio of new to baseline, whether their rounds are paired); the ratio is None where no batch is on both
-    sides.
-
-    together: both were measured in one run, round by round.  padding: of the batches, where it is known.
-    """
+    """Return (ratio of new to baseline, whether rounds are paired); None where no batch is on both sides. together:
+    both were measured in one run, round by round."""
     if own_batches(baseline) or own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together
     paired = together and any(name in new for name in baseline)
@@ -85,15 +74,9 @@ def ratio(
 def without_load(
     sides: Sequence[Mapping[Any, Round]], loaded: Collection[Any]
 ) -> Tuple[List[Mapping[Any, Round]], bool]:
-    """Return each side's rounds without those that ran beside other load, and whether load is left in them.
-
-    A round is left out of all sides, by its name alone and whatever its times are.  Where fewer than FEWEST_ROUNDS
-    would be left on a side, all rounds stay.
-
-    Args:
-        sides: round -> its times, of each row that is compared.
-        loaded: names of the rounds that one of the rows ran beside other load.
-    """
+    """Return each side's rounds without those beside other load, and whether load is left in them.
+    A round is left out of all sides, by its name alone and whatever its times are. Where fewer than FEWEST_ROUNDS would
+    be left on a side, all rounds stay. loaded: the rounds that one of the rows ran beside other load."""
     shared = set.intersection(*map(set, sides)) or set().union(*sides)
     if shared.isdisjoint(loaded):
         return list(sides), False
@@ -105,8 +88,7 @@ def without_load(
 
 
 def own_batches(rounds: Rounds) -> bool:
-    """Return whether rounds have batches of their own: no batch is in all rounds, though a short file may repeat
-    some."""
+    """Tell whether no batch is in all rounds, though a short file may repeat some."""
     return len(rounds) > 1 and not set.intersection(*map(set, rounds.values()))
 
 
@@ -114,10 +96,8 @@ def own_batches_ratio(
     baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Optional[Padding] = None
 ) -> Optional[Ratio]:
     """Return new / baseline over rounds that have batches of their own, the same on both sides.
-
     With enough rounds and batches and known padding it is the ratio over all batches of the file; else that of the
-    batches that both sides have, with an interval over rounds.
-    """
+    batches that both sides have, with an interval over rounds."""
     both = {name: [batch for batch in baseline[name] if batch in new[name]] for name in baseline if name in new}
     both = {name: batches for name, batches in both.items() if batches}
     if not both:
@@ -148,24 +128,19 @@ def own_batches_ratio(
 
 
 def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
-    """Return (mean, standard error of the mean); the error is None for one round."""
     return mean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 
 def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, Optional[float]]:
     """Return (y at `x_mean` by least squares, its standard error with rounds as clusters).
-
-    rounds: at least two, with at least three pairs in all.  Where all x are equal the slope is 0.  A round pulls the
-    line towards itself, so its residuals come out too small; they are widened by its leverage (Bell and McCaffrey
-    2002).
-    """
+    Where all x are equal the slope is 0. A round pulls the line towards itself, so its residuals come out too small;
+    they are widened by its leverage (Bell and McCaffrey 2002)."""
     cells = [pair for pairs in rounds for pair in pairs]
     count, x_center, y_center = len(cells), mean([pair.x for pair in cells]), mean([pair.y for pair in cells])
     squares = math.fsum((pair.x - x_center) ** 2 for pair in cells)
     slope = math.fsum((pair.x - x_center) * (pair.y - y_center) for pair in cells) / squares if squares else 0.0
 
     def variance_of(pairs: Sequence[Pair]) -> float:
-        """Return the variance that a round adds."""
         away = [pair.x - x_center for pair in pairs]
         weights = [1 / count + ((x_mean - x_center) * x / squares if squares else 0.0) for x in away]
         residual = math.fsum(weight * (pair.y - y_center - slope * x) for weight, x, pair in zip(weights, away, pairs))
@@ -179,11 +154,8 @@ def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, 
 
 def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
     """Return new / baseline of rounds whose two processes ran one after the other, so that other load met both.
-
     Uses only rounds on both sides, and only batches that both have in every such round: a mean that skips the batches
-    where one side failed flatters that side.  One ratio for each round, the interval over these.  None where nothing
-    pairs.
-    """
+    where one side failed flatters that side."""
     rounds = [name for name in baseline if name in new]
     before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
     if not batches:
@@ -193,11 +165,8 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Opt
 
 
 def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """Return new / baseline of two runs with independent rounds: Welch's t on the logarithms of the rounds' times.
-
-    Batches as in `paired_ratio`.  A change that lasts for a whole run (other load, another clock) is in the ratio and
-    not in the interval.
-    """
+    """Return new / baseline of two runs with independent rounds: Welch's t on the logarithms of the rounds' times. A
+    change that lasts for a whole run (other load, another clock) is in the ratio and not in the interval."""
     before, after, batches = _round_times(list(baseline.values()), list(new.values()))
     if not batches:
         return None
@@ -212,8 +181,7 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
 
 
 def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
-    """Return (baseline, new, batches): the time of each round over the batches that all rounds share, and their
-    number."""
+    """Return the (baseline, new) time of each round over the batches that all rounds share, and their number."""
     if not baseline or not new:
         return [], [], 0
     batches = set.intersection(*(set(each) for each in [*baseline, *new]))
@@ -225,7 +193,6 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
 
 
 def _ratio(center: float, error: Optional[float], freedom: float, confidence: float, *of: Any) -> Ratio:
-    """Return the ratio whose logarithm and standard error are given.  of: its `baseline`, `new` and `batches`."""
     baseline, new, batches = of
     low = high = None
     if error is not None:
@@ -251,11 +218,7 @@ FEWEST_ROUNDS_OF_A_DRIFT = 4
 
 
 def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift]:
-    """Return how a ratio changes along the line through the logarithms of `by_round`; None for fewer than four rounds.
-
-    by_round: the ratio of each round, in the order of time.  The interval is Student's t of the slope, rounds being
-    independent.
-    """
+    """Return how a ratio changes along the line through the logarithms of its rounds, with Student's t of the slope."""
     count = len(by_round)
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
@@ -269,8 +232,7 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift
 
 
 def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float = 0.8) -> Optional[float]:
-    """Return the slowdown (0.12 for 12%) that would be called slower with probability `power` at this spread; None
-    where none would."""
+    """Return the slowdown (0.12 for 12%) that would be called slower with probability `power` at this spread."""
     if ratio.error is None:
         return None
     reach = student_t(confidence, ratio.freedom) + student_t(2 * power - 1, ratio.freedom)

@@ -27,19 +27,10 @@ Configuration = Dict[str, Any]
 
 @dataclass(frozen=True)
 class Largest:
-    """Hold the result of --find-largest.
-
-    Attributes:
-        of: "batch-size" or "max-frames", the unit of `size`.
-        scope: "step" or "loss", which had to fit.
-        size: the largest that fits; None where none does, or it is not known.
-        too_large: the smallest that does not fit.
-        at_least: the search did not end, so a larger size may fit.
-        limited_by: "memory", "time", "error", "all" (there are no more utterances), "cap" (--largest-cap) or None.
-        limit_bytes: the memory limit.
-        peak_mb: of the step at `size`.
-        heaviest: the heaviest batch of that size.
-    """
+    """Hold the result of --find-largest: `size` is the largest that fits, None where none does or it is not known;
+    `too_large` the smallest that does not. of: "batch-size" or "max-frames"; scope: what had to fit; at_least: the
+    search did not end; limited_by: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap) or
+    None; heaviest: batch of that size."""
 
     of: str
     scope: str
@@ -55,26 +46,13 @@ class Largest:
 @dataclass(eq=False)
 class Row:
     """Hold one run.
-
-    Attributes:
-        kind: "exact", the name of another lattice, or "pruned"; None of traces without records.
-        header, environment, checked: its ``run``, newest ``environment`` and ``correctness`` record, empty where there
-            is none.
-        jobs: the records of each job's last attempt.
-        profile: the numbers of its traces.
-        step, loss: the times by scope.
-        utterances_per_second, frames_per_second: of the step; of --find-largest, of its scope at the largest size.
-        timed: the samples in the order taken.
-        peaks_mb: scope -> counter -> batch -> peak.
-        limit_percent: scope -> how many percent of the time the device's limit is, which `bytes_per_second` is of.
-        largest: of --find-largest alone.
-        against_fastest, loss_against_fastest: how its time stands against the fastest of its kind, a Standing (see
-            standing.py, which stands on rows); None where they were not ranked.
-        under: the torch that it ran under, where most rows of its table ran under another; else "".
-        earlier: its earlier runs with the same settings, the newest first.
-        unreadable: nothing of it could be read.
-        label: its name, unique in its group, harmless and short; look: its colour and form in plots.
-    """
+    kind: "exact", a lattice, "pruned", or None of traces without records. header, environment, checked: its ``run``,
+    newest ``environment`` and ``correctness`` record. jobs: the records of each job's last attempt. utterances_ and
+    frames_per_second: of the step; of --find-largest, of its scope at the largest size. timed: the samples in the order
+    taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many percent of the time the
+    device's limit is. against_fastest, loss_against_fastest: Standings (standing.py stands on rows), None where not
+    ranked. under: its torch, where most rows of its table ran under another. earlier: earlier runs with the same
+    settings, the newest first. unreadable: nothing of it could be read. label: its name, unique in its group."""
 
     name: str = ""
     folder: Path = Path()
@@ -112,12 +90,10 @@ class Row:
 
     @property
     def trace(self) -> Optional[Path]:
-        """Return the first trace file."""
         return self.folder / Path(self.profile.windows[0].file).name if self.profile.windows else None
 
     @property
     def device(self) -> Optional[str]:
-        """Return "cpu" or "cuda"."""
         return self.environment.device or self.header.settings.get("device", "").split(":")[0] or None
 
     @property
@@ -134,17 +110,16 @@ class Row:
 
     @property
     def is_exact(self) -> bool:
-        """Tell whether the loss is exact; true also if its kind is not known, as of traces without records."""
+        """Tell whether the loss is exact, or its kind is not known, as of traces without records."""
         return self.kind in ("exact", None)
 
     @property
     def of_one_model(self) -> bool:
-        """Return whether it trains the same model as the exact losses; other lattices train others."""
+        """Tell whether it trains the same model as the exact losses; other lattices train others."""
         return self.is_exact or self.kind == "pruned"
 
     @property
     def marked(self) -> str:
-        """Return the label with what sets its kind apart from an exact loss."""
         return with_kind(self.label, self.kind)
 
     @property
@@ -159,41 +134,37 @@ class Row:
 
     @property
     def is_comparable(self) -> bool:
-        """Return whether its times can be compared; those of an interrupted run can, over its complete rounds."""
+        """Tell whether its times can be compared; those of an interrupted run can, over its complete rounds."""
         return self.status == "ok" or (self.status == "interrupted" and bool(self.checked.ok))
 
     @property
     def over_fastest(self) -> Optional[float]:
-        """Return how many times the fastest's time the row takes, as measured; None where that is not known."""
+        """Return how many times the fastest's time the row takes; None where that is not known."""
         return self.against_fastest.times if self.against_fastest else None
 
     @property
     def is_fastest(self) -> bool:
-        """Return whether the row is the fastest of its kind, and other load cannot have made it so."""
+        """Tell whether it is the fastest of its kind, and other load cannot have made it so."""
         standing = self.against_fastest
         return bool(standing and standing.is_fastest and not standing.beside_load)
 
     def of(self, scope: str) -> Times:
-        """Return the times of a scope."""
         return self.step if scope == "step" else self.loss_alone
 
     def ms(self, scope: str) -> Optional[statistics.Summary]:
-        """Return the times of a scope in milliseconds; None where it was not timed."""
         return self.of(scope).ms
 
     def median_ms(self, scope: str) -> Optional[float]:
-        """Return the median of the times of a scope; None where it was not timed."""
         times = self.ms(scope)
         return times.median if times else None
 
     @property
     def scope(self) -> str:
-        """Return the scope whose time is shown: "step" where it was measured, else "loss"."""
+        """Return the scope whose time is shown: the step, or the loss where no step was timed."""
         return "step" if self.step.ms or not self.loss_alone.ms else "loss"
 
     @property
     def times(self) -> Optional[statistics.Summary]:
-        """Return the times of that scope; None where it was not timed."""
         return self.ms(self.scope)
 
     @property
@@ -202,25 +173,24 @@ class Row:
 
     @property
     def loaded_rounds(self) -> Dict[str, Sequence[str]]:
-        """Return by scope the rounds that ran mostly beside other load, where there are any."""
+        """Return by scope the rounds that ran mostly beside other load."""
         return {scope: self.of(scope).loaded for scope in SCOPES if self.of(scope).loaded}
 
     @property
     def peaks(self) -> Dict[str, float]:
-        """Return the peak of each batch in MB, of the step, or of the loss where no step was measured: the first of
-        PEAKS that is there, or what counts memory beyond torch's allocator too where that is far above it."""
+        """Return each batch's peak in MB, of the step or else the loss: the first of PEAKS that is there, or what
+        counts memory beyond torch's allocator where that is far above it."""
         of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
         known = next((of_scope[counter] for counter in PEAKS if of_scope.get(counter)), {})
         return {**known, **{batch: mb for batch, mb in self.beyond.items() if batch in known}}
 
     @property
     def peak_mb(self) -> Optional[float]:
-        """Return the highest peak over the batches in MB."""
         return max(self.peaks.values(), default=None)
 
     @property
     def beyond(self) -> Dict[str, float]:
-        """Return the peak in MB of the batches for which the process (on CUDA the device) needed far more than torch's
+        """Return the peak in MB of the batches whose process (on CUDA the device) needed far more than torch's
         allocator has."""
         of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
         known = {counter: of_scope.get(counter, {}) for counter in COUNTERS}
@@ -251,12 +221,10 @@ class Row:
 
     @property
     def totals(self) -> Optional[Totals]:
-        """Return the totals of the shape file; None where they are not known."""
         return next((line.shape_file_totals for line in self.environments if line.shape_file_totals), None)
 
     @cached_property
     def padding(self) -> Optional[ratios.Padding]:
-        """Return the padding of the measured batches and of all of the file; None where it is not known."""
         share = self.totals.mean_log_useful_share if self.totals else None
         if share is None:
             return None
@@ -270,57 +238,51 @@ class Row:
 
     @property
     def useful_fraction(self) -> Optional[float]:
-        """Return the share of the padded cells that are useful; None where no batches are known."""
         return self.cells[0] / self.cells[1] if self.batches else None
 
     @property
     def measured_errors(self) -> Tuple[Optional[float], Optional[float]]:
-        """Return the relative errors of loss and gradient at the measured size; on small batches where no other was
-        judged."""
+        """Return the relative errors of loss and gradient at the measured size, or else on small batches."""
         judged = self.checked.at_size or self.checked
         return judged.loss_error, judged.grad_error
 
     @property
     def gap(self) -> Optional[float]:
-        """Return the relative difference of an approximate loss to the exact one; None where it was not measured."""
+        """Return the relative difference of an approximate loss to the exact one."""
         gap = self.checked.approximation_gap
         return None if gap is None else abs(gap)
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether its gradients at size are more than ten times as far off as float32's rounding; false for
-        earlier records, which do not know the latter."""
+        """Tell whether its gradients at size are off by ten times float32's rounding, where records know that."""
         size = self.checked.at_size
         return bool(size and size.reference_error and size.grad_error > 10 * size.reference_error)
 
     @property
     def imprecise(self) -> Optional[float]:
-        """Return the largest error at size that only rounding explains; None where there is none."""
+        """Return the largest error at size that only rounding explains."""
         return self.checked.at_size.imprecise if self.checked.at_size else None
 
     @property
     def is_measured(self) -> bool:
-        """Return whether the row has a number that tables show; rows without one are named below the table."""
+        """Tell whether the row has a number that tables show; others are named below the table."""
         times = (self.times, self.profile.average_step_time_us)
         sizes = (self.peak_mb, self.profile.peak_memory_mb, self.largest and self.largest.size)
         return self.status == "ok" or any(times) or any(sizes)
 
     def of_scope(self, scope: str) -> List[Sample]:
-        """Return the samples of a scope in the order taken."""
         return [sample for sample in self.timed if sample.scope == scope]
 
     def busy(self, scope: str) -> float:
-        """Return the share of the samples of a scope that ran beside other load."""
         samples = self.of_scope(scope)
         return sum(sample.flagged for sample in samples) / max(len(samples), 1)
 
     def is_beside_load(self, scope: str) -> bool:
-        """Return whether its times of a scope are from rounds beside other load, for want of enough others."""
+        """Tell whether its times are from rounds beside other load, for want of enough others."""
         return ratios.without_load([self.of(scope).medians], self.of(scope).loaded)[1]
 
 
 def gaps(line: Correctness) -> Dict[str, float]:
-    """Return the gap of an approximate loss by kind of logits, where it is known."""
     return {kind: gap for kind, gap in (line.approximation_gaps or {}).items() if gap is not None}
 
 

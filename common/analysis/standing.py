@@ -34,12 +34,7 @@ BEYOND_LOAD = 10.0
 
 
 class Margins(NamedTuple):
-    """Hold how large a change must be to count.
-
-    Attributes:
-        tolerance: the largest change that does not matter, 0.02 for 2%; an interval wholly within it is "same".
-        confidence: of each interval, 0.95 for 95%.
-    """
+    """Hold how large a change must be to count (0.02: 2%), and the confidence of each interval."""
 
     tolerance: float = statistics.TOLERANCE
     confidence: float = statistics.CONFIDENCE
@@ -50,19 +45,10 @@ USUAL = Margins()
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """Hold how the time of a row stands against that of another.
-
-    Attributes:
-        baseline: the other row; the fastest of its kind in tables.
-        scope: "step" or "loss", whose times are compared.
-        ratio: the row's time over the baseline's; None for the baseline itself, and where the two have no batch or
-            round in common.
-        paired: the rounds of both ran beside each other.
-        beside_load: too few rounds of both are without other load, so the ratio gives no verdict; for the fastest:
-            other load may have made it the fastest.
-        rounds: how many each side has, the baseline first.
-        busy: the share of each side's samples that ran beside other load.
-    """
+    """Hold how the time of a row stands against the baseline's, in tables the fastest of its kind. ratio: None for the
+    baseline itself, and where the two have no batch or round in common; paired: their rounds ran beside each other;
+    beside_load: too few rounds are without other load for a verdict; rounds, busy: the number of rounds and the share
+    of samples beside other load of each side, the baseline first."""
 
     row: Row
     baseline: Row
@@ -80,7 +66,6 @@ class Standing:
 
     @property
     def times(self) -> Optional[float]:
-        """Return the ratio, 1 for the fastest; None where it is not known."""
         return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
 
     @property
@@ -93,7 +78,7 @@ class Standing:
 
     @property
     def by_round(self) -> List[float]:
-        """Return the ratio of each round, in the order of time; empty where rounds were not paired."""
+        """Return the ratio of each round in the order of time; empty where rounds were not paired."""
         ratio = self.ratio
         if ratio is None or len(ratio.baseline) != len(ratio.new):
             return []
@@ -131,18 +116,14 @@ class Standing:
 
     @property
     def load(self) -> str:
-        """Return in words how many samples of both sides ran beside other load."""
         return (
             f"{self.busy[0]:.0%} of the baseline's samples and {self.busy[1]:.0%} of the new ones ran beside other load"
         )
 
     @cached_property
     def verdict(self) -> str:
-        """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD.
-
-        "faster" or "slower": the whole interval is beyond the tolerance, and nothing raises a doubt.  "same": the whole
-        interval is within it.
-        """
+        """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD: beyond the tolerance is the whole
+        interval and nothing raises a doubt, or "same": within it."""
         if self.beside_load:
             return BESIDE_LOAD
         if self.is_fastest:
@@ -156,7 +137,6 @@ class Standing:
 
     @property
     def reason(self) -> str:
-        """Return the reason for the verdict, or why there is no ratio."""
         ratio, margins = self.ratio, self.margins
         if ratio is None:
             for row, side, rounds in zip((self.baseline, self.row), ("the baseline", "the new side"), self.rounds):
@@ -182,7 +162,7 @@ class Standing:
 
     @property
     def both_ms(self) -> Tuple[Optional[float], Optional[float]]:
-        """Return the mean of the medians of the batches that both have, the baseline first; None without a ratio."""
+        """Return the mean of the medians of the batches that both have, the baseline first."""
         if self.ratio is None:
             return None, None
         samples = [row.of_scope(self.scope) for row in (self.baseline, self.row)]
@@ -193,14 +173,14 @@ class Standing:
 
     @property
     def lost(self) -> bool:
-        """Return whether the row was to be timed and ended well, but has no times, and the baseline has."""
+        """Tell whether the row was to be timed and ended well, but has no times, and the baseline has."""
         asked = self.row.header.settings
         was_asked = "timing" in asked.get("passes", ()) and self.scope in asked.get("scopes", ())
         return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"
 
     @property
     def may_be_as_fast(self) -> bool:
-        """Return whether noise or other load may explain all of the difference to the fastest."""
+        """Tell whether noise or other load may explain all of the difference to the fastest."""
         times = self.times or 1.0
         if self.beside_load:
             return times < BEYOND_LOAD
@@ -209,14 +189,12 @@ class Standing:
 
     @property
     def detectable(self) -> Optional[float]:
-        """Return the slowdown (0.12 for 12%) that these samples would detect four times in five; None where none."""
         too_busy = not self.paired and max(self.busy) > BUSY_LIMIT
         if self.ratio is None or self.beside_load or self._fewest < MINIMUM_ROUNDS or too_busy:
             return None
         return ratios.detectable(self.ratio, self.margins.tolerance, self.margins.confidence)
 
     def as_json(self) -> Record:
-        """Return the standing for JSON, with names in the place of rows; a number is None where there is no ratio."""
         ratio = self.ratio
         return {
             "scope": self.scope,
@@ -233,7 +211,6 @@ class Standing:
         }
 
     def judged_json(self) -> Record:
-        """Return what JSON of a comparison has besides."""
         return {
             **{key: getattr(self, key) for key in ("reason", "doubt", "detectable", "lost")},
             **dict(zip(("baseline_ms", "new_ms"), self.both_ms)),
@@ -243,26 +220,24 @@ class Standing:
 
 
 def _drift(rounds: Sequence[float]) -> float:
-    """Return by how much the mean logarithm of a run's times differs between its first half and its last."""
+    """Return by how much the mean logarithm of a run's times differs between its halves."""
     half = len(rounds) // 2
     logarithms = [math.log(time) for time in rounds]
     return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
 
 
 def _span(low: float, high: float) -> str:
-    """Return an interval in percent, or in times the baseline where the percentages would have four digits or more."""
+    """Return an interval in percent, or in times where the percentages would have four digits or more."""
     return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
 
 
 def percent(fraction: float, digits: int = 3) -> str:
-    """Return a share as "12.3%", rounded to `digits` digits; a larger number keeps all digits before the point."""
     value = 100 * fraction
     return f"{value:.0f}%" if abs(value) >= 10**digits else f"{value:.{digits}g}%"
 
 
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
-    """Return how the time of a row stands against that of another, without the rounds beside other load where enough
-    others are left."""
+    """Return how a row stands against another, without rounds beside other load where enough others are left."""
     together = (
         row.header.run_id == baseline.header.run_id
     )  # both were measured in alternation, in the rounds of one run
@@ -287,11 +262,9 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
 
 
 def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = None) -> List[Standing]:
-    """Return the standings of the rows that can be compared: the fastest first, then the others by their ratio.
-
-    The first is `beside_load` where other load may have changed which row is the fastest.  confidence: of each
-    interval; None: such that the intervals of all pairs hold together.
-    """
+    """Return the standings of the rows that can be compared: the fastest first, then the others by their ratio. The
+    first is `beside_load` where other load may have changed which row is the fastest. confidence: None: such that the
+    intervals of all pairs hold together."""
     timed = [row for row in rows if row.is_comparable and row.of(scope).medians]
     if not timed:
         return []
@@ -309,8 +282,8 @@ def _size(standing: Standing) -> float:
 
 
 def set_apart(rows: Sequence[Row]) -> None:
-    """Set `under` of rows of one configuration: the torch version, where it is not the one that most losses have in
-    their own environment, the newest of equals."""
+    """Set `under` of rows whose torch is not the one that most losses have in their own environment, the newest of
+    equals."""
     measured = [row for row in rows if row.torch and row.is_measured]
     torches = [row.torch for row in measured if row.loss == row.name] or [row.torch for row in measured]
 
@@ -335,10 +308,7 @@ def rank_times(group: Sequence[Row]) -> None:
 
 
 def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
-    """Return (standing, drift) of the rows whose ratio surely changes along the rounds of the run.
-
-    The intervals hold together for all rows that were compared.
-    """
+    """Return the rows whose ratio surely changes along the rounds; the intervals hold together for all of them."""
     compared = [each for row in rows if (each := row.against_fastest) and each.paired and each.by_round]
     confidence = statistics.confidence_of_each(len(compared))
     drifting = [(standing, ratios.drift(standing.by_round, confidence)) for standing in compared]

@@ -17,14 +17,9 @@ NEEDED = {"dtype", "vocab_size", "encoder_dim"}
 
 
 class Sample(NamedTuple):
-    """Hold a timed sample; warm-up has none.
-
-    Attributes:
-        at_s: seconds of timed work of this implementation up to its end, warm-up included.
-        foreign_cpu: the share of the CPUs that other processes took.
-        flagged: it ran beside other load.
-        beside_load: beside so much load that its time cannot be compared.
-    """
+    """Hold a timed sample, no warm-up. at_s: seconds of timed work of this implementation up to its end, warm-up
+    included; foreign_cpu: the share of the CPUs that others took; flagged: it ran beside other load; beside_load:
+    beside so much that its time cannot be compared."""
 
     scope: str
     round: str
@@ -37,16 +32,9 @@ class Sample(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Hold the times of one scope in ms; empty where it was not timed.
-
-    Attributes:
-        ms: the times that rows are ranked by.
-        interval: the 95% interval of their median over rounds.
-        event, wall: the times by the two clocks of CUDA.
-        stages: the mean over batches of the medians of each stage.
-        medians: round -> batch -> median; rounds and batches are text, as keys of JSON are.
-        loaded: the rounds that ran beside other load for more than half of their time.
-    """
+    """Hold the times of one scope in ms; empty where it was not timed. ms: what rows are ranked by; interval: 95%, of
+    their median over rounds; event, wall: by the two clocks of CUDA; stages: means over batches of medians; medians:
+    round -> batch -> median, with text as keys; loaded: rounds beside other load for more than half of their time."""
 
     ms: Optional[statistics.Summary] = None
     interval: Optional[List[float]] = None
@@ -86,8 +74,7 @@ def times(samples: Sequence[schema.Sample], scope: str) -> Times:
 
 
 def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Tuple[Optional[float], Optional[float]]:
-    """Return (utterances per second, frames per second) of the measured batches, over the sum of the medians of their
-    samples; None where that is not known."""
+    """Return (utterances, frames) per second of the measured batches, over the sum of the medians of their samples."""
     seconds_of = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
     known = [batch for batch in batches if batch.index in seconds_of]
     if not known:
@@ -108,7 +95,7 @@ def in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
 
 
 def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
-    """Return the share of the CPUs that other processes took, averaged over the time of the samples that know it."""
+    """Return the share of the CPUs that other processes took, averaged over the time of samples."""
     known = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
     total = sum(time for time, _ in known)
     return sum(time * share for time, share in known) / total if total else None
@@ -118,8 +105,7 @@ def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
 
 
 def bandwidth(limits: Sequence[schema.Limits]) -> Optional[float]:
-    """Return the bytes per second of the largest buffer, the best of a run, since other load only slows; None where it
-    was not measured."""
+    """Return the bytes per second of the largest buffer, the best of a run, since other load only slows."""
     streams = [stream for line in limits for stream in line.streams]
     largest = max((stream.buffer_bytes for stream in streams), default=0)
     rates_ = [1e9 * each.moved_bytes / min(each.ns) for each in streams if each.buffer_bytes == largest]
@@ -130,15 +116,11 @@ def least_work(
     scope: str, kind: str, batch: schema.Batch, settings: Mapping[str, Any], share: float
 ) -> Tuple[float, float]:
     """Return (bytes to move, operations of matrix products) of a batch without its padding, at least.
-
     Only needed cells count, those whose posterior the gradient's dtype can tell from zero; an exact loss may leave out
-    the others.  The loss alone reads their logits for the normalisers and again for the gradient, and writes gradients
-    of all cells.  A step stores no logits: inputs, weights and their gradients move, and each needed cell takes three
-    products of 2 H V.  Pruned losses have S symbols a frame, two projections, and normalisers of am + lm.
-
-    Args:
-        share: the needed cells over all, which the oracle counted on one batch.
-    """
+    the others. The loss alone reads their logits for the normalisers and again for the gradient, and writes gradients
+    of all cells. A step stores no logits: inputs, weights and their gradients move, and each needed cell takes three
+    products of 2 H V. Pruned losses have S symbols a frame, two projections, and normalisers of am + lm. share: the
+    needed cells over all."""
     itemsize, H = ITEMSIZE[settings["dtype"]], settings["encoder_dim"]
     V = settings["vocab_size"] + len(implementations.durations_of(kind, settings.get("durations")))
     met = {**dict.fromkeys(implementations.ONE_SYMBOL, batch.one_symbol_cells), "pruned": batch.pruned_cells}.get(kind)
@@ -161,7 +143,7 @@ def limit_percent(
     at_size: Optional[schema.AtSize],
 ) -> Dict[str, float]:
     """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
-    records hold too little.  at_size: of the correctness pass, which counted the needed cells."""
+    records hold too little. at_size: of the correctness pass, which counted the needed cells."""
     moved, every = bandwidth(limits), [each for line in limits for each in line.products]
     products = max((2e9 * each.n**3 / min(each.ns) for each in every), default=None)
     known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and settings.get("mode") != "forward"

@@ -1,11 +1,7 @@
 """Pick the best rows of one configuration, the fastest, the smallest, the fastest approximation, and put it in words.
-
 Times as in the tables (see standing.py): a loss is surely the fastest when every other under its torch is "slower".
-Rows under another torch than most are ranked apart, and never picked.
-Memory and largest batches are measured in one process and have no interval; there a margin decides.
-A sentence is a list of texts and of links to the files that its numbers are from (see present/parts.py), without a full
-stop.
-"""
+Memory and largest batches are measured in one process and have no interval; there a margin decides. A sentence is a
+list of texts and of links to the files that its numbers are from, without a full stop."""
 
 from __future__ import annotations
 
@@ -36,21 +32,11 @@ Kinds = Tuple[Optional[str], ...]
 
 @dataclass(frozen=True)
 class Pick:
-    """Hold the best of some rows, and how sure that is.
-
-    Attributes:
-        row: the best.
-        rivals: rows whose difference from it is not certain, the nearest first.
-        next: the first rival, or else the first row that is worse.
-        times: the ratio of `next` to the best, in time, peak or batch size.
-        scope: whose times are compared.
-        next_ratio: of times: the ratio of `next`, with its interval.
-        over, memory: of an approximation: its time and its peak over those of the fastest exact row; None where the two
-            have nothing in common.
-        caveats: what to beware of in the best; None where no conformance matrix judged it.
-        withheld: why there is no answer: rounds of the best or of a rival ran beside so much other load that none is
-            surely the fastest, or a search for the largest batch did not end; `times` and the ratio are then None.
-    """
+    """Hold the best of some rows, and how sure that is. rivals: rows that may be as good, the nearest first; next: the
+    first rival, or else the first that is worse; times: its ratio to the best, in time, peak or size; next_ratio: of
+    times, with the interval; over, memory: time and peak of an approximation over the fastest exact row's; caveats:
+    None where no conformance matrix judged it; withheld: why there is no answer, and no ratio: other load, or a search
+    that did not end."""
 
     row: Row
     rivals: List[Row] = field(default_factory=list)
@@ -69,9 +55,8 @@ class Pick:
 
 
 class LogitsPick(NamedTuple):
-    """Hold the best exact loss of given logits: by the loss alone, and by the step of the losses that take logits (None
-    where it was not measured).  best: that of the two that is sure and that the other does not contradict; None where
-    it is unclear."""
+    """Hold the best exact loss of given logits: by the loss alone, by the step of the losses that take logits, and that
+    of the two that is sure and that the other does not contradict; None where it is unclear."""
 
     loss: Pick
     step: Optional[Pick]
@@ -84,8 +69,7 @@ Picks = Tuple[Optional[Pick], Optional[LogitsPick], Optional[Pick], Optional[Pic
 
 
 def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
-    """Return the picks of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides
-    docs/."""
+    """Return the picks of rows of one group. folders: where a conformance matrix may be, besides docs/."""
     quick, small, approximate = fastest(rows), smallest(rows), fastest(rows, ("pruned",))
     if approximate:
         approximate = replace(approximate, caveats=parts.caveats(approximate.row.loss, folders))
@@ -99,8 +83,7 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
 
 
 def fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the fastest of the rows of these kinds by the step, or by the loss where no step was timed; None where
-    nothing was."""
+    """Return the fastest of these kinds by the step, or by the loss where no step was timed."""
     rows = _ok(rows, kinds)
     return by_time(rows, "step") or by_time(rows, "loss")
 
@@ -117,14 +100,12 @@ def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
 
 
 def over_other(row: Row, other: Row, scope: str) -> Optional[Ratio]:
-    """Return a row's time over that of a row of another kind; None where the two have none in common, or ran beside
-    other load."""
+    """Return a row's time over that of a row of another kind; None beside other load."""
     standing = stand(row, other, scope)
     return None if standing.beside_load else standing.ratio
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
-    """Return the fastest of these rows in a scope; None where none was timed."""
     every = standings([row for row in rows if not row.under], scope)
     if not every:
         return None
@@ -146,13 +127,12 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
 
 
 def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the pick of the loss with the lowest peak, each by its highest over the batches."""
     return _by_size([(row, peak) for row in _ok(rows, kinds) if (peak := row.peak_mb)], MEMORY_MARGIN)
 
 
 def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the row of --find-largest with the largest batch; None where none was found.  Withheld where a search did
-    not end, since its size is a lower bound."""
+    """Return the row of --find-largest with the largest batch. Withheld where a search did not end, since its size is a
+    lower bound."""
     found = [(row, search.size) for row in _ok(rows, kinds) if (search := row.largest) and search.size]
     pick = _by_size(found, SIZE_MARGIN, most=True)
     open_ = [row.name for row, _ in found if row.largest and row.largest.at_least]
@@ -163,21 +143,18 @@ def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick
 
 
 def ranked_kinds(rows: Sequence[Row]) -> Kinds:
-    """Return the kinds whose fastest a verdict names: the exact losses, or the losses of the rows' one lattice where
-    none is on the transducer's."""
+    """Return the kinds whose fastest a verdict names: the exact losses, or those of the rows' one lattice."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.under}
     lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
 
 
 def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
-    """Return the comparable rows of these kinds under the torch of most; None: those of `ranked_kinds`."""
     kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
 
 
 def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
-    """Return the pick of the smallest value, or with `most` of the largest."""
     if not sizes:
         return None
     (best, size), *others = sorted(sizes, key=lambda each: -each[1] if most else each[1])
@@ -210,7 +187,6 @@ class Measure(NamedTuple):
 
 
 def time_of(scope: str) -> Measure:
-    """Return the measure of the times of a scope, "step" or "loss"."""
     return Measure(lambda row: f"{number(row.median_ms(scope))} ms a {scope}", "the time")
 
 
@@ -224,12 +200,10 @@ SIZE = Measure(
 
 
 def name_of(row: Row) -> str:
-    """Return the row's label, which is unique in its group, or its name where it has no label."""
     return row.label or plain(row.name)
 
 
 def value(row: Row, measure: Measure) -> Link:
-    """Return a row's value with a link to its records."""
     return Link(measure.shown(row), row.results)
 
 
@@ -237,7 +211,6 @@ def value(row: Row, measure: Measure) -> Link:
 
 
 def headline(pick: Pick) -> str:
-    """Return the answer as one line: "Use a: 1.8x faster (1.5 to 2.1) and 74x smaller than the next exact loss"."""
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
@@ -268,8 +241,7 @@ def either(names: Sequence[str]) -> str:
 
 
 def against_next(pick: Pick, measure: Measure) -> Words:
-    """Return the value of the best row and how far behind the next is: "25.0 ms a step; next is b at 1.67x the
-    time"."""
+    """Return the value of the best row and how far the next is: "25.0 ms a step; next is b at 1.67x the time"."""
     best = value(pick.row, measure)
     if pick.withheld:
         return [pick.withheld]
@@ -291,20 +263,16 @@ def against_next(pick: Pick, measure: Measure) -> Words:
 
 
 def named(pick: Pick, measure: Measure) -> Words:
-    """Return `against_next` with the name of the best row before it: "a, 25.0 ms a step; next is b at 1.67x the
-    time"."""
     return [f"{name_of(pick.row)}, ", *against_next(pick, measure)]
 
 
 def answer(pick: Pick, measure: Measure) -> Words:
-    """Return `named`, with "unclear: " before it where others may be as good."""
     if pick.withheld:
         return [pick.withheld]
     return named(pick, measure) if pick.sure else ["unclear: ", *named(pick, measure)]
 
 
 def logits_words(picks: LogitsPick) -> Words:
-    """Return the best exact loss of given logits, and what the other scope shows."""
     loss, step, best = picks
     if step is None or loss.withheld or step.withheld:
         return answer(loss, time_of("loss")) if step is None else [WITHHELD]
@@ -321,7 +289,6 @@ def _by(pick: Pick) -> Words:
 
 
 def approximate(pick: Pick) -> Words:
-    """Return the time and the peak of an approximation over those of the fastest exact loss, and its error."""
     if pick.withheld:
         return [pick.withheld]
     known = {"time": pick.over.ratio if pick.over else None, "peak": pick.memory}
@@ -333,7 +300,7 @@ def approximate(pick: Pick) -> Words:
 
 
 def accuracy(row: Row) -> str:
-    """Return "off by 3% on random logits, which does not bound it in training"; "" where it was not measured."""
+    """Return "off by 3% on random logits, which does not bound it in training"."""
     known = gaps(row.checked)
     if known:
         off = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in known.items()]
@@ -349,7 +316,6 @@ def _percent(gap: float) -> str:
 
 
 def memory(row: Row, smallest: Optional[Pick]) -> Words:
-    """Return the peak of a row beside the smallest peak of all rows."""
     if row.peak_mb is None:
         return ["not measured"]
     least, peak = smallest.row if smallest else row, value(row, PEAK)
@@ -380,8 +346,8 @@ def corners(pick: Pick) -> Tuple[str, str]:
 
 
 def since(row: Row, scope: str) -> Optional[Tuple[str, str]]:
-    """Return ("since 24 Nov", "fused +2%, within noise"): how the time of a row changed from the newest earlier run in
-    the log folder that measured the same on the same machine; None where there is none."""
+    """Return ("since 24 Nov", "fused +2%, within noise"): the change of a row's time from the newest earlier run that
+    measured the same on the same machine."""
     for earlier in row.earlier:
         standing = stand(row, earlier, scope)
         if standing.ratio and not standing.beside_load and not groups.differences(earlier, row):
@@ -395,7 +361,7 @@ def since(row: Row, scope: str) -> Optional[Tuple[str, str]]:
 
 
 def over_fastest(standing: Standing) -> str:
-    """Return how a row stands against the fastest: the ratio, its batches and rounds, the interval and the verdict."""
+    """Return how a row stands against the fastest: ratio, batches and rounds, interval and verdict."""
     ratio = standing.ratio
     begin = f"{standing.row.name} {standing.scope} over {standing.baseline.name}'s"
     if ratio is None:
@@ -417,7 +383,6 @@ def over_fastest(standing: Standing) -> str:
 
 
 def drifting(standing: Standing, drift: Drift) -> str:
-    """Return a sentence on a row whose ratio changes along the rounds, with the factor."""
     return (
         f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {number(drift.factor, 3)} "
         f"({number(drift.low, 3)} to {number(drift.high, 3)}) from the first round to the last: what holds in this run "

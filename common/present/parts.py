@@ -1,8 +1,5 @@
 """Define what is shown as data: tables, plots, cards, sections of a page, and what a tool of its own gives to them.
-
-present/text.py and show/page.py render it.  The command registers the tools (common/command.py); the page, the summary
-and the verdict know none of them.
-"""
+The command registers the tools (common/command.py); the page, the summary and the verdict know none of them."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ Plotly = Dict[str, Any]
 
 
 class Link(NamedTuple):
-    """Hold words that lead to a file."""
-
     words: str
     target: Path
 
@@ -33,14 +28,8 @@ Line = Tuple[str, Sentence]
 
 
 class Cell(NamedTuple):
-    """Hold one cell.
-
-    Attributes:
-        shown: the words.
-        value: for sorting and CSV; None for `shown`.
-        target: the file that it is from.
-        mark: a class of page.css, which other renderers may show too.
-    """
+    """Hold one cell. value: for sorting and CSV, None for `shown`; target: the file that it is from; mark: a class of
+    page.css."""
 
     shown: str
     value: Value = None
@@ -49,13 +38,10 @@ class Cell(NamedTuple):
 
 
 def measured(value: Union[int, float, None], target: Optional[Path] = None) -> Cell:
-    """Return the cell of a number.  target: the file that it is from."""
     return Cell(str(value) if type(value) is int else number(value), value, target)
 
 
 class Column(NamedTuple):
-    """Describe a column.  title: may be broken over several lines; numeric: aligned to the right."""
-
     title: str
     numeric: bool = True
     centered: bool = False
@@ -66,8 +52,8 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Hold a table.  name: a key; title: printed above, or read by a screen reader;
-    groups: of each row, the words above the rows that have the same, in text."""
+    """Hold a table. title: printed above, or read by a screen reader; groups: the words above the rows that have the
+    same."""
 
     name: str
     title: str
@@ -76,7 +62,6 @@ class Table(NamedTuple):
     groups: Sequence[str] = ()
 
     def values(self) -> List[Values]:
-        """Return each row as {title of the column: value}."""
         return [{column.title: column.value(cell) for cell, column in zip(row, self.columns)} for row in self.rows]
 
 
@@ -101,14 +86,8 @@ def words(parts: Sentence) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """Hold one plot.
-
-    Attributes:
-        title, caption: shown with it.
-        summary: its numbers in words, for screen readers.
-        data, layout: for plotly.
-        table: the same numbers; None where the page shows them already.
-    """
+    """Hold one plot. summary: its numbers in words, for screen readers; data, layout: for plotly; table: the same
+    numbers, None where the page shows them already."""
 
     key: str
     title: str
@@ -121,15 +100,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Card:
-    """Answer a question.
-
-    Attributes:
-        question: short.
-        answer: a name or "unclear".
-        clear: whether it is sure.
-        lines: the reasons, each with its title.
-        code: for the user to copy.
-    """
+    """Answer a question in a name or "unclear", with reasons and code to copy."""
 
     question: str
     answer: str
@@ -147,24 +118,15 @@ class Failure(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Return whether it failed, where others just cannot run here."""
+        """Tell whether it failed, where others just cannot run here."""
         return self.status not in NOT_RUNNABLE
 
 
 @dataclass(frozen=True)
 class Section:
-    """Describe a section of the page; a field is empty where it has nothing to show.  Shown in the order of the fields.
-
-    Attributes:
-        id: its address on the page.
-        heading: what was measured.
-        loaded: a line on samples that ran beside other load; it also stands below the page's title.
-        cards: the answers.
-        lead: the plot above the tables.
-        tables: each with its title above it.
-        facts, conditions: terms and tables below "How measured".
-        folded: whether it is opened by its title.
-    """
+    """Describe a section of the page; its fields are shown in their order. id: its address; heading: what was measured;
+    loaded: a line on other load, which also stands below the page's title; lead: the plot above the tables; facts,
+    conditions: below "How measured"; folded: it is opened by its title."""
 
     id: str
     title: str
@@ -183,15 +145,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Slice:
-    """Describe a tool to those that show results; `paths` are the log folders that are searched.
-
-    Attributes:
-        sections: (folder of the page, paths) -> its sections of the page.
-        holds: path -> whether a run of the tool is in, at or under it.
-        rows: paths -> its rows for csv and json.
-        text: (paths, "table" or "markdown") -> its runs as text, one string a run.
-        caveats: (loss, paths) -> what to beware of in a loss, None where the tool never judged it.
-    """
+    """Describe a tool to those that show results. sections: (folder of the page, log folders) -> sections; holds:
+    whether a run of the tool is at or under a path; rows: for csv and json; text: (paths, "table" or "markdown") -> a
+    string a run; caveats: (loss, paths) -> what to beware of, None where the tool never judged it."""
 
     sections: Callable[[Path, Sequence[Path]], List[Section]]
     holds: Callable[[Path], bool] = lambda path: False
@@ -205,7 +161,7 @@ slices: Callable[[], Sequence[Slice]] = tuple
 
 
 def caveats(loss: str, paths: Sequence[Path]) -> Optional[List[str]]:
-    """Return what to beware of in a loss, [] for nothing; None where no tool judged it."""
+    """Return what to beware of in a loss; None where no tool judged it."""
     answers = [each.caveats(loss, paths) for each in slices() if each.caveats]
     judged = [answer for answer in answers if answer is not None]
     return [caveat for answer in judged for caveat in answer] if judged else None

@@ -56,18 +56,15 @@ TEMPLATE: Plotly = {
 
 
 class Look(NamedTuple):
-    """Hold how an implementation is drawn: the numbers of its colour in PALETTE and of its form."""
+    """Hold the numbers of an implementation's colour in PALETTE and of its form."""
 
     color: int = 0
     form: int = 0
 
 
 def looks(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
-    """Return the look of each implementation: the colour of its family, and the form of its kind.
-
-    Where another implementation of that colour has that form already, it gets the next free form.  A loss without a
-    family has the first free colour.  kind_of: name -> kind.
-    """
+    """Return the look of each implementation: the colour of its family, and the form of its kind, the next free one
+    where that is taken. A loss without a family has the first free colour. kind_of: name -> kind."""
     order = {implementation.name: index for index, implementation in enumerate(implementations.with_variants())}
 
     def place(name: str) -> Tuple[bool, int, str]:
@@ -85,17 +82,14 @@ def looks(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
 
 
 def color(look: Look) -> str:
-    """Return the colour of an implementation."""
     return PALETTE[look.color % len(PALETTE)]
 
 
 def symbol(look: Look) -> str:
-    """Return the symbol of an implementation."""
     return SYMBOLS[look.form % len(SYMBOLS)]
 
 
 def line(look: Look, width: float = 2.2) -> Plotly:
-    """Return the line of an implementation."""
     return {"color": color(look), "width": width, "dash": DASHES[look.form % len(DASHES)]}
 
 
@@ -111,20 +105,14 @@ def shown(label: str) -> str:
 
 
 def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any) -> Plotly:
-    """Return a trace of bars.
-
-    look: plotly's marker; hover: plotly's template of what is shown beside the name of the bar under the pointer;
-    options: of the trace.
-    """
+    """Return a trace of bars. hover: plotly's template of what is shown beside the name of the bar under the
+    pointer."""
     trace = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Plotly:
-    """Return a trace of markers, or of lines with another `mode`.
-
-    at: (x, y) of each point; hover: as for bars, "" shows nothing; options: of the trace.
-    """
+    """Return a trace of markers at (x, y), or of lines with another `mode`. hover: as for bars, "" shows nothing."""
     x, y = zip(*at)
     trace = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
     told = {"hovertemplate": f"{hover}<extra>{shown(name)}</extra>"} if hover else {"hoverinfo": "skip"}
@@ -132,14 +120,13 @@ def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str 
 
 
 def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
-    """Return the marker of an implementation's points."""
     if hollow:
         return {"symbol": f"{symbol(look)}-open", "size": size, "color": color(look), "line": {"width": 2}}
     return {"symbol": symbol(look), "size": size, "color": color(look)}
 
 
 def whiskers(summaries: Sequence[statistics.Summary]) -> Dict[str, List[float]]:
-    """Return plotly's error bars, from p20 to p80 around the median; without length where these are not known."""
+    """Return plotly's error bars, from p20 to p80 around the median."""
     return {
         "array": [(each.p80 or each.median) - each.median for each in summaries],
         "arrayminus": [each.median - (each.p20 or each.median) for each in summaries],
@@ -151,8 +138,6 @@ WIDE = 20.0
 
 
 class Span(NamedTuple):
-    """Hold the ends of an axis of points."""
-
     low: float
     high: float
     logarithmic: bool
@@ -175,13 +160,11 @@ def logarithmic(values: Sequence[float]) -> Span:
 
 
 def span(values: Sequence[float]) -> Span:
-    """Return an axis for these positive values, with some room beside them: from zero, or logarithmic where they differ
-    too much."""
+    """Return an axis for these positive values: from zero, or logarithmic where they differ too much."""
     return logarithmic(values) if max(values) > WIDE * min(values) else Span(0.0, 1.15 * max(values), False)
 
 
 def axis(title: str, **options: Any) -> Plotly:
-    """Return an axis of plotly."""
     return {"title": {"text": title}, **options}
 
 
@@ -195,17 +178,14 @@ def axis_of(title: str, span: Span) -> Plotly:
 
 
 def layout(height: int, legend: Optional[int] = None, **options: Any) -> Plotly:
-    """Return plotly's layout.  height: pixels; legend: pixels of each of its entries, None for no legend."""
+    """Return plotly's layout. legend: pixels of each of its entries, None for no legend."""
     of_legend = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
     return {"template": TEMPLATE, "height": height, **of_legend, **options}
 
 
 def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
-    """Return the layout of lanes below each other: the first at y = 0 on top, the next at -1.
-
-    Each is `lane` pixels high, with its name at the left edge, `gap` pixels above its middle, so that the plot has the
-    whole width.
-    """
+    """Return the layout of lanes below each other, the first at y = 0, the next at -1, each `lane` pixels high with its
+    name at the left edge, `gap` pixels above its middle."""
     above = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": gap, "showarrow": False}
     notes = [{**above, "y": -number, "text": name} for number, name in enumerate(names)]
     span = [-(len(names) - 1) - 0.5, 0.5 + (gap + 22 - lane / 2) / lane]

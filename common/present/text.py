@@ -1,8 +1,5 @@
 """Write a table, and the lines below it, for the terminal and as Markdown; rows as CSV and JSON.
-
-Names and reasons come from files anyone may have written: they are shown as plain text, with no control characters, no
-markup, no formulas.
-"""
+Names and reasons come from files anyone may have written: they are shown as plain text."""
 
 from __future__ import annotations
 
@@ -22,14 +19,12 @@ BOLD = ("wrong", "dead")
 
 
 def block(table: Table, format: str) -> str:
-    """Return the table with its title above it, in the "table" or "markdown" format."""
     if format == "markdown":
         return f"**{escaped(table.title)}**\n\n{markdown(table)}"
     return f"{plain(table.title)}\n{aligned(table)}"
 
 
 def listed(lines: Sequence[str], format: str) -> str:
-    """Return the lines as text, in Markdown as a list."""
     return "\n".join(f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines)
 
 
@@ -39,10 +34,8 @@ def spaced(blocks: Iterable[Sequence[str]]) -> str:
 
 
 def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[str, str]] = None) -> str:
-    """Return the table in columns of equal width; a long heading is broken over several lines.
-
-    longest: characters of a cell; colors: mark of a cell -> ANSI code.
-    """
+    """Return the table in columns of equal width; a long heading is broken over several lines. colors: mark -> ANSI
+    code."""
     body = [[cell._replace(shown=short(plain(cell.shown), longest)) for cell in row] for row in table.rows]
     cells = list(zip(*body)) or [()] * len(table.columns)
     widths = [
@@ -68,12 +61,10 @@ def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[
 
 
 def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
-    """Return words in the color of their mark.  colors: mark -> ANSI code."""
     return f"\x1b[{colors[mark]}m{words}\x1b[0m" if mark in colors else words
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown, without its title."""
     cells = [
         [f"**{escaped(cell.shown)}**" if cell.mark in BOLD else escaped(cell.shown) for cell in row]
         for row in table.rows

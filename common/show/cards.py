@@ -1,7 +1,4 @@
-"""Make the parts of a page that are no plot: the cards that answer its first question, and how rows were measured.
-
-The cases of the cards: any loss, a loss that takes logits, an approximation; and the largest batch of --find-largest.
-"""
+"""Make the parts of a page that are no plot: the cards that answer its first question, and how rows were measured."""
 
 from __future__ import annotations
 
@@ -20,13 +17,12 @@ OURS = "fused_transducer"  # the package that comes with the suite
 
 
 def title(rows: Sequence[Row]) -> str:
-    """Return the answer as the title of the page; "" where nothing exact was timed."""
     pick = verdict.fastest(rows)
     return verdict.headline(pick) if pick else ""
 
 
 def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
-    """Return the cards for rows of one configuration.  folders: where a conformance matrix may be, besides docs/."""
+    """Return the cards for rows of one configuration. folders: where a conformance matrix may be, besides docs/."""
     quick, logits, small, approximate = verdict.of(rows, folders)
     result = []
     if quick:
@@ -52,7 +48,6 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
 
 
 def of_search(rows: Sequence[Row]) -> List[parts.Card]:
-    """Return the card for rows of --find-largest, among the exact losses alone."""
     pick = verdict.largest([row for row in rows if row.is_exact])
     return [_card("Largest batch, exact losses", pick, [_line("Size", _value(pick, verdict.SIZE))])] if pick else []
 
@@ -83,8 +78,6 @@ def _corners(pick: verdict.Pick) -> parts.Line:
 
 
 def size_of(rows: Sequence[Row]) -> List[str]:
-    """Return ["20 utterances of the 85,617 in the shape file, in 10 batches and 5 rounds"]; empty where no batches are
-    known."""
     row = next((row for row in rows if row.batches), None)
     if row is None:
         return []
@@ -95,7 +88,6 @@ def size_of(rows: Sequence[Row]) -> List[str]:
 
 
 def versions(entries: Sequence[Row]) -> parts.Table:
-    """Return a table of the versions that each row ran under, of the rows that ran where any did."""
     columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
     rows = []
     for entry in [entry for entry in entries if entry.is_measured] or entries:
@@ -117,7 +109,6 @@ def versions(entries: Sequence[Row]) -> parts.Table:
 
 
 def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
-    """Return (term, description) of the machine and conditions of rows of one configuration."""
     entry = next((entry for entry in entries if entry.is_measured), entries[0] if entries else Row())
     settings, machine = entry.header.settings, entry.header.machine
     memory = f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""

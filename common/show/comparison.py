@@ -43,8 +43,7 @@ class Line(NamedTuple):
 
 
 def render(rows: Sequence[comparison.Change], remarks: Sequence[str], format: str = "table") -> str:
-    """Return every number with its reason, as text that ends with a newline.  remarks: lines below it, which JSON
-    leaves out."""
+    """Return every number with its reason as text. remarks: lines below it, which JSON leaves out."""
     if format == "json":
         return json_text([row.as_json() for row in rows])
     shown = _measured(rows)
@@ -62,8 +61,7 @@ def screen(
     width: int = screens.WIDTH,
     colors: Mapping[str, str] = screens.NO_COLORS,
 ) -> str:
-    """Return the outcome as lines of at most `width` characters, the last with a newline: all times, whatever else
-    changed, and the verdict."""
+    """Return the outcome in lines of at most `width`: all times, whatever else changed, and the verdict."""
     shown = _measured(rows)
     lines = [line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"]
     below = [f"{row.pair.name}: {note}" for row in shown for note in _notes_of(row) if " run is " in note]
@@ -83,7 +81,6 @@ def screen(
 
 
 def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> parts.Table:
-    """Return the table of some lines."""
     cells = [
         [
             *map(parts.Cell, (line.name, line.what)),
@@ -106,7 +103,7 @@ def _measured(rows: Sequence[comparison.Change]) -> Sequence[comparison.Change]:
 
 
 def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[str]:
-    """Return the lines below the whole table: each verdict with its reason, notes once with the rows that have them."""
+    """Return the lines below the whole table: each verdict with its reason, each note once."""
     shown = _measured(rows)
     lines = lines_of(shown)
     told = [line for line in lines if line.verdict != "same" or line.what.endswith("time")]
@@ -124,7 +121,6 @@ def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[st
 
 
 def on_one_side(sides: comparison.Sides) -> List[str]:
-    """Return remarks on the runs that the other side lacks."""
     return [
         f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only"
         for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added))
@@ -133,7 +129,6 @@ def on_one_side(sides: comparison.Sides) -> List[str]:
 
 
 def origins(rows: Sequence[comparison.Change]) -> List[str]:
-    """Say where both sides come from, and how the intervals were made."""
     lines = []
     for side in ("baseline", "new"):
         runs = [getattr(row.pair, side) for row in rows]
@@ -223,7 +218,7 @@ def _notes_of(row: comparison.Change) -> Iterator[str]:
 
 
 def write(rows: Sequence[comparison.Change], remarks: Sequence[str], output: Path) -> Path:
-    """Write the page, whole or not at all; return its path.  remarks: as below the table.  Raises UserError."""
+    """Write the page, whole or not at all; return its path. Raises UserError."""
     if not rows:
         raise UserError("no page: nothing was compared")
     shown, first = _measured(rows), origins(rows)
@@ -246,7 +241,6 @@ def title(rows: Sequence[comparison.Change]) -> str:
 
 
 def _figure(rows: Sequence[comparison.Change]) -> Optional[parts.Figure]:
-    """Return the plot of the ratios of all times; None where there are none."""
     look_of = style.looks({row.pair.new.name: row.pair.new.kind for row in rows})
     dots = []
     for row in rows:

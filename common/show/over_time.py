@@ -18,20 +18,16 @@ MOST = 0.3  # of the median of its batch: what is farther from it is an arrow
 
 
 class Lane(NamedTuple):
-    """Hold the samples of one row, each with its time over the median of its batch."""
-
     row: Row
     samples: List[Sample]
     relative: List[float]
 
     @property
     def seconds(self) -> float:
-        """Return the timed work up to the last sample."""
         return max(sample.at_s for sample in self.samples)
 
     @property
     def range(self) -> str:
-        """Return the farthest samples: "-3% to +12%"."""
         return f"{_percent(min(self.relative) - 1)} to {_percent(max(self.relative) - 1)}"
 
 

@@ -1,10 +1,7 @@
 """Make one self-contained HTML page from groups of rows, and write it: no network, and only its own two scripts.
-
-A content security policy allows these two scripts by their hash, and no address, so that nothing in a name can run.
-Without scripts the page is still complete: every plot has its numbers as a table.  Templates are named by their path
-below common/: all text is escaped and, except code, shown on one line, whatever file it is from; every address is
-relative to the page's folder.
-"""
+A content security policy allows these by their hash, and no address, so that nothing in a name can run. Without scripts
+every plot has its numbers as a table. All text is escaped and, except code, shown on one line; every address is
+relative to the page's folder."""
 
 from __future__ import annotations
 
@@ -42,22 +39,14 @@ LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
 def page(
     groups: Sequence[Group], base: Path, library: Optional[str] = None, swept: Sequence[Sweep] = (), paths: Paths = ()
 ) -> str:
-    """Return the page as text.  Raises UserError without jinja2.
-
-    Args:
-        groups: rows by configuration.
-        base: the folder that the page will be in, from which its links start.
-        library: JavaScript in place of plotly.js.
-        swept: sweeps to show.
-        paths: the logs that are shown, in which a conformance matrix may be too.
-    """
+    """Return the page as text, for the folder `base`. library: JavaScript in place of plotly.js; paths: the logs, in
+    which a conformance matrix may be too. Raises UserError without jinja2."""
     answer = cards.title(groups[0].rows) if len(groups) == 1 and not groups[0].search and not swept else ""
     title = answer or TITLE
     return assembled(sections(groups, base, swept, paths), base, title, _lead(groups, swept), library, reading=True)
 
 
 def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[Section]:
-    """Return the sections of the page: configurations, sweeps, tools."""
     result = [
         *(_section(group, index, len(groups), [base, *paths]) for index, group in enumerate(groups)),
         *(plots.of_sweep(each, number) for number, each in enumerate(swept)),
@@ -83,8 +72,7 @@ def assembled(
     reading: bool = False,
     overline: str = OVERLINE,
 ) -> str:
-    """Return the page of these sections.  reading: whether to explain how tables of losses are read; overline: above
-    the title."""
+    """Return the page of these sections. reading: whether to explain how tables of losses are read."""
     library = LIBRARY.read_text(encoding="utf-8") if library is None else library
     script = (HERE / "page.js").read_text(encoding="utf-8")
     policy = (
@@ -138,10 +126,6 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
 
 
 def _section(group: Group, index: int, many: int, folders: Paths) -> Section:
-    """Return the section of a configuration.
-
-    index, many: its number among all; folders: where a conformance matrix may be.
-    """
     title = "Largest batch" if group.search else "Answer" if many == 1 else "Configuration"
     rows = group.rows
     measured = [row for row in rows if row.is_measured]
@@ -171,12 +155,11 @@ def _section(group: Group, index: int, many: int, folders: Paths) -> Section:
 
 
 def write(log: logs.Log, output: Path, paths: Sequence[Path] = ()) -> Path:
-    """Write the page of the logs `paths`, whole or not at all.  Raises UserError."""
+    """Write the page of the logs `paths`, whole or not at all. Raises UserError."""
     return saved(page(log.groups, output.parent, swept=log.sweeps, paths=paths), output)
 
 
 def saved(text: str, output: Path) -> Path:
-    """Write a page, whole or not at all; return its path.  Raises UserError."""
     advice = files.another("--output")
     files.make_folder(output.parent, advice)
     files.write_whole(advice, (output, text))
@@ -184,11 +167,9 @@ def saved(text: str, output: Path) -> Path:
 
 
 def after_run(log_dir: Path, quiet: bool, log: Optional[logs.Log] = None) -> None:
-    """Write ``log_dir/report.html`` and say so on stderr.  log: the content of `log_dir`, where it was read already.
-
-    Where the running Python lacks jinja2, the main environment's makes the page.  A failure is one warning on stderr
-    and not fatal.
-    """
+    """Write ``log_dir/report.html`` and say so on stderr. log: its content, where it was read already.
+    Where the running Python lacks jinja2, the main environment's makes the page. A failure is one warning and not
+    fatal."""
     path = log_dir / FILE_NAME
     try:
         main = interpreters.other("main") if interpreters.lacks("jinja2") else None
@@ -216,13 +197,11 @@ DIGITS = 6  # significant ones of a number that is drawn: far below a pixel
 
 
 def render(template: str, base: Path, **content: Any) -> str:
-    """Render the template with its content, for a page in the folder `base`.  Raises UserError without jinja2."""
     return environment().get_template(template).render(base=base, **content)
 
 
 @cache
 def environment() -> Any:
-    """Return jinja2's environment, with the filters that the templates use."""
     try:
         import jinja2
         from markupsafe import Markup, escape
@@ -242,7 +221,6 @@ def environment() -> Any:
 
 
 def href(target: Path, base: Path) -> str:
-    """Return the address of `target`, relative to the page's folder `base`."""
     relative = os.path.relpath(target.resolve(), base.resolve())
     return quote(os.fsencode(relative), safe="/")
 
@@ -259,7 +237,6 @@ def drawn(value: Any) -> Any:
 
 
 def _script_hash(source: str) -> str:
-    """Return the source expression by which a content security policy allows this one script."""
     digest = base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
     return f"'sha256-{digest}'"
 

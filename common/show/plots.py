@@ -18,17 +18,8 @@ ABOVE = 8  # pixels from the middle of a lane to its name
 
 
 class Dot(NamedTuple):
-    """Hold one lane of a plot of ratios.
-
-    Attributes:
-        name: of the lane.
-        look: its colour and form.
-        ratio: its time over that of the row it is compared with.
-        low, high: the ends of the interval; None where there is none.
-        verdict: in a word; "" where there is none.
-        hollow: whether something else is in the ratio too, so that it decides nothing.
-        source: the file that the number is from.
-    """
+    """Hold one lane of a plot of ratios. hollow: something else is in the ratio too, so that it decides nothing;
+    source: the file that the number is from."""
 
     name: str
     look: style.Look
@@ -41,13 +32,11 @@ class Dot(NamedTuple):
 
     @property
     def interval(self) -> str:
-        """Return " (1.54 to 2.08)"; empty where there is none."""
         return "" if self.low is None else f" ({number(self.low, 3)} to {number(self.high, 3)})"
 
 
 def over_fastest(rows: Sequence[Row]) -> Optional[Figure]:
-    """Draw the time of each loss over that of the fastest exact one; return None where fewer than two can be
-    compared."""
+    """Draw each loss's time over that of the fastest exact one; None where fewer than two can be compared."""
     compared = [row.against_fastest for row in rows if row.against_fastest]
     kinds = verdict.ranked_kinds(rows)
     first = next((each for each in compared if each.row.kind in kinds), compared[0] if compared else None)
@@ -85,8 +74,8 @@ def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
 
 
 def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str) -> Figure:
-    """Draw a dot and a whisker for each ratio, the first on top, on a logarithmic axis with a line at 1.  across: the
-    title of the axis."""
+    """Draw a dot and a whisker for each ratio, the first on top, on a logarithmic axis titled `across`, with a line at
+    1."""
     span = style.logarithmic([*(end for dot in dots for end in (dot.low, dot.ratio, dot.high) if end), 1.0])
     data, names, cells = [], [], []
     for lane, dot in enumerate(dots):
@@ -115,13 +104,12 @@ WHISKERS = " Whiskers: the 20th and 80th percentile of samples over their own ba
 
 
 def known(rows: Sequence[Row]) -> Dict[str, Tuple[float, float]]:
-    """Return label -> (median ms, peak MB) of the rows whose time and memory are known."""
     return {row.label: (row.times.median, row.peak_mb) for row in rows if row.times and row.peak_mb is not None}
 
 
 def front(rows: Sequence[Row]) -> List[Row]:
-    """Return the exact rows for which no other is both faster and smaller (the Pareto front), by time; where there are
-    none, the pruned ones."""
+    """Return the exact rows for which no other is both faster and smaller, by time; the pruned ones where there are
+    none."""
     at, ranked = known(rows), [row for row in rows if _is_ranked(row)]
     result: List[Row] = []
     for row in sorted([row for row in ranked if row.is_exact] or ranked, key=lambda row: at[row.label]):
@@ -135,11 +123,8 @@ def _is_ranked(row: Row) -> bool:
 
 
 def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
-    """Draw step time against peak memory; a line joins the losses for which no other is both faster and smaller.
-
-    Losses of other models (other lattices) and under another torch are hollow symbols, which are not ranked.  The
-    losses on the front have their names beside them, all have them in the legend.
-    """
+    """Draw step time against peak memory; a line joins the losses for which no other is both faster and smaller. Losses
+    of other models and under another torch are hollow symbols, which are not ranked."""
     at = known(rows)
     rows = [row for row in rows if row.label in at]
     if len(rows) < 2:
@@ -184,8 +169,6 @@ LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are log
 
 
 class Point(NamedTuple):
-    """Hold one implementation at one value of the setting.  measured: only its median is set where it is no time."""
-
     value: Any
     measured: statistics.Summary
     row: Row
@@ -211,7 +194,6 @@ QUANTITIES: Sequence[Tuple[str, str, str, str, Callable[[Row], Optional[statisti
 
 
 def of_sweep(sweep: groups.Sweep, number: int) -> Section:
-    """Return the section of a sweep.  number: its number among such sections."""
     failed = [(row, f"{row.label} at {settings.words(row.header.values)}") for row in sweep.rows if row.reason]
     return Section(
         f"sweep-{number}",
@@ -244,8 +226,8 @@ def swept(sweep: groups.Sweep) -> List[Figure]:
 
 
 def _over(key: str, title: str, flag: str, values: Sequence[Any], unit: str, every: Sequence[Point]) -> Figure:
-    """Return the plot of these points, without caption: a curve for each implementation over a numeric setting, else a
-    colour of bars."""
+    """Return the plot of these points: a curve for each implementation over a numeric setting, else a colour of
+    bars."""
     numeric, hover = groups.is_numeric(values), f"%{{x}}: %{{y:.4g}} {unit}"
     data, words, cells = [], [], []
     for name, curve in sorted(gathered((point.row.name, point) for point in every).items()):

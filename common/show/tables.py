@@ -29,7 +29,6 @@ STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
 def whole(log: logs.Log, format: str = "table") -> str:
-    """Return runs, searches and sweeps in one of FORMATS, as text that ends with a newline."""
     sweeps, every = log.sweeps, log.groups  # which ranks them
     if format in ("csv", "json"):
         rows = [*log.rows, *log.searches, *(row for sweep in sweeps for row in sweep.rows)]
@@ -47,7 +46,6 @@ def whole(log: logs.Log, format: str = "table") -> str:
 
 
 def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Table:
-    """Return the table `of` metrics.COLUMNS, with the swept settings in front."""
     shown = metrics.columns(of, rows)
     keys = rows[0].header.values if rows else ()
     lead = [Column(settings.flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
@@ -57,7 +55,6 @@ def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Ta
 
 
 def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
-    """Return the cells of a row, each number with the file that it is from."""
     result = []
     for metric in shown:
         words, value = plain(metric.shown(row)), metric.value(row)
@@ -74,7 +71,6 @@ def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
 
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
-    """Return blocks of lines in the "table" or "markdown" format."""
     reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
     load = beside_load(rows)
     parts = [[*reasons, *([load] if load else [])]]
@@ -83,10 +79,7 @@ def remarks(rows: Sequence[Row], format: str) -> List[str]:
 
 
 def beside_load(rows: Sequence[Row]) -> str:
-    """Return a line on the samples of rows whose rounds ran beside other load; "" where no round did.
-
-    "18 of 18 samples ran beside other load (others used 90% of the CPU): a, b; their times are too long ..."
-    """
+    """Return a line, "18 of 18 samples ran beside other load: a; their times are too long ...", or an empty one."""
     loaded = [row for row in rows if row.loaded_rounds]
     if not loaded:
         return ""
@@ -106,20 +99,17 @@ def beside_load(rows: Sequence[Row]) -> str:
 
 
 def _ratios(rows: Sequence[Row]) -> Lines:
-    """Return the intervals behind the column "over the fastest", and the ratios that drift."""
     pairs = [(row.against_fastest, row.loss_against_fastest) for row in rows]
     compared = [step for step, _ in pairs if step] + [loss for step, loss in pairs if loss and loss is not step]
     return [*(verdict.over_fastest(each) for each in compared if not each.is_fastest), *drifts(rows)]
 
 
 def drifts(rows: Sequence[Row]) -> Lines:
-    """Return a line for each row whose ratio changes along the rounds."""
     return [verdict.drifting(*each) for each in standing.drifts(rows)]
 
 
 def options_text(options: Mapping[str, Option]) -> str:
-    """Return "blank=0 [default -1], reduction=sum [default mean], clamp=-1", with defaults that are known and
-    differ."""
+    """Return "blank=0 [default -1], reduction=sum", with defaults that are known and differ."""
     parts = []
     for name, option in options.items():
         is_other = option.default not in ("-", option.ours)
@@ -128,7 +118,6 @@ def options_text(options: Mapping[str, Option]) -> str:
 
 
 def _stages(rows: Sequence[Row]) -> Lines:
-    """Return where the time goes: the stages of the timing pass, or labelled spans where there are only traces."""
     lines = []
     for row in rows:
         stages = [(scope, row.of(scope).stages, "ms") for scope in SCOPES if row.of(scope).stages]
@@ -172,9 +161,8 @@ MOST_FAILURES = 5
 
 
 def how() -> Dict[str, Any]:
-    """Return `width` and `colors` as the terminal has them; WIDTH, and no colors, where stdout is none.
-
-    NO_COLOR (no-color.org) and a dumb terminal have no colors."""
+    """Return `width` and `colors` as the terminal has them; NO_COLOR (no-color.org) and a dumb terminal have no
+    colors."""
     if not sys.stdout.isatty():
         return {"width": WIDTH, "colors": NO_COLORS}
     in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -185,11 +173,8 @@ def how() -> Dict[str, Any]:
 def screen(
     log: logs.Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
 ) -> str:
-    """Return what log folders have as lines of at most `width` characters, the last with a newline: runs, searches,
-    sweeps.
-
-    colors: COLORS for a terminal that shows them; folders: where a conformance matrix may be, besides docs/.
-    """
+    """Return what log folders have in lines of at most `width`: runs, searches, sweeps. folders: where a conformance
+    matrix may be, besides docs/."""
     parts = []
     for of, search in (("answer", False), ("answer search", True)):
         groups = [group for group in log.groups if group.search == search]
@@ -215,7 +200,6 @@ def _blocks(
     first: str,
     answers: Mapping[str, verdict.Words],
 ) -> List[List[str]]:
-    """Return the blocks of lines of one configuration or sweep.  first, answers: of its verdict."""
     return [
         wrapped(head, width),
         fitting(of, [row for row in rows if row.is_measured], width, colors),
@@ -230,7 +214,7 @@ def _blocks(
 
 def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
     """Return the lines of the table `of` metrics.COLUMNS, grouped by cell and kind, with as many columns as there is
-    room for, the most important first, without empty columns."""
+    room for, the most important first."""
     known = metrics.columns(of, rows) if rows else []
     every = [metric for metric in known if {metric.shown(row) for row in rows} - EMPTY.get(metric.key, {"-", ""})]
     order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
@@ -248,7 +232,6 @@ def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str])
 
 
 def _marked(row: Row, metric: metrics.Metric, cell: Cell) -> Cell:
-    """Return a cell with a mark where the status is bad and where the row is the fastest."""
     return cell._replace(mark={"status": cell.mark, "verdict": "good" * row.is_fastest}.get(metric.key, ""))
 
 
@@ -264,7 +247,6 @@ def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None)
 
 
 def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return lines on the rows that could run here and failed, with the reasons."""
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     lines: List[str] = []
     for row in failed[:MOST_FAILURES]:
@@ -276,7 +258,6 @@ def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List
 
 
 def absent(rows: Sequence[Row], width: int) -> List[str]:
-    """Return lines on the rows that cannot run here, and how to get them."""
     names_by_way = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
     if not names_by_way:
         return []
@@ -318,7 +299,6 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
 
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return lines on samples beside other load and on ratios that drift; empty where there are none."""
     lines = filter(None, [beside_load(rows), *drifts(rows)])
     return [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
 
@@ -327,7 +307,7 @@ def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str
 
 
 def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, str], first: str = "") -> List[str]:
-    """Return VERDICT, the line `first`, and a line for each question with aligned answers; empty without answers."""
+    """Return VERDICT, the line `first`, and a line for each question with aligned answers."""
     room = max(map(len, answers), default=0) + 4
     lines = [painted(line, "title", colors) for line in wrapped(first, width, "  ")] if first else []
     for question, answer in answers.items():
@@ -339,7 +319,6 @@ def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, s
 
 
 def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verdict.Words]]:
-    """Return the headline of a group's verdict, and its answers by question."""
     rows, answers = group.rows, {}
     if group.search:
         picks = {"exact": verdict.largest(rows), "approximate": verdict.largest(rows, ("pruned",))}
