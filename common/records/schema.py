@@ -41,7 +41,6 @@ Bytes = Annotated[int, Meta(ge=0, le=2**53, extra={"unit": "bytes"})]
 Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
 Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
 Share = Annotated[float, Meta(ge=-1, le=1e6)]
-Length = Annotated[float, Meta(ge=0, lt=1e15)]
 #: Share of the CPUs that other processes used.
 ForeignCpu = Annotated[Optional[Share], Meta(description="other processes' share of the CPUs that it may use, 0 to 1")]
 Flags = Annotated[
