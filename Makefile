@@ -159,7 +159,7 @@ lock: needs-python
 
 clean: needs-python
 	@$(PYTHON) -m common.setup.environments clean
-	@rm -rf .build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage* site
+	@rm -rf .build .pytest_cache .ruff_cache .mypy_cache .coverage* site
 
 .PHONY: needs-python
 needs-python:
