@@ -27,19 +27,11 @@ SAME = ("tool", "name", "config", "settings")
 
 
 def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] = 600.0, seed: str = "") -> None:
-    """Add the flags that every command about a model has.
-
-    Args:
-        group: of the flags about the run.
-        folder: what a run calls its folder, for --help.
-        quick: what --preset quick changes, for --help.
-        timeout: default of --timeout, in seconds; None is no limit.
-        seed: words of --seed for --help, with which --device is added; "" for neither.
-    """
+    """Add the flags that every command about a model has; their help names the run's `folder` and what --preset
+    changes, `quick`.  timeout: the default in seconds; None is no limit.  seed: help of --seed; "": nor --device."""
     if seed:
         add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
-        default = SETTINGS["seed"].default
-        add_setting(group, "seed", f"{seed}. Default: {default}", default=default)
+        add_setting(group, "seed", f"{seed}. Default: {SETTINGS['seed'].default}", default=SETTINGS["seed"].default)
     group.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
     seconds = "none" if timeout is None else f"{timeout:g}"
     group.add_argument(
@@ -74,19 +66,17 @@ def set_quick(arguments: argparse.Namespace, quick: Mapping[str, Any], others: O
 
 
 def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
-    """Return a new run with this header, or the newest one of an equal header to go on with.
-
-    Raises UserError where there is no such run, or another process is measuring it."""
+    """Return a new run, or the newest one of an equal header to go on with.  Raises UserError where none can be."""
     if resume:
         wanted = run.read_back({key: header[key] for key in SAME})
         earlier = run.earlier(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
         paths = [path for head, path in earlier if {key: getattr(head, key) for key in SAME} == wanted]
         if not paths:
-            words = f"no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
-            raise UserError(f"--resume: {words}")
+            raise UserError(
+                f"--resume: no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
+            )
         return run.again(paths[-1])
-    base = f"{header['tool']}-{header['name']}"
-    return run.anew(log_dir, base, schema.TOOL_FILE_NAME, {**header, **run.origin()})
+    return run.anew(log_dir, f"{header['tool']}-{header['name']}", schema.TOOL_FILE_NAME, {**header, **run.origin()})
 
 
 def measured(
@@ -102,23 +92,10 @@ def measured(
 ) -> int:
     """Carry out the tasks of a run that are not done yet, then print its answer; return the exit code.
 
-    Raises UserError for what is missing, for one task and so for all, and for other mistakes; a run without results
-    leaves nothing then.
-
-    Args:
-        config: a Struct that tells the run from others, and that `answer` reads again.
-        settings: of every task.
-        executor: in place of this machine.
-        timed: whether it measures times, which other load makes longer.
-    """
+    Raises UserError, also for what is missing; a run without results leaves nothing then.  config: a Struct that tells
+    the run from others, and that `answer` reads again.  timed: whether other load makes longer what it measures."""
     executor = executor or Local()
-    header = {
-        "record": "tool",
-        "tool": tool,
-        "name": name,
-        "config": schema.as_written(config),
-        "settings": settings.to_json(),
-    }
+    header = dict(record="tool", tool=tool, name=name, config=schema.as_written(config), settings=settings.to_json())
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
         if not arguments.quiet:
             print(f"measuring {name} on {settings.device}: {count(len(tasks), 'job')}", file=sys.stderr)

@@ -29,8 +29,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 def parsed(text: str, where: str) -> Any:
-    """Return what the YAML `text` says: no tags that make objects, and no key twice.  where: names it in messages.
-    Raises UserError."""
+    """Return what YAML says, without tags that make objects or a key twice.  where: for messages.  Raises UserError."""
     try:
         import yaml
     except ImportError as error:

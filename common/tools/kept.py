@@ -1,7 +1,4 @@
-"""Reads the runs of tools that measure no loss, and shows them as text, as rows and as a section of the page.
-
-A tool gives one function, which makes an `Answer` of a run.
-"""
+"""Reads the runs of tools that measure no loss: as text, rows, and a section of the page; a tool makes an `Answer`."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Job:
 
 @dataclass
 class Kept:
-    """Hold a run that was read of its file."""
+    """A run that was read of its file."""
 
     path: Path
     header: schema.ToolHeader
@@ -57,16 +54,8 @@ class Kept:
 
 @dataclass
 class Answer:
-    """Describe what a run found out.
-
-    Attributes:
-        total: the answer, in a line; [] where it is not known.
-        lines: below the tables.
-        failures: reasons of what failed.
-        rows: for CSV and JSON.
-        statuses: of its jobs.
-        folded: whether the page shows it once its title is opened.
-    """
+    """What a run found out.  total: in a line; lines: below the tables; rows: for CSV and JSON; statuses: of its jobs;
+    folded: whether the page shows it once its title is opened."""
 
     name: str
     total: List[str] = field(default_factory=list)
@@ -81,7 +70,7 @@ class Answer:
     def render(self, format: str) -> str:
         """Return it as "table", "markdown", "csv" or "json"."""
         if format in ("csv", "json"):
-            return (csv_text if format == "csv" else json_text)(self.rows)
+            return csv_text(self.rows) if format == "csv" else json_text(self.rows)
         below = listed([*self.lines, *self.failures], format)
         tables = [
             block(table, format) if format == "markdown" else f"{plain(table.title)}\n{aligned(table, 60)}"
@@ -110,9 +99,8 @@ def read(path: Path) -> Kept:
 
 
 def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> Iterator[Union[Kind, Answer]]:
-    """Yield the answers of the runs of a tool in, at or under `paths`, of equal ones on one machine the newest.
-
-    A file that cannot be read has an answer that says so."""
+    """Yield the answers of a tool's runs in, at or under `paths`, of equal ones on one machine the newest; one that
+    cannot be read says so."""
     files = dict.fromkeys(file for path in map(Path, paths) for file in store.files_named(schema.TOOL_FILE_NAME, path))
     newest: Dict[str, Tuple[str, Path]] = {}
     for file in files:

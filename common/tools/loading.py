@@ -14,10 +14,8 @@ from typing import Any, Mapping
 
 import torch
 
-from common.core import implementations
+from common.core import files, implementations, text
 from common.core.errors import NotRunnable, UserError
-from common.core.files import not_a_file
-from common.core.text import closest, reason_of
 
 #: Packages that models come from, which are named where they are missing.
 PACKAGES = ("s3prl", "speechbrain", "torchaudio", "transformers")
@@ -57,14 +55,14 @@ def imported(name: str) -> Any:
     of = module(source)
     value = getattr(of, attribute, None)
     if value is None:
-        raise UserError(f"{name}: {of.__name__} has no {attribute}{closest(attribute, dir(of))}")
+        raise UserError(f"{name}: {of.__name__} has no {attribute}{text.closest(attribute, dir(of))}")
     return value
 
 
 def module(source: str) -> ModuleType:
     """Import a module by its name, or a file, whose neighbours it may import.  Raises UserError."""
     path = Path(source)
-    problem = not_a_file(path) if path.suffix == ".py" else ""
+    problem = files.not_a_file(path) if path.suffix == ".py" else ""
     if problem:
         raise UserError(f"{path}: {problem}")
     try:
@@ -74,12 +72,12 @@ def module(source: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None)
         lacks = f"; pip install {missing}" if missing in PACKAGES else ""
-        raise UserError(f"{source} does not import in {sys.executable}: {reason_of(error)}{lacks}") from error
+        raise UserError(f"{source} does not import in {sys.executable}: {text.reason_of(error)}{lacks}") from error
 
 
 def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", advice: str = "") -> Any:
-    """Call what makes a model.  On the meta device it has no weights, if its initialisation allows that.  Raises
-    UserError, also for an argument that is not known, or missing.  advice: ends the message."""
+    """Call what makes a model, on the meta device without weights where its initialisation allows that.  Raises
+    UserError, also for a wrong or missing argument.  advice: ends the message."""
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
     try:
@@ -102,4 +100,4 @@ def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu
     except (NotRunnable, UserError):
         raise
     except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
-        raise UserError(f"{name} cannot be made: {reason_of(error)}{advice}") from error
+        raise UserError(f"{name} cannot be made: {text.reason_of(error)}{advice}") from error

@@ -1,10 +1,8 @@
 """Make a folder of results/ from a log folder, to be sent as a pull request; --check says what is wrong with one.
 
-Every record is written anew, field by field: numbers, and the few texts of ALLOWED, which name packages, settings and
-hardware.  No file is copied, so no path, no message and nothing of a trace leaves the machine.  A run is refused, with
-a line for each reason, if
-- it is incomplete: interrupted rows, no revision, no machine
-- it is of several machines, or was measured beside other load
+Every record is written anew, field by field: numbers, and a few texts that name packages, settings and hardware.  No
+file is copied, so no path, message or trace leaves the machine.  A run is refused, with a line for each reason, if it
+is incomplete (interrupted rows, no revision, no machine), of several machines, or was measured beside other load.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 from common.analysis import logs
 from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
-from common.core import implementations
+from common.core import files, implementations
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
-from common.core.files import another, cannot_write, make_folder, not_a_folder
 from common.core.text import plain
 from common.records import schema, store
 
@@ -69,7 +66,7 @@ def records(folder: Path) -> Iterator[Dict[str, Any]]:
 def keep(rows: Sequence[Row], folder: Path) -> None:
     """Write the runs of the suite's own losses into a new folder.  Raises UserError, and OSError where it cannot."""
     known = {row.name for row in implementations.with_variants()}
-    make_folder(folder.parent, another("--into", "folder"))
+    files.make_folder(folder.parent, files.another("--into", "folder"))
     folder.mkdir()
     names = {row.folder: row.header.name for row in rows if not row.unreadable}
     for number, (run, name) in enumerate(names.items(), 1):
@@ -126,16 +123,6 @@ def problems(folder: Path) -> Iterator[str]:
             yield f"is of {len(values)} {what}, {', '.join(map(plain, sorted(values)))}: make a folder of each"
 
 
-def check(folders: Sequence[Path]) -> int:
-    """Print what is wrong with folders of results, a line each; return an exit code."""
-    lines = [f"{folder}: {problem}" for folder in folders for problem in dict.fromkeys(problems(folder))]
-    for line in lines:
-        print(line, file=sys.stderr)
-    if not lines:
-        print("complete and consistent: send it as a pull request" if len(folders) == 1 else "all are complete")
-    return EXIT_FAILED if lines else EXIT_OK
-
-
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     parser.add_argument(
@@ -150,13 +137,22 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 def submitted(options: argparse.Namespace) -> int:
-    """Make a folder or check some, as the flags say; return an exit code.  Raises UserError."""
+    """Make a folder or check some, and print what is wrong; return an exit code.  Raises UserError."""
     for folder in options.folders:
-        reason = not_a_folder(folder)
+        reason = files.not_a_folder(folder)
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
-    if options.check:
-        return check(options.folders)
+    folders = options.folders if options.check else [made(options)]
+    lines = [f"{folder}: {problem}" for folder in folders for problem in dict.fromkeys(problems(folder))]
+    for line in lines:
+        print(line, file=sys.stderr)
+    if not lines:
+        print("complete and consistent: send it as a pull request" if len(folders) == 1 else "all are complete")
+    return EXIT_FAILED if lines else EXIT_OK
+
+
+def made(options: argparse.Namespace) -> Path:
+    """Make a folder of a log folder, and print its path.  Raises UserError."""
     if len(options.folders) > 1:
         raise UserError("name one log folder; several are taken with --check alone")
     rows = rows_of(options.folders[0])
@@ -168,6 +164,6 @@ def submitted(options: argparse.Namespace) -> int:
     try:
         keep(rows, folder)
     except OSError as error:
-        raise UserError(cannot_write(folder, error, another("--into", "folder"))) from error
+        raise UserError(files.cannot_write(folder, error, files.another("--into", "folder"))) from error
     print(folder)
-    return check([folder])
+    return folder

@@ -1,19 +1,15 @@
-"""The command `rnnt-bench inference`: from a configuration and flags to the grid and its tables.
-
-No torch here: every cell is a process of its own.
-"""
+"""The command `rnnt-bench inference`: from a configuration and flags to the grid and its tables.  No torch here."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 from common.cli.parser import Parser, add_setting
-from common.core import files, flag_types, settings
+from common.core import files, flag_types, settings, text
 from common.core.errors import UserError
-from common.core.text import closest
 from common.jobs.job import Task
 from common.jobs.session import Executor
 from common.records.schema import as_written
@@ -40,21 +36,17 @@ class _Parser(Parser):
     """Leaves the words "--key=value" that are no flags in `overrides`."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, words = self._option_string_actions, sys.argv[1:] if args is None else args
-        # argparse would take an override with a space, `--batch_sizes=[1, 2]`, for CONFIG
-        spaced = [word for word in words if word[:2] == "--" and " " in word and word.partition("=")[0] not in known]
-        arguments, others = self.parse_known_args([word for word in words if word not in spaced], namespace)
-        arguments.overrides = [*others, *spaced]
+        words, known = sys.argv[1:] if args is None else args, self._option_string_actions
+        # before argparse, which would take one with a space, `--batch_sizes=[1, 2]`, for CONFIG
+        overrides = [word for word in words if word[:2] == "--" and word.partition("=")[0] not in known]
+        arguments = super().parse_args([word for word in words if word not in overrides], namespace)
+        arguments.overrides = overrides
         return arguments
 
 
 def parser() -> Parser:
-    result = _Parser(
-        usage="%(prog)s [CONFIG] [--key=value ...] [flags]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        allow_abbrev=False,
-    )
+    usage = "%(prog)s [CONFIG] [--key=value ...] [flags]"
+    result = _Parser(usage=usage, description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False)
     result.add_argument_group("the model and its grid").add_argument(
         "config",
         nargs="?",
@@ -66,18 +58,20 @@ def parser() -> Parser:
         "Default: the suite's examples/profile.yaml",
     )
     group = result.add_argument_group("further axes: the grid is repeated for each value")
-    every: Dict[str, Tuple[Any, str]] = {
-        "threads": (
-            lambda text: list(dict.fromkeys(map(flag_types.threads, flag_types.words(text)))),
-            "Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs",
-        ),
-        "dtype": (
-            flag_types.some_of(("float32", "bfloat16", "float16")),
-            "Data types: float32; bfloat16 and float16 by autocast. Default: float32",
-        ),
-    }
-    for name, (kind, words) in every.items():
-        group.add_argument(f"--{name}", type=kind, default=[PLAIN[name]], metavar="A,B", help=words)
+    group.add_argument(
+        "--threads",
+        type=lambda text: list(dict.fromkeys(map(flag_types.threads, flag_types.words(text)))),
+        default=[None],
+        metavar="A,B",
+        help="Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs",
+    )
+    group.add_argument(
+        "--dtype",
+        type=flag_types.some_of(("float32", "bfloat16", "float16")),
+        default=["float32"],
+        metavar="A,B",
+        help="Data types: float32; bfloat16 and float16 by autocast. Default: float32",
+    )
     group = result.add_argument_group("the run")
     add_setting(group, "max_seconds", "Most seconds of timed calls of a cell; one call is always timed. Default: 1")
     add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200")
@@ -93,33 +87,25 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
     config.variants = {key: list(getattr(arguments, key)) for key in PLAIN}
     python = Path(config.pretrained_model.python or sys.executable)
-    given = {key: getattr(arguments, key) for key in ("seed", *SAMPLES)}
-    device = interpreters.resolve_device(arguments.device, [python])
-    resolved = settings.resolve({**given, "allocator": "system"}, device)
+    given = {"allocator": "system", **{key: getattr(arguments, key) for key in ("seed", *SAMPLES)}}
+    of = settings.resolve(given, interpreters.resolve_device(arguments.device, [python]))
     tasks = planned(config, python)
-    return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
+    return commands.measured(TOOL, arguments.config.stem, config, tasks, of, arguments, answer, executor)
 
 
 def planned(config: Profile, python: Path) -> List[Task]:
     """Return a task for each cell that is not skipped."""
-    data, dimensions = as_written(config), config.profiling_dimensions
+    data = as_written(config)
     return [
-        Task(
-            position.job,
-            "inference",
-            {"config": data, "cell": as_written(position)},
-            (("threads", position.threads),),
-            python=python,
-        )
-        for position in positions(config)
-        if not is_skipped(position, dimensions)
+        Task(each.job, TOOL, {"config": data, "cell": as_written(each)}, (("threads", each.threads),), python=python)
+        for each in positions(config)
+        if not is_skipped(each, config.profiling_dimensions)
     ]
 
 
 def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Profile:
-    """Return the configuration in a YAML file, with the values of --key=value over it.  Raises UserError.
-
-    quick: keep the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
+    """Return the configuration in a YAML file, with the values of --key=value over it.  Raises UserError.  quick: keep
+    the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
     given = overridden(overrides)
     values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
     for part, keys in given.items():
@@ -136,8 +122,7 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     if dimensions.example_audio is not None:
         audio = configuration.located(dimensions.example_audio, path)
         if not audio.is_file():
-            where = f"{path}: profiling_dimensions.example_audio"
-            raise UserError(f"{where}: {audio}: no such file; give another, or null for random data")
+            raise UserError(f"{path}: example_audio: {audio}: no such file; give another, or null for random data")
         dimensions.example_audio = str(audio)
     for key, count in (("audio_mockup_secs", 2), ("batch_sizes", 1)) if quick else ():
         if key not in given.get("profiling_dimensions", ()):
@@ -154,6 +139,6 @@ def overridden(words: Sequence[str]) -> Dict[str, Dict[str, Any]]:
         name, equals, value = word.partition("=")
         part, _, key = name.lstrip("-").rpartition(".")
         if not name.startswith("--") or not equals or known.get(key) is None or part not in ("", known[key]):
-            raise UserError(f"{word}: give --key=value{closest(key, known)}; there are {', '.join(known)}")
+            raise UserError(f"{word}: give --key=value{text.closest(key, known)}; there are {', '.join(known)}")
         result.setdefault(known[key], {})[key] = configuration.parsed(value, f"--{key}")
     return result

@@ -1,7 +1,6 @@
 """Measures one cell of an inference profile: a model, a length of audio, a batch size, a way to run the model.
 
-Time comes first, then the peaks of the process or the device, then six batches under torch.profiler, of which the last
-two are recorded.
+Time comes first, then the peaks of the process or the device, then six batches under torch.profiler.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.system.memory import status_bytes
 from common.tools.inference import recognisers
-from common.tools.inference.recognisers import Recogniser
 from common.tools.inference.rows import Cell, Position, Profile
 from common.traces import reader, windows
 
@@ -35,8 +33,7 @@ SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the records of a cell; the job's ``given`` has the `config` and the `cell`.  Raises UserError, NotRunnable,
-    WrongResult, and whatever the model raises."""
+    """Yield the records of a cell.  Raises UserError, NotRunnable, WrongResult, and whatever the model raises."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
     config, position = msgspec.convert(given["config"], Profile), msgspec.convert(given["cell"], Position)
     device = set_up_torch(settings)
@@ -64,21 +61,16 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 class Calls:
     """Calls of a model on a batch.  streamed: whether the last one gave a first token before its end."""
 
-    model: Recogniser
+    model: recognisers.Recogniser
     waves: torch.Tensor
     dtype: str = "float32"
     streamed: bool = False
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """Make one call, and `after_forward` at the first token; at the end where the model does not stream.
-
-        Raises WrongResult for a model that returns nothing."""
+        """Make one call, and `after_forward` at the first token, else at the end.  Raises WrongResult for None."""
         self.streamed, (N, samples), device = False, self.waves.shape, self.waves.device
         lengths = torch.full((N,), samples, device=device)
-        cast: Any = (
-            torch.autocast(device.type, getattr(torch, self.dtype)) if self.dtype != "float32" else nullcontext()
-        )
-        with cast:
+        with torch.autocast(device.type, getattr(torch, self.dtype)) if self.dtype != "float32" else nullcontext():
             if self.model.stream is None and self.model.call(self.waves, lengths) is None:
                 raise WrongResult("the model returns None: it has to return its outputs")
             for piece in self.model.stream(self.waves, lengths) if self.model.stream else ():
@@ -91,9 +83,7 @@ class Calls:
 
 
 def time_call(call: Step, clock: Clock) -> SimpleNamespace:
-    """Return the time of one call, as common.measure.sampling takes it; on CUDA synchronised at both ends.
-
-    first_ns: until the first token of a model that streams, else None."""
+    """Return the time of one call, on CUDA synchronised at both ends.  first_ns: to a stream's first token, or None."""
     taken = time_step(call, clock)
     first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"]
     given = first if getattr(call, "streamed", False) else None

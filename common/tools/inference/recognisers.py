@@ -1,8 +1,7 @@
 """Loads the models that can be profiled behind one interface, waves (N, samples) in and any outputs, and their audio.
 
-A `type` of the configuration is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a
-pipeline) or a class of SpeechBrain.  What is not installed, and weights that are not here, are UserErrors.
-Audio is a file, one channel at the model's rate, or noise.
+A `type` is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a pipeline) or a class of
+SpeechBrain.  Audio is a file, one channel at the model's rate, or noise.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional
 import torch
 from torch import nn
 
+from common.core import files, text
 from common.core.errors import UserError
-from common.core.files import not_a_file
-from common.core.text import closest
 from common.tools import loading
 
 SAMPLE_RATE = 16000
@@ -39,15 +37,8 @@ INTERFACES = {
 
 
 class Recogniser(NamedTuple):
-    """A model that was loaded.
-
-    Attributes:
-        call: returns tensors, symbols or words in any nesting, of waves (N, samples), float32, and lengths (N,) in
-            samples, int64.
-        sample_rate: of the audio that it takes.
-        stream: of a model that streams, takes what `call` takes, and yields pieces of the outputs, None or empty ones
-            before there is a first symbol.
-    """
+    """A model that was loaded.  call: takes waves (N, samples), float32, and lengths (N,) in samples, int64; stream:
+    takes the same, yields pieces of the outputs, None or empty ones before there is a first symbol."""
 
     call: Callable[[torch.Tensor, torch.Tensor], Any]
     sample_rate: int
@@ -55,10 +46,8 @@ class Recogniser(NamedTuple):
 
 
 def plain(module: Any) -> Recogniser:
-    """Return a module that takes waves, or waves and their lengths, as a recogniser; it may have a ``sample_rate`` and
-    a method ``stream``.
-
-    Its second argument is the lengths where it has to be given, else the first one whose name LENGTHS matches."""
+    """Return a module as a recogniser; it may have a ``sample_rate`` and a method ``stream``.  Its second argument is
+    the lengths where it has to be given, else the first one whose name LENGTHS matches."""
     parameters = list(inspect.signature(module.forward).parameters.values())
     needed = [part for part in parameters if part.default is part.empty and part.kind is part.POSITIONAL_OR_KEYWORD]
     keywords = [part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
@@ -79,15 +68,14 @@ def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
         return plain(loading.load(source, arguments, str(device)).eval())
     makers = {"torchaudio": _bundle, "transformers": _pipeline, **dict.fromkeys(INTERFACES, _interface)}
     if kind not in makers:
-        near = f"{closest(kind, makers)}; there are factory, {', '.join(makers)}"
+        near = f"{text.closest(kind, makers)}; there are factory, {', '.join(makers)}"
         raise UserError(f"pretrained_model.type: unknown {kind!r}{near}")
     os.environ.update(loading.OFFLINE)
     return makers[kind](kind, source, arguments, device)
 
 
 def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a bundle of torchaudio.pipelines by its name, "WAV2VEC2_ASR_BASE_960H".  arguments: ``beam_width`` of a
-    transducer."""
+    """Return a bundle of torchaudio.pipelines by its name.  arguments: ``beam_width`` of a transducer."""
     pipelines = loading.module("torchaudio.pipelines")
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
@@ -132,10 +120,8 @@ def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torc
 
 
 def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.
-
-    The folder's hyperparams.yaml is SpeechBrain's own format, which names classes to make: it is code, as the model is.
-    """
+    """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.  The folder's
+    hyperparams.yaml names classes to make: it is code, as the model is."""
     name, method = INTERFACES[kind]
     make = loading.imported(f"speechbrain.inference.{name}:{kind}").from_hparams
     given = {**arguments, "run_opts": {"device": str(device), **(arguments.get("run_opts") or {})}}
@@ -165,7 +151,7 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
         from torchaudio.functional import resample
     except ImportError as error:
         raise UserError(f"reading audio needs soundfile and torchaudio ({error}): pip install them") from error
-    reason = not_a_file(path)
+    reason = files.not_a_file(path)
     if reason:
         raise UserError(f"cannot read {path}: {reason}")
     try:
@@ -185,8 +171,7 @@ def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
 
 
 def batch(path: Optional[str], seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:
-    """Return (size, samples) of equal rows: the audio of the file, again from its begin where it is too short; noise
-    without a file."""
+    """Return (size, samples) of equal rows: the file's audio, from its begin again where it is short; else noise."""
     wave = noise(seconds, sample_rate, seed)
     if path is not None:
         audio = read(Path(path), sample_rate)

@@ -11,26 +11,20 @@ from msgspec import Meta, Struct, field
 
 from common.analysis.metrics import cells, values
 from common.core.statistics import median, quantile
-from common.core.text import GIB, MB, count
-from common.present.parts import Cell as Shown
-from common.present.parts import Column, Table, filled, measured, tabulated
+from common.core.text import GIB, MB, count, gathered
+from common.present import parts as show
 from common.records import schema
-from common.tools import configuration
-from common.tools.configuration import Positive, Seconds, Text
+from common.tools.configuration import Positive, Seconds, Text, check_list
 from common.tools.kept import Answer, Job, Kept, of_row
 
 TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 SKIPPED = "skipped"
-
-
 #: The further axes, each with the value of the plain model.
 PLAIN = {"threads": None, "dtype": "float32"}
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The model of a configuration, as common.tools.inference.recognisers loads it.
-
-    python: the interpreter of its process; None for the command's."""
+    """The model of a configuration, as recognisers.load takes it.  python: its interpreter; None for the command's."""
 
     source: Text
     type: Text = "factory"
@@ -49,13 +43,12 @@ class Dimensions(Struct, forbid_unknown_fields=True, kw_only=True):
     export_logs: bool = False
 
     def __post_init__(self) -> None:
-        configuration.check_list(self.audio_mockup_secs, "audio_mockup_secs")
-        configuration.check_list(self.batch_sizes, "batch_sizes")
+        check_list(self.audio_mockup_secs, "audio_mockup_secs")
+        check_list(self.batch_sizes, "batch_sizes")
 
 
 class Profile(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A configuration.  variants: values of the further axes, of the command line; the grid is repeated for each
-    combination."""
+    """A configuration.  variants: values of the further axes; the grid is repeated for each combination."""
 
     pretrained_model: Model
     profiling_dimensions: Dimensions = field(default_factory=Dimensions)
@@ -63,8 +56,7 @@ class Profile(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Position(Struct, frozen=True):
-    """A cell of the grid: a way to run the model, of which the defaults are the plain one, seconds of each utterance,
-    and utterances in the batch."""
+    """A cell of the grid: a way to run the model, seconds of each utterance, utterances in the batch."""
 
     threads: Optional[int]
     dtype: str
@@ -99,17 +91,12 @@ def is_skipped(position: Position, grid: Dimensions) -> bool:
 
 
 class Cell(Struct, kw_only=True):
-    """Hold what was measured of a cell.
+    """What was measured of a cell.
 
-    Attributes:
-        wall_ns: time of each timed call; on CUDA synchronised at both ends.
-        first_ns: time to the first token of each call, of a model that streams.
-        busy: calls that ran beside other load.
-        process_bytes: resident peak of a call above the level before it; process_peak_bytes: of the whole process.
-        device_allocated_bytes, device_used_bytes: on CUDA the peaks above the level before.
-        profiled: batches under torch.profiler; cpu_us, cuda_us: their self time together.
-        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations within one of these.
-    """
+    wall_ns, first_ns: time of each timed call, and to its first token; busy: calls that ran beside other load;
+    process_bytes: resident peak of a call above the level before it, as those of the device; process_peak_bytes: of the
+    whole process; profiled: batches under torch.profiler; cpu_us, cuda_us: their self time together; cpu_peak_bytes,
+    cuda_peak_bytes: highest running sum of allocations within one of these."""
 
     wall_ns: Annotated[List[int], Meta(min_length=1)]
     first_ns: List[Optional[int]]
@@ -161,9 +148,8 @@ NUMBERS = (
 def row(position: Position, job: Job) -> Row:
     """Return the numbers of a cell.  Raises ValueError for a record that is wrong.
 
-    rtf: seconds of computing for a second of audio, the median of calls; profiled_cpu_rtf, profiled_cuda_rtf: of self
-    time under the profiler; streams: how many speakers the device keeps up with, the utterances in the batches that end
-    one after the other while their audio comes in, at the speed that 90% of calls have."""
+    rtf: seconds of computing for a second of audio, the median of calls; profiled_*_rtf: of self time under the
+    profiler; streams: speakers that the device keeps up with, at the speed that 90% of calls have."""
     row = {"position": position, "status": job.status, "reason": job.reason}
     if job.status != "ok":
         return row
@@ -204,24 +190,22 @@ GRIDS: Dict[str, Any] = {
     ),
     "memory_peaks": (
         "Memory peak: highest running sum of allocations in a batch, profiled",
-        lambda row: _both(
-            lambda size: f"{size / GIB:.{4 if 0 < size < GIB / 100 else 2}f}", row, "{}_peak_bytes", " Gb"
-        ),
+        lambda row: _both(lambda of: f"{of / GIB:.{4 if 0 < of < GIB / 100 else 2}f}", row, "{}_peak_bytes", " Gb"),
     ),
 }
 
 
-def grid_of(name: str, rows: Sequence[Row], variant: str) -> Table:
+def grid_of(name: str, rows: Sequence[Row], variant: str) -> show.Table:
     """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok shows its status."""
     title, words = GRIDS[name]
-    lines: Dict[float, Dict[str, Shown]] = {}
+    lines: Dict[float, Dict[str, show.Cell]] = {}
     for each in rows:
         seconds, size = each["position"].seconds, each["position"].size
-        line = lines.setdefault(seconds, {"audio": Shown(f"{seconds:g}s")})
-        line[f"{size}"] = Shown(words(each) if each["status"] == "ok" else each["status"])
-    columns = [Column(head, head != "audio") for head in next(iter(lines.values()))]
+        line = lines.setdefault(seconds, {"audio": show.Cell(f"{seconds:g}s")})
+        line[f"{size}"] = show.Cell(words(each) if each["status"] == "ok" else each["status"])
+    columns = [show.Column(head, head != "audio") for head in next(iter(lines.values()))]
     heading = f"{title}{variant and ', '}{variant}; columns: batch sizes"
-    return Table(name, heading, columns, [list(line.values()) for line in lines.values()])
+    return show.Table(name, heading, columns, [list(line.values()) for line in lines.values()])
 
 
 def total(rows: Sequence[Row]) -> List[str]:
@@ -247,26 +231,23 @@ def answer(kept: Kept) -> Answer:
         row(position, Job(SKIPPED) if is_skipped(position, dimensions) else kept.job(position.job))
         for position in positions(config)
     ]
-    variants = dict.fromkeys(each["position"].variant for each in rows)
-    parts = {variant: [each for each in rows if each["position"].variant == variant] for variant in variants}
-    grids = [
-        grid_of(name, part, variant if len(parts) > 1 else "") for name in GRIDS for variant, part in parts.items()
-    ]
+    parts = gathered((each["position"].variant, each) for each in rows)
+    grids = [grid_of(name, part, how if len(parts) > 1 else "") for name in GRIDS for how, part in parts.items()]
     listed = [
         {
-            "audio": Shown(f"{each['position'].seconds:g}s", each["position"].seconds),
-            "batch": measured(each["position"].size),
-            "how": Shown(each["position"].variant),
+            "audio": show.Cell(f"{each['position'].seconds:g}s", each["position"].seconds),
+            "batch": show.measured(each["position"].size),
+            "how": show.Cell(each["position"].variant),
             **cells(NUMBERS, each),
-            "calls": measured(each.get("n")),
-            "status": Shown(each["status"]),
+            "calls": show.measured(each.get("n")),
+            "status": show.Cell(each["status"]),
         }
         for each in rows
         if each["status"] != SKIPPED
     ]
-    example = dimensions.example_audio
     noise = "noise; where the path of the model depends on what is said (a beam search), give example_audio"
-    lines = [*kept.machine, f"audio: {f'{example}, cut or looped' if example else noise}"]
+    audio = f"{dimensions.example_audio}, cut or looped" if dimensions.example_audio else noise
+    lines = [*kept.machine, f"audio: {audio}"]
     known = [each for each in rows if "rtf" in each]
     busy, fewest = sum(bool(each["busy"]) for each in known), min((each["n"] for each in known), default=0)
     if busy:
@@ -277,7 +258,7 @@ def answer(kept: Kept) -> Answer:
     return Answer(
         kept.header.name,
         total(rows),
-        [*grids, tabulated("cells", "Each cell", filled(listed))],
+        [*grids, show.tabulated("cells", "Each cell", show.filled(listed))],
         lines,
         [f"{each['position'].job}: {each['status']}: {each['reason']}" for each in rows if each["reason"]],
         [

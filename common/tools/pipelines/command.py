@@ -1,7 +1,4 @@
-"""The command `rnnt-bench pipelines`: from stages in a YAML and flags to what an example costs, and its table.
-
-Every stage of every example is a process of its own.
-"""
+"""The command `rnnt-bench pipelines`: from stages in a YAML and flags to what an example costs, and its table."""
 
 from __future__ import annotations
 
@@ -48,6 +45,7 @@ def parser() -> Parser:
         "arguments, python, builder, converter, name, warmup, repeats. Default: examples/pipelines/pipeline.yaml",
     )
     group = result.add_argument_group("the data set")
+    whole = flag_types.whole(1)
     group.add_argument(
         "--dataset-type",
         choices=("made", "raw"),
@@ -55,11 +53,9 @@ def parser() -> Parser:
     )
     group.add_argument("--dataset-path", metavar="FILE", help="Manifest, for raw.")
     group.add_argument(
-        "--dataset-size", type=flag_types.whole(1), metavar="K", help="Measure only the first K examples. Default: all"
+        "--dataset-size", type=whole, metavar="K", help="Measure only the first K examples. Default: all"
     )
-    group.add_argument(
-        "--target-sr", type=flag_types.whole(1), metavar="HZ", help="Sample rate of audio. Default: 16000"
-    )
+    group.add_argument("--target-sr", type=whole, metavar="HZ", help="Sample rate of audio. Default: 16000")
     group.add_argument(
         "--made-seconds",
         type=lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
@@ -71,35 +67,31 @@ def parser() -> Parser:
     group.add_argument(
         "--warmup", type=flag_types.whole(0), metavar="K", help="Calls before the timed ones. Default: 2"
     )
-    group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="Number of timed calls. Default: 5")
-    commands.add_flags(
-        group,
-        seed="Seed of weights and noise",
-        folder="pipeline-<config>",
-        quick="the first example, one call and none before it",
-    )
+    group.add_argument("--repeats", type=whole, metavar="K", help="Number of timed calls. Default: 5")
+    quick = "the first example, one call and none before it"
+    commands.add_flags(group, seed="Seed of weights and noise", folder="pipeline-<config>", quick=quick)
     return result
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     """Measure the pipeline of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
-    every = {key: getattr(arguments, key, None) for key in (*General.__struct_fields__, "warmup", "repeats")}
-    given = {key: value for key, value in every.items() if value is not None}
+    keys = (*General.__struct_fields__, "warmup", "repeats")
+    given = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
     quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in given}
     config = configured(arguments.config, given, quick)
     config.examples = list(examples(config.general))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
-    resolved, data = settings.resolve(same, device), as_written(config)
+    resolved, data = settings.resolve(same, device), {"config": as_written(config)}
     tasks = [
         Task(
-            config.job(name, stage),
-            "pipeline",
-            {"config": data, "example": number, "stage": place},
-            python=Path(stage.python) if stage.python else None,
+            config.job(name, of),
+            TOOL,
+            {**data, "example": number, "stage": place},
+            python=of.python and Path(of.python),
         )
         for number, name in enumerate(config.examples)
-        for place, stage in enumerate(config.stages)
+        for place, of in enumerate(config.stages)
     ]
     return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)

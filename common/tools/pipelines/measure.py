@@ -24,28 +24,30 @@ from common.measure.clock import Clock
 from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.tools import loading
-from common.tools.inference import recognisers
-from common.tools.inference.measure import peaks, time_call
+from common.tools.inference import measure, recognisers
 from common.tools.pipelines.rows import Costs, Pipeline, Stage, examples
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the records of a stage; the job's ``given`` has the `config`, and the numbers of `example` and `stage`.
-    Raises UserError, NotRunnable, and whatever the stage raises."""
+    """Yield the records of a stage.  Raises UserError, NotRunnable, and whatever the stage raises."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
     config, number = msgspec.convert(given["config"], Pipeline), given["stage"]
     stage, device = config.stages[number], set_up_torch(settings)
     before, file = (Path(job["folder"]) / f"{given['example']}-{place}.pt" for place in (number - 1, number))
     seconds = None
     if number:
-        source = _received(before)
+        if not before.exists():
+            raise NotRunnable("unsupported", "the stage before gave nothing")
+        source = torch.load(before, map_location="cpu", weights_only=True)
     else:
         name, rate = config.examples[given["example"]], config.general.target_sr
         of = examples(config.general)[name]
         seed = settings.seed + given["example"]
         wave = recognisers.read(of, rate) if isinstance(of, Path) else recognisers.noise(of, rate, seed)
-        source = {"id": name, "src_tokens": wave[None], "src_lengths": torch.tensor([len(wave)])}
-        seconds = len(wave) / rate
+        source, seconds = (
+            {"id": name, "src_tokens": wave[None], "src_lengths": torch.tensor([len(wave)])},
+            len(wave) / rate,
+        )
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
@@ -67,17 +69,11 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     before.unlink(missing_ok=True)
 
 
-def _received(path: Path) -> Any:
-    if not path.exists():
-        raise NotRunnable("unsupported", "the stage before gave nothing")
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
 def _send(outputs: Any, path: Path) -> None:
-    """Write what goes to the next stage.  Raises UserError for what is no tensor, number, text, or nest of these."""
+    """Write what goes to the next stage: tensors, numbers, texts, and nests of these.  Raises UserError for others."""
     try:
         torch.save(outputs, path)
-        _received(path)
+        torch.load(path, map_location="cpu", weights_only=True)
     except (AttributeError, TypeError, pickle.PickleError) as error:
         path.unlink(missing_ok=True)
         raise UserError(
@@ -88,10 +84,7 @@ def _send(outputs: Any, path: Path) -> None:
 
 @dataclass
 class Call:
-    """A call of a stage's model.
-
-    inputs: a mapping for keyword arguments, a tuple for positional ones, anything else for a single argument.
-    """
+    """A call of a stage's model.  inputs: a mapping of keywords, a tuple of positional arguments, or a single one."""
 
     model: Callable[..., Any]
     inputs: Any
@@ -110,10 +103,10 @@ def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     """Return what calls of a stage cost."""
     clock = Clock(device)
     for _ in range(stage.warmup):
-        time_call(call, clock)
+        measure.time_call(call, clock)
     caps = {"spread": -1.0, "max_samples": stage.repeats, "max_seconds": math.inf}
-    samples = list(sampling.sweep(lambda *_: time_call(call, clock), [0], threads=host_threads(device), **caps))
-    highest = peaks(call, device)
+    samples = list(sampling.sweep(lambda *_: measure.time_call(call, clock), [0], threads=host_threads(device), **caps))
+    highest = measure.peaks(call, device)
     allocated, resident = highest["device_allocated_bytes"], highest["process_bytes"]
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
     with warnings.catch_warnings():

@@ -18,7 +18,6 @@ from common.core.text import MB, closest, count, number, quantity, shown
 from common.present.parts import Cell, filled, tabulated
 from common.records import schema
 from common.tools import configuration
-from common.tools.configuration import Count, Positive, Seconds, Text
 from common.tools.kept import NOT_RUN, Answer, Kept, of_row
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
@@ -38,14 +37,9 @@ NUMBERS = (
 )
 #: Columns that add up over the stages, which run one after the other. Memory does not.
 ADDED = ("run_time_s", "rtf", "macs", "flops")
-
-
 #: Type of a classic system -> number of its stages.
 MODEL_TYPES = {
-    "S2S": (1,),
-    "S2T": (1,),
-    "TTS": (1,),
-    "MT": (1,),
+    **dict.fromkeys(("S2S", "S2T", "TTS", "MT"), (1,)),
     "S2UT": (1, 2),
     "2StageS2ST": (2,),
     "3StageS2ST": (3,),
@@ -53,22 +47,15 @@ MODEL_TYPES = {
 
 
 class General(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys of the whole pipeline, which `general` and the command line give.
-
-    Attributes:
-        dataset_type: "made" (noise) or "raw" (a manifest of audio)
-        dataset_path: the manifest
-        dataset_size: the first of its examples; None: all
-        target_sr: samples of audio in a second
-        made_seconds: of each made example
-    """
+    """Keys of the whole pipeline, which `general` and the command line give.  dataset_type: "made" (noise) or "raw"
+    (a manifest, dataset_path); dataset_size: the first examples; target_sr: samples in a second."""
 
     model_type: Optional[Literal[tuple(MODEL_TYPES)]] = None  # type: ignore[valid-type]
     dataset_type: Literal["made", "raw"] = "made"
-    dataset_path: Optional[Text] = None
-    dataset_size: Optional[Positive] = None
-    target_sr: Positive = 16000
-    made_seconds: Annotated[List[Seconds], Meta(min_length=1)] = field(default_factory=lambda: [2, 4, 8])
+    dataset_path: Optional[configuration.Text] = None
+    dataset_size: Optional[configuration.Positive] = None
+    target_sr: configuration.Positive = 16000
+    made_seconds: Annotated[List[configuration.Seconds], Meta(min_length=1)] = field(default_factory=lambda: [2, 4, 8])
 
     def __post_init__(self) -> None:
         configuration.check_list(self.made_seconds, "made_seconds")
@@ -77,23 +64,17 @@ class General(Struct, forbid_unknown_fields=True, kw_only=True):
 class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
     """Keys of a stage; `general` may give all but its name, the command line the numbers.
 
-    Attributes:
-        factory: "module:name" or "file.py:name" of what makes the model
-        arguments: of the factory
-        builder: makes the inputs of the example, or of what the stage before gave
-        converter: makes of the outputs what the stage after gets
-        python: the interpreter of its process; None for the command's
-        warmup, repeats: calls that are not timed, and that are
-    """
+    factory: "module:name" or "file.py:name" of what makes the model; builder: makes the inputs of the example, or of
+    what the stage before gave; converter: makes of the outputs what the next gets; python: None for the command's."""
 
-    name: Text
-    factory: Text
+    name: configuration.Text
+    factory: configuration.Text
     arguments: Dict[str, Any] = {}
-    builder: Optional[Text] = None
-    converter: Optional[Text] = None
-    python: Optional[Text] = None
-    warmup: Count = 2
-    repeats: Positive = 5
+    builder: Optional[configuration.Text] = None
+    converter: Optional[configuration.Text] = None
+    python: Optional[configuration.Text] = None
+    warmup: configuration.Count = 2
+    repeats: configuration.Positive = 5
 
 
 class Pipeline(Struct, kw_only=True):
@@ -109,17 +90,11 @@ class Pipeline(Struct, kw_only=True):
 
 
 class Costs(Struct, kw_only=True):
-    """Hold what a stage costs on an example.
+    """What a stage costs on an example.
 
-    Attributes:
-        wall_ns: time of each timed call
-        busy: calls that ran beside other load
-        memory_bytes: peak of a call above the level before it: resident on a CPU, of torch's allocator on CUDA
-        process_bytes: resident peak of the whole process
-        macs, flops: operations of a call, forward
-        not_counted: operators without a rule
-        seconds: of audio in the example, for the first stage
-    """
+    wall_ns: time of each timed call; busy: calls beside other load; memory_bytes: peak of a call above the level before
+    it, resident on a CPU, of torch's allocator on CUDA; process_bytes: resident peak of the process; macs, flops: of a
+    call, forward; not_counted: operators without a rule; seconds: of audio in the example, for the first stage."""
 
     wall_ns: Annotated[List[int], Meta(min_length=1)]
     busy: int
@@ -132,11 +107,10 @@ class Costs(Struct, kw_only=True):
 
 
 def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -> Pipeline:
-    """Return the configuration in a YAML file: a stage over `general` over `flags` over the defaults; `quick` is over
-    all.  Raises UserError."""
+    """Return a YAML file's configuration: a stage over `general` over `flags`, `quick` over all.  Raises UserError."""
     values = configuration.read(path)
     numbered = [key for key in values if re.fullmatch(r"stage\d+", key)]
-    names = [f"stage{number}" for number in range(1, 1 + len(numbered))]
+    names = [f"stage{number}" for number in range(1, 1 + len(numbered))]  # without a gap
     for key, given in values.items():
         if key not in ("general", *names):
             gap = "; stages are numbered from 1, without a gap" if key.startswith("stage") else ""
@@ -158,28 +132,25 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     shared = {key: value for key, value in shared.items() if key in of_stages}
     stages: List[Stage] = []
     for key in names:
-        where = f"{path}: {key}"
         over = {name: value for name, value in quick.items() if name in of_stages}
-        stage = configuration.converted({"name": key, **shared, **values[key], **over}, Stage, where)
+        stage = configuration.converted({"name": key, **shared, **values[key], **over}, Stage, f"{path}: {key}")
         if stage.name in [other.name for other in stages]:
             raise UserError(f"{path}: two stages are called {shown(stage.name)}; give each a name of its own")
         for name in ("factory", "builder", "converter"):
             value = getattr(stage, name)
             setattr(stage, name, value and configuration.python_name(value, path))
-        stage.python = stage.python and configuration.interpreter(stage.python, path, f"{where}.python")
+        stage.python = stage.python and configuration.interpreter(stage.python, path, f"{path}: {key}.python")
         stages.append(stage)
     return Pipeline(general=general, stages=stages)
 
 
 def examples(dataset: General) -> Dict[str, Union[float, Path]]:
     """Return the examples of a data set by name: seconds of noise, or a file of audio.  Raises UserError."""
-    listed: Iterable[Tuple[str, Union[float, Path]]]
-    if dataset.dataset_type == "made":
-        listed = ((f"made-{number}-{seconds:g}s", seconds) for number, seconds in enumerate(dataset.made_seconds))
-    elif dataset.dataset_path:
-        listed = manifest(Path(dataset.dataset_path))
-    else:
+    made = ((f"made-{number}-{seconds:g}s", seconds) for number, seconds in enumerate(dataset.made_seconds))
+    if dataset.dataset_type != "made" and not dataset.dataset_path:
         raise UserError("dataset_type raw needs dataset_path: a manifest")
+    listed: Iterable[Tuple[str, Union[float, Path]]]
+    listed = made if dataset.dataset_type == "made" else manifest(Path(dataset.dataset_path or ""))
     result: Dict[str, Union[float, Path]] = {}
     for name, of in islice(listed, dataset.dataset_size):
         if name in result:
@@ -191,8 +162,7 @@ def examples(dataset: General) -> Dict[str, Union[float, Path]]:
 
 
 def manifest(path: Path) -> Iterator[Tuple[str, Path]]:
-    """Yield the files of a manifest: a line with a folder, then lines of a file below it, a tab and its samples.
-    Raises UserError."""
+    """Yield a manifest's files: a line of a folder, then lines of file, tab, samples.  Raises UserError."""
     first, *others = read_text(path).splitlines() or [""]
     root = (path.parent / first.strip()).resolve()
     if not first.strip() or not root.is_dir():
@@ -208,10 +178,8 @@ def manifest(path: Path) -> Iterator[Tuple[str, Path]]:
 
 
 def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[str, Any]:
-    """Return a stage over the examples that ended well, from what it costs on each.
-
-    seconds: of all their audio; failed: how many examples ended in it.  run_time_s is the mean of each example's median
-    over repeats, rtf all of these over the seconds of all audio; memory_bytes and process_bytes are means."""
+    """Return a stage over the examples that ended well.  seconds: of all their audio; failed: examples it ended.
+    run_time_s is the mean of medians over repeats, rtf their sum over the seconds; bytes are means and largest."""
     times = [median(each.wall_ns) / 1e9 for each in costs]
     unknown = sorted({name for each in costs for name in each.not_counted})
     row = {"stage": stage, "failed": failed, "not_counted": unknown}

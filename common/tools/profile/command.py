@@ -6,12 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from common.cli.parser import Parser, add_setting
-from common.core import files, flag_types, settings
+from common.core import files, flag_types, implementations, settings
 from common.core.errors import UserError
-from common.core.implementations import find
+from common.core.text import gathered
 from common.jobs.job import Task
 from common.jobs.session import Executor
 from common.records.schema import as_written
@@ -46,16 +46,12 @@ def parser() -> Parser:
     add_setting(
         group,
         "shape_file",
-        "File with (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it. For T encoder "
-        "frames, the fewest feature frames that give them are taken. Default: the suite's data/shape_info.features.pt",
+        "File of (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; of T encoder frames, "
+        "the fewest feature frames that give them. Default: the suite's data/shape_info.features.pt",
         default=files.ROOT / "data" / "shape_info.features.pt",
     )
-    add_setting(
-        group,
-        "sort_utterance",
-        "Sort utterances by length and fill batches up to --max-frames. Default: false",
-        default=False,
-    )
+    words = "Sort utterances by length and fill batches up to --max-frames. Default: false"
+    add_setting(group, "sort_utterance", words, default=False)
     for key, words in (("max_frames", "Most feature frames in a batch"), ("batch_size", "Utterances in a batch")):
         add_setting(group, key, f"{words}. Default: {_by_device(key)}", metavar="K")
     add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
@@ -138,14 +134,14 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     choice = chosen(arguments)
     size = {key: getattr(arguments, key), "sort_utterance": is_sorted}
     name = f"{key.replace('_', '-')} {size[key]}"
-    config = Profile(choice=choice, sizes={name: size})
     given = {each: getattr(arguments, each) for each in ("num_batches", "seed", "threads", "prune_range")}
     model = {"vocab_size": choice.sizes.vocab_size, "encoder_dim": choice.sizes.joiner_dim}
     where = {"shape_file": str(arguments.shape_file.absolute()), "rounds": 1}
     resolved = settings.resolve({**given, **model, **where, **size}, device)
     # else large tensors would be mapped anew in each step
     reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
-    tasks = [Task(name, "profile", {"choice": as_written(choice)}, environment=reuse)]
+    tasks = [Task(name, TOOL, {"choice": as_written(choice)}, environment=reuse)]
+    config = Profile(choice=choice, sizes={name: size})
     return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)
 
 
@@ -157,29 +153,20 @@ def chosen(arguments: argparse.Namespace) -> Choice:
     given.update((key, configuration.parsed(value, f"--size {key}")) for key, value in arguments.size)
     if arguments.preset and not (arguments.model or arguments.config or arguments.size):
         given["layers"] = 2
-    sizes = configuration.converted(given, Sizes, "--size")
     if named and arguments.model:
         raise UserError(f"--config {named}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:
         raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
-    find(arguments.loss)
-    patterns: Dict[str, List[str]] = {}
-    for name, pattern in arguments.label:
-        patterns.setdefault(name, []).append(pattern)
+    implementations.find(arguments.loss)
     parsed = {key: configuration.parsed(value, f"--arg {key}") for key, value in arguments.arg}
     paths = {key: os.path.abspath(value) for key, value in parsed.items() if os.path.isfile(str(value))}
+    same = ("loss", "depth", "steps", "warmup", "trace_steps", "dropout", "optimizer")
     return Choice(
-        sizes=sizes,
-        loss=arguments.loss,
+        sizes=configuration.converted(given, Sizes, "--size"),
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
         config=named,
         arguments={**parsed, **paths},
-        labels=patterns,
-        depth=arguments.depth,
-        steps=arguments.steps,
-        warmup=arguments.warmup,
-        trace_steps=arguments.trace_steps,
-        dropout=arguments.dropout,
+        labels=gathered(arguments.label),
         amp=arguments.amp is not None,
-        optimizer=arguments.optimizer,
+        **{key: getattr(arguments, key) for key in same},
     )

@@ -1,9 +1,8 @@
 """Label modules by hooks around their forward and backward, without editing the model.
 
-The backward of a call begins when the gradient of an output arrives and ends when the gradients of all inputs are
-there: an identity node of autograd's graph at each end tells.  A call none of whose inputs needs a gradient ends with
-the next call that is not nested in it, or with the step.  Calls are nested as their forwards were; a forward that a
-checkpoint computes again belongs to the backward.  Needs torch 2.1 or newer.
+The backward of a call lasts from the gradient of an output to those of all inputs: an identity node of autograd's graph
+at each end tells.  A call whose inputs need no gradient ends with the next call that is not nested in it, or the step.
+Calls are nested as their forwards were; what a checkpoint computes again is of the backward.  Needs torch 2.1 or newer.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ class Call:
 
 
 class Labels:
-    """Enter `span(place, again)` for each call and backward, inside the context.
-
-    labels: by the path of a module; where: the place of what was raised inside.
-    """
+    """Enter `span(place, again)` for each call and backward, inside the context.  labels: by the path of a module;
+    where: the place of what was raised inside."""
 
     def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], span: Span):
         self._modules = {module: path for path, module in model.named_modules() if path in labels}
@@ -149,11 +146,8 @@ def _marked(values: Any, tell: Callable[[], None]) -> Any:
 
 
 class Spans:
-    """Read a counter at both ends of each span of a step.  mark: reads it.
-
-    Attributes:
-        calls: (whether it is the first time that this is computed, begin, end) of each call, by place.
-    """
+    """Read a counter, by `mark`, at both ends of each span of a step.  calls: (whether it is the first time that this
+    is computed, begin, end) of each call, by place."""
 
     def __init__(self, mark: Callable[[], Any]):
         self.mark = mark
@@ -167,8 +161,7 @@ class Spans:
 
 
 def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> Dict[str, str]:
-    """Return {path: label} of patterns by label: names of modules with dots, * and ? within a name.  Raises UserError
-    for a pattern that matches nothing."""
+    """Return {path: label} of patterns by label, * and ? within a name.  Raises UserError for one of nothing."""
     paths = [path for path, _ in model.named_modules() if path]
     label_of: Dict[str, str] = {}
     for label, pattern in ((label, pattern) for label, listed in patterns.items() for pattern in listed):
@@ -186,8 +179,7 @@ def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> Dict[str, str]:
-    """Return {path: label} of all modules at most `depth` names below the model; those of a list share a label,
-    "layers.*"."""
+    """Return {path: label} of all modules at most `depth` names below; those of a list share a label, "layers.*"."""
     lists = torch.nn.ModuleList, torch.nn.ModuleDict
     called = [path for path, module in model.named_modules() if not isinstance(module, lists)]
     return {path: _starred(path) for path in called if path and path.count(".") < depth}

@@ -20,11 +20,9 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from common.core import implementations
+from common.core import files, implementations, text
 from common.core.errors import NotRunnable, OutOfMemory, UserError
-from common.core.files import ROOT
 from common.core.settings import Settings
-from common.core.text import first_line
 from common.data import batching, shapes
 from common.data.streams import ENCODER, TARGETS, symbols, uniform
 from common.flops.counter import FlopCounter
@@ -40,7 +38,7 @@ from common.tools.profile import labels, rows, transducer
 from common.traces import reader, windows
 
 #: The file of a model, and paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
-ICEFALL = f"{ROOT / 'examples' / 'icefall.py'}:transducer"
+ICEFALL = f"{files.ROOT / 'examples' / 'icefall.py'}:transducer"
 LAYERS = {
     "": ("encoder.conformer.conformer_layers.*", ".ffn1", ".self_attn", ".conv_module", ".ffn2"),
     "icefall": ("encoder.layers.*", ".feed_forward_macaron", ".self_attn", ".conv_module", ".feed_forward"),
@@ -55,7 +53,7 @@ def unseen(position: labels.Place, again: bool) -> ContextManager[None]:
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the records of a batch size; the job's ``given`` has the `choice`.  Raises UserError, OutOfMemory."""
+    """Yield the records of a batch size.  Raises UserError, OutOfMemory."""
     settings = Settings.from_json(job["settings"])
     folder = Path(job["folder"]) / job["job"].replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +63,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 
 
 class Inputs:
-    """Holds a batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of the loss."""
+    """A batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of the loss."""
 
     def __init__(self, utterances: Any, sizes: rows.Sizes, adapter: Any, device: torch.device, *key: int):
         N, frames, U = padded_sizes(utterances)
@@ -107,9 +105,7 @@ class Profiling:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5) if choice.optimizer else None
 
     def _inputs(self, adapter: Any) -> List[Inputs]:
-        """Return the measured batches of feature frames and U, without utterances that are too short.
-
-        A file of encoder frames gives the fewest feature frames that have so many."""
+        """Return the measured batches of feature frames and U, without utterances that are too short."""
         path = Path(self.settings.shape_file)
         utterances, factor = shapes.load(path), shapes.known_factor(path) or transducer.SUBSAMPLING
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
@@ -163,8 +159,6 @@ class Profiling:
         of_loss = model.get_submodule("criterion").named_children()  # which are always labelled
         return {**result, **{f"criterion.{name}": name for name, part in of_loss if isinstance(part, transducer.Part)}}
 
-    # -- a step --------------------------------------------------------------------------------------------------------
-
     def labelled(self, given: Tuple[Any, ...], span: Optional[labels.Span] = unseen) -> None:
         """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a step without labels."""
         hooks = labels.Labels(self.model, self.labels if span else {}, span or unseen)
@@ -181,7 +175,7 @@ class Profiling:
         except UserError:
             raise
         except Exception as error:  # whatever a model or a loss raises
-            line = first_line(error)
+            line = text.first_line(error)
             if memory.is_out_of_memory(error):
                 raise OutOfMemory(f"out of memory in {hooks.where}: take a smaller batch ({line})") from error
             raise UserError(f"the step fails in {hooks.where}: {type(error).__name__}: {line}") from error
@@ -197,12 +191,8 @@ class Profiling:
         self.model.zero_grad(set_to_none=True)
         return host, self.clock.between(device, end) if self.clock.cuda else None
 
-    # -- passes --------------------------------------------------------------------------------------------------------
-
     def measured(self, folder: Path) -> rows.Measured:
         """Return all that is measured; traces go to `folder`."""
-        for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
-            self.timed(partial(self.labelled, inputs.given()))
         counter, counts = FlopCounter(self.model), labels.Spans(lambda: counter.total())
         for inputs in self.inputs:
             with counter:
@@ -245,12 +235,9 @@ class Profiling:
                 device = sum(clock.between(begin[1], end[1]) for _, begin, end in calls) if clock.cuda else None
                 place.device_ns.append(device)
         foreign = load.share() if load.ready() else None
-        host_ns, device_ns = zip(*labelled)
-        return {
-            **{"bare_ns": [ns for ns, _ in bare], "host_ns": list(host_ns), "device_ns": list(device_ns)},
-            **{"spans": [*places.values()], "foreign_cpu": foreign},
-            "flags": busy_flags(foreign, torch.get_num_threads()),
-        }
+        known = {"spans": [*places.values()], "foreign_cpu": foreign, "bare_ns": [ns for ns, _ in bare]}
+        times = dict(zip(("host_ns", "device_ns"), map(list, zip(*labelled))))
+        return {**known, **times, "flags": busy_flags(foreign, torch.get_num_threads())}
 
     def memory(self, folder: Path) -> List[rows.Memory]:
         """Return the memory of each span, by name, from a trace in `folder`."""
@@ -264,10 +251,7 @@ class Profiling:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
-        spans_of: Dict[str, List[windows.Span]] = {}
-        for path in reader.trace_files(folder):
-            for span in windows.spans(path):
-                spans_of.setdefault(span.name, []).append(span)
+        spans = (span for path in reader.trace_files(folder) for span in windows.spans(path))
         return [
             rows.Memory(
                 name=name,
@@ -275,5 +259,5 @@ class Profiling:
                 rise=max(span.highest - span.begin for span in several),
                 left=round(sum(span.end - span.begin for span in several) / active),
             )
-            for name, several in spans_of.items()
+            for name, several in text.gathered((span.name, span) for span in spans).items()
         ]

@@ -1,7 +1,6 @@
 """Tells from the records of a profile where a step went: each label with and without what lies in it, in each phase.
 
-Times are means over the labelled steps, so that they add up: the children of a label to no more than the label, all
-labels and `other` to the step.
+Times are means over the labelled steps, so that they add up: all labels and `other` to the step.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from msgspec import Meta, Struct
 
 from common.analysis.metrics import cells, values
 from common.core.statistics import mean, median
-from common.core.text import MB, number, percent, quantity
+from common.core.text import MB, gathered, number, percent, quantity
 from common.present.parts import Cell, Figure, tabulated
 from common.present.style import PALETTE, axis, bars, layout
 from common.records import schema
@@ -54,19 +53,10 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Choice(Struct, kw_only=True, frozen=True):
-    """The model to profile, and how.
+    """The model to profile, and how, as the flags of these names.
 
-    Attributes:
-        sizes: of the Conformer transducer
-        loss: name of its row
-        model: import path; "" for the Conformer transducer
-        config: "icefall", or "" for torchaudio's Conformer
-        arguments: of the model at the import path
-        labels: patterns by label; empty for the default labels
-        depth: in place of labels, the depth of the modules that get one
-        steps, warmup, trace_steps: numbers of timed steps, of those before them, and of those under the profiler
-        dropout, amp, optimizer: as the flags of these names
-    """
+    sizes: of the Conformer transducer; model: import path, or ""; config: "icefall", or "" for torchaudio's Conformer;
+    labels: patterns by label, {} for the default; depth: in their place, of the modules that get a label."""
 
     sizes: Sizes = Sizes()
     loss: str = "fast_rnnt-pruned"
@@ -102,8 +92,7 @@ class Batch(Struct, kw_only=True):
 
 
 class Taken(Struct, kw_only=True):
-    """Hold what each step took on the host, and on the device, null on a CPU; operations of a step, the mean of all
-    batches."""
+    """What each step took on the host, and on the device, null on a CPU; operations of a step, the mean of batches."""
 
     host_ns: Annotated[List[float], Meta(min_length=1)]
     device_ns: List[Optional[float]]
@@ -130,15 +119,8 @@ class Memory(Struct, kw_only=True):
 
 
 class Measured(Taken, kw_only=True):
-    """A batch size that was profiled.
-
-    Attributes:
-        parameters: of the "model", their number
-        batches: taken in turn
-        bare_ns: times of steps without labels
-        foreign_cpu, flags: the load beside the steps
-        not_counted: operators without a rule
-    """
+    """A batch size that was profiled.  parameters: the number of those of the "model"; bare_ns: steps without labels;
+    foreign_cpu, flags: the load beside the steps; not_counted: operators without a rule."""
 
     parameters: Dict[str, int]
     batches: Annotated[List[Batch], Meta(min_length=1)]
@@ -184,8 +166,7 @@ NUMBERS = (
 
 
 def parts_of(found: Measured) -> List[Part]:
-    """Return the labels in the order in which they begin, each backward after its forward, then `other` and the
-    step."""
+    """Return the labels as they begin, each backward after its forward, then `other` and the step."""
 
     def amounts(of: Taken) -> Dict[str, float]:
         host, device = (mean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
@@ -251,18 +232,10 @@ def lines(choice: Choice, found: Measured, parts: List[Part]) -> List[str]:
     return [words for words, holds in told.items() if holds]
 
 
-def outermost(parts: List[Part]) -> Dict[str, float]:
-    """Return the milliseconds of each label that lies in no other, forward and backward together."""
-    result: Dict[str, float] = {}
-    for part in parts:
-        if part["depth"] == 0 and part["phase"]:
-            result[part["label"]] = result.get(part["label"], 0.0) + part["ms"]
-    return result
-
-
 def verdict(parts: List[Part], busy: bool) -> str:
     """Return what share of a step the transducer's own parts take, and the largest label beside them."""
-    shares = {label: ms / parts[-1]["ms"] for label, ms in outermost(parts).items()}
+    outer = gathered((part["label"], part["ms"]) for part in parts if part["depth"] == 0 and part["phase"])
+    shares = {label: sum(times) / parts[-1]["ms"] for label, times in outer.items()}
     own = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
     *names, last = [name for name, known in own.items() if known] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))

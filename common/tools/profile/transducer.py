@@ -17,7 +17,6 @@ from common.core.errors import UserError
 from common.data.shapes import subsampled
 from common.losses import layouts
 from common.losses.inputs import Batch, Joiner
-from common.losses.layouts import SIMPLE_LOSS_SCALE, Pruned
 from common.tools.profile.rows import Sizes
 
 SUBSAMPLING = 4
@@ -86,9 +85,8 @@ class Part(nn.Module):
 class Criterion(nn.Module):
     """From encoder and decoder outputs to the summed loss: the joiner, and the loss of `adapter`, always in float32.
 
-    Parts are called `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them, `rnnt_loss_simple`
-    with its projections, and `rnnt_loss_pruned` with the ranges, the pruning and the joiner.
-    """
+    Parts are `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them, `rnnt_loss_simple` with its
+    projections, and `rnnt_loss_pruned` with the ranges, the pruning and the joiner."""
 
     rnnt_loss: Any
     rnnt_loss_simple: Any
@@ -100,17 +98,18 @@ class Criterion(nn.Module):
         layers: Joiner = self.layout.model(device, torch.float32)
         self.joiner, self.projections = Part(layers), layers.extra
         self.exact = partial(torch.autocast, device.type, enabled=False)
-        for name in ("rnnt_loss_simple", "rnnt_loss_pruned") if isinstance(self.layout, Pruned) else ("rnnt_loss",):
+        for name in (
+            ("rnnt_loss_simple", "rnnt_loss_pruned") if isinstance(self.layout, layouts.Pruned) else ("rnnt_loss",)
+        ):
             setattr(self, name, Part())
 
     def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the summed loss.  batch: its outputs are the joiner's inputs; scores: inputs of the pruned loss's
-        `projections`."""
+        """Return the summed loss of a batch of the joiner's inputs.  scores: what the pruned loss projects."""
         outputs = batch.encoder_out, batch.decoder_out
-        if isinstance(self.layout, Pruned):
+        if isinstance(self.layout, layouts.Pruned):
             simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *scores)
             pruned = self.rnnt_loss_pruned(partial(self._pruned, batch, prepared, arcs), *outputs)
-            return SIMPLE_LOSS_SCALE * simple + pruned
+            return layouts.SIMPLE_LOSS_SCALE * simple + pruned
         whole = self.layout.tensors != ("logits",)  # the joiner is within the loss
         run = self.layout.step if whole else self.layout.given
 
@@ -146,13 +145,7 @@ class Criterion(nn.Module):
 class Transducer(nn.Module):
     """The whole model, with projections of both outputs to the joiner's dimension, where icefall's joiner has them.
 
-    Args:
-        of: sizes of the projections, and of the parts that are not given.
-        criterion: joiner and loss.
-        encoder: returns (N, T, encoder_dim) and lengths.
-        decoder: returns (N, U+1, decoder_dim).
-        linear: makes a projection of (inputs, outputs).
-    """
+    of: sizes of the projections and of parts that are not given; linear: makes a projection of (inputs, outputs)."""
 
     def __init__(
         self,
