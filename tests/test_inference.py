@@ -10,7 +10,6 @@ import inspect
 import io
 import json
 import runpy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,16 +23,15 @@ from common.tools.inference import recognisers, rows
 from common.tools.kept import Job, answers, read, slice_of
 
 REAL = SHARED / "librispeech" / "1089-134686-0001.flac"
+SHIPPED = ROOT / "examples" / "recognisers.py"
 
-MODELS = '''
+MODELS = """
 import time
 import torch
 from torch import nn
 
 
 class Tiny(nn.Module):
-    """A strided convolution and a layer: (N, samples) -> (N, frames, 4)."""
-
     sample_rate = 8000
 
     def __init__(self, seconds=0.0, limit=10**9, first=0.0):
@@ -43,7 +41,7 @@ class Tiny(nn.Module):
 
     def forward(self, waves):
         if waves.numel() > self.limit:
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate much")
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
         if self.seconds and len(waves) > 1:
             time.sleep(self.seconds)
         time.sleep(self.first)
@@ -57,8 +55,6 @@ class Silent(Tiny):
 
 
 class Streaming(nn.Module):
-    """Four pieces, 20 ms each."""
-
     def __init__(self, pieces):
         super().__init__()
         self.pieces = pieces
@@ -70,7 +66,7 @@ class Streaming(nn.Module):
         for piece in self.pieces:
             time.sleep(0.02)
             yield piece
-'''
+"""
 
 
 @pytest.fixture
@@ -90,6 +86,16 @@ def config(tmp_path):
 ONE = {"audio_mockup_secs": [0.1], "batch_sizes": [1]}
 
 
+def made(kind, source, **arguments):
+    return recognisers.load({"type": kind, "source": str(source), "arguments": arguments}, torch.device("cpu"))
+
+
+@torch.no_grad()
+def outputs(model, seconds=0.5, size=2, call=None):
+    waves = recognisers.batch(None, seconds, size, model.sample_rate, 0)
+    return (call or model.call)(waves, torch.full((size,), waves.shape[1]))
+
+
 def measured(path, *words, code=0, executor=None):
     """The command in this process; returns the rows of its run as they are read back."""
     log = path.parent / "log"
@@ -103,15 +109,15 @@ def measured(path, *words, code=0, executor=None):
 
 @pytest.mark.skipif(not REAL.exists(), reason="no ../shared/data/librispeech")
 def test_audio_is_resampled_and_looped_to_exactly_the_asked_duration():
-    wave = recognisers.read(REAL, 16000)
+    samples = len(recognisers.read(REAL, 16000))
     batch = recognisers.batch(str(REAL), 32, 4, 16000, seed=0)
-    assert batch.shape == (4, 512000) and torch.equal(batch[3, len(wave) : 2 * len(wave)], batch[0, : len(wave)])
+    assert batch.shape == (4, 512000) and torch.equal(batch[3, samples : 2 * samples], batch[0, :samples])
     assert recognisers.batch(str(REAL), 2.5, 1, 8000, 0).shape == (1, 20000)
 
 
 def test_noise_is_of_the_seed_and_audio_that_is_none_is_one_line(tmp_path):
-    assert torch.equal(recognisers.batch(None, 0.5, 2, 16000, 1), recognisers.batch(None, 0.5, 2, 16000, 1))
-    assert recognisers.batch(None, 0.5, 2, 16000, 1).shape == (2, 8000)
+    batch = recognisers.batch(None, 0.5, 2, 16000, 1)
+    assert batch.shape == (2, 8000) and torch.equal(batch, recognisers.batch(None, 0.5, 2, 16000, 1))
     (tmp_path / "text.wav").write_text("no audio")
     with pytest.raises(UserError, match="text.wav"):
         recognisers.read(tmp_path / "text.wav", 16000)
@@ -126,38 +132,28 @@ def test_noise_is_of_the_seed_and_audio_that_is_none_is_one_line(tmp_path):
         ("waves", False),
         ("waves, sizes", True),
         ("waves, mask=None, x_lens=None", True),
-        ("waves, *, input_lengths=None", True),
         ("waves, wav_lens=None", False),  # shares of the longest, as SpeechBrain has them
         ("waves, max_length=10", False),
         ("waves, **options", False),
     ],
 )
 def test_a_module_gets_lengths_where_it_takes_some(signature, gets):
-    scope = {}
-    exec(f"def forward(self, {signature}): return {{k: v for k, v in locals().items() if k != 'self'}}", scope)
-    module = type("Takes", (torch.nn.Module,), {"forward": scope["forward"]})()
-    arguments = recognisers.plain(module).call(torch.zeros(2, 30), torch.tensor([30, 30]))
-    lengths = [value for name, value in arguments.items() if name != "waves" and isinstance(value, torch.Tensor)]
-    assert [tensor.tolist() for tensor in lengths] == ([[30, 30]] if gets else [])
+    module = type("Takes", (torch.nn.Module,), {"forward": eval(f"lambda self, {signature}: [*locals().values()]")})()
+    given = recognisers.plain(module).call(torch.zeros(2, 30), torch.tensor([30, 30]))
+    tensors = [tuple(value.shape) for value in given if isinstance(value, torch.Tensor)]
+    assert tensors == ([(2, 30), (2,)] if gets else [(2, 30)])
 
 
 @pytest.mark.parametrize("name", ["ConformerRNNT", "EmformerRNNT"])
 def test_the_shipped_transducers_decode_every_utterance(name):
-    source, sizes = str(ROOT / "examples" / "recognisers.py"), {"layers": 1, "dim": 32, "vocab_size": 12}
     torch.manual_seed(0)
-    model = recognisers.load(
-        {"type": "factory", "source": f"{source}:{name}", "arguments": {**sizes, "blank_bias": 2.0}},
-        torch.device("cpu"),
-    )
-    waves = recognisers.batch(None, 0.4, 2, 16000, 0)
-    lengths = torch.full((2,), waves.shape[1])
-    with torch.no_grad():
-        whole = model.call(waves, lengths)
-        symbols = whole[1] if name == "ConformerRNNT" else whole
-        assert len(symbols) == 2 and symbols[0] == symbols[1]  # equal rows
-        if model.stream:
-            pieces = list(model.stream(waves, lengths))
-            assert len(pieces) == 2 * 3 and whole == [pieces[2], pieces[5]]  # 41 frames in sixteens
+    model = made("factory", f"{SHIPPED}:{name}", layers=1, dim=32, vocab_size=12, blank_bias=2.0)
+    whole = outputs(model, 0.4)
+    symbols = whole[1] if name == "ConformerRNNT" else whole
+    assert len(symbols) == 2 and symbols[0] == symbols[1]  # equal rows
+    if model.stream:
+        pieces = list(outputs(model, 0.4, call=model.stream))
+        assert len(pieces) == 2 * 3 and whole == [pieces[2], pieces[5]]  # 41 frames in sixteens
 
 
 # -- the configuration -----------------------------------------------------------------------------------------------
@@ -174,18 +170,14 @@ def test_values_of_the_command_line_are_over_those_of_the_file(config, capsys):
     ("model", "overrides", "words"),
     [
         ({}, ["--profiling_dimensions.batch_size=[1]"], ["batch_size", "batch_sizes"]),
-        ({}, ["--batch_sizes=[1,many]"], ["batch_sizes", "int"]),
         ({}, ["--batch_sizes=[1,1]"], ["batch_sizes", "1", "given twice"]),
         ({}, ["--audio_mockup_secs=[0]"], ["audio_mockup_secs", "> 0"]),
         ({}, ["--audio_mockup_secs=[.inf]"], ["audio_mockup_secs", "finite"]),
-        ({}, ["--audio_mockup_secs=1"], ["audio_mockup_secs", "array"]),
         ({}, ["--triangle_only=maybe"], ["triangle_only", "bool"]),
         ({}, ["--example_audio=nosuch.wav"], ["nosuch.wav", "no such file", "null"]),
         ({}, ["--threds", "2"], ["--threds", "key=value"]),
         ({}, ["--batch_sizes=[1"], ["--batch_sizes", "YAML"]),
         ({"sourc": "x"}, [], ["sourc", "'source'"]),
-        ({"source": None}, [], ["source"]),
-        ({"arguments": [1]}, [], ["arguments", "object"]),
         ({"python": "nosuch"}, [], ["python", "nosuch"]),
     ],
 )
@@ -198,7 +190,7 @@ def test_a_mistake_is_one_line_with_the_nearest_key(config, model, overrides, wo
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_the_shipped_configurations_are_right(path):
     file, _, name = cli.configured(path, []).pretrained_model.source.rpartition(":")
-    assert file == str(ROOT / "examples" / "recognisers.py") and f"class {name}(" in (ROOT / file).read_text()
+    assert file == str(SHIPPED) and f"class {name}(" in SHIPPED.read_text()
 
 
 def test_a_quick_profile_is_of_the_smallest_cells():
@@ -211,22 +203,24 @@ def test_a_quick_profile_is_of_the_smallest_cells():
 
 
 def test_a_triangle_skips_exactly_the_heavy_corner():
-    dimensions = rows.Dimensions(audio_mockup_secs=[1, 2, 5, 8, 32], batch_sizes=[1, 4, 8])
-    given = rows.Profile(pretrained_model=rows.Model(source="a:b"), profiling_dimensions=dimensions)
-    skipped = [(each.seconds, each.size) for each in rows.positions(given) if rows.is_skipped(each, dimensions)]
+    given = rows.Profile(pretrained_model=rows.Model(source="a:b"))
+    grid = given.profiling_dimensions
+    skipped = [(each.seconds, each.size) for each in rows.positions(given) if rows.is_skipped(each, grid)]
     assert sorted(skipped) == [(5, 8), (8, 4), (8, 8), (32, 4), (32, 8)] and len(cli.planned(given, None)) == 10
 
 
 def test_numbers_of_a_cell():
     """172,400 us of self time over two batches of 4 x 5 s is the classic 4.31E-03; streams are batches in time."""
     position = rows.Position(2, "bfloat16", 5, 4)
-    measured_cell = cell([0.5] * 8 + [3.0] * 2, cpu_us=172_400, profiled=2, cuda_peak_bytes=round(1.47 * 2**30))
-    row = rows.row(position, Job("ok", values=[as_written(measured_cell)]))
+
+    def row_of(seconds, **numbers):
+        return rows.row(position, Job("ok", values=[as_written(cell(seconds, **numbers))]))
+
+    row = row_of([0.5] * 8 + [3.0] * 2, cpu_us=172_400, profiled=2, cuda_peak_bytes=round(1.47 * 2**30))
     assert position.job == "5s-x4-threads-2-bfloat16"
     assert rows.factor(row["profiled_cpu_rtf"]) == "4.31E-03" and row["profiled_cuda_rtf"] is None
     assert row["rtf"] == 0.5 / 20 and row["utterances_per_second"] == 8 and row["n"] == 10
-    of = {p90: rows.row(position, Job("ok", values=[as_written(cell([p90]))]))["streams"] for p90 in (0.5, 3.0, 6.0)}
-    assert of == {0.5: 40, 3.0: 4, 6.0: 0}
+    assert [row_of([p90])["streams"] for p90 in (0.5, 3.0, 6.0)] == [40, 4, 0]
     assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47 Gb"
 
 
@@ -240,8 +234,7 @@ def test_the_answer_comes_first_and_says_what_ran_beside_load(tmp_path):
 
 def test_a_run_is_text_rows_and_a_section_and_a_broken_one_is_a_line(tmp_path):
     write_inference(tmp_path)
-    (tmp_path / "inference-other").mkdir()
-    (tmp_path / "inference-other" / "tool.jsonl").write_text("nonsense\n")
+    write_inference(tmp_path, "other").write_text("nonsense\n")
     shown = slice_of(rows.TOOL, rows.TITLE, rows.answer)
     made, broken = shown.sections(tmp_path, [tmp_path])
     assert len(made.tables) == 4 and "line 1" in str(broken.failures) and shown.holds(tmp_path)
@@ -256,8 +249,9 @@ def test_the_command_measures_every_cell(config, capsys):
     path = config(export_logs=True)
     cells = measured(path, "--format", "markdown")
     printed = capsys.readouterr().out
-    wanted = [(0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2)]
-    assert [(each["audio_mockup_secs"], each["batch_sizes"]) for each in cells] == wanted
+    assert [(each["audio_mockup_secs"], each["batch_sizes"]) for each in cells] == [
+        (t, n) for t in (0.1, 0.2) for n in (1, 2)
+    ]
     for each in cells:
         assert each["status"] == "ok" and each["n"] >= 1 and each["p50_s"] <= each["p90_s"] <= each["p99_s"]
         assert each["rtf"] == pytest.approx(each["p50_s"] / (each["batch_sizes"] * each["audio_mockup_secs"]))
@@ -287,7 +281,7 @@ def test_a_cell_that_fails_is_a_cell(config):
 
 
 def test_a_slow_first_call_is_warm_up(config):
-    """Though it takes longer than all timed calls may together; and a model that returns nothing was not measured."""
+    """And a model that returns nothing was not measured."""
     (each,) = measured(config({"arguments": {"first": 0.3}}, **ONE))
     assert each["p99_s"] < 0.3
     (each,) = measured(config({"source": "models.py:Silent"}, **ONE), code=1)[-1:]
@@ -296,9 +290,8 @@ def test_a_slow_first_call_is_warm_up(config):
 
 def test_the_grid_is_repeated_for_each_variant(config, capsys):
     cells = measured(config(**ONE), "--dtype", "float32,bfloat16", "--threads", "1,2")
-    assert [(each["threads"], each["dtype"]) for each in cells] == [
-        (n, d) for n in (1, 2) for d in ("float32", "bfloat16")
-    ]
+    ways = [(each["threads"], each["dtype"]) for each in cells]
+    assert ways == [(1, "float32"), (1, "bfloat16"), (2, "float32"), (2, "bfloat16")]
     assert all(each["rtf"] > 0 for each in cells) and "threads 2, bfloat16" in capsys.readouterr().out
 
 
@@ -311,21 +304,6 @@ def test_a_run_for_real(config):
     assert done.returncode == 1 and each["status"] == "ok" and each["rtf"] > 0, done.stderr
     assert late["status"] == "timeout" and late["rtf"] is None and "--timeout" in late["reason"]
     assert_user_error(run("rnnt-bench", "inference", path.parent / "nosuch.yaml"), "nosuch.yaml")
-
-
-# -- pretrained models
-
-SENTENCE = "a transducer listens to speech and writes it down one symbol after the other"
-
-
-def made(kind, source, **arguments):
-    return recognisers.load({"type": kind, "source": str(source), "arguments": arguments}, torch.device("cpu"))
-
-
-def outputs(model, seconds=0.5, size=2):
-    waves = recognisers.batch(None, seconds, size, model.sample_rate, 0)
-    with torch.no_grad():
-        return model.call(waves, torch.full((size,), waves.shape[1]))
 
 
 # -- SpeechBrain -----------------------------------------------------------------------------------------------------
@@ -375,19 +353,13 @@ def test_each_interface_of_speechbrain_has_the_method_and_arguments(name):
 def test_a_model_of_speechbrain_is_that_of_its_folder(tmp_path):
     """hyperparams.yaml, and the weights of each loadable; an estimate is of each of two speakers."""
     pytest.importorskip("speechbrain")
-    from hyperpyyaml import load_hyperpyyaml
-
-    weights = load_hyperpyyaml(ESTIMATION)["model"].state_dict()
-    for file, write in (
-        ("hyperparams.yaml", lambda path: path.write_text(ESTIMATION)),
-        ("model.ckpt", lambda path: torch.save(weights, path)),
-    ):
-        with pytest.raises(UserError, match=file):
-            made("SNREstimator", tmp_path)
-        write(tmp_path / file)
+    weights = importlib.import_module("hyperpyyaml").load_hyperpyyaml(ESTIMATION)["model"].state_dict()
+    (tmp_path / "hyperparams.yaml").write_text(ESTIMATION)
+    with pytest.raises(UserError, match="model.ckpt"):
+        made("SNREstimator", tmp_path)
+    torch.save(weights, tmp_path / "model.ckpt")
     answer, again = (outputs(made("SNREstimator", tmp_path), size=3) for _ in range(2))
-    assert answer.shape == (6,) and answer.min() > 0 and answer.max() < 10
-    assert torch.allclose(answer, again, rtol=1e-4)
+    assert answer.shape == (6,) and answer.min() > 0 and answer.max() < 10 and torch.allclose(answer, again, rtol=1e-4)
 
 
 # -- torchaudio ------------------------------------------------------------------------------------------------------
@@ -408,21 +380,13 @@ def cached(tmp_path, monkeypatch):
     return cache
 
 
-WAV2VEC2 = {
-    "extractor_conv_layer_config": [(8, 10, 5), (8, 8, 8), (8, 8, 8)],
-    "encoder_embed_dim": 16,
-    "encoder_num_layers": 1,
-    "encoder_num_heads": 2,
-    "encoder_ff_interm_features": 16,
-    "encoder_pos_conv_kernel": 8,
-    "encoder_pos_conv_groups": 2,
-}
-
-
 def test_a_bundle_of_wav2vec2(cached):
     torchaudio = pytest.importorskip("torchaudio")
     bundle = torchaudio.pipelines.WAV2VEC2_ASR_BASE_960H
-    sizes = {**bundle._params, **WAV2VEC2}
+    small = {"embed_dim": 16, "num_layers": 1, "num_heads": 2, "ff_interm_features": 16}
+    sizes = {**bundle._params, **{f"encoder_{key}": value for key, value in small.items()}}
+    sizes |= {"extractor_conv_layer_config": [(8, 10, 5), (8, 8, 8), (8, 8, 8)]}
+    sizes |= {"encoder_pos_conv_kernel": 8, "encoder_pos_conv_groups": 2}
     torch.manual_seed(1)
     weights = torchaudio.models.wav2vec2_model(**sizes).state_dict()
     changes = {"_params": sizes, "_remove_aux_axis": (), "_labels": ("a",)}
@@ -442,10 +406,10 @@ def test_a_bundle_of_wav2vec2(cached):
 def test_a_bundle_of_a_transducer(cached, tmp_path):
     torchaudio = pytest.importorskip("torchaudio")
     bundle = torchaudio.pipelines.EMFORMER_RNNT_BASE_LIBRISPEECH
-    shipped = SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "recognisers.py")))
+    shipped = runpy.run_path(str(SHIPPED))["EmformerRNNT"]
 
     def small():
-        return shipped.EmformerRNNT(vocab_size=12, layers=1, dim=64, blank_bias=3).search.model
+        return shipped(vocab_size=12, layers=1, dim=64, blank_bias=3).search.model
 
     torch.manual_seed(1)
     cached(bundle, f"torchaudio/{bundle._rnnt_path}", small().state_dict(), _rnnt_factory_func=small, _blank=11)
@@ -472,35 +436,21 @@ def test_what_is_no_model():
 # -- Hugging Face ----------------------------------------------------------------------------------------------------
 
 
-def wav2vec2_folder(folder):
-    """Write a CTC model of random weights with its processor."""
-    transformers = pytest.importorskip("transformers")
-    folder.mkdir()
-    words = ["<pad>", "<s>", "</s>", "<unk>", "|", *sorted(set(SENTENCE) - {" "})]
-    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
-    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
-    features = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
-    transformers.Wav2Vec2Processor(feature_extractor=features, tokenizer=tokenizer).save_pretrained(folder)
-    config = transformers.Wav2Vec2Config(
-        vocab_size=len(words),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        conv_dim=[8, 8, 8],
-        conv_kernel=[10, 8, 8],
-        conv_stride=[5, 8, 8],
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
-    )
-    torch.manual_seed(1)
-    transformers.Wav2Vec2ForCTC(config).save_pretrained(folder)
-    return folder
-
-
 def test_a_pipeline_of_hugging_face(tmp_path):
-    source = wav2vec2_folder(tmp_path / "model")
-    model = made("transformers", source)
+    """A folder of a CTC model of random weights with its processor."""
+    transformers = pytest.importorskip("transformers")
+    words = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
+    features = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    transformers.Wav2Vec2Processor(feature_extractor=features, tokenizer=tokenizer).save_pretrained(tmp_path)
+    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    convolutions = {"conv_dim": [8, 8, 8], "conv_kernel": [10, 8, 8], "conv_stride": [5, 8, 8]}
+    positions = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
+    config = transformers.Wav2Vec2Config(vocab_size=len(words), **layers, **convolutions, **positions)
+    torch.manual_seed(1)
+    transformers.Wav2Vec2ForCTC(config).save_pretrained(tmp_path)
+    model = made("transformers", tmp_path)
     answer = outputs(model)
     assert model.sample_rate == 16000 and len(answer) == 2 and answer[0] == answer[1] and "text" in answer[0]
-    assert answer == outputs(made("transformers", source))  # the weights are those of the folder
+    assert answer == outputs(made("transformers", tmp_path))  # the weights are those of the folder
