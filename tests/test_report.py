@@ -43,7 +43,7 @@ from common.present import parts, style
 from common.present.parts import Figure, Section, Slice
 from common.setup import interpreters
 from common.show import cards as cards_of
-from common.show import over_time, page, plots
+from common.show import page, plots
 
 LIBRARY = "/* plotly */"
 
@@ -172,15 +172,13 @@ def test_the_trade_off_has_a_front_of_exact_losses_and_other_models_are_on_none(
     assert plots.time_and_memory(rows[:1]) is None
 
 
-def test_samples_far_from_the_median_are_arrows_at_the_edge(tmp_path):
+def test_samples_far_from_the_median_are_at_the_edge(tmp_path):
     samples = [sample("timing-1", "step", 4, ms) for ms in (10, 10, 10, 40, 6)]
     write_run(tmp_path / "a", "a", [correctness(), [environment("timing-1"), *samples, status("timing-1")]])
     (row,) = rows_of(tmp_path)
-    figure = over_time.drift([row])
+    figure = plots.drift([row])
     (trace,) = figure.data
-    symbol = style.symbol(row.look)
-    assert trace["marker"]["symbol"] == [symbol, symbol, symbol, "triangle-up", "triangle-down"]
-    assert trace["y"] == pytest.approx([0, 0, 0, over_time.FARTHEST, -over_time.FARTHEST])  # of +300% and -40%
+    assert trace["y"] == pytest.approx([0, 0, 0, plots.FARTHEST, -plots.FARTHEST])  # of +300% and -40%
     assert trace["customdata"][3][1] == "+300.0%"
 
 
@@ -188,7 +186,7 @@ def test_memory_within_a_step_is_drawn_to_one_scale(tmp_path):
     for name, peak in (("a", 9), ("b", 40)):
         events = [*steps([100, 200]), *(allocation(at, total << 20) for at, total in ((1010, 3), (1130, peak)))]
         traced_run(tmp_path / name, kineto(events), name=name)
-    figure = over_time.memory_within(rows_of(tmp_path))
+    figure = plots.memory_within(rows_of(tmp_path))
     lines = [trace for trace in figure.data if trace["mode"] == "lines"]
     heights = [max(trace["y"]) - min(trace["y"]) for trace in lines]
     assert heights[0] / heights[1] == pytest.approx(6 / 37, abs=0.01) and all(max(trace["x"]) == 1 for trace in lines)
@@ -492,7 +490,7 @@ def test_the_newest_of_a_cell_is_shown(tmp_path):
     assert [(row.folder.parent.name, len(row.earlier)) for row in logs.read([tmp_path]).swept] == [("s.2", 1)] * 2
 
 
-def test_curves_over_numbers_and_bars_over_words(log):
+def test_curves_over_numbers_and_points_over_words(log):
     drawn = {figure.key: figure for figure in plots.swept(logs.read([log]).sweeps[0])}
     curve = drawn["sweep-vocab-size-time"]
     assert [(trace["name"], trace["x"], trace["y"]) for trace in curve.data] == [
@@ -502,11 +500,8 @@ def test_curves_over_numbers_and_bars_over_words(log):
     assert curve.layout["xaxis"]["type"] == curve.layout["yaxis"]["type"] == "log"
     assert "At dtype float32." in curve.caption and "Not drawn: square at 4000 (oom)." in curve.caption
     assert drawn["sweep-vocab-size-memory"].data[0]["y"] == [10, 20, 80]
-    bars = drawn["sweep-dtype-time"]
-    assert [(trace["type"], trace["x"], trace["y"]) for trace in bars.data] == [
-        ("bar", ["float32", "bfloat16"], [5, 2.5]),
-        ("bar", ["float32"], [25]),
-    ]
+    points = [(trace["mode"], trace["x"], trace["y"]) for trace in drawn["sweep-dtype-time"].data]
+    assert points == [("markers", ["float32", "bfloat16"], [5, 2.5]), ("markers", ["float32"], [25])]
 
 
 def test_the_page_has_a_section_for_each_sweep(log, tmp_path):

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis import groups, logs, standing
-from common.analysis.groups import differences, newest_first
 from common.analysis.row import PEAKS, SCOPES, Row
-from common.core import statistics
-from common.core.errors import UserError
-from common.core.text import plain
+from common.core import errors, statistics, text
 from common.records import schema, store
 
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
@@ -64,7 +61,7 @@ def read_runs(path: Path) -> List[Row]:
     unreadable = [row.reason for row in log.rows if row.unreadable]
     if not runs:
         advice = f"{path}: no {schema.FILE_NAME} in it of runs that were timed (--find-largest has others); name one"
-        raise UserError(next(iter(unreadable), advice))
+        raise errors.UserError(next(iter(unreadable), advice))
     for reason in unreadable:
         store.warn(f"{reason}; left out")
     return runs
@@ -75,7 +72,7 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     side is a pair whatever the names. Raises UserError where nothing is on both sides, or with other settings."""
     before, after = (
         groups.newest_of_each(
-            read_runs(path), lambda one, other: one.name == other.name and not differences(one, other)
+            read_runs(path), lambda one, other: one.name == other.name and not groups.differences(one, other)
         )
         for path in (baseline, new)
     )
@@ -84,49 +81,49 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     names = list(dict.fromkeys(run.name for run in [*before, *after]))
     unknown = [name for name in only if name not in names]
     if unknown:
-        raise UserError(
-            f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(plain, names))}"
+        raise errors.UserError(
+            f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(text.plain, names))}"
         )
     before, after = ([run for run in side if not only or run.name in only] for side in (before, after))
     pairs: List[Pair] = []
     for name in names:
         mine, theirs = ([run for run in side if run.name == name] for side in (before, after))
-        fitting = [Pair(first, other) for first in mine for other in theirs if not differences(first, other)]
-        pairs += fitting or ([checked(newest_first(mine)[0], newest_first(theirs)[0])] if mine and theirs else [])
+        fitting = [Pair(first, other) for first in mine for other in theirs if not groups.differences(first, other)]
+        newest = [groups.newest_first(side)[0] for side in (mine, theirs) if side]
+        pairs += fitting or ([checked(*newest)] if len(newest) == 2 else [])
     compared = [id(run) for pair in pairs for run in (pair.baseline, pair.new)]
     gone, added = ([run for run in side if id(run) not in compared] for side in (before, after))
     if not pairs:
         sides = ((baseline, gone), (new, added))
-        held = (f"{path} has {', '.join(plain(run.name) for run in runs) or 'none'}" for path, runs in sides)
-        raise UserError(f"no implementation is in both: {'; '.join(held)}")
+        held = (f"{path} has {', '.join(text.plain(run.name) for run in runs) or 'none'}" for path, runs in sides)
+        raise errors.UserError(f"no implementation is in both: {'; '.join(held)}")
     return Sides(pairs, gone, added)
 
 
 def within(log: Path, baseline: str, new: str) -> List[Pair]:
     """Return the pair of two implementations in a log folder: of the newest run that has both, else the newest of each.
     Raises UserError where one is missing or they were measured with other settings."""
-    runs = newest_first(read_runs(log))
+    runs = groups.newest_first(read_runs(log))
     sides = [[run for run in runs if run.name == name] for name in (baseline, new)]
     for name, side in zip((baseline, new), sides):
         if not side:
-            names = ", ".join(sorted({plain(run.name) for run in runs}))
-            raise UserError(f"{log}: no run of {name} in it; there are {names}")
+            names = ", ".join(sorted({text.plain(run.name) for run in runs}))
+            raise errors.UserError(f"{log}: no run of {name} in it; there are {names}")
     pairs = [(first, other) for first in sides[0] for other in sides[1] if first.header.run_id == other.header.run_id]
-    together = [pair for pair in pairs if not differences(*pair)]
+    together = [pair for pair in pairs if not groups.differences(*pair)]
     return [checked(*(together[0] if together else (sides[0][0], sides[1][0])))]
 
 
 def checked(baseline: Row, other: Row) -> Pair:
     """Return the pair; raise UserError, which names the differences, if it cannot be compared."""
-    different, advice = differences(baseline, other), "run both with the same flags on the same machine"
+    different, advice = groups.differences(baseline, other), "run both with the same flags on the same machine"
     if baseline.loss != other.loss and baseline.torch and other.torch and baseline.torch != other.torch:
         different.append(f"torch {baseline.torch} / {other.torch}")
         advice = "a ratio would be that of the torches too: measure both under one, as ./benchmark_all.py --only "
         advice += "k2,fast_rnnt@k2 does"
     if different:
-        raise UserError(
-            f"{baseline.folder} and {other.folder} are not comparable: {'; '.join(map(plain, different))}; {advice}"
-        )
+        why = "; ".join(map(text.plain, different))
+        raise errors.UserError(f"{baseline.folder} and {other.folder} are not comparable: {why}; {advice}")
     return Pair(baseline, other)
 
 
@@ -239,7 +236,7 @@ def _errors(pair: Pair) -> Judged:
     if not words:
         return judged("same", "both are right, with errors of the same order")
     kinds = {word for word, _ in words}
-    reason = "; ".join(text for _, text in words) + " (both are right)"
+    reason = "; ".join(why for _, why in words) + " (both are right)"
     return judged(kinds.pop() if len(kinds) == 1 else "unclear", reason)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, TypeVar
 
 from common.analysis import standing
 from common.analysis.row import Row
 from common.core import implementations, settings, text
-from common.core.settings import flag
-from common.records.schema import Batch
 
 LONGEST_LABEL = 40  # characters
 Item = TypeVar("Item")
@@ -138,22 +136,15 @@ def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[
 def conditions(row: Row) -> Dict[str, object]:
     """Return all that must agree between two runs that are compared, by the name that messages use."""
     known, machine = row.configuration, row.header.machine
-    shapes = known["shape_file_sha256"]
+    shapes, batches = known["shape_file_sha256"], [batch.index for batch in row.batches]
+    cells = "{} cells ({} padded)".format(*row.cells)
     return {
         **{setting.label: known.get(key) for key, setting in settings.SETTINGS.items() if setting.label},
         "shape file": shapes and f"sha256 {shapes[:12]}",
-        "batches": _batches(row.batches),
+        "batches": f"{len(batches)} from {batches[0]} on of {cells}" if batches else None,
         "device name": row.device_name if row.device != "cpu" else None,
         "machine": machine.cpu and f"{machine.cpu}, {machine.cores} cores",
     }
-
-
-def _batches(batches: Sequence[Batch]) -> Optional[str]:
-    """Return a text that two runs share only if their batches are the same."""
-    if not batches:
-        return None
-    useful, padded = sum(batch.useful_cells for batch in batches), sum(batch.padded_cells for batch in batches)
-    return f"{len(batches)} from {batches[0].index} on of {useful} cells ({padded} padded)"
 
 
 def differences(first: Row, other: Row) -> List[str]:
@@ -199,8 +190,8 @@ class Sweep:
     @property
     def heading(self) -> str:
         """Return one line: the grid, and what all cells have in common."""
-        axes = " x ".join(f"{flag(key)} {', '.join(map(settings.worded, values))}" for key, values in self.grid.items())
-        varied = dict.fromkeys(self.grid)
+        worded = {settings.flag(key): map(settings.worded, values) for key, values in self.grid.items()}
+        axes, varied = " x ".join(f"{key} {', '.join(of)}" for key, of in worded.items()), dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
         return text.plain(f"sweep over {axes}; {heading(shared)}")
 

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
 
 from common.analysis import groups, measured
-from common.analysis.groups import Group, Sweep, collect, differing, newest_of_each
+from common.analysis.groups import Group, Sweep
 from common.analysis.row import Row
-from common.core.errors import UserError
-from common.core.files import not_there
-from common.core.text import gathered
+from common.core import errors, files, text
 from common.present import parts, style
 from common.records import schema, store
-from common.traces.reader import is_trace, trace_files, worker
-from common.traces.windows import profiled, read_windows
+from common.traces import reader, windows
 
 
 class Log:
@@ -42,19 +39,19 @@ class Log:
     def newest(self) -> Log:
         """Return the log with only the newest run of each implementation and configuration."""
 
-        def same_run(first: Row, other: Row) -> bool:
-            known = first.header.run_id and other.header.run_id and bool(first.largest) == bool(other.largest)
-            same = known and (first.name, first.header.values) == (other.name, other.header.values)
-            return bool(same) and not differing(first.configuration, other.configuration)
+        def same_run(*pair: Row) -> bool:
+            first, other = ((row.name, row.header.values, bool(row.largest)) for row in pair)
+            known = first == other and all(row.header.run_id for row in pair)
+            return known and not groups.differing(*(row.configuration for row in pair))
 
-        return Log(newest_of_each(self.every, same_run))
+        return Log(groups.newest_of_each(self.every, same_run))
 
     def of(self, folders: Collection[Path]) -> Log:
         return Log([row for row in self.every if row.folder in folders])
 
     @cached_property
     def groups(self) -> List[Group]:
-        return collect([*self.rows, *self.searches])
+        return groups.collect([*self.rows, *self.searches])
 
     @cached_property
     def sweeps(self) -> List[Sweep]:
@@ -64,7 +61,7 @@ class Log:
 def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True) -> Log:
     """Return what is in, at or under `paths` (default: ``log``), each a folder, a trace or a results.jsonl. traces:
     those of runs too. Raises UserError for a path that does not exist (the default may be absent)."""
-    every = [row for folder, files in _folders(paths).items() for row in _rows_of(folder, files, traces)]
+    every = [row for folder, asked in _folders(paths).items() for row in _rows_of(folder, asked, traces)]
     return Log(every) if all_runs else Log(every).newest()
 
 
@@ -74,7 +71,7 @@ def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
     folders = [Path(path) for path in paths] or [Path("log")]
     if not log.every and not any(tool.holds(path) for tool in parts.slices() for path in folders):
         where = ", ".join(map(str, paths)) or "log/"
-        raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
+        raise errors.UserError(f"no runs under {where}: run `make bench` first, or name a folder of runs or traces")
     return log
 
 
@@ -87,17 +84,15 @@ def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
     """Return the run folders at or under `paths`, each with the traces that were asked for, [] for all of them."""
     folders: Dict[Path, List[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
-        problem = not_there(path)
+        problem = files.not_there(path)
         if problem and paths:
-            raise UserError(f"{path}: {problem}; name a log folder, a results.jsonl or a trace")
+            raise errors.UserError(f"{path}: {problem}; name a log folder, a results.jsonl or a trace")
         if os.path.isdir(path):
             for folder in run_folders(path):
                 folders[folder] = []
         elif os.path.isfile(path):
-            if path.name == schema.FILE_NAME:
-                folders[path.parent] = []
-            else:
-                folders.setdefault(path.parent, []).append(path)
+            asked = folders.setdefault(path.parent, [])
+            asked += [] if path.name == schema.FILE_NAME else [path]
     return folders
 
 
@@ -113,32 +108,27 @@ def run_folders(top: Path) -> Iterator[Path]:
         below[:] = sorted({*below} - {store.BASELINES})
         if schema.TOOL_FILE_NAME in names:
             below.clear()  # its traces are of its own jobs
-        elif schema.FILE_NAME in names or any(is_trace(Path(folder, name)) for name in names):
+        elif schema.FILE_NAME in names or any(reader.is_trace(Path(folder, name)) for name in names):
             yield Path(folder)
     yield from closed
 
 
-def _rows_of(folder: Path, files: List[Path], traces: bool) -> List[Row]:
+def _rows_of(folder: Path, asked: List[Path], traces: bool) -> List[Row]:
     try:
-        if (folder / schema.FILE_NAME).exists() and not files:
+        if (folder / schema.FILE_NAME).exists() and not asked:
             return [measured.row(store.read_run(folder)[1], folder, traces)]
-        return _foreign_rows(files or trace_files(folder), folder) if traces else []
-    except UserError as error:
-        return [_unreadable(folder, str(error))]
-    except OSError as error:
-        return [_unreadable(folder, f"{folder}: cannot be read: {error.strerror or error}")]
+        return _foreign_rows(asked or reader.trace_files(folder), folder) if traces else []
+    except (errors.UserError, OSError) as error:
+        why = f"{folder}: cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        return [Row(folder.resolve().name, folder, status="error", reason=why, unreadable=True)]
 
 
-def _unreadable(folder: Path, reason: str) -> Row:
-    return Row(folder.resolve().name, folder, status="error", reason=reason, unreadable=True)
-
-
-def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
+def _foreign_rows(paths: List[Path], folder: Path) -> List[Row]:
     """Return a row of profiled numbers for each worker that left traces without records."""
-    by_worker = gathered((worker(path), (path, window)) for path, window in read_windows(files))
+    by_worker = text.gathered((reader.worker(path), (path, window)) for path, window in windows.read_windows(paths))
     name, result = folder.resolve().name, []
-    for label, windows in by_worker.items():
-        numbers = profiled(windows)
+    for label, of_worker in by_worker.items():
+        numbers = windows.profiled(of_worker)
         readable = not numbers.error or any(window.steps for window in numbers.windows)
         device = ("cuda" if numbers.on_cuda else "cpu") if readable else None
         result.append(

@@ -10,7 +10,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Ty
 from common.analysis import times
 from common.analysis.row import COUNTERS, Configuration, Largest, Row
 from common.core import settings, text
-from common.core.settings import FEWEST_ROUNDS
 from common.records import schema, store
 from common.traces import reader, windows
 
@@ -115,7 +114,7 @@ def _is_right(line: schema.Correctness, settings: Mapping[str, Any]) -> bool:
     return line.ok is not False and all(not error or error <= most for error, most in judged)
 
 
-def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple[str, str]:
+def _of_jobs(jobs: Jobs, given: Mapping[str, Any], is_control: bool) -> Tuple[str, str]:
     """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing. A run that was
     stopped at its traces is whole, since no table needs them; so is a control, which is there for its times, without
     its memory."""
@@ -133,10 +132,8 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any], is_control: bool) -> Tuple
             why = (end.reason or "no reason was recorded") if end else "stopped before its end"
             worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
-        rounds = settings.get("rounds", 1)
-        if settings.get("budget"):
-            rounds = min(rounds, FEWEST_ROUNDS)
-        planned = {name: rounds if name == "timing" else 1 for name in settings.get("passes", ())}
+        rounds = min(given.get("rounds", 1), settings.FEWEST_ROUNDS if given.get("budget") else math.inf)
+        planned = {name: rounds if name == "timing" else 1 for name in given.get("passes", ())}
         absent = [
             name if number == 1 else f"{number - done.get(name, 0)} of {number} {name} rounds"
             for name, number in planned.items()

@@ -1,7 +1,7 @@
-"""Define how plots look: colours, symbols, patterns, and the template that all of them share.
+"""Define how plots look: colours, symbols, and the template that all of them share.
 
 An implementation has one look in every plot (`Row.look`): the colour of its family, which is its package, and a form
-(symbol, pattern, dashes) that sets it apart within the family.  The palette is Okabe and Ito's, which colour-blind
+(symbol, dashes) that sets it apart within the family.  The palette is Okabe and Ito's, which colour-blind
 people can tell apart, without its grey and its yellow, which is too light for a line.  Text, grid and outlines take
 their colours from page.css, so that they follow light, dark and print.
 """
@@ -25,7 +25,6 @@ FAMILIES = {
 }
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-PATTERNS = ("", "/", ".", "x", "-", "\\", "+")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CLEAR = "rgba(0,0,0,0)"
 INK = "#777777"  # page.css draws it in the colour of the text
@@ -36,8 +35,6 @@ _AXIS: Plotly = {
     **{"ticks": "", "rangemode": "tozero"},
 }
 _WHISKERS: Plotly = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
-_PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.25, "fgcolor": "#ffffff", "fgopacity": 0.85}
-_BAR = {"error_y": _WHISKERS, "marker": {"line": {"width": 1, "color": INK}, "pattern": _PATTERN}}
 _POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
 #: Defaults of plotly's layout.  page.js gives the legend the height that its lines take.
 TEMPLATE: Plotly = {
@@ -51,7 +48,7 @@ TEMPLATE: Plotly = {
             **{"font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR},
         },
     },
-    "data": {"bar": [_BAR], "scatter": [_POINTS]},
+    "data": {"bar": [{"marker": {"line": {"width": 1, "color": INK}}}], "scatter": [_POINTS]},
 }
 
 
@@ -93,26 +90,19 @@ def line(look: Look, width: float = 2.2) -> Plotly:
     return {"color": color(look), "width": width, "dash": DASHES[look.form % len(DASHES)]}
 
 
-def pattern(number: int) -> Plotly:
-    """Return plotly's pattern `number`; after the last, all but the plain one again with larger tiles."""
-    turn = number - len(PATTERNS)
-    return {"shape": PATTERNS[number]} if turn < 0 else {"shape": PATTERNS[1 + turn % (len(PATTERNS) - 1)], "size": 14}
-
-
 def shown(label: str) -> str:
     """Escape a label for plotly, which takes some HTML in its texts."""
     return html.escape(label, quote=False)
 
 
 def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any) -> Plotly:
-    """Return a trace of bars. hover: plotly's template of what is shown beside the name of the bar under the
-    pointer."""
+    """Return a trace of bars. hover: plotly's template of what is shown beside the name of a bar."""
     trace = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Plotly:
-    """Return a trace of markers at (x, y), or of lines with another `mode`. hover: as for bars, "" shows nothing."""
+    """Return a trace of markers at (x, y), or of lines with another `mode`. hover: as for bars, "" for nothing."""
     x, y = zip(*at)
     trace = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
     told = {"hovertemplate": f"{hover}<extra>{shown(name)}</extra>"} if hover else {"hoverinfo": "skip"}

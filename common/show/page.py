@@ -26,7 +26,7 @@ from common.core.text import plain, reason_of
 from common.present import parts
 from common.present.parts import Failure, Figure, Link, Section
 from common.setup import interpreters
-from common.show import cards, over_time, plots, tables
+from common.show import cards, plots, tables
 
 Paths = Sequence[Path]
 FILE_NAME = "report.html"
@@ -134,7 +134,7 @@ def _section(group: Group, index: int, many: int, folders: Paths) -> Section:
     columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
     figures: List[Optional[Figure]] = []
     if not group.search:
-        figures = [plots.time_and_memory(rows), over_time.drift(rows), over_time.memory_within(rows)]
+        figures = [plots.time_and_memory(rows), plots.drift(rows), plots.memory_within(rows)]
     return Section(
         f"group-{index}",
         title if many == 1 else f"{title}, {index + 1} of {many}",

@@ -1,13 +1,16 @@
-"""Draw the plots of one configuration or sweep: ratios with their intervals, time against memory, a swept setting."""
+"""Draw the plots of a configuration or sweep: ratios, time against memory, a swept setting, what changes with time."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import groups, metrics, standing, verdict
 from common.analysis.row import Row
+from common.analysis.times import Sample
 from common.core import settings, statistics
 from common.core.text import gathered, number
 from common.present import style
@@ -226,26 +229,18 @@ def swept(sweep: groups.Sweep) -> List[Figure]:
 
 
 def _over(key: str, title: str, flag: str, values: Sequence[Any], unit: str, every: Sequence[Point]) -> Figure:
-    """Return the plot of these points: a curve for each implementation over a numeric setting, else a colour of
-    bars."""
+    """Return the plot of these points: a curve for each implementation over a numeric setting, else points alone."""
     numeric, hover = groups.is_numeric(values), f"%{{x}}: %{{y:.4g}} {unit}"
+    shown = float if numeric else settings.worded
     data, words, cells = [], [], []
     for name, curve in sorted(gathered((point.row.name, point) for point in every).items()):
         told = ", ".join(f"{number(each.measured.median)} {unit} at {settings.worded(each.value)}" for each in curve)
         words.append(f"{name} {told}")
-        row = curve[0].row
-        spread: Plotly = {}
+        row, at = curve[0].row, [(shown(point.value), point.measured.median) for point in curve]
+        options: Plotly = {"mode": "lines+markers" if numeric else "markers", "line": style.line(row.look)}
         if all(point.measured.p20 and point.measured.p80 for point in curve):
-            spread = {"error_y": style.whiskers([point.measured for point in curve])}
-        medians = [point.measured.median for point in curve]
-        if numeric:
-            options = {"mode": "lines+markers", "line": style.line(row.look), **spread}
-            at = zip((point.value for point in curve), medians)
-            data.append(style.points(row.marked, at, style.marker(row.look, 11), hover, **options))
-        else:
-            x = [settings.worded(point.value) for point in curve]
-            bar = {"color": style.color(row.look), "pattern": style.pattern(row.look.form)}
-            data.append(style.bars(row.marked, x, medians, bar, hover, **spread))
+            options["error_y"] = style.whiskers([point.measured for point in curve])
+        data.append(style.points(row.marked, at, style.marker(row.look, 11), hover, **options))
     for point in every:
         value = point.value if groups.is_numeric([point.value]) else None
         line = {"implementation": Cell(point.row.label), flag: Cell(settings.worded(point.value), value)}
@@ -260,9 +255,148 @@ def _frame(values: Sequence[Any], flag: str, unit: str, every: Sequence[Point]) 
     words = [settings.worded(value) for value in values]
     if not groups.is_numeric(values):
         order = {"type": "category", "categoryorder": "array", "categoryarray": words}
-        return {"xaxis": style.axis(flag, **order), "yaxis": style.axis(unit), "barmode": "group", "bargap": 0.25}
+        return {"xaxis": style.axis(flag, **order), "yaxis": style.axis(unit)}
     ticks = {"tickvals": values, "ticktext": words}
     if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
         return {"xaxis": style.axis(flag, **ticks), "yaxis": style.axis(unit)}
     ends = [end for point in every for end in (point.measured.p20, point.measured.median, point.measured.p80) if end]
     return {"xaxis": style.axis(flag, type="log", **ticks), "yaxis": style.axis_of(unit, style.logarithmic(ends))}
+
+
+# Over time: a lane for each loss, of the samples over the run, and of the memory within a step.
+
+WIDE_LANE, LOW_LANE = 130, 92  # pixels, of samples and of memory
+MOST_SAMPLES = 1500  # drawn for one implementation; flagged ones are always drawn
+FARTHEST = 0.34  # of a lane, up or down; the rest is for its name
+MOST = 0.3  # of the median of its batch: what is farther from it is drawn at the edge
+
+
+class Lane(NamedTuple):
+    row: Row
+    samples: List[Sample]
+    relative: List[float]
+
+    @property
+    def seconds(self) -> float:
+        return max(sample.at_s for sample in self.samples)
+
+    @property
+    def range(self) -> str:
+        return f"{_percent(min(self.relative) - 1)} to {_percent(max(self.relative) - 1)}"
+
+
+def _percent(change: float) -> str:
+    return f"{change:+.0%}".replace("-", "\u2212") if change else "0"
+
+
+def _of_row(row: Row) -> Optional[Lane]:
+    """Return the samples of batches that have several; a single sample always is its batch's median."""
+    counts = Counter(sample.batch for sample in row.of_scope(row.scope))
+    samples = [sample for sample in row.of_scope(row.scope) if counts[sample.batch] > 1]
+    times = gathered((sample.batch, sample.ms) for sample in samples)
+    medians = {batch: statistics.median(ms) for batch, ms in times.items()}
+    return Lane(row, samples, [sample.ms / medians[sample.batch] for sample in samples]) if samples else None
+
+
+def drift(rows: Sequence[Row]) -> Optional[Figure]:
+    """Draw each sample relative to the median of its batch, in the order taken."""
+    sampled = [lane for lane in map(_of_row, rows) if lane]
+    if not sampled:
+        return None
+    farthest = max(abs(value - 1) for lane in sampled for value in lane.relative)
+    widest = min(farthest, MOST)
+    scale = FARTHEST / max(widest, 0.05)
+    data: List[Plotly] = []
+    shapes, names = [], []
+    for at, lane in enumerate(sampled):
+        data.append(_samples(lane, at, scale))
+        pairs = [pair for pair in zip(lane.samples, lane.samples[1:]) if pair[0].round != pair[1].round]
+        ends = [(last.at_s + first.at_s - first.ms / 1e3) / 2 / lane.seconds for last, first in pairs]
+        shapes += [_line(at, 0, 1), *(_line(at, end, end) for end in ends)]
+        names.append(f"{style.shown(lane.row.label)}  <b>{lane.range}</b>  in {number(lane.seconds, 3)} s")
+    frame = style.lanes(names, WIDE_LANE, int(WIDE_LANE * FARTHEST) + 6)
+    mark = next((step for step in (MOST, 0.2, 0.1, 0.05) if step <= widest), 0.05)
+    ticks = [(-at + change * scale, _percent(change)) for at in range(len(sampled)) for change in (-mark, 0, mark)]
+    places, words = zip(*ticks)
+    frame["yaxis"].update(showticklabels=True, tickvals=places, ticktext=words, rangemode="normal")
+    caption = (
+        "Each sample against the median of its batch, in the order taken; dashed lines part the rounds (fresh "
+        "processes). A slope is drift or throttling, a step another load. Crosses ran beside other load."
+    )
+    if farthest > MOST:
+        caption += f" At the edge: farther than {MOST:.0%}."
+    single = [row.label for row in rows if row.timed and row not in [lane.row for lane in sampled]]
+    if single:
+        caption += f" Not drawn, with one sample of each batch: {', '.join(single)}."
+    ranges = "; ".join(f"{lane.row.label} {lane.range}" for lane in sampled)
+    frame.update(shapes=shapes, xaxis=style.axis("of the timed work", tickformat=".0%"))
+    table = tabulated("samples", "Samples over time", [_cells(lane) for lane in sampled])
+    told = f"Spread of the samples around the median of their batch: {ranges}"
+    layout = style.layout(WIDE_LANE * len(sampled) + 90, **frame)
+    return Figure("samples", table.title, caption, told, data, layout, table)
+
+
+def _samples(lane: Lane, at: int, scale: float) -> Plotly:
+    stride, look = math.ceil(len(lane.samples) / MOST_SAMPLES), lane.row.look
+    pairs = enumerate(zip(lane.samples, lane.relative))
+    drawn = [(sample, value - 1) for index, (sample, value) in pairs if index % stride == 0 or sample.flagged]
+    flagged = [sample.flagged for sample, _ in drawn]
+    symbols = ["x-thin-open" if crossed else style.symbol(look) for crossed in flagged]
+    line = {"width": [2 if crossed else 0.5 for crossed in flagged], "color": style.INK}
+    spots: Plotly = {"opacity": 1, "color": style.color(look), "symbol": symbols, "line": line}
+    spots["size"] = [9 if crossed else 6 for crossed in flagged]
+    places = [(sample.at_s / lane.seconds, -at + min(max(change, -MOST), MOST) * scale) for sample, change in drawn]
+    told = [[sample.ms, f"{change:+.1%}", sample.round] for sample, change in drawn]
+    hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}"
+    return style.points(lane.row.label, places, spots, hover, customdata=told)
+
+
+def _line(lane: int, begin: float, end: float) -> Plotly:
+    """Return a line along the median of a lane; one across the lane where it begins and ends at once."""
+    across = FARTHEST if begin == end else 0
+    ends = {"x0": begin, "x1": end, "y0": -lane - across, "y1": -lane + across}
+    look = {"width": 1, "color": style.INK, "dash": "dash" if across else "solid"}
+    return {"type": "line", "layer": "below", **ends, "line": look, "opacity": 0.6}
+
+
+def _cells(lane: Lane) -> Dict[str, Cell]:
+    ends = {"lowest %": 100 * min(lane.relative) - 100, "highest %": 100 * max(lane.relative) - 100}
+    counts = {"samples": len(lane.samples), "beside other load": sum(sample.flagged for sample in lane.samples)}
+    numbers = {title: measured(value, lane.row.results) for title, value in {**ends, **counts}.items()}
+    return {"implementation": Cell(lane.row.label), **numbers}
+
+
+def memory_within(rows: Sequence[Row]) -> Optional[Figure]:
+    """Draw the allocated memory within one step; None where no trace has memory events."""
+    curves = [(row, row.curve) for row in rows if row.curve]
+    if not curves:
+        return None
+    highest = max(curve.peak_mb for _, curve in curves) or 1.0
+    data, names, cells = [], [], []
+    for lane, (row, curve) in enumerate(curves):
+        at = [(ms / curve.ms[-1], -lane + 2 * FARTHEST * mb / highest - FARTHEST) for ms, mb in zip(curve.ms, curve.mb)]
+        told = list(zip(curve.ms, curve.mb))
+        steps = {**style.line(row.look), "dash": "solid", "shape": "hv"}
+        hover = "%{customdata[0]:.4g} ms: %{customdata[1]:.4g} MB"
+        data.append(style.points(row.marked, at, {}, hover, mode="lines", line=steps, customdata=told))
+        peak = curve.mb.index(curve.peak_mb)
+        data.append(style.points(row.marked, [at[peak]], style.marker(row.look, 10), hover, customdata=[told[peak]]))
+        words = f"at {number(curve.ms[peak], 3)} of {number(curve.ms[-1], 3)} ms"
+        names.append(f"{style.shown(row.marked)}  <b>{number(curve.peak_mb)} MB</b>  {words}")
+        trace = row.folder / curve.file
+        stages = ", ".join(f"{stage} {number(mb, 3)}" for stage, mb in curve.stage_mb.items())
+        cell = {"implementation": Cell(row.label), "ProfilerStep": Cell(f"#{curve.step}", curve.step, trace)}
+        cell.update({"peak MB": measured(curve.peak_mb, trace), "step ms": measured(curve.ms[-1], trace)})
+        cells.append({**cell, "highest MB in each stage": Cell(stages or "-")})
+    frame = {
+        **style.lanes(names, LOW_LANE, int(LOW_LANE * FARTHEST) + 6),
+        "xaxis": style.axis("of the step", tickformat=".0%"),
+    }
+    caption = (
+        "What is allocated above the step's start, in the last step of the first trace, all to one scale of MB; the "
+        "symbol is the peak. Profiled: times have the profiler's own cost in them."
+    )
+    peaks = "; ".join(f"{row.label} {number(curve.peak_mb)} megabytes" for row, curve in curves)
+    table = tabulated("memory-within", "Memory within a step", cells)
+    layout = style.layout(LOW_LANE * len(curves) + 90, **frame)
+    return Figure("memory-within", table.title, caption, f"Highest memory within a step: {peaks}", data, layout, table)
