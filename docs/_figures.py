@@ -3,7 +3,7 @@
 
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints; `use
 of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its heading
-and first table; `allocators of FOLDER FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare prints;
+and first table; `comparison of ARGUMENTS`: what compare prints;
 `runs`: the folders of results/; `machines`: what each machine of results/ found; `fused of FOLDER`: the table of
 benchmarks/fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
 kinds of logits, with what these are like.  A test compares pages and records.
@@ -98,24 +98,6 @@ def use(name: str) -> str:
 def head(folder: str) -> str:
     """Return the heading and the first table of the same block."""
     return "\n\n".join(screen(folder).rsplit("\n```", 1)[0].split("\n\n")[:2]) + "\n```"
-
-
-def allocators(folders: str) -> str:
-    """Return a Markdown table of the steps of CHOICES under two allocators, over the batches of both runs."""
-    first, second = (_by_name(folder) for folder in folders.split())
-    names = [next(iter(rows.values())).configuration["allocator"] for rows in (first, second)]
-    over = METRICS["over_fastest"]
-    heads = [*(f"step ms, {name}" for name in names), f"{names[1]} over {names[0]}"]
-    heads += [f"{over.title}, {name}" for name in names]
-    lines = []
-    for name, row in first.items():
-        ratio = verdict.over_other(second[name], row, "step") if name in second and name in CHOICES else None
-        if ratio:
-            interval = f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low and ratio.high else ""
-            sides = row, second[name]
-            cells = [_named(row), *map(METRICS["step_ms"].shown, sides)]
-            lines.append([*cells, f"{ratio.ratio:.2f}{interval}", *map(over.shown, sides)])
-    return markdown_of(["implementation", *map(Column, heads)], lines).replace("*", "\\*")
 
 
 def _named(row: Row) -> str:
@@ -255,7 +237,6 @@ WRITERS: Dict[str, Callable[..., str]] = {
         screen,
         session,
         head,
-        allocators,
         comparison,
         runs,
         machines,
