@@ -1,7 +1,6 @@
 """Makes a shape file of what the flags of generate_shape_info.py name: a source, its rows, their provenance, the files.
 
-The provenance names files without their folders, and no time except SOURCE_DATE_EPOCH, so that the same input and the
-same versions give the same files.
+The provenance names files without their folders, and no time, so that the same input and versions give the same files.
 """
 
 from __future__ import annotations
@@ -11,11 +10,8 @@ import hashlib
 import io
 import itertools
 import math
-import os
-import re
 import shlex
 from collections import Counter
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -36,15 +32,11 @@ Generated = Tuple[np.ndarray, np.ndarray, shapes.Provenance, List[Tuple[Path, by
 
 
 def generate(flags: argparse.Namespace) -> List[str]:
-    """Write the shape file that the flags ask for; returns lines to show.  Where it raises UserError nothing is
-    written."""
+    """Write the shape file that the flags ask for, or nothing where it raises UserError; return lines to show."""
     outputs = [flags.output, *([flags.output.with_suffix(".features.pt")] if flags.write_features else [])]
     for path in outputs:
         shapes.check_output(path)
     rows, features, provenance, beside = _from_figures(flags) if flags.from_figures else _from_manifest(flags, outputs)
-    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if epoch.isdigit():
-        provenance["created"] = datetime.fromtimestamp(int(epoch), timezone.utc).isoformat()
     shapes.save(flags.output, rows, {"schema": SCHEMA, **provenance}, *beside)
     lines = [
         *(f"{name.replace('_', ' ')}: {count:,}" for name, count in provenance.get("counts", {}).items()),
@@ -59,12 +51,12 @@ def generate(flags: argparse.Namespace) -> List[str]:
         low, middle, high = np.percentile(column, (5, 50, 95))
         spread = f"median {middle:.0f}, 5% to 95%: {low:.0f} to {high:.0f}"
         lines.append(f"{name}: {column.min()} to {column.max()}, {spread}")
-    padding = []
-    for order in (rows, rows[np.argsort(rows[:, 0], kind="stable")]):
-        useful, padded = batching.fixed_size(order, BATCH_SIZE).all_cells()
-        padding.append(f"{1 - useful.sum() / padded.sum():.0%}")
-    words = f"{padding[0]} of the cells in file order, {padding[1]} sorted by length"
-    lines.append(f"padding of batches of {BATCH_SIZE}: {words}")
+    in_order = (rows, rows[np.argsort(rows[:, 0], kind="stable")])
+    cells = [batching.fixed_size(order, BATCH_SIZE).all_cells() for order in in_order]
+    in_file, by_length = (f"{1 - useful.sum() / padded.sum():.0%}" for useful, padded in cells)
+    lines.append(
+        f"padding of batches of {BATCH_SIZE}: {in_file} of the cells in file order, {by_length} sorted by length"
+    )
     return [*lines, as_called(f"next: ./benchmark_all.py --shape-file {shlex.quote(str(flags.output))}")]
 
 
@@ -86,19 +78,19 @@ def _from_figures(flags: argparse.Namespace) -> Generated:
 
 def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
     model = load_model(flags.bpe_model) if flags.bpe_model else None
-    trained_at = shapes.path_of(flags.output).with_suffix(".bpe.model")
-    recordings = flags.recordings or (None if flags.features else manifests.beside(flags.manifest))
+    trained_at, recordings = flags.output.with_suffix(".bpe.model"), flags.recordings
+    named = flags.manifest.with_name(flags.manifest.name.replace("supervisions", "recordings"))
+    if not (recordings or flags.features) and named != flags.manifest and named.is_file():
+        recordings = named
     inputs = [path for path in (flags.manifest, recordings, flags.features) if path]
-    for output in [*outputs, *map(shapes.path_of, outputs), *([] if model else [trained_at])]:  # cuts.json by cuts.pt
-        for path in filter(Path.exists, [*inputs, *([flags.bpe_model] if flags.bpe_model else [])]):
-            if output.exists() and output.samefile(path):
+    for path in filter(Path.exists, [*inputs, *([flags.bpe_model] if flags.bpe_model else [])]):
+        for output in filter(Path.exists, [*outputs, *([] if model else [trained_at])]):
+            if output.samefile(path):
                 raise UserError(f"--output {flags.output}: the input {output} would be replaced; name another file")
     files = [_described(path) for path in inputs]
-
-    timing = manifests.Timing(flags.frame_shift, tuple(flags.speed_perturbation), flags.perturb_again)
-    reader, entries = manifests.opened(flags.manifest, timing, recordings, flags.features)
     counts: Counter = Counter()
-    entries = itertools.islice(entries, flags.limit)
+    reader = manifests.Reader(flags.manifest, flags.frame_shift, tuple(flags.speed_perturbation), flags.perturb_again)
+    entries = itertools.islice(reader.entries(recordings, flags.features), flags.limit)
     utterances = [reader.utterance(number, line, counts) for number, line in entries]
     beside = []
     if model is None:
@@ -109,13 +101,14 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
     rows = table(utterances, processor, flags, counts)
     if not len(rows):
         empty = counts["without_supervision"] + counts["with_empty_text"]
-        raise UserError(
-            f"{flags.manifest}: no utterance is left: of {counts['utterances_read']} read, {empty} have no text, "
-            f"{counts['rows_left_out_as_too_short']} rows are too short, others are not between --min-duration and "
-            "--max-duration"
+        words = f"{empty} have no text, {counts['rows_left_out_as_too_short']} rows are too short"
+        words = (
+            f"of {counts['utterances_read']} read, {words}, others are not between --min-duration and --max-duration"
         )
+        raise UserError(f"{flags.manifest}: no utterance is left: {words}")
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
     if_given = ("min_duration", "max_duration", "perturb_again")
+    options = {name: getattr(flags, name) for name in (*recorded, *if_given)}
     provenance = {
         "source": {"kind": "manifest", "files": files},
         "bpe_model": {
@@ -124,10 +117,7 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
             "vocab_size": processor.vocab_size(),
             "trained_here": flags.bpe_model_type if beside else None,
         },
-        "options": {
-            **{name: getattr(flags, name) for name in recorded},
-            **{name: value for name in if_given if (value := getattr(flags, name))},
-        },
+        "options": {name: value for name, value in options.items() if value or name in recorded},
         "counts": dict(sorted(counts.items())),
         "versions": shapes.versions("torch", "lhotse", "sentencepiece"),
     }
@@ -135,8 +125,7 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
 
 
 def table(utterances: Sequence[Utterance], processor: Any, flags: argparse.Namespace, counts: Counter) -> np.ndarray:
-    """Return the rows of the utterances, one speed after the other: int32 (rows, 3), columns T, U and feature frames.
-    What is left out is counted in `counts`.  An utterance that is kept without text has U = 0."""
+    """Return int32 (rows, 3), columns T, U and feature frames, one speed after the other; count what is left out."""
     some = [utterance for utterance in utterances if utterance.text or flags.keep_empty]
     empty = sum(not utterance.text for utterance in utterances)
     counts["kept_without_text" if flags.keep_empty else "left_out_without_text"] += empty
@@ -162,14 +151,11 @@ def table(utterances: Sequence[Utterance], processor: Any, flags: argparse.Names
     return every.astype(np.int32)
 
 
-# Tokens.
-
-
 _LOG_NOTHING_BELOW_FATAL = 3
 
 
 def load_model(path: Path) -> bytes:
-    """Return the SentencePiece model in `path`.  Raises UserError for a file that is missing or not a model."""
+    """Return the content of a SentencePiece model's file."""
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -185,9 +171,8 @@ def load_model(path: Path) -> bytes:
 
 
 def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
-    """Train a SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>. icefall's own
-    lang_bpe_500 has the type ``unigram``, in spite of its name.  The same texts give the same model.  Raises UserError
-    where `texts` cannot give so many tokens, with the largest or smallest possible number."""
+    """Train a SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>.  The same texts
+    give the same model.  Raises UserError where they cannot give so many tokens."""
     import sentencepiece
 
     sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
@@ -207,12 +192,8 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
             minloglevel=_LOG_NOTHING_BELOW_FATAL,
         )
     except RuntimeError as error:
-        problem = f"no model could be trained on the text of {len(texts)} utterances ({' '.join(str(error).split())})"
-        if largest := re.search(r"value <= (\d+)", str(error)):
-            problem = f"the text has no more than {largest[1]} tokens; ask for at most {largest[1]}"
-        elif smallest := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            problem = f"the characters of the text take {smallest[1]} tokens; ask for at least {smallest[1]}"
-        raise UserError(f"--bpe-vocab-size {vocab_size}: {problem}") from error
+        problem = " ".join(str(error).split())  # it has the largest or smallest size that can be
+        raise UserError(f"--bpe-vocab-size {vocab_size}: no model of {len(texts)} utterances ({problem})") from error
     return model.getvalue()
 
 

@@ -18,7 +18,7 @@ import re
 import zlib
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -36,13 +36,7 @@ PERTURBED = re.compile(r"_sp(\d+\.\d+)$|^sp(\d+\.\d+)-")
 
 @dataclass(frozen=True)
 class Utterance:
-    """An utterance of a manifest.
-
-    Args:
-        text: the text of all its supervisions; "" if there is none.
-        frames: number of feature frames at each speed asked for.
-        seconds: duration of its audio before any perturbation.
-    """
+    """An utterance: all its text, feature frames at each speed asked for, seconds of audio before perturbation."""
 
     text: str
     frames: Tuple[int, ...]
@@ -51,8 +45,8 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Span:
-    """A span of a recording: start and duration in s; num_frames and frame_shift (s) if it has features; speed: at
-    which the recording is perturbed already, "" for none."""
+    """A span of a recording; num_frames and frame_shift (s) if it has features; speed: at which the recording is
+    perturbed already, "" for none."""
 
     start: float
     seconds: float
@@ -62,48 +56,8 @@ class Span:
     speed: str = ""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Counts the frames of utterances.
-
-    Args:
-        frame_shift: seconds between frames, for cuts without features.
-        speeds: factors of speed perturbation; 1.0 is none.
-        again: whether cuts that are perturbed already are perturbed again.
-    """
-
-    frame_shift: float
-    speeds: Tuple[float, ...]
-    again: bool = False
-
-    def frames(self, span: Span) -> Tuple[int, ...]:
-        """Return the frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's
-        rules. As in lhotse, another speed drops the features: the frames are counted from the perturbed duration and
-        the frame shift of the features."""
-        from lhotse.utils import compute_num_samples, perturb_num_samples
-
-        counts = []
-        for speed in self.speeds:
-            if speed == 1.0:
-                counts.append(self.frames_of(span.seconds, span) if span.num_frames is None else span.num_frames)
-            else:
-                samples = perturb_num_samples(compute_num_samples(span.seconds, span.sampling_rate), speed)
-                counts.append(self.frames_of(samples / span.sampling_rate, span))
-        return tuple(counts)
-
-    def frames_of(self, seconds: float, span: Span) -> int:
-        """Return the frames of `seconds` of audio at the sampling rate and the frame shift of `span`."""
-        from lhotse.utils import compute_num_frames
-
-        shift = span.frame_shift or self.frame_shift
-        if not 0 <= seconds <= LARGEST * shift:
-            raise ValueError(f"a duration of {seconds} s")
-        return int(compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate))
-
-
 def lines(path: Path) -> Iterator[Tuple[int, str]]:
-    """Yield (entry, counted from 1; its JSON) of the manifest `path`; its content decides the format, not its name.
-    Raises UserError for what is no such manifest."""
+    """Yield (number from 1, JSON) of each entry of a manifest, whose content decides the format, not its name."""
     try:
         with open_file(path) as raw:
             compressed = raw.read(2) == b"\x1f\x8b"
@@ -124,8 +78,7 @@ def lines(path: Path) -> Iterator[Tuple[int, str]]:
 
 @contextmanager
 def _naming(path: Path, number: int, entry: Any = None) -> Iterator[None]:
-    """Make a UserError of one line, which names the entry, of any error: lhotse checks nothing, and a manifest can hold
-    any value anywhere."""
+    """Make a UserError, which names the entry, of any error: lhotse checks nothing."""
     try:
         yield
     except UserError:
@@ -136,8 +89,7 @@ def _naming(path: Path, number: int, entry: Any = None) -> Iterator[None]:
 
 
 def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
-    """Return the lhotse object of a line of `path`.  Raises UserError with its number, also where it is not one of
-    `kinds`."""
+    """Return the lhotse object of a line of `path`; UserError where it is none of `kinds`."""
     from lhotse.serialization import deserialize_item
 
     with _naming(path, number):
@@ -154,57 +106,93 @@ Spans = Dict[Any, List[Span]]
 
 @dataclass
 class Reader:
-    """From entries of the manifest `path`, all cuts or all supervisions, to utterances.
+    """Makes utterances of the entries of a manifest, all cuts or all supervisions.
 
-    recordings, features: the spans of each recording, for supervisions.
+    Args:
+        path: of the manifest.
+        frame_shift: seconds between frames, where there are no features.
+        speeds: factors of speed perturbation; 1.0 is none.
+        again: whether what is perturbed already is perturbed again.
+        cuts, recordings, features: what `entries` finds: cuts or supervisions, for these the spans of each recording.
     """
 
     path: Path
-    timing: Timing
-    cuts: bool
+    frame_shift: float
+    speeds: Tuple[float, ...]
+    again: bool
+    cuts: bool = True
     recordings: Spans = field(default_factory=dict)
     features: Spans = field(default_factory=dict)
 
+    def entries(self, recordings: Optional[Path], features: Optional[Path]) -> Iterator[Tuple[int, str]]:
+        """Return (number, JSON) of all entries.  recordings, features: manifests for supervisions, which need one."""
+        path, every = self.path, lines(self.path)
+        first = next(every, None)
+        if first is None:
+            raise UserError(f"{path}: an empty manifest; name one of cuts or supervisions")
+        kind = type(_entry(path, *first)).__name__
+        self.cuts = kind in CUTS
+        if self.cuts and (recordings or features):
+            raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
+        if kind == "SupervisionSegment" and not (recordings or features):
+            raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
+        if kind not in (*CUTS, "SupervisionSegment"):
+            advice = "name one of cuts or supervisions (recordings go with --recordings, features with --features)"
+            raise UserError(f"{path}: a manifest of {kind} entries; {advice}")
+        for listed, kind, spans in ((recordings, "Recording", self.recordings), (features, "Features", self.features)):
+            for number, line in lines(listed) if listed else ():
+                entry = _entry(listed, number, line, kind)  # type: ignore[arg-type]
+                with _naming(listed, number, entry):  # type: ignore[arg-type]
+                    name, span = _span(entry)
+                spans.setdefault(name, []).append(span)
+        return itertools.chain([first], every)
+
     def utterance(self, number: int, line: str, counts: Counter) -> Utterance:
-        """Return the utterance of an entry, its JSON; counts what it meets in `counts`. Raises UserError with the
-        number."""
+        """Return the utterance of an entry; count what it meets."""
         entry = _entry(self.path, number, line, *(CUTS if self.cuts else ("SupervisionSegment",)))
         with _naming(self.path, number, entry):
             return (self._of_cut if self.cuts else self._of_supervision)(entry, counts)
+
+    def frames(self, span: Span, speed: float, seconds: Optional[float] = None) -> int:
+        """Return the frames of `span` at a speed: at 1.0 those of its features, else of its duration, by lhotse's
+        rules.  As in lhotse, another speed drops the features but for their frame shift.  seconds: of what is perturbed
+        already."""
+        from lhotse.utils import compute_num_frames, compute_num_samples, perturb_num_samples
+
+        if speed == 1.0 and span.num_frames is not None:
+            return span.num_frames
+        if seconds is None and speed != 1.0:
+            samples = perturb_num_samples(compute_num_samples(span.seconds, span.sampling_rate), speed)
+            seconds = samples / span.sampling_rate
+        seconds = span.seconds if seconds is None else seconds
+        shift = span.frame_shift or self.frame_shift
+        if not 0 <= seconds <= LARGEST * shift:
+            raise ValueError(f"a duration of {seconds} s")
+        return int(compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate))
 
     def _refuse_twice(self, entry: Any, *speeds: str) -> None:
         """Raise ValueError for an entry that is speed-perturbed already where it would be again."""
         match = PERTURBED.search(str(entry.id))
         speed = next(filter(None, (*speeds, match and (match[1] or match[2]))), "")
-        if speed and not self.timing.again and self.timing.speeds != (1.0,):
-            raise ValueError(
-                f"perturbed already (speed {speed}), as icefall's training cuts are; leave out --speed-perturbation, "
-                "or add --perturb-again if that is meant"
-            )
+        if speed and not self.again and self.speeds != (1.0,):
+            advice = "leave out --speed-perturbation, or add --perturb-again if that is meant"
+            raise ValueError(f"perturbed already (speed {speed}), as icefall's training cuts are; {advice}")
 
     def _of_cut(self, cut: Any, counts: Counter) -> Utterance:
         tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
         recordings = [getattr(track, "recording", None) for track in tracks]
         self._refuse_twice(cut, *map(_speed, recordings))
-        timing = self.timing
         text = _text(cut.supervisions, counts)
         if not (cut.has_features or cut.has_recording):
             raise ValueError("neither features nor a recording, so it has no frames")
-        shift = cut.frame_shift if cut.has_features else None
-        num_frames = cut.num_frames if cut.has_features else None
-        if num_frames is not None:
-            counts["frames_from_features"] += 1
-        span = Span(cut.start, cut.duration, cut.sampling_rate, num_frames, shift)
-        if not (hasattr(cut, "tracks") and cut.has_recording):
-            return Utterance(text, timing.frames(span), span.seconds)
-        # each track of a mixed cut is perturbed and rounded to samples separately
-        plain = cut.drop_features()
-        at_one = Timing(timing.frame_shift, (1.0,))
-        frames = (
-            at_one.frames(span)[0] if speed == 1.0 else timing.frames_of(plain.perturb_speed(speed).duration, span)
-            for speed in timing.speeds
-        )
-        return Utterance(text, tuple(frames), span.seconds)
+        of_features = (cut.num_frames, cut.frame_shift) if cut.has_features else (None, None)
+        counts["frames_from_features"] += of_features[0] is not None
+        span = Span(cut.start, cut.duration, cut.sampling_rate, *of_features)
+        seconds: List[Optional[float]] = [None] * len(self.speeds)
+        if hasattr(cut, "tracks") and cut.has_recording:  # each track is perturbed and rounded to samples separately
+            plain = cut.drop_features()
+            seconds = [None if speed == 1.0 else plain.perturb_speed(speed).duration for speed in self.speeds]
+        return Utterance(text, tuple(map(self.frames, itertools.repeat(span), self.speeds, seconds)), span.seconds)
 
     def _of_supervision(self, supervision: Any, counts: Counter) -> Utterance:
         start, seconds = supervision.start, supervision.duration
@@ -215,8 +203,8 @@ class Reader:
             if span.start - TOLERANCE <= start and start + seconds <= span.start + span.seconds + TOLERANCE:
                 counts["frames_from_features"] += 1
                 whole = span.seconds - seconds <= TOLERANCE
-                part = Span(start, seconds, span.sampling_rate, span.num_frames if whole else None, span.frame_shift)
-                return Utterance(text, self.timing.frames(part), seconds)
+                part = replace(span, start=start, seconds=seconds, num_frames=span.num_frames if whole else None)
+                return Utterance(text, tuple(self.frames(part, speed) for speed in self.speeds), seconds)
         if not recordings:
             have = "recordings or features" if self.features else "recordings"
             raise ValueError(f"its recording {supervision.recording_id} is not among the {have}; name them all")
@@ -225,41 +213,11 @@ class Reader:
         if seconds > left + TOLERANCE:
             counts["cut_at_end_of_recording"] += 1
         span = Span(start, min(seconds, left), recording.sampling_rate)
-        return Utterance(text, self.timing.frames(span), span.seconds)
-
-
-def opened(
-    path: Path, timing: Timing, recordings: Optional[Path] = None, features: Optional[Path] = None
-) -> Tuple[Reader, Iterator[Tuple[int, str]]]:
-    """Return a reader for the manifest `path`, and its (number, JSON) entries.  recordings, features: manifests for
-    supervisions, which need one of them (cuts have their own).  Raises UserError where the first entry is neither cut
-    nor supervision."""
-    entries = lines(path)
-    first = next(entries, None)
-    if first is None:
-        raise UserError(f"{path}: an empty manifest; name one of cuts or supervisions")
-    kind = type(_entry(path, *first)).__name__
-    if kind in CUTS and (recordings or features):
-        raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
-    if kind == "SupervisionSegment" and not (recordings or features):
-        raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
-    if kind not in (*CUTS, "SupervisionSegment"):
-        advice = "name one of cuts or supervisions (recordings go with --recordings, features with --features)"
-        raise UserError(f"{path}: a manifest of {kind} entries; {advice}")
-    spans: List[Spans] = [{}, {}]
-    for listed, kind_of_spans, into in ((recordings, "Recording", spans[0]), (features, "Features", spans[1])):
-        for number, line in lines(listed) if listed else ():
-            entry = _entry(listed, number, line, kind_of_spans)  # type: ignore[arg-type]
-            with _naming(listed, number, entry):  # type: ignore[arg-type]
-                name, span = _span(entry)
-            into.setdefault(name, []).append(span)
-    return Reader(path, timing, kind in CUTS, *spans), itertools.chain([first], entries)
+        return Utterance(text, tuple(self.frames(span, speed) for speed in self.speeds), span.seconds)
 
 
 def _span(entry: Any) -> Tuple[str, Span]:
-    """Return the id of its recording, and the span, of a lhotse recording or features.  Raises ValueError."""
-    if not all(type(value) in (int, float) for value in (entry.duration, entry.sampling_rate)):
-        raise ValueError("its duration or sampling rate is no number")
+    """Return the id of its recording, and the span, of a lhotse recording or features."""
     if hasattr(entry, "recording_id"):
         span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
         return str(entry.recording_id), span
@@ -276,23 +234,14 @@ def _speed(recording: Any) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-def beside(path: Path) -> Optional[Path]:
-    """Return the recordings manifest whose name fits that of the supervisions manifest `path`, if it exists."""
-    named = path.with_name(path.name.replace("supervisions", "recordings"))
-    return named if named != path and named.is_file() else None
-
-
 def _text(supervisions: List[Any], counts: Counter) -> str:
-    """Return the texts in time order, joined by a space; "" where there is none. Counts unusual cases. Raises
-    ValueError for half of a surrogate pair, which JSON can hold, and which has no tokens."""
+    """Return the texts in time order, joined by a space, and count those without any."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)
     text = " ".join(filter(None, ((supervision.text or "").strip() for supervision in in_time)))
-    text.encode()
+    text.encode()  # raises ValueError for half of a surrogate pair, which has no tokens
     if not in_time:
         counts["without_supervision"] += 1
     elif not text:
         counts["with_empty_text"] += 1
-    if len(in_time) > 1:
-        counts["with_several_supervisions"] += 1
     return text

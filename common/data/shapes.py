@@ -33,10 +33,31 @@ LARGEST = np.iinfo(np.int32).max
 
 def load(path: Path) -> np.ndarray:
     """Return the rows of the shape file: int32 (utterances, 2), columns T and U. No code in a file is run: torch.load
-    with weights_only=True, and no TorchScript (which torch 1.13 would load with it).  The checksums in the file, and
-    its sha256 in the provenance beside it, must be right if they exist.  Raises UserError, which names the file, the
-    row (counted from 0) and the wrong value."""
-    rows = _load_tensor(path).numpy()
+    with weights_only=True, and no TorchScript (which torch 1.13 would load with it).  The checksums in the file must be
+    right.  Raises UserError, which names the file, the row (counted from 0) and the wrong value."""
+    import torch
+
+    if problem := not_a_file(path):
+        raise UserError(f"{path}: {problem}; {MAKE_ONE}, or name another with --shape-file")
+    try:
+        content = io.BytesIO(read_bytes(path))
+        if zipfile.is_zipfile(content):
+            with zipfile.ZipFile(content) as archive:
+                script = any(name.endswith("/constants.pkl") for name in archive.namelist())
+                if script or archive.testzip() is not None:  # torch.load does not look at the checksums
+                    raise ValueError("TorchScript, or a wrong checksum")
+        content.seek(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old formats
+            loaded = torch.load(content, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        words = "not a shape file: damaged, cut short, or more than a tensor (nothing in it was run)"
+        raise UserError(f"{path}: {words}; {MAKE_ONE}") from error
+    integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    what = getattr(loaded, "dtype", type(loaded).__name__)
+    if what not in integers or loaded.layout != torch.strided or loaded.device.type != "cpu":
+        raise UserError(f"{path}: holds {what}, not a dense tensor (utterances, 2) of integers; {MAKE_ONE}")
+    rows = loaded.numpy()
     if rows.ndim != 2 or rows.shape[1] != 2:
         raise UserError(f"{path}: a tensor of shape {rows.shape}, not (utterances, 2); {MAKE_ONE}")
     if not len(rows):
@@ -52,9 +73,8 @@ def load(path: Path) -> np.ndarray:
 
 
 def save(path: Path, rows: np.ndarray, described: Provenance, *beside: Tuple[Path, bytes]) -> None:
-    """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `described`, the provenance, to ``<stem>.json``,
-    with ``shape_file`` before it: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of more
-    files.  Where one cannot be written, all stay as they were: UserError."""
+    """Write `rows` (utterances, 2) as an int32 tensor, `described` to ``<stem>.json`` with ``shape_file`` before it,
+    and (path, content) of more files.  Where one cannot be written, all stay as they were: UserError."""
     import torch
 
     path, rows, content = Path(path), np.ascontiguousarray(rows, dtype=np.int32), io.BytesIO()
@@ -84,7 +104,7 @@ def check_output(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the hex digest of the file's bytes.  Raises UserError for a file that cannot be read."""
+    """Return the hex digest of the file's bytes; UserError where it cannot be read."""
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
@@ -93,10 +113,8 @@ def sha256(path: Path) -> str:
 
 def subsampled(frames: Any, factor: int = 4) -> Any:
     """Return the encoder frames of `frames` feature frames (an int or an integer array); below 1: too short for the
-    front end. 2, 4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each; 4 is the
-    front end of icefall's conformer: 1411 -> 352. 6 is one of those and one of kernel 5 and stride 3, ((x - 1) // 2 -
-    2) // 3, as in ESPnet. 1 changes nothing.  Raises UserError for another factor, for which no common front end
-    exists."""
+    front end. 2, 4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each, as icefall's
+    front end (4: 1411 -> 352); 6 is one of those and one of kernel 5 and stride 3, as ESPnet's."""
     if factor not in FACTORS:
         raise UserError(f"--subsampling-factor {factor}: choose one of {', '.join(map(str, FACTORS))}")
     if factor == 6:
@@ -111,46 +129,12 @@ def feature_frames(T: Any, factor: int) -> Any:
     return factor * T + factor - 1
 
 
-def _load_tensor(path: Path) -> Any:
-    """Return the tensor in `path`, on the CPU. Raises UserError unless it is dense and of an integer dtype."""
-    import torch
-
-    problem = not_a_file(path)
-    if problem:
-        raise UserError(f"{path}: {problem}; {MAKE_ONE}, or name another with --shape-file")
-    try:
-        content = io.BytesIO(read_bytes(path))
-        if zipfile.is_zipfile(content):
-            with zipfile.ZipFile(content) as archive:
-                script = any(name.endswith("/constants.pkl") for name in archive.namelist())
-                if script or archive.testzip() is not None:  # torch.load does not look at the checksums
-                    raise ValueError("TorchScript, or a wrong checksum")
-        content.seek(0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old formats; the content is checked below
-            loaded = torch.load(content, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        words = "not a shape file: damaged, cut short, or more than a tensor (nothing in it was run)"
-        raise UserError(f"{path}: {words}; {MAKE_ONE}") from error
-    plain = isinstance(loaded, torch.Tensor) and loaded.layout == torch.strided and loaded.device.type == "cpu"
-    if (
-        not plain
-        or loaded.is_quantized
-        or loaded.is_floating_point()
-        or loaded.is_complex()
-        or loaded.dtype == torch.bool
-    ):
-        what = getattr(loaded, "dtype", type(loaded).__name__)
-        raise UserError(f"{path}: holds {what}, not a dense tensor (utterances, 2) of integers; {MAKE_ONE}")
-    return loaded
-
-
 def path_of(shape_file: Path) -> Path:
     return Path(shape_file).with_suffix(".json")
 
 
 def part(shape_file: Path, name: str) -> Provenance:
-    """Return the entry `name` of the file beside a shape file; {} where there is none to be read."""
+    """Return the entry `name` of the file beside a shape file; {} where there is none."""
     try:
         value = json.loads(read_bytes(path_of(shape_file)).decode("utf-8"))[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
@@ -164,13 +148,13 @@ def versions(*packages: str) -> Dict[str, str]:
 
 
 def known_factor(shape_file: Path) -> Optional[int]:
-    """Return the subsampling factor of a shape file's frames; None if that is not known."""
+    """Return the subsampling factor of a shape file's frames, if it is known."""
     factor = part(shape_file, "options").get("subsampling_factor")
     return factor if type(factor) is int and factor in FACTORS else None
 
 
 def known_vocab_size(shape_file: Path) -> Optional[int]:
-    """Return the vocabulary size of the model that counted a shape file's tokens; None if that is not known."""
+    """Return the vocabulary size of the model that counted a shape file's tokens, if it is known."""
     size = part(shape_file, "bpe_model").get("vocab_size")
     return size if type(size) is int and size >= 2 else None
 
