@@ -41,18 +41,18 @@ def describe() -> List[Description]:
 
 
 def _meanings(kind: Type[Any]) -> Dict[str, str]:
-    """Return the words about each field in the docstrings of a class and its bases."""
+    """Return the words about fields in the docstrings of a class and its bases."""
     meanings = {}
     for each in reversed(kind.__mro__):
         about = (each.__doc__ or "").partition("Attributes:\n")[2]
-        for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", about, re.MULTILINE):
-            meanings[name] = " ".join(text.split())
+        for names, text in re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {12}.*)*)", about, re.MULTILINE):
+            meanings.update(dict.fromkeys(names.split(", "), " ".join(text.split())))
     return meanings
 
 
 def _field(field: Any, meanings: Dict[str, str]) -> Field:
-    type_, text, unit = _in_words(field.type)
-    return Field(field.encode_name, type_, unit, meanings.get(field.name, text), field.required)
+    (type_, text, unit), words = _in_words(field.type), field.name.replace("_", " ")
+    return Field(field.encode_name, type_, unit, meanings.get(field.name, text) or words, field.required)
 
 
 def _in_words(type_: Any) -> Tuple[str, str, str]:

@@ -170,7 +170,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
     samples = [record for record in records if isinstance(record, timing.Sample)]
     assert [(sample.scope, sample.batch, sample.repeat, sample.warmup) for sample in samples] == places
     assert all(sample.total_event_ns == 2_500_000 for sample in samples)
-    assert [record.why for record in records if isinstance(record, timing.Stop)] == ["sample cap"] * 2
+    assert sum(isinstance(record, timing.Stop) for record in records) == 2
 
 
 def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():

@@ -296,7 +296,7 @@ def probe(size, value="ok", reason=""):
     batch = {"index": 0, "N": size, "frames": 10 * size, "T_max": 10, "U_max": 9, "useful_cells": cells}
     lines = [environment(job, shape_file_totals={"utterances": 100, "frames": 1000, "T_max": 10})]
     lines.append({"record": "probe", "job": job, "scope": "step", **batch, "padded_cells": cells})
-    lines[-1].update(limit_bytes=2**30, limit_kind="address space")
+    lines[-1].update(limit_bytes=2**30)
     if value == "ok":
         lines.append({"record": "fit", "job": job, "scope": "step", "batch": 0, "loss": 1.0, "peak_bytes": size * MIB})
     return [*lines, {**status("probe", value, reason), "job": job, "size": size}]

@@ -31,6 +31,29 @@ EXAMPLES = """examples
   {prog} --shape-file mine.pt --min-duration 1 --max-duration 20
   {prog} --sweep vocab-size=500,1000,4096 --frames 100 --tokens 20
 """
+#: The texts of --help-all.
+HELP = {
+    "--limits": "Measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
+    "round, for about two seconds each. '%% of limit' needs it. Default: true; false with --preset quick, --budget and "
+    "--sweep",
+    "--log-dir": "Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. "
+    "Default: log/ beside this script",
+    "--timeout": "End a process of an implementation after S seconds; its row says timeout. Default: 1800",
+    "--wait": "Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
+    "load; 0 repeats none. Default: 60; 0 with --preset quick, --budget and --sweep",
+    "--resume": "Continue the newest unfinished run, or sweep, with the same settings instead of starting one.",
+    "--in-place": "Run everything in this Python, with what it has installed, and use no other environment.",
+    "--quiet": "Print no progress on stderr; the table still goes to stdout.",
+    "--details": "Print the whole table with stages, options, limits, errors and notes, as in details.txt of "
+    "--log-dir. Default: a summary on one screen",
+    "--sweep": "Measure at each of these values; if given several times, at all combinations, each in a run of its "
+    f"own, without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
+    "--loss": "Also measure this function, called as loss(logits, targets, T_lengths, U_lengths), which returns the "
+    "summed loss. NAME=MODULE:FUNCTION gives its row a name, FILE.py:FUNCTION takes it from a file. Repeatable.",
+    "--skip": "All losses but these.",
+    "--topology": f"Losses on another lattice. {'; '.join(map(': '.join, LATTICES.items()))}. Default: the "
+    "transducer's",
+}
 
 
 class Made(BaseException):
@@ -58,9 +81,8 @@ class Parser(argparse.ArgumentParser):
             self._actions[0].help = "Show this help and exit."
         self.examples = examples
         if examples:
-            self.add_argument(
-                "--help-all", action=_HelpAll, nargs=0, help="Show every flag, with its unit and default."
-            )
+            words = "Show every flag, with its unit and default."
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
 
     def print_help(self, file: Any = None) -> None:
         text = self.format_short_help() if self.examples else self.format_help()
@@ -74,15 +96,10 @@ class Parser(argparse.ArgumentParser):
             if text:
                 value = "" if action.nargs == 0 else f" {action.metavar or 'VALUE'}"
                 lines.append(f"  {action.option_strings[0] + value:<26}  {text}")
+        usage = f"usage: {self.prog} [flags]     (--help-all: every flag, with unit and default)"
         first = " ".join((self.description or "").strip().partition("\n\n")[0].split())
-        return "\n\n".join(
-            [
-                f"usage: {self.prog} [flags]     (--help-all: every flag, with unit and default)",
-                fill(first, 100, break_on_hyphens=False),
-                "\n".join(lines),
-                self.examples.format(prog=self.prog),
-            ]
-        )
+        parts = usage, fill(first, 100, break_on_hyphens=False), "\n".join(lines), self.examples.format(prog=self.prog)
+        return "\n\n".join(parts)
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
         if Parser.hands_over:
@@ -127,75 +144,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         add(groups[setting.group], setting.flag, short=setting.short, help=setting.help_text(), **setting.arguments())
-    add(
-        groups[settings.TIMING],
-        "--limits",
-        type=flag_types.str2bool,
-        metavar="BOOL",
-        help="Measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
-        "round, for about two seconds each. '%% of limit' needs it. Default: true; false with --preset quick, --budget "
-        "and --sweep",
-    )
+    add(groups[settings.TIMING], "--limits", type=flag_types.str2bool, metavar="BOOL")
     run = parser.add_argument_group("the run")
-    add(
-        run,
-        "--log-dir",
-        type=flag_types.path,
-        default=files.LOG,
-        metavar="DIR",
-        short="Folder of the results.",
-        help="Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. Default: "
-        "log/ beside this script",
-    )
-    add(
-        run,
-        "--timeout",
-        type=flag_types.positive,
-        default=1800.0,
-        metavar="S",
-        help="End a process of an implementation after S seconds; its row says timeout. Default: 1800",
-    )
-    add(
-        run,
-        "--wait",
-        type=flag_types.whole(0),
-        metavar="S",
-        help="Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
-        "load; 0 repeats none. Default: 60; 0 with --preset quick, --budget and --sweep",
-    )
-    add(
-        run,
-        "--resume",
-        action="store_true",
-        short="Continue after an interruption.",
-        help="Continue the newest unfinished run, or sweep, with the same settings instead of starting one.",
-    )
-    add(
-        run,
-        "--in-place",
-        action="store_true",
-        help="Run everything in this Python, with what it has installed, and use no environment of `make setup`.",
-    )
-    add(run, "--quiet", action="store_true", help="Print no progress on stderr; the table still goes to stdout.")
-    add(
-        run,
-        "--details",
-        action="store_true",
-        short="Also print stages, options, limits and notes.",
-        help="Print the whole table with stages, options, limits, errors and notes, as in details.txt of --log-dir. "
-        "Default: a summary on one screen",
-    )
-    add(
-        run,
-        "--sweep",
-        action="append",
-        default=[],
-        type=settings.axis,
-        metavar="KEY=A,B,...",
-        short="Measure at each of these values: vocab-size=500,4096.",
-        help="Measure at each of these values; if given several times, at all combinations, each in a run of its own, "
-        f"without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
-    )
+    add(run, "--log-dir", "Folder of the results.", type=flag_types.path, default=files.LOG, metavar="DIR")
+    add(run, "--timeout", type=flag_types.positive, default=1800.0, metavar="S")
+    add(run, "--wait", type=flag_types.whole(0), metavar="S")
+    add(run, "--resume", "Continue after an interruption.", action="store_true")
+    add(run, "--in-place", action="store_true")
+    add(run, "--quiet", action="store_true")
+    add(run, "--details", "Also print stages, options, limits and notes.", action="store_true")
+    short = "Measure at each of these values: vocab-size=500,4096."
+    add(run, "--sweep", short, action="append", default=[], type=settings.axis, metavar="KEY=A,B,...")
 
 
 def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
@@ -205,7 +164,7 @@ def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
 
 def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
     """Add a flag as add_argument does.  short: the sentence of --help; "" leaves it to --help-all."""
-    group.add_argument(flag, **arguments).short = short
+    group.add_argument(flag, **{"help": HELP.get(flag), **arguments}).short = short
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
@@ -263,17 +222,8 @@ def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...
 
 def add_loss(group: Any) -> None:
     """Add --loss, which names functions to measure without a script of theirs."""
-    add(
-        group,
-        "--loss",
-        action="append",
-        default=[],
-        type=own_loss,
-        metavar="MODULE:FUNCTION",
-        short="A loss of your own: mypackage.rnnt:loss or file.py:loss.",
-        help="Also measure this function, called as loss(logits, targets, T_lengths, U_lengths), which returns the "
-        "summed loss. NAME=MODULE:FUNCTION gives its row a name, FILE.py:FUNCTION takes it from a file. Repeatable.",
-    )
+    short = "A loss of your own: mypackage.rnnt:loss or file.py:loss."
+    add(group, "--loss", short, action="append", default=[], type=own_loss, metavar="MODULE:FUNCTION")
 
 
 def own_loss(text: str) -> str:
@@ -335,24 +285,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "each kind"
     )
     names_of = implementations(standard())
-    add(group, "--only", type=names_of, metavar="A,B", default=standard(), help=which, short="Only these losses.")
+    add(group, "--only", "Only these losses.", type=names_of, metavar="A,B", default=standard(), help=which)
     add_loss(group)
-    add(
-        group,
-        "--topology",
-        choices=tuple(LATTICES),
-        help=f"Losses on another lattice. {'; '.join(map(': '.join, LATTICES.items()))}. Default: the transducer's",
-        short="Losses on another lattice: tdt, hat, modified, ...",
-    )
-    add(
-        group,
-        "--skip",
-        type=names_of,
-        metavar="A,B",
-        default=(),
-        help="All losses but these.",
-        short="All losses but these.",
-    )
+    add(group, "--topology", "Losses on another lattice: tdt, hat, modified, ...", choices=tuple(LATTICES))
+    add(group, "--skip", HELP["--skip"], type=names_of, metavar="A,B", default=())
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:

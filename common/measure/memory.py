@@ -116,7 +116,6 @@ class Limit:
         available: what the machine has.
     """
 
-    kind: str  # what is limited, as in the ``probe`` record
     peak_bytes: Optional[int] = None  # the most that was in use in the last `within`; None if the system does not tell
 
     def __init__(self, wanted: int, left: int, where: str, available: int):
@@ -145,8 +144,6 @@ class AddressSpace(Limit):
 
     Raises UserError if the system does not tell the size of a process.
     """
-
-    kind = "address space"
 
     def __init__(self, size: int):
         give_back_free_memory()
@@ -177,8 +174,6 @@ class Device(Limit):
 
     Raises UserError if the GPU has less memory.
     """
-
-    kind = "device memory"
 
     def __init__(self, text: Optional[str], device: torch.device):
         self.device = device

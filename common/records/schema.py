@@ -79,7 +79,6 @@ class Machine(Struct, kw_only=True, frozen=True):
     Attributes:
         cpu: model name
         cores: physical or logical ones, as the system counts them
-        memory_bytes: memory of the whole machine
         os: system, release and processor, as platform.platform() has them
         python: version of the command's Python
     """
@@ -92,16 +91,11 @@ class Machine(Struct, kw_only=True, frozen=True):
 
 
 class Gpu(Struct, kw_only=True, frozen=True):
-    """The driver's account of a GPU (NVML, where nvidia-ml-py is installed).
+    """The driver's account of a GPU when it was read (NVML, where nvidia-ml-py is installed).
 
     Attributes:
-        uuid: id of the GPU, from the driver
-        driver: version of the driver
-        sm_mhz: clock when it was read
+        driver: its version
         sm_most_mhz: highest clock
-        memory_mhz: clock when it was read
-        power_cap_watts: power limit when it was read
-        celsius: temperature of the GPU when it was read
         throttled_by: what held the clocks back at that moment: "power cap", "idle"
         ecc: whether its memory corrects errors
     """
@@ -130,12 +124,7 @@ class MemoryLimit(Struct, kw_only=True, frozen=True):
 
 
 class Option(Struct, frozen=True):
-    """An option of a package's function.
-
-    Attributes:
-        ours: the value that this suite gives
-        default: the function's own default, "-" where it hides it
-    """
+    """An option of a package's function: the value that this suite gives, and the function's own ("-": hidden)."""
 
     ours: Any
     default: Any
@@ -145,14 +134,11 @@ class Batch(Struct, frozen=True):
     """A batch; cells are those of the lattice, T * (U + 1).
 
     Attributes:
-        index: index among the batches of the shape file
+        index: among the batches of the shape file
         N: number of utterances
-        T_max: frames of the longest utterance
-        U_max: tokens of the longest target
-        useful_cells: cells of the utterances, without padding
-        padded_cells: cells of the padded tensor
-        frames: sum of T
-        tokens: sum of U
+        T_max, U_max: of the longest utterance and target
+        useful_cells, padded_cells: without padding, and with it
+        frames, tokens: sum of T, of U
         one_symbol_cells: met by paths of at most one symbol a frame
         pruned_cells: T * min(S, U + 1) for the prune range S
     """
@@ -173,10 +159,8 @@ class Totals(Struct, frozen=True):
     """Totals of all utterances of the shape file, as the run varied them.
 
     Attributes:
-        utterances: number of utterances
         frames: sum of T
         T_max: frames of the longest utterance
-        batches: number of batches
         mean_log_useful_share: mean over all batches of log(useful cells / padded cells)
     """
 
@@ -191,21 +175,17 @@ class AtSize(Struct, kw_only=True):
     """Errors on a measured batch, of both scopes.
 
     Attributes:
-        batch: index of the batch
-        N: number of its utterances that were measured
-        T_max: frames of the longest of them
-        U_max: tokens of the longest target of them
+        batch: its index
+        N, T_max, U_max: of its utterances that were measured, as of ``Batch``
         loss_error: relative, against the float64 oracle
         grad_error: largest difference over largest magnitude, of the tensor where that is largest
         grad_tolerance: grows with the length of the sums
         reference_error: that of a lattice whose sums are float32, 2e-5 at least; a loss in float32 has no more than ten
             times as much.  Null in other dtypes
         errors: every error that was judged, by what is off, in words
-        imprecise: the largest error that only the rounding of sums explains which cancel to almost 0; null
-            where none is
+        imprecise: the largest error that only the rounding of sums explains which cancel to almost 0, or null
         useful_cells: cells of the judged utterances
         needed_cells: of these, those whose posterior a gradient's sums in the dtype can tell from 0
-        overwritten: inputs that the loss wrote over, though it may only read them
         differing: "loss", or tensors whose gradient has other bits in a second step
         ok: whether every error is within its tolerance
     """
@@ -222,20 +202,12 @@ class AtSize(Struct, kw_only=True):
     imprecise: Optional[float] = None
     useful_cells: Optional[Positive] = None
     needed_cells: Optional[Count] = None
-    overwritten: List[str] = []
     differing: List[str] = []
     ok: Optional[bool] = None
 
 
 class Schedule(Struct, frozen=True):
-    """Steps of the profiler.
-
-    Attributes:
-        wait: steps without the profiler, at the beginning of each window
-        warmup: steps with the profiler that are thrown away
-        active: steps in the trace
-        repeat: windows, each with a trace of its own
-    """
+    """Steps of the profiler: without it, thrown away, in the trace; windows, each with a trace of its own."""
 
     wait: Count
     warmup: Count
@@ -248,7 +220,7 @@ class Stream(Struct, frozen=True):
 
     Attributes:
         kernel: "update": two reads and a write over one of them; "read"; "write"
-        buffer_bytes: size of all buffers that it touches
+        buffer_bytes: of all buffers that it touches
         moved_bytes: read and written
         ns: duration of each repeat
     """
@@ -260,12 +232,7 @@ class Stream(Struct, frozen=True):
 
 
 class Products(Struct, frozen=True):
-    """Products of n x n matrices.
-
-    Attributes:
-        n: rows and columns of each matrix
-        ns: duration of each product
-    """
+    """Products of n x n matrices, and the duration of each."""
 
     n: Positive
     ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
@@ -282,8 +249,7 @@ class JobLine(Line, kw_only=True):
     """A record of a job.
 
     Attributes:
-        job: "correctness", "timing-1", ..., "memory", "trace"; of --find-largest "probe-64",
-            "throughput-64-of-96-1"
+        job: "correctness", "timing-1", ..., "memory", "trace"; of --find-largest "probe-64", "throughput-64-1"
     """
 
     job: str = ""
@@ -297,9 +263,8 @@ class FirstLine(Line, kw_only=True):
         settings: every flag as resolved
         command: the command line, a list
         started: ISO 8601, UTC
-        git_revision: git revision of this suite
-        git_dirty: whether there were uncommitted changes
-        machine: machine on which the command ran
+        git_revision, git_dirty: of this suite; whether there were uncommitted changes
+        machine: on which the command ran
     """
 
     schema: int = SCHEMA
@@ -318,10 +283,10 @@ class Header(FirstLine, kw_only=True, tag="run"):
         name: of the implementation: "k2", or "k2:modified" for a variant
         run_id: shared by the implementations of one run: their rounds pair
         suffix: of the folder: "30", "max-frames-10000", "largest-batch-size"
-        package: package that holds the loss, by its import name
+        package: that holds the loss, by its import name
         kind: exact, the name of another lattice, or pruned
         exact: whether it is the transducer loss itself, not an approximation
-        memory_limit: limit of --find-largest
+        memory_limit: of --find-largest
         values: in a sweep: {setting: value} of the cell
     """
 
@@ -344,14 +309,12 @@ class Environment(JobLine, kw_only=True, tag="environment"):
     """Once for each job: where it ran and on what.
 
     Attributes:
-        python: version of Python
+        python, cuda, implementation_version: versions, the last of the package
         torch: version, with the local part
-        implementation_version: version of the package
-        options: options of the package's functions, by name
+        options: of the package's functions, by name
         device: "cpu" or "cuda"
         device_name: name of the GPU, or model of the CPU
-        cuda: version of CUDA
-        threads: torch's threads on the CPU
+        threads: torch's on the CPU
         tf32: whether CUDA may round products to TF32; null on a CPU
         gpu: state of the GPU before the job; null on a CPU, or where it is not known
         l2: "cold": written over before each sample; "warm"; null on a CPU
@@ -362,8 +325,8 @@ class Environment(JobLine, kw_only=True, tag="environment"):
         affinity: CPUs that the process may use: "0-3,8"
         shape_file: path, relative to the suite where it lies in there
         shape_file_sha256: hex digest of its bytes
-        batches: the measured batches
-        shape_file_totals: totals over all its utterances
+        batches: the measured ones
+        shape_file_totals: over all its utterances
         warnings: lines for the user
     """
 
@@ -395,17 +358,16 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
     widened to all of U.
 
     Attributes:
-        loss_error: relative error of the loss
+        loss_error: relative
         grad_error: largest error of a gradient, relative to its largest element
         slope_error: largest difference to 1 of a factor between a tensor's gradient and the right one
-        tolerance: tolerance of loss and gradient
+        tolerance: of loss and gradient
         ok: whether everything that was judged is right
         differing: "loss", or tensors whose gradient has other bits in a second step
         reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds NaN
         approximation_gap: relative difference of a pruned loss to the exact one, at the configured range and
             logits: the median of single utterances; else null
-        approximation_gaps: this gap by the kind of its logits; earlier records have further kinds, and null where
-            they could not be made
+        approximation_gaps: this gap by the kind of its logits; null where they could not be made
         at_size: of the measured batch with the most padded cells; with --find-largest, of its first two
             utterances; null where the small batches were wrong already, or simulated
         note: what else is to be known, else ""
@@ -430,14 +392,13 @@ class Sample(JobLine, kw_only=True, tag="sample"):
     Attributes:
         scope: "loss" or "step"
         round: number of the fresh process, from 1
-        batch: index of the batch
+        batch: its index
         total_wall_ns: wall time; on CUDA synchronised at both ends
         repeat: number of the pass over the round's batches, from 0
         warmup: whether it is only warm-up, and not counted
         forward_wall_ns: null on CUDA, where the host runs ahead
-        forward_event_ns: time between CUDA events; null on a CPU
-        total_event_ns: time between CUDA events; null on a CPU
-        stages: wall time of each stage; of CUDA events on CUDA
+        forward_event_ns, total_event_ns: time between CUDA events; null on a CPU
+        stages: time of each stage, of CUDA events on CUDA
         loss: what the step returned; 1e300 where it is not finite
     """
 
@@ -464,18 +425,14 @@ class Sample(JobLine, kw_only=True, tag="sample"):
     def ranked_ns(self) -> float:
         """Return the time that tables and ratios are made of: on CUDA the events of a loss, which are steadier, and the
         wall time of a step, which training waits for."""
-        by_events = self.scope == "loss" and self.total_event_ns
-        return by_events or self.total_wall_ns
+        return self.total_event_ns if self.scope == "loss" and self.total_event_ns else self.total_wall_ns
 
 
 class Stop(JobLine, kw_only=True, tag="stop"):
-    """The reason why the samples of a scope ended, in one round.
+    """How the samples of a scope ended, in one round.
 
     Attributes:
         scope: "loss" or "step"
-        round: number of the round, in the timing and throughput passes
-        why: "spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds,
-            of which the loss alone has a share beside the step
         loss_error: largest relative error of the losses of the last timed step of each batch against float64; null
             with --find-largest
         grad_error: error of the gradient of the last timed step along a random direction, as a share of its length
@@ -484,7 +441,6 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
     scope: str
     round: Optional[int] = None
-    why: str
     loss_error: Optional[float] = None
     grad_error: Optional[float] = None
     changed: List[str] = []
@@ -495,13 +451,12 @@ class Memory(JobLine, kw_only=True, tag="memory"):
 
     Attributes:
         scope: "loss" or "step"
-        batch: index of the batch
-        device_allocated_bytes: peak of torch's CUDA allocator
-        device_reserved_bytes: peak of torch's CUDA allocator
+        batch: its index
+        device_allocated_bytes, device_reserved_bytes: of torch's CUDA allocator
         device_used_bytes: of the whole device by cudaMemGetInfo, once a millisecond: allocators beside
             torch's, and others, too
         torch_allocated_bytes: torch's own allocations on a CPU; null too for losses that loop in Python
-        process_bytes: peak of the resident process, on a CPU (VmHWM)
+        process_bytes: of the resident process, on a CPU (VmHWM)
     """
 
     scope: str
@@ -518,12 +473,9 @@ class Trace(JobLine, kw_only=True, tag="trace"):
 
     Attributes:
         files: names of traces, .json or .json.gz
-        steps: number of steps of the loop, over all windows
-        schedule: schedule of the profiler
+        steps: of the loop, over all windows
         profiler: {record_shapes, with_stack, profile_memory}
-        foreign_cpu: share of the CPUs that other processes used in the profiled loop; null where it was too
-            short to tell
-        flags: "busy" and "loaded", as of ``sample``
+        foreign_cpu, flags: as of ``sample``; null where the loop was too short to tell
         note: why there is no trace, else ""; schedule and profiler are null then
         warnings: lines for the user
     """
@@ -543,18 +495,14 @@ class Limits(Line, kw_only=True, tag="limits"):
     round; the same in all implementations of the run.  The best of all counts.
 
     Attributes:
-        round: round of the timing pass; null where it was measured once for the run
-        torch: version of torch
-        device: "cpu" or "cuda"
-        device_name: name of the GPU, or model of the CPU
-        threads: torch's threads on the CPU
-        dtype: data type of the matrices
-        tf32: whether CUDA may use TF32; null on a CPU
-        gpu: state of the GPU right after the measurement, as in ``environment``
+        round: of the timing pass; null where it was measured once for the run
+        torch, device, device_name, threads, tf32: as in ``environment``
+        dtype: of the matrices
+        gpu: state of the GPU right after the measurement
         cache_bytes: size of all last-level caches
         streams: reads and writes of buffers of several sizes
-        products: products of matrices of the dtype
-        flags: "busy" and "loaded", as of ``sample``
+        products: of matrices of the dtype
+        flags: as of ``sample``
         reason: why a list is empty, else ""
     """
 
@@ -576,19 +524,11 @@ class Limits(Line, kw_only=True, tag="limits"):
 
 class Probe(JobLine, kw_only=True, tag="probe"):
     """Written with --find-largest before each step that must fit: of the batch with the most padded cells, then of
-    that with the most useful ones.
+    that with the most useful ones; its fields are those of ``Batch``.
 
     Attributes:
         scope: "loss" or "step"
-        index: index of the batch
-        N: number of utterances
-        frames: sum of T
-        T_max: frames of the longest utterance
-        U_max: tokens of the longest target
-        useful_cells: cells of the utterances, without padding
-        padded_cells: cells of the padded tensor
-        limit_bytes: bytes above those of the loaded process
-        limit_kind: "address space": RLIMIT_AS; "device memory": the rest of a CUDA device is held back
+        limit_bytes: above those of the loaded process
         warnings: a line for the user if less than --memory-limit was left
     """
 
@@ -601,7 +541,6 @@ class Probe(JobLine, kw_only=True, tag="probe"):
     useful_cells: Optional[Positive] = None
     padded_cells: Optional[Positive] = None
     limit_bytes: Optional[Bytes] = None
-    limit_kind: Optional[str] = None
     warnings: List[str] = []
 
 
@@ -610,8 +549,8 @@ class Fit(JobLine, kw_only=True, tag="fit"):
 
     Attributes:
         scope: "loss" or "step"
-        batch: index of the batch
-        loss: loss of the step
+        batch: its index
+        loss: of the step
         peak_bytes: above the loaded process, inputs included: resident on a CPU, of torch's allocator on CUDA
     """
 
@@ -627,7 +566,7 @@ class Status(JobLine, kw_only=True, tag="status"):
     Attributes:
         status: ok, oom, unsupported, missing, error, timeout or interrupted
         pass_name: "correctness", "timing", ...
-        round: number of the round, in the timing and throughput passes
+        round: in the timing and throughput passes
         size: batch size that --find-largest tried or timed
         pool: of the throughput pass of earlier runs: whose utterances it was timed over
         reason: why it did not end well, else ""
@@ -650,8 +589,8 @@ class ToolHeader(FirstLine, kw_only=True, tag="tool"):
 
     Attributes:
         tool: "profile", "inference" or "pipeline"
-        name: name of what is measured, from its configuration
-        run_id: id of this run alone
+        name: of what is measured, from its configuration
+        run_id: of this run alone
         config: the configuration, as the tool reads it again
     """
 
@@ -662,11 +601,7 @@ class ToolHeader(FirstLine, kw_only=True, tag="tool"):
 
 
 class Measured(JobLine, kw_only=True, tag="measured"):
-    """Hold what a job of a tool measured.
-
-    Attributes:
-        value: fields of the tool's own type
-    """
+    """What a job of a tool measured, in fields of the tool's own type."""
 
     value: Any
 

@@ -14,17 +14,7 @@ from common.core.errors import UserError
 from common.core.files import cannot_write, open_file, read_bytes
 from common.core.text import clipped, plain
 from common.records import schema
-from common.records.schema import (
-    FILE_NAME,
-    Environment,
-    FirstLine,
-    Header,
-    JobLine,
-    Line,
-    Record,
-    Sample,
-    Status,
-)
+from common.records.schema import FILE_NAME, Environment, FirstLine, Header, JobLine, Line, Record, Sample, Status
 
 #: The folder of a log folder that has the runs that `compare --save-baseline` kept: readers leave it out.
 BASELINES = "baselines"

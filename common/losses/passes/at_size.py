@@ -253,7 +253,6 @@ def check(
         grad_tolerance=short + beside,
         reference_error=max(of_float32, LEAST_ROUNDING) if context.settings.dtype == "float32" else None,
         errors={what: finite(error) for what, error, _, _ in judged},
-        overwritten=sorted(overwritten),
         differing=differing,
         ok=not lines,
     )

@@ -253,11 +253,11 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
             if settings.allocator == "reuse" and not clock.cuda and before is not None:
                 memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
         caps = {"spread": settings.spread, "max_samples": settings.max_samples, "max_seconds": seconds}
-        why = yield from sampling.sweep(of_scope.sample, chosen, **caps, threads=threads)
+        yield from sampling.sweep(of_scope.sample, chosen, **caps, threads=threads)
         last = None
         if of_scope.taken and not settings.find_largest:  # in a search memory is short
             last = Last.of(context, scope, *of_scope.latest.pop())
-        ends.append((Stop(scope=scope, round=context.round, why=why), of_scope.taken, last))
+        ends.append((Stop(scope=scope, round=context.round), of_scope.taken, last))
     now = device.state()
     changed = [name for name, value in context.state.items() if value != now[name]]
     for end, taken, last in ends:

@@ -74,7 +74,6 @@ def probe(context) -> Iterator[Union[Probe, Fit]]:
             scope=scope,
             **{name: sizes[name] for name in sizes if name in Probe.__struct_fields__},
             limit_bytes=limited.bytes,
-            limit_kind=limited.kind,
             warnings=[f"{context.adapter.name}: {warning}" for warning in limited.warnings],
         )
         with limited.making():
