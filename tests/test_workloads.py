@@ -189,10 +189,7 @@ def test_a_workload_end_to_end(tiny_shapes, tmp_path):
     assert "2.66 x tokens, V 30" in " ".join(done.stdout.split()) and "preset quick,chars" in done.stderr
     (row,) = logs.rows([tmp_path / "log"])
     # U 2 3 | 4 5 become 5 8 | 11 13
-    assert (row.cells[0], row.cells[1]) == (
-        12 * 6 + 15 * 9 + 18 * 12 + 21 * 14,
-        2 * 15 * 9 + 2 * 21 * 14,
-    )
+    assert (row.cells[0], row.cells[1]) == (12 * 6 + 15 * 9 + 18 * 12 + 21 * 14, 2 * 15 * 9 + 2 * 21 * 14)
 
 
 def test_utterances_of_other_durations_are_left_out(tiny_shapes):

@@ -1,14 +1,14 @@
 """Define the base class of adapters; each implementation has one, in one benchmark_<x>.py.
 
-An adapter names its implementation, loads the real package, converts a batch to the package's arguments (untimed), and
-gives the function that is timed and its options.  All that depends on the kind of input of a loss is in
-common.losses.layouts.  Does not import torch, so that ``--help`` is fast.
+All that depends on the kind of input of a loss is in common.losses.layouts.  Does not import torch, so that ``--help``
+is fast.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import inspect
 import math
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from common.losses.inputs import Batch
     from common.losses.topologies import Topology
-
 
 #: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive joiner.  A loss
 #: that normalises its logits itself leaves those as they are.
@@ -55,30 +54,28 @@ def import_package(package: str, hint: str) -> ModuleType:
 class Adapter:
     """One implementation under the run's settings.
 
-    Which package it is:
-      name: its line in common.core.implementations, which also has its package and its kind (a script needs
-      no line there); hint: how a user installs it; imports: the module that holds `function`, where that is not the
-      package itself; variants: what each variant of that line changes of these attributes.
+    The package:
+      name: its line in common.core.implementations, which also has its package and its kind; imports: the module that
+      holds `function`, where that is not the package itself; variants: what each variant of the line changes here.
 
     What the loss computes:
-      layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice, see
-      common.losses.topologies; log_probs: it takes log-probabilities, so torch's log_softmax, or what the
-      lattice has in its place, is part of `loss`.
+      layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice; log_probs: it takes
+      log-probabilities, so torch's log_softmax, or what the lattice has in its place, is part of `loss`.
 
     What it can do:
-      devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
-      refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so; negligible: share of an
-      utterance's probability below which it leaves a cell out of the gradient, by design.
+      reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it refuses U = 0;
+      overwrites_logits: it writes over its input, and its documentation says so; negligible: share of an utterance's
+      probability below which it leaves a cell out of the gradient, by design.
 
     How `function` is called:
-      is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; repairs:
-      `loss` corrects what the package returns (see `unrepaired`).
+      is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; repairs: `loss`
+      corrects what the package returns.
 
     Where it is slow:
-      simulator: environment variables under which a package for CUDA alone runs its kernels on the CPU, thread by
-      thread, to judge its correctness there; simulator_compiled: they are compiled for it, so that conformance asks
-      every corner, where an interpreter would take hours; python_loops: devices where Python loops over its cells,
-      which are too many operations for the profiler.
+      simulator: environment variables under which a package for CUDA alone runs its kernels on the CPU, to judge its
+      correctness there; simulator_compiled: they are compiled for it, so that conformance asks every corner, where an
+      interpreter would take hours; python_loops: devices where Python loops over its cells, which are too many
+      operations for the profiler.
     """
 
     name: str
@@ -125,10 +122,8 @@ class Adapter:
                 reason += f", and for --passes correctness in the simulator of {self.simulator_variables}"
             raise NotRunnable("unsupported", reason)
         if self.settings.dtype not in self.dtypes:
-            raise NotRunnable(
-                "unsupported",
-                f"{self.called} does not take {self.settings.dtype}; use --dtype {' or '.join(self.dtypes)}",
-            )
+            reason = f"{self.called} does not take {self.settings.dtype}; use --dtype {' or '.join(self.dtypes)}"
+            raise NotRunnable("unsupported", reason)
         self.module = self.import_module(device)
 
     def import_module(self, device: str) -> ModuleType:
@@ -157,7 +152,6 @@ class Adapter:
         return " ".join(f"{name}={value}" for name, value in self.simulator.items())
 
     def version(self) -> str:
-        """Return the version of the loaded package: its __version__, else that of its distribution."""
         top = self.module.__name__.partition(".")[0]
         try:
             return str(getattr(sys.modules[top], "__version__", "") or metadata.version(top))
@@ -167,14 +161,11 @@ class Adapter:
     # -- the loss ----------------------------------------------------------------------------------------------------
 
     def outputs(self, vocab_size: int) -> int:
-        """Return the number of outputs of the joiner: V, and the further ones that the lattice needs (durations)."""
+        """Return the number of outputs of the joiner: V, and those that the lattice needs beside (durations)."""
         return vocab_size + self.lattice.extra
 
     def prepare(self, batch: Batch) -> SimpleNamespace:
-        """Return the package's arguments beside the scores (targets, lengths, in its dtypes), by parameter name.
-
-        The targets come first.  Untimed.
-        """
+        """Return the arguments beside the scores, by name, in the package's dtypes, targets first.  Untimed."""
         raise NotImplementedError
 
     def function(self) -> Callable[..., Any]:
@@ -190,10 +181,7 @@ class Adapter:
         return described(self.function(), self.options())
 
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
-        """Return the reduced loss of logits in the adapter's layout.  Timed.
-
-        It may overwrite `logits`, which each step makes anew.
-        """
+        """Return the reduced loss of logits in the adapter's layout, which it may overwrite.  Timed."""
         scores = self.lattice.log_probs(logits, self.blank) if self.log_probs else logits
         return self.loss_of({"logits": scores}, prepared)
 
@@ -216,7 +204,7 @@ class Adapter:
         return losses if self.reduction == "none" else losses.sum()
 
     def unrepaired(self) -> Adapter:
-        """Return a copy whose `loss` is the package's own for each of `reductions`, without corrections (`repairs`)."""
+        """Return a copy whose `loss` is the package's own, without corrections (`repairs`)."""
         result = copy.copy(self)
         result.repairs = False
         return result
@@ -229,41 +217,36 @@ class Adapter:
 
 
 def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = "") -> Dict[str, Option]:
-    """Return by prefix + name the options we pass, and other parameters with a default.
+    """Return by prefix + name the options we pass, and other parameters with a default, "-" for none.
 
-    A default of "-" means none, or one that the signature does not tell (functions in C).  Parameters that default to
-    None and are not passed are left out: they are tensors, or mean nothing.
+    Left out: parameters that default to None and are not passed, which are tensors, or mean nothing.
     """
     parameters: Mapping[str, inspect.Parameter] = {}
     with contextlib.suppress(TypeError, ValueError):
         parameters = inspect.signature(function).parameters
     defaults = {name: each.default for name, each in parameters.items() if each.default is not inspect.Parameter.empty}
-    options = {}
-    for name, value in ours.items():
-        options[name] = Option(_plain(value), _plain(defaults.get(name, "-")))
-    for name, value in defaults.items():
-        if name not in ours and value is not None:
-            options[name] = Option(_plain(value), _plain(value))
-    return {prefix + name: values for name, values in options.items()}
+    others = {name: value for name, value in defaults.items() if name not in ours and value is not None}
+    told = {**ours, **others}.items()
+    return {prefix + name: Option(_plain(value), _plain(defaults.get(name, "-"))) for name, value in told}
 
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON can hold it: other types and infinite numbers as text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    is_plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, (int, str))
+    return value if is_plain else str(value)
 
 
 class OfFunction(Adapter):
     """The adapter of a function of the user: --loss mypackage.rnnt:loss, or assert_is_transducer_loss(loss).
 
-    It is called as ``loss(logits, targets, T_lengths, U_lengths)``: padded logits (N, T, U+1, V), targets (N, U) int32
-    and lengths (N,) int32.  It returns the summed loss or the losses (N,).  If it has parameters `blank` and
-    `reduction` it gets blank=0 and reduction="sum", so that functions with torchaudio's signature work unchanged.
+    It is called as ``loss(logits, targets, T_lengths, U_lengths)``: padded logits (N, T, U+1, V), the others int32.  It
+    returns the summed loss or the losses (N,).  If it has parameters `blank` and `reduction` it gets blank=0 and
+    reduction="sum", so that functions with torchaudio's signature work unchanged.
     """
 
     target = ""  # MODULE:FUNCTION, or FILE.py:FUNCTION
     folders: Tuple[str, ...] = ()  # where the module may be, beside Python's own path
+    given: Any  # the function, once it is loaded
     hint = "install the package of your loss into the Python that measures it"
     dtypes = ("float32", "float64", "float16", "bfloat16")
     reductions = ("sum",)
@@ -272,7 +255,8 @@ class OfFunction(Adapter):
         module, _, name = self.target.rpartition(":")
         sys.path += [folder for folder in self.folders if folder not in sys.path]
         loaded = implementations.imported(Path(module)) if module.endswith(".py") else import_package(module, self.hint)
-        if not callable(_attribute(loaded, name)):
+        self.given = functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), loaded)
+        if not callable(self.given):
             raise NotRunnable("missing", f"{module} has no function {name}")
         return loaded
 
@@ -280,8 +264,7 @@ class OfFunction(Adapter):
         return SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
 
     def function(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = _attribute(self.module, self.target.rpartition(":")[2])
-        return function
+        return self.given
 
     def options(self) -> Dict[str, Any]:
         try:
@@ -292,8 +275,7 @@ class OfFunction(Adapter):
         return {name: value for name, value in ours.items() if name in parameters}
 
     def call(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
-        function: Any = self.function()
-        options = self.options()
+        function, options = self.function(), self.options()
         if inspect.isclass(function):  # a module: its constructor takes the options
             function, options = function(**options), {}
         return function(*tensors.values(), *vars(prepared).values(), **options)
@@ -301,10 +283,3 @@ class OfFunction(Adapter):
     def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
         losses = self.call(tensors, prepared)
         return losses.sum() if getattr(losses, "ndim", 0) else losses
-
-
-def _attribute(module: Any, name: str) -> Any:
-    """Return module.a.b for the name "a.b", None if it does not exist."""
-    for part in name.split("."):
-        module = getattr(module, part, None)
-    return module

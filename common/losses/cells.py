@@ -16,13 +16,9 @@ Tensors = Mapping[str, torch.Tensor]
 class Cells:
     """The cells of padded logits in scope "loss"; subclasses are for other layouts and scopes.
 
-    Args:
-        batch: the inputs.
-        prepared: what the adapter made of them.
-        leaves: those of a common.losses.step.LossStep.
-        gradients: those that the loss computed, by the names of the leaves.
-
-    Its attribute width is the number of elements of a cell, and score the largest magnitude of the logits seen so far.
+    Made of the inputs, what the adapter made of them, the leaves of a common.losses.step.LossStep and the gradients
+    that the loss computed, by the names of the leaves.  `width` is the number of elements of a cell, and `score` the
+    largest magnitude of the logits seen so far.
     """
 
     by_cell = True  # whether `compare` yields the gradients of the logits of all cells
@@ -75,8 +71,6 @@ class Cells:
 
 
 class PackedCells(Cells):
-    """The cells of packed logits."""
-
     def of(self, tensor, n, begin, end):
         shapes, row = self.batch.shapes, self.batch.shapes[n][1] + 1
         first = sum(T * (U + 1) for T, U in shapes[:n])

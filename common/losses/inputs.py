@@ -1,9 +1,8 @@
 """Make the inputs of a batch and the joiner: the same bits for a seed under every torch and numpy.
 
 The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
-by exact arithmetic (common.data.streams).  torch's own generators may change between versions.  Random inputs are
-uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for others
-see Speech.  Leaves out the encoder and the decoder, which cost the same for every loss.
+by exact arithmetic (common.data.streams).  Random inputs are uniform in [0, 1), as in the 2022 suite, and weights
+uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for others see Speech.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ def load(stage: str) -> Dict[str, np.ndarray]:
 class Speech:
     """Real logits: inputs and weights of a small model at a stage of its training, with the sizes of a run.
 
-    examples/train.py trained the model; benchmarks/trained_weights.py wrote weights/, a file for each stage.  A file
-    holds, for utterances that the model was not trained on, what the joiner takes of it: encoder outputs, symbols and
-    the frame at which each is emitted, decoder outputs by the last symbol, the output layer, and the projections of the
-    simple loss.
+    examples/train.py trained the model; benchmarks/trained_weights.py wrote weights/, a file for each stage.  It holds,
+    for utterances that the model was not trained on, encoder outputs, symbols and the frame at which each is emitted,
+    decoder outputs by the last symbol, the output layer, and the projections of the simple loss.
 
     - An utterance of T frames and U targets is a passage of these utterances with U symbols.  Frames that emit nothing
       are repeated or left out evenly until there are T; for a smaller T, emitting frames are left out too.
@@ -49,8 +47,7 @@ class Speech:
     - Symbols beyond the trained ones are copies that are 10 nats less likely: they cost time, and hardly change a
       posterior.
 
-    Leaves out dropout and the effects of a language: the syllables are random.  Raises UserError for fewer symbols or
-    dimensions than it has.
+    Leaves out dropout and the effects of a language: the syllables are random.
     """
 
     stage: str
@@ -59,16 +56,13 @@ class Speech:
 
     def __post_init__(self) -> None:
         symbols, dimensions = self.arrays["output.weight"].shape
-        for flag, least, given in (
-            ("--vocab-size", symbols, self.vocab_size),
-            ("--encoder-dim", dimensions, self.encoder_dim),
-        ):
+        sizes = ("--vocab-size", symbols, self.vocab_size), ("--encoder-dim", dimensions, self.encoder_dim)
+        for flag, least, given in sizes:
             if given < least:
                 raise UserError(f"--logits {self.stage} is of a model with {least}: give {flag} {least} or more")
 
     @property
     def arrays(self) -> Dict[str, np.ndarray]:
-        """Return the arrays of the stage."""
         return load(self.stage)
 
     def outputs(
@@ -103,9 +97,10 @@ class Speech:
         return np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]
 
     def layer(self, name: str) -> Tuple[np.ndarray, np.ndarray]:
-        """Return weights (V, D) and bias (V,) of "output", the joiner's layer, or of the projections "am" and "lm".
+        """Return weights (V, D) and bias (V,) of one of LAYERS.
 
-        Rows of symbols that the model was not trained on are copies; those of "lm" are as likely as the others."""
+        Rows of symbols that the model was not trained on are copies; those of "lm" are as likely as the others.
+        """
         weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
         further = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
         columns = self._columns()
@@ -117,13 +112,7 @@ class Speech:
 
 
 def passage(arrays: Dict[str, np.ndarray], T: int, U: int, start: float) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the frames (T,) and the symbols (U,) of a passage that begins with an utterance.
-
-    Args:
-        arrays: of a stage.
-        T, U: the passage's numbers of frames and symbols.
-        start: in [0, 1), which chooses the utterance.
-    """
+    """Return the frames (T,) and the symbols (U,) of a passage; `start` in [0, 1) chooses its first utterance."""
     total, symbols, utterances = len(arrays["encoder_out"]), len(arrays["targets"]), len(arrays["T_lengths"])
     first = int(start * utterances)
     begin, offset = int(arrays["T_lengths"][:first].sum()), int(arrays["U_lengths"][:first].sum())
@@ -144,6 +133,10 @@ def _spread(frames: np.ndarray, count: int) -> np.ndarray:
     return frames[np.arange(count) * len(frames) // max(count, 1)]
 
 
+#: Leaves of a batch.
+OUTPUTS = ("encoder_out", "decoder_out")
+
+
 @dataclass
 class Batch:
     """One batch on its device."""
@@ -161,15 +154,10 @@ class Batch:
 
 
 def source_of(settings: Settings) -> Optional[Speech]:
-    """Return the source of a run's inputs and weights, None if they are random; raise UserError if it does not have the
-    run's sizes."""
+    """Return the source of inputs and weights, None if they are random; raise UserError for sizes it does not have."""
     if settings.logits not in STAGES:
         return None
     return Speech(settings.logits, settings.vocab_size, settings.encoder_dim)
-
-
-#: Leaves of a batch.
-OUTPUTS = ("encoder_out", "decoder_out")
 
 
 def padded_sizes(shapes: Sequence[Sequence[int]]) -> Tuple[int, int, int]:
@@ -187,15 +175,7 @@ def make_batch(
     key: Sequence[int],
     source: Optional[Speech] = None,
 ) -> Batch:
-    """Return a batch of fresh inputs.
-
-    Args:
-        shapes: (T, U) of each utterance.
-        vocab_size, encoder_dim: V and D.
-        device, dtype: of encoder_out and decoder_out.
-        key: (seed, batch, ...), which names the stream of random numbers.
-        source: of inputs that are not random (source_of).
-    """
+    """Return a batch of fresh inputs of (T, U) `shapes`; `key` (seed, batch, ...) names the stream of its numbers."""
     pairs = [(int(T), int(U)) for T, U in shapes]
     N, T, U = padded_sizes(pairs)
     encoder_out = uniform(N * T * encoder_dim, ENCODER, *key).reshape(N, T, encoder_dim)
@@ -214,62 +194,39 @@ def make_batch(
     )
 
 
-def linear(
-    inputs: int, outputs: int, *, device: torch.device, dtype: torch.dtype, key: Sequence[int]
-) -> torch.nn.Linear:
-    """Return Linear(inputs, outputs) with weights and bias of the stream that `key` names."""
-    return _layer(*_drawn(inputs, outputs, key), device, dtype)
-
-
-def _drawn(inputs: int, outputs: int, key: Sequence[int]) -> Tuple[np.ndarray, np.ndarray]:
+def drawn(inputs: int, outputs: int, key: Sequence[int]) -> Tuple[np.ndarray, np.ndarray]:
     """Return the weight (outputs, inputs) and the bias (outputs,) of the stream that `key` names, float32."""
     bound = 1 / math.sqrt(inputs)
     numbers = (uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64) * 2 * bound - bound).astype(np.float32)
     return numbers[: inputs * outputs].reshape(outputs, inputs), numbers[inputs * outputs :]
 
 
-def _layer(weight: np.ndarray, bias: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
-    """Return a Linear layer with these weights (outputs, inputs) and bias (outputs,)."""
-    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], device=device, dtype=dtype)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weight))
-        layer.bias.copy_(torch.from_numpy(bias))
-    return layer
+#: The layers that a run may have: the joiner's, and the projections whose outputs the simple loss adds.
+LAYERS = ("output", "am", "lm")
 
 
-def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
-    """Return the joiner's Linear(D, outputs) of a run; its first V outputs are the symbols.
+def layer(name: str, settings: Settings, device: torch.device, dtype: torch.dtype, further: int = 0) -> torch.nn.Linear:
+    """Return one of LAYERS, a Linear(D, V + further) of a run.
 
-    Further outputs (durations) are random with any logits.  Raises UserError as source_of does.
+    The `further` outputs (durations) are random with any logits.  Raises UserError as source_of does.
     """
-    source = source_of(settings)
-    if source is None:
-        return linear(settings.encoder_dim, outputs, device=device, dtype=dtype, key=(settings.seed, 0))
-    parts = [source.layer("output")]
-    if outputs > settings.vocab_size:
-        parts.append(_drawn(settings.encoder_dim, outputs - settings.vocab_size, (settings.seed, 3)))
-    weight, bias = (np.concatenate(both) for both in zip(*parts))
-    return _layer(weight, bias, device, dtype)
-
-
-def simple_projections(settings: Settings, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
-    """Return the two Linear(D, V) whose outputs the simple loss adds: "am" of the encoder, "lm" of the decoder."""
     source, D, V = source_of(settings), settings.encoder_dim, settings.vocab_size
     if source is None:
-        layers = [linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2)]
+        weight, bias = drawn(D, V + further, (settings.seed, LAYERS.index(name)))
     else:
-        layers = [_layer(weight, bias, device, dtype) for weight, bias in map(source.layer, ("am", "lm"))]
-    return dict(zip(("am", "lm"), layers))
+        parts = source.layer(name), drawn(D, further, (settings.seed, 3))
+        weight, bias = (np.concatenate(both) for both in zip(*parts))
+    result = torch.nn.Linear(*weight.T.shape, device=device, dtype=dtype)
+    with torch.no_grad():
+        result.weight.copy_(torch.from_numpy(weight))
+        result.bias.copy_(torch.from_numpy(bias))
+    return result
 
 
 class Joiner(torch.nn.Module):
-    """The joiner and all other layers that a step trains: logits = Linear(tanh(encoder_out + decoder_out)).
+    """The joiner and the other layers that a step trains, by name in `extra`: logits = output(tanh(encoder + decoder)).
 
     It is that of the 2022 suite, and icefall's joiner without its projections.
-
-    Args:
-        output: Linear(D, V) of the run's dtype.
-        extra: other layers that the step of a layout trains, by name.
     """
 
     def __init__(self, output: torch.nn.Linear, extra: Mapping[str, torch.nn.Module]):
@@ -279,17 +236,8 @@ class Joiner(torch.nn.Module):
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
         """Return the logits (..., V) of sums of encoder and decoder outputs (..., D)."""
-        logits: torch.Tensor = self.output(torch.tanh(joined))
-        return logits
+        return self.output(torch.tanh(joined))
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return the padded logits (N, T, U+1, V)."""
         return self(batch.encoder_out.unsqueeze(2) + batch.decoder_out.unsqueeze(1))
-
-    def packed_logits(self, batch: Batch) -> torch.Tensor:
-        """Return the packed logits (sum T_i (U_i+1), V): the cells of each utterance, row-major, in turn."""
-        cells = [
-            (batch.encoder_out[n, :T].unsqueeze(1) + batch.decoder_out[n, : U + 1].unsqueeze(0)).flatten(0, 1)
-            for n, (T, U) in enumerate(batch.shapes)
-        ]
-        return self(torch.cat(cells))

@@ -1,8 +1,7 @@
 """Define the layouts: the kinds of input that a loss takes, how each is made, and the right answer for it.
 
-Padded and packed logits, losses that contain the joiner, and pruned logits.  A layout is bound to one adapter.  It
-knows nothing of the lattice (the adapter's `topology`) and does not set the number of the joiner's outputs (the
-adapter's `outputs`).
+A layout is bound to one adapter.  It knows nothing of the lattice and of the number of the joiner's outputs, which are
+the adapter's.
 """
 
 from __future__ import annotations
@@ -24,32 +23,28 @@ Region = Tuple[Any, ...]
 
 
 class Layout:
-    """A kind of input, bound to one adapter."""
+    """A kind of input, bound to one adapter; this one is of padded logits (N, T, U+1, V)."""
 
     scopes: Tuple[str, ...] = SCOPES  # the scopes that such a loss has
     cells: Type[Cells] = Cells  # how scope "loss" is judged at size
     step_cells: Type[StepCells] = StepCells  # how scope "step" is judged at size
     approximate = False  # whether the loss is approximate by design, with a `gap` to the exact loss
     tensors: Tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
+    projections: Tuple[str, ...] = ()  # layers beside the joiner's that the step trains
 
     def __init__(self, adapter: Adapter):
         self.adapter = adapter
 
-    # -- what the loss takes -----------------------------------------------------------------------------------------
-
     def model(self, device: torch.device, dtype: torch.dtype) -> Joiner:
         """Return the joiner under the adapter's settings, with `projections`."""
         settings = self.adapter.settings
-        output = inputs.output_layer(settings, self.adapter.outputs(settings.vocab_size), device, dtype)
-        return Joiner(output, self.projections(device, dtype))
-
-    def projections(self, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
-        """Return the layers beside the joiner's that the step trains, by name."""
-        return {}
+        further = self.adapter.outputs(settings.vocab_size) - settings.vocab_size
+        output = inputs.layer("output", settings, device, dtype, further)
+        return Joiner(output, {name: inputs.layer(name, settings, device, dtype) for name in self.projections})
 
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the one tensor that `loss` takes, whose gradient is the end of scope "loss"."""
-        raise NotImplementedError
+        return model.logits(batch)
 
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the adapter's loss of `given`.  Timed."""
@@ -61,8 +56,6 @@ class Layout:
             given = self.given(model, batch, prepared)
         with stage("loss"):
             return self.loss(given, batch, prepared)
-
-    # -- the right answer --------------------------------------------------------------------------------------------
 
     def right(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the (N,) float64 losses of padded logits on the adapter's lattice; differentiable."""
@@ -92,10 +85,8 @@ class Layout:
             model.output.bias.mul_(factor)
             model.output.bias.add_(min(2 * largest, 0.0))
 
-    # -- what the conformance cases ask ------------------------------------------------------------------------------
-
     def size(self, N: int, T: int, U: int, V: int) -> Tuple[int, ...]:
-        """Return the size of the tensor `logits` of made-up numbers that a question is about: rows of V outputs."""
+        """Return the size of the tensor `logits` of a conformance question: rows of V outputs."""
         return N, T, U + 1, V
 
     def padding(self, shapes: Shapes, T: int, U: int) -> Optional[List[Region]]:
@@ -115,20 +106,17 @@ class Layout:
         return logits
 
 
-class Padded(Layout):
-    """The layout of padded logits (N, T, U+1, V)."""
-
-    def given(self, model, batch, prepared):
-        return model.logits(batch)
-
-
 class Packed(Layout):
-    """The layout of packed logits (sum T_i (U_i+1), V), without padding."""
+    """The layout of packed logits (sum T_i (U_i+1), V): the cells of each utterance, row-major, in turn."""
 
     cells = PackedCells
 
     def given(self, model, batch, prepared):
-        return model.packed_logits(batch)
+        cells = [
+            (batch.encoder_out[n, :T].unsqueeze(1) + batch.decoder_out[n, : U + 1].unsqueeze(0)).flatten(0, 1)
+            for n, (T, U) in enumerate(batch.shapes)
+        ]
+        return model(torch.cat(cells))
 
     def padded(self, given, batch):
         T, U = batch.targets.new_tensor(batch.shapes).amax(0).tolist()
@@ -152,10 +140,9 @@ class Packed(Layout):
 class Joint(Layout):
     """The layout of losses that contain the joiner: encoder and decoder outputs, and the output layer.
 
-    logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients of all four.  It
-    has no scope "loss", since it takes no logits; its scope "step" is compared with that of the joiner and another
-    loss.  Conformance cases ask with D = V, so that all four tensors are rows of one, each a view: N T of encoder_out,
-    N (U+1) of decoder_out, V of weight, and one of bias.
+    logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients of all four, and
+    has no scope "loss", since it takes no logits.  Conformance cases ask with D = V, so that all four tensors are rows
+    of one, each a view: N T of encoder_out, N (U+1) of decoder_out, V of weight, and one of bias.
     """
 
     scopes = ("step",)
@@ -167,7 +154,6 @@ class Joint(Layout):
             return self.adapter.loss_of(dict(zip(self.tensors, tensors)), prepared)
 
     def parts(self, given: torch.Tensor, batch: Batch) -> Dict[str, torch.Tensor]:
-        """Return `tensors` by name, as views of `given`."""
         (N, U), V = batch.targets.shape, given.size(1)
         of_targets = N * (U + 1)
         rows = given.split([len(given) - of_targets - V - 1, of_targets, V, 1])
@@ -205,18 +191,16 @@ class Pruned(Layout):
     """The layout of pruned logits (N, T, S, V) of the S symbols in `prepared.ranges` (N, T, S).
 
     Kuang et al., "Pruned RNN-T for fast, memory-efficient ASR training", 2022, as icefall trains it
-    (egs/librispeech/ASR/pruned_transducer_stateless2).  Encoder and decoder outputs are projected to V.  The smoothed
-    simple loss of these scores gives the ranges, and 0.5 x simple + pruned loss is differentiated.  The adapter is a
-    benchmark_k2_pruned.K2Pruned, or has its methods.
+    (egs/librispeech/ASR/pruned_transducer_stateless2).  The smoothed simple loss of encoder and decoder outputs,
+    projected to V, gives the ranges, and 0.5 x simple + pruned loss is differentiated.  The adapter has the methods of
+    benchmark_k2_pruned.K2Pruned.
     """
 
     approximate = True
     cells = PrunedCells
     step_cells = PrunedStepCells
+    projections = ("am", "lm")
     adapter: Any
-
-    def projections(self, device, dtype):
-        return inputs.simple_projections(self.adapter.settings, device, dtype)
 
     def scores(self, model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the scores am (N, T, V) and lm (N, U+1, V) of the simple loss."""
@@ -259,7 +243,7 @@ class Pruned(Layout):
 
 
 #: By the names that adapters use; common.core.implementations.LAYOUTS has the kind of loss of each.
-LAYOUTS: Dict[str, Type[Layout]] = {"padded": Padded, "packed": Packed, "joint": Joint, "pruned": Pruned}
+LAYOUTS: Dict[str, Type[Layout]] = {"padded": Layout, "packed": Packed, "joint": Joint, "pruned": Pruned}
 
 
 def of(adapter: Adapter) -> Layout:

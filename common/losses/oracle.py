@@ -2,9 +2,8 @@
 
 Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2.4: forward variables alpha(t, u) and
 backward variables beta(t, u) over the lattice of T frames and U targets, and the posterior of each arc from their
-product, in float64 throughout.  It takes every lattice of common.losses.topologies.  Beside that table, which
-`reference` reads too, it shares no code with the implementations that it judges.  A test compares it with a sum over
-all paths.
+product.  Beside the table of common.losses.topologies, which `reference` reads too, it shares no code with the
+implementations that it judges.  A test compares it with a sum over all paths.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def _forward(arcs: Sequence[Arc], weights: Sequence[np.ndarray]) -> np.ndarray:
         for (dt, du, _), skewed in zip(arcs, weights):
             ahead = step + dt + du
             if ahead < steps:
-                came = (alpha[step] + skewed[step])[: U1 - du]
-                alpha[ahead, du:] = np.logaddexp(alpha[ahead, du:], came)
+                alpha[ahead, du:] = np.logaddexp(alpha[ahead, du:], (alpha[step] + skewed[step])[: U1 - du])
     return alpha
 
 
@@ -56,13 +54,9 @@ def log_likelihood(arcs: Sequence[Arc]) -> float:
 def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[torch.Tensor]]:
     """Return the log-likelihood of an utterance, and the posterior probability (T, U+1) of each of its arcs.
 
-    A posterior is the derivative of the log-likelihood with respect to the weight of the arc.  If there is no path the
-    log-likelihood is -inf and the posteriors are zero.  Cells that have t + u in common do not depend on each other, so
-    they are one step.
-
-    Args:
-        arcs: of the utterance, with weights (T, U+1), as of Topology.arcs.
-        dtype: of the sums; numpy.float32 tells what a right loss in float32 loses.
+    A posterior is the derivative of the log-likelihood with respect to the weight (T, U+1) of the arc.  If there is no
+    path the log-likelihood is -inf and the posteriors are zero.  Cells that have t + u in common do not depend on each
+    other, so they are one step.  dtype: of the sums; numpy.float32 tells what a right loss in float32 loses.
     """
     weights = _by_diagonal(arcs, dtype)
     alpha = _forward(arcs, weights)
@@ -90,10 +84,7 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[t
 
 
 def of_parts(parts: torch.Tensor, topology: Topology = REGULAR, dtype: Any = np.float64) -> Tuple[float, torch.Tensor]:
-    """Return the log-likelihood of an utterance and its derivatives (T, U+1, P) with respect to its parts.
-
-    parts: (T, U+1, P) float64, as of Topology.parts; dtype: of the sums, see `lattice`.
-    """
+    """Return an utterance's log-likelihood, summed in `dtype`, and its derivatives by its parts (T, U+1, P) float64."""
     with torch.enable_grad():
         leaf = parts.detach().cpu().double().requires_grad_()
         arcs = topology.arcs(leaf)
@@ -108,13 +99,10 @@ def of_parts(parts: torch.Tensor, topology: Topology = REGULAR, dtype: Any = np.
 def cell_gradient(
     logits: torch.Tensor, target: torch.Tensor, derivatives: torch.Tensor, blank: int = 0, topology: Topology = REGULAR
 ) -> torch.Tensor:
-    """Return the gradient (..., C) of the loss with respect to the logits of some cells, float64.
+    """Return the float64 gradient (..., C) of the loss with respect to the logits (..., C) of some cells.
 
-    Args:
-        logits: (..., C) float64, C = V + topology.extra.
-        target: (...) int64, the next target of each cell; any symbol where there is none.
-        derivatives: (..., P), of `of_parts`, for these cells.
-        blank: its column.
+    target: (...) int64, the next target of each cell, or any symbol; derivatives: (..., P), of `of_parts`, for these
+    cells.
     """
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
@@ -124,10 +112,9 @@ def cell_gradient(
 
 
 def needed_cells(of_cells: torch.Tensor, dtype: torch.dtype) -> int:
-    """Return how many cells have a posterior that a gradient can tell from zero.
+    """Return how many cells have a posterior that a gradient can tell from zero; half precision is summed in float32.
 
-    The posteriors of a frame sum to 1 or more, so less than half of the dtype's epsilon is lost in sums over it.  Half
-    precision is summed in float32.
+    The posteriors of a frame sum to 1 or more, so less than half of the dtype's epsilon is lost in sums over it.
     """
     summed_in = torch.float64 if dtype == torch.float64 else torch.float32
     return int((of_cells >= torch.finfo(summed_in).eps / 2).sum())
@@ -162,16 +149,10 @@ def arc_losses(
     blank: int = 0,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return the (N,) float64 losses of log-probabilities (N, T, U+1, V), normalised or not; differentiable.
+    """Return the (N,) float64 losses of log-probabilities (N, T, U+1, V) on the CPU, normalised or not; differentiable.
 
-    Cells outside an utterance's T x (U+1) get zero gradient.
-
-    Args:
-        log_probs: (N, T, U+1, V), on the CPU.
-        targets: (N, U) integers.
-        shapes: (T, U) of each utterance.
-        blank: its column.
-        topology: whose parts are blank and the next target alone.
+    Cells outside an utterance's (T, U+1) get zero gradient.  topology: one whose parts are blank and the next target
+    alone.
     """
     following = topologies.next_targets(targets, *log_probs.shape[1:3])
     return _Lattice.apply(topologies.chosen(log_probs, following, blank).double(), shapes, topology)
@@ -190,8 +171,6 @@ def losses(
         logits: (N, T, U+1, V + topology.extra) of any float dtype, unnormalised.
         targets: (N, U) integers in [0, V) without `blank`.
         shapes: (T, U) of each utterance, T >= 1, U >= 0.
-        blank: its column.
-        topology: the lattice.
     """
     following = topologies.next_targets(targets.cpu(), *logits.shape[1:3])
     parts = topology.parts(logits.cpu().double(), following, blank)
@@ -203,9 +182,8 @@ TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest absolute difference over the largest expected magnitude; infinite if a value is not finite."""
-    actual = actual.detach().cpu().double()
-    expected = expected.detach().cpu().double()
+    """Return the largest absolute difference over the largest expected magnitude; infinite if one is not finite."""
+    actual, expected = (tensor.detach().cpu().double() for tensor in (actual, expected))
     difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
     if math.isnan(difference):
         return math.inf

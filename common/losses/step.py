@@ -5,9 +5,9 @@ copy a gradient that a loss wrote over its logits, which no training step does (
 encoder and decoder outputs through the joiner (packing or pruning included) and the loss to the gradients of
 encoder_out, decoder_out and all weights.
 
-Fingerprints of tensors tell without a copy whether two are equal bit for bit.  All losses of a timing round are given
-the same numbers, and the oracle of these numbers takes longer than a step.  So the jobs of a run leave right answers in
-a folder; one is found again by a digest of every bit that it depends on.
+Fingerprints tell without a copy whether two tensors are equal bit for bit.  All losses of a timing round are given the
+same numbers, and the oracle takes longer than a step, so the jobs of a run leave right answers in a folder, by a digest
+of every bit that they depend on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class LossStep:
 
     @property
     def given(self) -> torch.Tensor:
-        """Return the input of the loss in scope "loss"."""
         return self.leaves["given"]
 
     def inputs(self) -> Dict[str, torch.Tensor]:
@@ -76,13 +75,12 @@ class LossStep:
         if loss.numel() != 1:  # some packages sum to (1,)
             raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
         self.answer = loss.detach()
-        if self.forward_only:
-            return self.answer
-        with stage("backward"):
-            if "given" in self.leaves:
-                (self.computed["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
-            else:
-                loss.backward()
+        if not self.forward_only:
+            with stage("backward"):
+                if "given" in self.leaves:
+                    (self.computed["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
+                else:
+                    loss.backward()
         return self.answer
 
 
@@ -136,7 +134,6 @@ def fingerprint(tensor: Optional[torch.Tensor]) -> bytes:
 
 
 def fingerprints(tensors: Tensors) -> Dict[str, bytes]:
-    """Return the digest of each tensor, by name."""
     return {name: fingerprint(tensor) for name, tensor in tensors.items()}
 
 
@@ -148,9 +145,9 @@ def changed(before: Mapping[str, bytes], tensors: Tensors) -> List[str]:
 def remembered(
     folder: Optional[Path], question: object, tensors: Tensors, compute: Callable[[], List[float]]
 ) -> List[float]:
-    """Return the numbers that `compute` makes of `tensors`, from `folder` where another job has left them.
+    """Return the numbers that `compute` makes of `tensors`, from `folder`, if any, where another job has left them.
 
-    question: what is computed, in words and numbers; folder: None to compute in any case.
+    question: what is computed, in words and numbers.
     """
     if folder is None:
         return compute()

@@ -36,7 +36,7 @@ class Context:
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
     def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
-        """Return fresh inputs of a batch, or of its first `utterances`: the same numbers for every implementation."""
+        """Return fresh inputs of a batch, or its first `utterances`: the same numbers for every implementation."""
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()
         return self.new_batch(batch, repeat, utterances)
@@ -122,11 +122,8 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     try:
         yield environment(context)
         if adapter.simulated and name != "correctness":
-            raise NotRunnable(
-                "unsupported",
-                f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing: use "
-                "--passes correctness",
-            )
+            reason = f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing"
+            raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
         module, function = (name, "run") if name in ("correctness", "timing") else ("unranked", name)
         yield from getattr(importlib.import_module(f"common.losses.passes.{module}"), function)(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
@@ -135,7 +132,6 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
 
 
 def environment(context: Context) -> Environment:
-    """Return the ``environment`` record of a job."""
     from common.data import batching, shapes
 
     settings, every, chosen = context.settings, context.all_batches, context.batches

@@ -1,8 +1,8 @@
 """Define the lattices of the transducer family: the arcs that leave a cell, and their weights.
 
-A lattice has cells (t, u): t frames are read and u targets are written.  A path starts at (0, 0) and ends at (T, U).
-A topology is its arcs, each with the frames `dt` and targets `du` that it goes ahead, and a log-weight at each cell.
-The weights are made in two steps, so that a large batch can be judged some frames at a time:
+A lattice has cells (t, u): t frames are read and u targets are written.  A path starts at (0, 0) and ends at (T, U).  A
+topology is its arcs, each with the frames `dt` and targets `du` that it goes ahead, and a log-weight at each cell.  The
+weights are made in two steps, so that a large batch can be judged some frames at a time:
 
 1. `Topology.parts`: log-probabilities of one cell from its own outputs; the first is of blank, the second of the next
    target, the others are what the topology adds (durations, longer blanks).
@@ -25,40 +25,23 @@ from common.core.implementations import DURATIONS, durations_of
 
 
 class Arc(NamedTuple):
-    """An arc from every cell.
-
-    Attributes:
-        dt: frames that it goes ahead.
-        du: targets that it goes ahead, 0 or 1.
-        weight: (..., T, U+1) log-weights of the arc from (t, u); -inf where it is not allowed.  Arcs that leave the
-            lattice need no -inf.
-    """
+    """An arc from every cell, `dt` frames and `du` targets (0 or 1) ahead."""
 
     dt: int
     du: int
-    weight: torch.Tensor
+    weight: torch.Tensor  # (..., T, U+1) log-weights from (t, u), -inf where not allowed; beyond the lattice anything
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The lattice of Graves (2012), and the base of the others.
+    """The lattice of Graves (2012), and the base of the others."""
 
-    Attributes:
-        name: as --topology takes it.
-        source: paper or package that defines it.
-        durations: of tdt: frames of each column of durations, in their order; of multi-blank: frames of each longer
-            blank.
-        sigma: is subtracted from the log-probability of each token (logit under-normalisation).
-        penalty: of delay-penalty: the bonus of a target a frame earlier.
-        skip: of star: log-weight of the arc that skips a frame.
-    """
-
-    name: str = "regular"
-    source: str = "arXiv 1211.3711"
-    durations: Tuple[int, ...] = ()
-    sigma: float = 0.0
-    penalty: float = 0.0
-    skip: float = 0.0
+    name: str = "regular"  # as --topology takes it
+    source: str = "arXiv 1211.3711"  # paper or package that defines it
+    durations: Tuple[int, ...] = ()  # tdt: frames of each column of durations; multi-blank: of each longer blank
+    sigma: float = 0.0  # is subtracted from the log-probability of each token (logit under-normalisation)
+    penalty: float = 0.0  # delay-penalty: the bonus of a target a frame earlier
+    skip: float = 0.0  # star: log-weight of the arc that skips a frame
 
     @property
     def extra(self) -> int:
@@ -72,10 +55,7 @@ class Topology:
     def parts(self, logits: torch.Tensor, target: torch.Tensor, blank: int) -> torch.Tensor:
         """Return the log-probabilities (..., P) of cells: of blank, of the next target, then what the topology adds.
 
-        Args:
-            logits: (..., V + extra) unnormalised outputs of the joiner.
-            target: (...) int64, the next target of each cell; any symbol where there is none.
-            blank: its column.
+        logits: (..., V + extra), unnormalised; target: (...) int64, the next target of each cell, or any symbol.
         """
         return chosen(self.log_probs(logits, blank), target, blank)
 
@@ -228,10 +208,7 @@ TOPOLOGIES = {
 
 
 def of(name: str, durations: Optional[str] = None, sigma: Optional[float] = None) -> Topology:
-    """Return a lattice of TOPOLOGIES with the parameters of a run.
-
-    durations, sigma: as --durations ("0,1,2") and --sigma give them; None, and where the lattice has none: its own.
-    """
+    """Return a lattice with the durations ("0,1,2") and sigma of a run; None, and where it has none: its own."""
     topology = TOPOLOGIES[name]
     if not topology.durations:
         return topology

@@ -1,8 +1,8 @@
 """Compute the transducer loss in plain PyTorch: any device, any dtype, any lattice, twice differentiable, few lines.
 
 Graves 2012, section 2.4, forward variables only; autograd makes the gradient.  The cells of an anti-diagonal t + u = d
-depend only on the anti-diagonals before.  So one step computes a diagonal of every utterance, in T + U steps.  It is
-readable, not fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
+depend only on those before, so one step computes a diagonal of every utterance, in T + U steps.  It is readable, not
+fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ def transducer_loss(
     """Return -log Pr(y | x) of each utterance, (N,), or their "mean" or "sum".
 
     Cells outside an utterance's T_i x (U_i+1) may hold anything and get zero gradient.  If no path is possible the loss
-    is infinite, with zero gradient.  Raises ValueError for lengths over the tensor, for targets that are
-    no symbol, and for another reduction.
+    is infinite, with zero gradient.  Raises ValueError for lengths over the tensor, for targets that are no symbol, and
+    for another reduction.
 
     Args:
         logits: (N, T, U+1, V + topology.extra) of any float dtype, unnormalised.
         targets: (N, U) integers in [0, V) without `blank`.
         logit_lengths, target_lengths: (N,) integers, T_i >= 1 and U_i >= 0.
-        blank: its column.
         reduction: "none", "mean" or "sum".
-        topology: the lattice.
     """
     N, T, U1, _ = logits.shape
     T_lengths, U_lengths = logit_lengths.long(), target_lengths.long()
@@ -49,9 +47,14 @@ def transducer_loss(
     V = logits.size(-1) - topology.extra
     if topology.extra and targets.numel() and targets.max() >= V:  # gather would take a column that is no symbol
         raise ValueError(f"targets must be below V = {V}")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction must be none, mean or sum, not {reduction!r}")
     outside = _outside(T, U1, T_lengths, U_lengths)
-    arcs = topology.arcs(_parts(logits, targets, outside, blank, topology), T_lengths)
-    return _reduced(_losses(arcs, outside, T_lengths, U_lengths), reduction)
+    dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
+    inside = logits.masked_fill(outside.unsqueeze(-1), 0).to(dtype)
+    arcs = topology.arcs(topology.parts(inside, next_targets(targets, T, U1), blank), T_lengths)
+    losses = _losses(arcs, outside, T_lengths, U_lengths)
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
 
 def arc_losses(
@@ -59,8 +62,7 @@ def arc_losses(
 ) -> torch.Tensor:
     """Return the losses (N,) of the log-probabilities (N, T, U+1) of blank and of the next target at each cell.
 
-    Cells outside an utterance, and the target after its last, may hold anything.  The gradients of both are contiguous,
-    which kernels of packages expect.
+    Cells outside an utterance may hold anything.  The gradients are contiguous, which kernels of packages expect.
     """
     T_lengths, U_lengths = T_lengths.long(), U_lengths.long()
     _, T, U1 = blank_arc.shape
@@ -72,13 +74,6 @@ def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) 
     """Return whether each cell (N, T, U+1) is outside its utterance's T_i x (U_i+1)."""
     t, u = torch.arange(T, device=T_lengths.device).view(T, 1), torch.arange(U1, device=T_lengths.device)
     return (t >= T_lengths.view(-1, 1, 1)) | (u > U_lengths.view(-1, 1, 1))
-
-
-def _parts(logits: torch.Tensor, targets: torch.Tensor, outside: torch.Tensor, blank: int, topology: Topology):
-    """Return the parts (N, T, U+1, P) of all cells, of logits that are 0 in the padding."""
-    dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
-    following = next_targets(targets, *logits.shape[1:3])
-    return topology.parts(logits.masked_fill(outside.unsqueeze(-1), 0).to(dtype), following, blank)
 
 
 def _losses(arcs: Sequence[Arc], outside: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor):
@@ -109,9 +104,3 @@ def _by_diagonal(arc: torch.Tensor) -> torch.Tensor:
     t = torch.arange(T + U1 - 1, device=arc.device).view(-1, 1) - torch.arange(U1, device=arc.device)
     index = t.clamp(0, T - 1).expand(N, -1, -1)
     return arc.gather(1, index).masked_fill((t < 0) | (t >= T), LOG_ZERO)
-
-
-def _reduced(losses: torch.Tensor, reduction: str) -> torch.Tensor:
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"reduction must be none, mean or sum, not {reduction!r}")
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()

@@ -2,10 +2,9 @@
 
 A limit counts from what the process holds once everything is loaded.
 
-CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process (after a small step, so that the package,
-its threads and its kernels are loaded); beyond it every malloc and mmap fails.  Address space is never less than
-memory: reserved memory counts before it is used.  A cgroup's memory.max would count pages, but few users may set it,
-and it ends the process with SIGKILL.
+CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process; beyond it every malloc and mmap fails.
+Address space is never less than memory: reserved memory counts before it is used.  A cgroup's memory.max would count
+pages, but few users may set it, and it ends the process with SIGKILL.
 
 CUDA: one block holds all free memory of the device except the limit, so that no allocator (torch's, numba's, a
 package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
@@ -52,32 +51,24 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     if cleared and before is not None and peak is not None:
         result["process_bytes"] = max(peak - before, 0)
     del step
-    if profiler:
-        result["torch_allocated_bytes"] = torch_cpu_peak(fresh())
-    return result
-
-
-def torch_cpu_peak(step: Step) -> Optional[int]:
-    """Return the peak in bytes of what torch's CPU allocator held during the step.
-
-    The profiler's counter does not start at zero, so one byte is allocated and freed first: the counter's lowest
-    value is the baseline.
-    """
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        torch.empty(1, dtype=torch.uint8)
+    if not profiler:
+        return result
+    step = fresh()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as events:
+        torch.empty(1, dtype=torch.uint8)  # and freed: the counter does not start at zero, its lowest value is the base
         step.run()
     with scratch_folder() as folder:
         path = Path(folder) / "step.pt.trace.json"
-        profiler.export_chrome_trace(str(path))
-        rise = traced.rise(path)
-    return max((size for (kind, _), size in rise.items() if kind == reader.CPU), default=None)
+        events.export_chrome_trace(str(path))
+        sizes = [size for (kind, _), size in traced.rise(path).items() if kind == reader.CPU]
+    return {**result, "torch_allocated_bytes": max(sizes, default=None)}
 
 
 def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
     """Return how many bytes the peaks of a step exceed the values before it.
 
-    The peaks are of torch's allocated bytes, torch's reserved bytes, and all bytes in use on the device, by whatever
-    allocator: no other counter than cudaMemGetInfo sees those beside torch's, such as numba's or a package's own.
+    The last is of all bytes in use on the device: no other counter than cudaMemGetInfo sees what allocators beside
+    torch's take, such as numba's or a package's own.
     """
     gc.collect()
     torch.cuda.synchronize(device)
@@ -108,12 +99,9 @@ def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
 class Limit:
     """A limit on the memory of this process; all sizes are in bytes above those of the loaded process.
 
-    Args:
-        wanted: the limit.
-        left: what is left; if that is less, it is the limit, with a warning.  It is no error, since what a package, its
-            context and its kernels leave is known only once they are loaded.
-        where: what has no more, in words.
-        available: what the machine has.
+    If less than `wanted` is left, that is the limit, with a warning.  It is no error, since what a package, its context
+    and its kernels leave is known only once they are loaded.  where: what has no more, in words; available: what the
+    machine has.
     """
 
     peak_bytes: Optional[int] = None  # the most that was in use in the last `within`; None if the system does not tell
@@ -132,18 +120,12 @@ class Limit:
         return self.within(self.bytes)
 
     def making(self) -> ContextManager[None]:
-        """Limit a block that makes inputs, which are not part of the step, to MAKING times the limit.
-
-        It never gets more than the machine has.
-        """
+        """Limit a block that makes inputs, no part of the step, to MAKING times the limit, or to what there is."""
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 
 class AddressSpace(Limit):
-    """Limits the address space of this process to `size` bytes more than now.
-
-    Raises UserError if the system does not tell the size of a process.
-    """
+    """Limits this process to `size` bytes of address space more than now; raises UserError without Linux's /proc."""
 
     def __init__(self, size: int):
         give_back_free_memory()
@@ -170,10 +152,7 @@ class AddressSpace(Limit):
 
 
 class Device(Limit):
-    """Limits the memory of a GPU to `text` ("8GB", "50%"), all that is free if it is None.
-
-    Raises UserError if the GPU has less memory.
-    """
+    """Limits a GPU's memory to `text` ("8GB", "50%"; None: all that is free); raises UserError if it has less."""
 
     def __init__(self, text: Optional[str], device: torch.device):
         self.device = device
@@ -203,14 +182,3 @@ class Device(Limit):
             self.peak_bytes = max(torch.cuda.max_memory_allocated(self.device) - others, 0)
         finally:
             del block
-
-
-def limit(device: torch.device, text: Optional[str], size: Optional[int]) -> Limit:
-    """Return the limit of this process, which has loaded everything.
-
-    On CUDA it is `text`, the value of --memory-limit; on a CPU it is `size` in bytes.
-    """
-    if device.type == "cuda":
-        return Device(text, device)
-    assert size is not None, "the job has no memory limit in bytes, which a CPU needs"
-    return AddressSpace(size)

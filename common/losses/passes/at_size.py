@@ -2,10 +2,8 @@
 
 Finds errors that only a large batch shows: an index that overflows, a block that is left out, sums that lose their
 digits, results kept from other numbers of the same shape.  The oracle computes some frames at a time, so it needs no
-second tensor of the size of the logits.  A pruned loss is judged on the cells in its own ranges.
-
-Both scopes: the gradient of the loss's inputs, and the step's gradients of outputs and weights; of a pruned loss
-trained with a simple loss only those of the joiner's weights, in which the simple loss has no part.
+second tensor of the size of the logits.  A pruned loss is judged on the cells in its own ranges; in scope "step", where
+a simple loss has a part in the others, only on the gradients of the joiner's weights.
 
 An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So differences are also
 summed: over each frame, each u and each symbol, over each row of other tensors, and over the whole, as the factor that
@@ -140,8 +138,7 @@ def lattices(cells: Cells, adapter: Adapter) -> Tuple[List[Lattice], float]:
 def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Errors) -> None:
     """Note the errors of all gradients that `cells` has.
 
-    The size to compare a sum with is the posterior of its cells; that of a symbol is the sum of its terms before they
-    cancel.
+    The size to compare a sum with is the posterior of its cells; of a symbol, the sum of its terms before they cancel.
     """
     lattice, device = adapter.lattice, cells.batch.targets.device
     by_symbol = torch.zeros(2, cells.width, dtype=torch.float64, device=device)
@@ -190,13 +187,10 @@ def check(
     A posterior is the exponential of a sum along a path, so an error of the sum is a relative error of the gradient.
     Beyond the tolerance it may be as large as the rounding of the longest sums: some places of the loss's own size (T +
     U additions are a random walk), and one of a score for each of the T + U steps.  float16 and bfloat16 must be summed
-    in float32.
-
-    Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score at each step,
-    and of a posterior.  An error that only this explains is not wrong, but ``imprecise``.
+    in float32.  Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score
+    at each step, and of a posterior.  An error that only this explains is not wrong, but ``imprecise``.
 
     Args:
-        context: common.losses.subject.Context.
         tolerance: largest relative error of the loss, and of the gradient where sums are short.
         utterances: judge only so many of the batch.
         lost_places: units in the last place that sums as large as the loss may lose.
@@ -235,9 +229,8 @@ def check(
         most = sums if name in SUMMED else sums + 10 * lost / FLOOR  # a row adds up several
         judged.append((f"{what} in sum", error, math.inf if name in SUMMED else sums, most))
     most = SLOPE_TOLERANCE[context.settings.dtype] + rounding + beside
-    judged += [
-        (f"{small_batches.of(name)} by a factor", error, math.inf, most) for name, error in errors.slopes.items()
-    ]
+    for name, error in errors.slopes.items():
+        judged.append((f"{small_batches.of(name)} by a factor", error, math.inf, most))
     lines = [f"it overwrites {', '.join(sorted(overwritten))}"] if overwritten else []
     lines += [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, _, most in judged if not error <= most]
     posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in known]
@@ -268,10 +261,10 @@ def check(
 
 
 def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[Cells, float, List[str], List]:
-    """Take a step that is judged, after steps on these and on other numbers of the same shapes.
+    """Return a step's cells, its loss, the inputs that it overwrote, and what has other bits than in an earlier step.
 
-    Returns its cells, its loss, the names of the inputs that it overwrote, and of what has other bits than the step
-    before on these numbers.  A loss that loops in Python takes one step alone.
+    It comes after steps on these and on other numbers of the same shapes; a loss that loops in Python takes one step
+    alone.
     """
     earlier: Dict[str, bytes] = {}
     for repeat in () if context.loops_in_python else (1, 0, 1):
@@ -292,5 +285,4 @@ def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) 
 
 
 def size(error: float) -> str:
-    """Return a relative error in words."""
     return "not finite" if error >= UNBOUNDED else f"off by {error:.1e}"

@@ -1,10 +1,9 @@
 """Judge loss and gradient on small batches (small_batches.py) against the float64 oracle: the correctness pass.
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
-weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has
-its gap to the exact loss at the run's own range.  Then a loss that passes is judged on a measured batch at its own size
-(at_size.py), on one as long as the longest of the shape file, and once more on a small one.  Leaves out the corner
-cases, which `rnnt-bench check` asks: this pass decides whether a loss is timed.
+weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
+to the exact loss at the run's own range.  Then a loss that passes is judged on a measured batch at its own size
+(at_size.py), on one as long as the longest of the shape file, and once more on a small one.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ def approximation_gap(context) -> Optional[float]:
 
 
 def run(context) -> Iterator[Correctness]:
-    """Yield one ``correctness`` record; raise WrongResult, in words, after one that is not ok.
-
-    `context` is a common.losses.subject.Context.
-    """
+    """Yield one ``correctness`` record of a subject.Context; raise WrongResult, in words, after one that is not ok."""
     adapter, device, dtype, settings = context.adapter, context.device, context.dtype, context.settings
     layout, tolerance = layouts.of(adapter), TOLERANCE[settings.dtype]
     small = small_batches.check(adapter, device, dtype)

@@ -2,7 +2,7 @@
 
 The ragged batch, and each of its utterances alone; frames and targets in multiples of 16, where kernels have blocks;
 logits of a trained model, and beyond what exp() takes; an upstream gradient that is not 1, and one for each
-utterance.  Leaves out the corner cases, which `rnnt-bench check` asks.
+utterance.  The corner cases are those of `rnnt-bench check`.
 """
 
 from __future__ import annotations
@@ -46,16 +46,12 @@ class Answer(NamedTuple):
     @property
     def slopes(self) -> Dict[str, float]:
         """Return, by tensor, the factor of the right gradient that fits the loss's best: rounding hardly moves it."""
-        slopes = {}
-        for name, (got, right) in self.gradients.items():
-            square = float((right.double() ** 2).sum())
-            if got is not None and square > 0:
-                slopes[name] = float((got.detach().cpu().double() * right).sum()) / square
-        return slopes
+        pairs = [(name, got, right) for name, (got, right) in self.gradients.items() if got is not None and right.any()]
+        fits = ((name, (got.detach().cpu().double() * right).sum(), (right**2).sum()) for name, got, right in pairs)
+        return {name: float(along / square) for name, along, square in fits}
 
     @property
     def slope_error(self) -> float:
-        """Return the largest difference of a slope from 1."""
         return max((abs(value - 1) if math.isfinite(value) else math.inf for value in self.slopes.values()), default=0)
 
 
@@ -67,11 +63,8 @@ def answer(
     Padded cells count in scope "loss": their gradient must be zero.
 
     Args:
-        adapter: the loss.
-        model: the joiner.
-        batches: one; or each utterance alone, so that a loss without the reduction "none" can be given a factor for
-            each.  A loss that keeps what its backward needs where the next call finds it is wrong then.
-        scope: "loss" or "step".
+        batches: one; or each utterance alone, for a loss without the reduction "none" to be given a factor for each.  A
+            loss that keeps what its backward needs where the next call finds it is wrong then.
         upstream: factors (N,) of the losses, or (1,) of their sum; None for 1.
     """
     layout, double_model = layouts.of(adapter), copy.deepcopy(model).cpu().double()
@@ -82,11 +75,9 @@ def answer(
             right_leaves = {"given": step.given.detach().cpu().double().clone().requires_grad_()}
             losses.append(layout.expected(right_leaves["given"], batch))
         else:
-            given_outputs = ((name, getattr(batch, name)) for name in OUTPUTS)
-            outputs = {
-                name: leaf.detach().cpu().double().clone().requires_grad_(leaf.requires_grad)
-                for name, leaf in given_outputs
-            }
+            outputs = {name: getattr(batch, name).detach().cpu().double().clone() for name in OUTPUTS}
+            for name, leaf in outputs.items():
+                leaf.requires_grad_(getattr(batch, name).requires_grad)
             double_batch = replace(batch, **outputs, targets=batch.targets.cpu().clone())
             right_leaves = leaves_of(double_model, double_batch)
             losses.append(layout.expected_step(double_model, double_batch))
@@ -127,8 +118,7 @@ def utterance(batch: Batch, n: int) -> Batch:
     )
 
 
-#: (T, U) of each utterance.
-Shapes = List[Tuple[int, int]]
+Shapes = List[Tuple[int, int]]  # (T, U) of each utterance
 #: Ragged in both, T = 1 and U = 0 among them.
 SHAPES: Shapes = [(11, 5), (7, 4), (9, 2), (1, 0)]
 BLOCKS: Shapes = [(32, 8), (16, 15), (17, 14), (48, 3)]
@@ -187,9 +177,9 @@ def cases(adapter: Adapter) -> Iterator[Case]:
 
 
 class Checked(NamedTuple):
-    """The errors of a loss over several cases."""
+    """The largest relative errors of a loss over several cases."""
 
-    loss_error: float  # the largest relative error over the cases with plain logits
+    loss_error: float  # over the cases with plain logits
     grad_error: float  # likewise
     slope_error: float  # the largest difference of a slope from 1, where rounding is small
     wrong: str  # what is wrong in words, "" if nothing is
@@ -198,11 +188,9 @@ class Checked(NamedTuple):
 def check(
     adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Optional[Sequence[Case]] = None
 ) -> Checked:
-    """Return the errors over all cases and scopes, and what is wrong in the first that fails.
+    """Return the errors over all cases (`cases`) and scopes, and what is wrong in the first that fails.
 
     A case of a single utterance comes before one of a batch, since it tells its author more.
-
-    asked: the cases; None: those of `cases`.
     """
     plain, slopes, wrong = [(0.0, 0.0)], [0.0], []
     for case, answer in answered(adapter, device, dtype, list(cases(adapter)) if asked is None else asked):
@@ -220,10 +208,7 @@ def check(
 
 
 def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
-    """Compare a function with the float64 oracle on small batches; return what is wrong in words, "" if it is right.
-
-    The function is called in this process; raises whatever it raises.
-    """
+    """Return what is wrong with a function in words, "" if it is right; it is called in this process and may raise."""
 
     class Given(OfFunction):
         name = getattr(loss, "__name__", "") or "loss"
@@ -283,14 +268,8 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
     sizes = TRAINED if case.logits == "trained" else RANDOM
     small.settings = replace(adapter.settings, **sizes, logits=case.logits)
     model = layouts.of(small).model(device, dtype)
-    batch = inputs.make_batch(
-        case.shapes,
-        **sizes,
-        device=device,
-        dtype=dtype,
-        key=(small.settings.seed, case.draw),
-        source=inputs.source_of(small.settings),
-    )
+    key, source = (small.settings.seed, case.draw), inputs.source_of(small.settings)
+    batch = inputs.make_batch(case.shapes, **sizes, device=device, dtype=dtype, key=key, source=source)
     for leaf in {"": (), "joiner": model.parameters(), "outputs": (batch.encoder_out, batch.decoder_out)}[case.frozen]:
         leaf.requires_grad_(False)
     if case.largest is not None:
@@ -301,8 +280,8 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
 def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[List[str], List[str]]:
     """Ask the first case twice more, the last time with NaN in its padding; return two lists of names.
 
-    The first is which of loss and gradients have other bits when they are asked for again; the second is "loss", or the
-    tensors whose gradient is not finite, where the padding holds NaN.
+    The first is of what has other bits when it is asked for again; the second of what is not finite where the padding
+    holds NaN.
     """
     found = []
     for padding in (0.0, 0.0, math.nan):
@@ -323,13 +302,7 @@ NEAR = 1e-3
 
 
 def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance: float, slope_tolerance: float) -> str:
-    """Return what is wrong with an answer in one line.
-
-    Args:
-        shapes: (T, U) of each utterance of the batch.
-        answer: Answer whose loss, gradient or slope is off, or which has overwritten an input.
-        loss_tolerance, grad_tolerance, slope_tolerance: largest relative errors that pass.
-    """
+    """Return what is wrong in one line with an answer that is off or has overwritten an input, on `shapes`."""
     where = f"a batch of {len(shapes)} (T, U: {', '.join(f'{T}, {U}' for T, U in shapes)})"
     if len(shapes) == 1:
         where = f"an utterance alone (T {shapes[0][0]}, U {shapes[0][1]})"
@@ -347,8 +320,7 @@ def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance:
     for name, (gradient, right) in answer.gradients.items():
         if gradient is None:
             return f"{where}, the {of(name)} is missing"
-        difference = (gradient.cpu().double() - right).abs().nan_to_num(nan=math.inf)
-        errors[name] = float(difference.max() / right.abs().max().clamp(min=1e-30))
+        errors[name] = relative_error(gradient, right)
     name = max(errors, key=lambda each: errors[each])
     gradient, right = (tensor.detach().cpu().double() for tensor in answer.gradients[name])
     factor = answer.slopes.get(name, 1.0)
@@ -360,21 +332,18 @@ def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance:
     place = f"{[*at]}"
     if name == "given" and len(at) == 4:
         n, t, u, v = at
-        (T, U), outside = shapes[n], ""
-        if t >= T or u > U:
-            outside = " (in the padding)"
+        T, U = shapes[n]
+        outside = " (in the padding)" if t >= T or u > U else ""
         place = f"utterance {n + 1} (T {T}, U {U}), t {t}, u {u}, symbol {v}{outside}"
     values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
     return f"{where}, the {of(name)} is not: at {place}: {values}"
 
 
 def of(name: str) -> str:
-    """Return the gradient of a leaf in words."""
     return "gradient" if name == "given" else f"gradient of {name}"
 
 
 def sizes(shapes: Shapes) -> str:
-    """Return the size of a batch in words."""
     return f"N {len(shapes)}, T {max(T for T, _ in shapes)}, U {max(U for _, U in shapes)}"
 
 

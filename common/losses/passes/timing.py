@@ -68,7 +68,6 @@ class Last:
 
     @classmethod
     def of(cls, context, scope: str, batch: int, step: LossStep) -> Last:
-        """Return the record of a step that has run."""
         read = {name: getattr(step.batch, name) for name in ("targets", "T_lengths", "U_lengths", *OUTPUTS)}
         along = square = 0.0
         for number, (name, gradient) in enumerate(step.gradients().items()):
@@ -96,13 +95,7 @@ def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0)
     """Return (the right loss of a step, by how much rounding may change it), both summed over the batch.
 
     The scores of some frames at a time are made in float64 from encoder and decoder outputs, in both scopes.  Losses
-    that are given the same numbers in a round share the answer.
-
-    Args:
-        context: common.losses.subject.Context.
-        scope: "loss" or "step".
-        batch, prepared: the inputs of the step.
-        shift: so far along the direction.
+    that are given the same numbers in a round share the answer.  shift: so far along the direction.
     """
     adapter, layout, model = context.adapter, layouts.of(context.adapter), context.model
     leaves = leaves_of(model, batch)
@@ -136,14 +129,7 @@ def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0)
 
 
 def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[float, float, str]:
-    """Return (the largest relative error of the losses, the error of the gradient, what is wrong in words or "").
-
-    Args:
-        context: common.losses.subject.Context.
-        scope: "loss" or "step".
-        taken: the last timed step of each batch.
-        last: the last of them.
-    """
+    """Return (the largest relative error of the losses, the error of the gradient, what is wrong in words or "")."""
     errors, grad_error, wrong = [0.0], 0.0, []
     for batch, step in taken.items():
         inputs = context.new_batch(batch, 0 if batch in context.held else step.repeat)
@@ -161,8 +147,7 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
         if batch == last.batch and not words and not context.forward_only:
             ahead, behind = (expected(context, scope, inputs, prepared, shift)[0] for shift in (EPSILON, -EPSILON))
             right = (ahead - behind) / (2 * EPSILON)
-            settings = context.settings
-            is_rounded = settings.tf32 or settings.dtype not in ("float32", "float64")
+            is_rounded = context.settings.tf32 or context.settings.dtype not in ("float32", "float64")
             tolerance = ROUNDED_TOLERANCE if is_rounded else GRADIENT_TOLERANCE
             grad_error = abs(last.along - right) / max(last.length, abs(right), 1e-30)
             if not grad_error <= tolerance:
@@ -210,22 +195,19 @@ class OfScope:
         step = self.context.step(self.scope, batch, numbers)
         timed = time_step(step, self.clock)
         self.latest.append((batch, step))
-        assert step.answer is not None
-        taken = Taken(numbers, float(step.answer), getattr(step.prepared, "ranges", None))
+        loss: Any = step.answer
         if not warmup:
-            self.taken[batch] = taken
+            self.taken[batch] = Taken(numbers, float(loss), getattr(step.prepared, "ranges", None))
         of = {"scope": self.scope, "round": self.context.round, "batch": batch, "repeat": repeat, "warmup": warmup}
-        return Sample(**of, loss=finite(taken.loss), **timed)
+        return Sample(**of, loss=finite(float(loss)), **timed)
 
 
 def run(context) -> Iterator[Union[Sample, Stop]]:
-    """Yield the ``sample`` records of every scope, then their ``stop`` records; rounds differ in the order of scopes.
+    """Yield the ``sample`` records of every scope, then their ``stop`` records; raise WrongResult if a loss was wrong.
 
-    If rounds have batches of their own on a CPU, each round measures the step, which also warms up the loss.  Then it
-    measures the loss alone on some of its batches.  A loss that loops in Python needs no warm-up and takes seconds:
-    only the lightest batch of the first round is measured.
-
-    `context` is a common.losses.subject.Context.  Raises WrongResult if a loss was wrong.
+    Rounds differ in the order of scopes.  If they have batches of their own on a CPU, each measures the step, which
+    also warms up the loss, and then the loss alone on some of its batches.  A loss that loops in Python needs no
+    warm-up and takes seconds: only the lightest batch of the first round is measured.
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda and not settings.find_largest:  # there memory is short

@@ -12,12 +12,12 @@ logits.
 - A loss that loops over its cells in Python has one scope, the step, one batch, and no second run: the profiler would
   take a megabyte and more for each cell.
 
-The trace pass runs steps under torch.profiler and writes traces; its times are labelled "profiled".  Every step is
-scope "step" on one batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to the next.
+The trace pass runs steps under torch.profiler; its times are labelled "profiled".  Every step is scope "step" on one
+batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to the next.
 
-The probe runs one step of the heaviest batches of a size under an enforced limit: a step that runs out of memory,
-whatever the error is called, does not fit; the status record of the job says so.  Each size has a process of its own.
-The throughput pass is the timing pass at the largest size that fits, under the limit of making inputs.
+The probe runs one step of the heaviest batches of a size, in a process of its own, under an enforced limit: a step that
+runs out of memory, whatever the error is called, does not fit.  The throughput pass is the timing pass at the largest
+size that fits, under the limit of making inputs.
 """
 
 from __future__ import annotations
@@ -31,17 +31,14 @@ from common.losses.passes import timing
 from common.losses.step import LossStep
 from common.measure import profiler
 from common.measure.device import host_threads
-from common.measure.memory import Limit, limit, peaks
+from common.measure.memory import AddressSpace, Device, Limit, peaks
 from common.records.schema import Fit, Memory, Probe, Sample, Schedule, Stop, Trace
 from common.system.machine import busy_flags
 from common.traces import reader
 
 
 def memory(context) -> Iterator[Memory]:
-    """Yield the ``memory`` records of every scope and batch, after a small step that loads what is loaded once.
-
-    `context` is a common.losses.subject.Context.
-    """
+    """Yield the ``memory`` records of every scope and batch, after a small step that loads what is loaded once."""
     scopes, heavy = context.settings.scopes, heaviest(context.all_batches, context.batches)
     for scope in scopes[-1:] if context.loops_in_python else scopes:
         context.step(scope, context.batches[0], utterances=1).run()
@@ -54,14 +51,16 @@ def memory(context) -> Iterator[Memory]:
 def limit_of(context, scope: str) -> Limit:
     """Return the memory limit, after a step of one utterance, which loads and compiles all that a first step does.
 
-    On CUDA a step of one utterance of each batch runs first: a kernel takes memory when it is first launched, and each
-    size may have kernels of its own.
+    On CUDA a step of one utterance of each batch: each size may have kernels of its own, which take memory when first
+    launched.
     """
     tried = heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
     for batch in tried:
         context.step(scope, batch, utterances=1).run()
         context.model.zero_grad(set_to_none=True)
-    return limit(context.device, context.settings.memory_limit, context.limit_bytes)
+    if context.device.type == "cuda":
+        return Device(context.settings.memory_limit, context.device)
+    return AddressSpace(context.limit_bytes)
 
 
 def probe(context) -> Iterator[Union[Probe, Fit]]:
