@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from browsers import unpacked
 from commands import assert_user_error, has_words, run
-from fixtures_runs import change, correctness, environment, memory, sample, status, timed, timing, write_run
+from fixtures_runs import change, correctness, environment, memory, status, timed, timing, write_run
 from msgspec.structs import replace
 
 from common.analysis import comparison, measured
@@ -166,13 +166,6 @@ def test_a_planted_slowdown_below_the_spread_is_not_guessed(seeds):
     assert changes(counts) <= 0.05 and counts["faster"] <= 0.025 * sum(counts.values())
 
 
-def test_intervals_are_wider_the_more_of_them_there_are():
-    pairs = [separate_runs(real("one-thread", name), 1, 8) for name in NAMES]
-    alone, both = comparison.compare(pairs[:1], ["step"]), comparison.compare(pairs)
-    assert (alone[0].margins.confidence, both[0].margins.confidence) == pytest.approx((0.95, 0.9875))
-    assert both[0].time["step"].high > alone[0].time["step"].high
-
-
 @pytest.mark.parametrize(
     "ratio, exact, verdict",
     [(1.0, True, "same"), (1.05, True, "more"), (0.9, True, "less"), (1.05, False, "same"), (1.2, False, "more")],
@@ -212,6 +205,7 @@ def test_errors(baseline, new, expected):
 
 
 ROUNDS = [0.98, 1.0, 1.02, 1.01, 0.99]
+BATCH = environment("")["batches"][0]
 
 
 def written(folder, factor=1.0, rounds=ROUNDS, flags=(), jobs=(), name="torchaudio", run_id=None, **settings):
@@ -340,21 +334,12 @@ def test_the_run_that_has_both_is_preferred_to_the_newest_of_each(tmp_path):
     [
         ({"dtype": "bfloat16"}, {}, "dtype float32 / bfloat16"),
         ({"vocab_size": 50}, {}, "vocabulary 500 / 50"),
-        ({"encoder_dim": 32}, {}, "joiner dimension 512 / 32"),
-        ({"batch_size": 2}, {}, "batch size 30 / 2"),
-        ({"sort_utterance": True}, {}, "sorted False / True"),
-        ({"num_batches": 3}, {}, "number of batches 2 / 3"),
         ({"batches": "longest"}, {}, "choice of batches first / longest"),
-        ({"seed": 2}, {}, "seed 1 / 2"),
         ({}, {"shape_file_sha256": "fed"}, "shape file sha256 abc / sha256 fed"),
         ({}, {"device": "cuda", "device_name": "H200"}, "device cpu / cuda"),
         ({}, {"threads": 8}, "threads 2 / 8"),
         ({}, {"denormals": "keep"}, "denormals flush / keep"),
-        (
-            {},
-            {"batches": [{"index": 4, "N": 1, "T_max": 1, "U_max": 0, "useful_cells": 1, "padded_cells": 1}]},
-            "batches 2 from 4",
-        ),
+        ({}, {"batches": [{**BATCH, "useful_cells": 1}]}, "batches 2 from 4"),
     ],
 )
 def test_other_settings_and_environments_are_refused(settings, other, words, tmp_path):
@@ -378,13 +363,6 @@ def test_memory_is_the_highest_peak_of_the_batches_that_both_sides_have(tmp_path
     assert has_words(row["memory"]["loss"]["reason"], "no peaks", "memory")
 
 
-def test_rounds_that_did_not_end_well_do_not_count(tmp_path):
-    died = [sample("timing-6", "step", 4, 9999), status("timing-6", "error", "killed by SIGKILL")]
-    (row,) = rows(written(tmp_path / "a"), written(tmp_path / "b", jobs=[died]))
-    assert row["time"]["step"]["new_rounds"] == 5 and row["time"]["step"]["ratio"] == pytest.approx(1)
-    assert (row["new"]["status"], row["new"]["reason"]) == ("error", "timing-6: killed by SIGKILL")
-
-
 def test_scope_and_tolerance(tmp_path):
     before, after = written(tmp_path / "a"), written(tmp_path / "b", 1.1)
     (row,) = rows(before, after, "--scope", "loss", "--tolerance", "30%")
@@ -406,10 +384,8 @@ def test_markdown_for_a_pull_request(tmp_path):
     "arguments, words",
     [
         ([], ["BASELINE and NEW"]),
-        (["a"], ["BASELINE and NEW"]),
         (["nowhere", "nowhere"], ["nowhere", "no such file or folder"]),
         (["a", "b", "--tolerance", "much"], ["--tolerance"]),
-        (["a", "b", "--fail-on-slower", "-1%"], ["--fail-on-slower"]),
         (["a", "b", "--fail-on-slower", "0.02"], ["--fail-on-slower", "such as 2%"]),
         (["a", "b", "--only", ","], ["--only", "names"]),
         (["--in", "a", "b", "c", "--only", "b"], ["--only", "--in names two"]),
@@ -474,21 +450,16 @@ def test_the_verdict_of_two_noisy_runs_begins_with_what_they_cannot_tell(tmp_pat
     )
 
 
-def compared(tmp_path, *rows):
-    """Return the page of two log folders.  rows: (name, baseline ms, new ms) of the rounds."""
-    for name, *sides in rows:
-        for side, ms in zip(("baseline", "new"), sides):
-            timed(tmp_path / side, name, ms, run_id=side)
-    done = run("rnnt-bench", "compare", tmp_path / "baseline", tmp_path / "new", "--output", tmp_path / "page.html")
-    assert done.returncode == 0 and "VERDICT" in done.stdout and str(tmp_path / "page.html") in done.stderr
-    return (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-STEADY, SLOWER = [10, 10.1, 10.2, 10.1, 10], [20, 20.2, 20.3, 20.1, 20]
+SIDES = ("baseline", "new")
 
 
 def test_the_title_counts_what_changed_and_the_notes_say_why(tmp_path):
-    page = compared(tmp_path, ("k2", STEADY, SLOWER), ("torchaudio", STEADY, STEADY))
+    for side, name, ms in (("baseline", "k2", 10), ("new", "k2", 20), *((side, "torchaudio", 10) for side in SIDES)):
+        timed(tmp_path / side, name, [ms, 1.01 * ms, 1.02 * ms, 1.01 * ms, ms], run_id=side)
+    path = tmp_path / "page.html"
+    done = run("rnnt-bench", "compare", *(tmp_path / side for side in SIDES), "--output", path)
+    assert done.returncode == 0 and "VERDICT" in done.stdout and str(path) in done.stderr
+    page = path.read_text(encoding="utf-8")
     assert re.search(r"<h1>Times: 2 slower, 2 same</h1>", page)
     assert re.search(r"k2, step time: slower: [\d.]+% more time", page) and 'class="bad">slower' in page
     drawn = unpacked(page, "figures")

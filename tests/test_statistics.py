@@ -179,12 +179,6 @@ def sides(logs):
     return baseline, new
 
 
-def test_rounds_with_batches_of_their_own_are_recognised():
-    assert ratios.own_batches({1: {"a": [1]}, 2: {"b": [1]}})
-    assert not ratios.own_batches({1: {"a": [1]}, 2: {"a": [1]}})
-    assert not ratios.own_batches({1: {"a": [1], "b": [1]}})  # one round is no design
-
-
 def test_the_ratio_is_that_of_the_file_at_its_mean_padding():
     """Without noise the line is found exactly: log ratio 0.1 + 0.8 x, at the file's mean of 0.3."""
     x = {f"{at}-{number}": 0.05 * at + 0.1 * number for at in range(4) for number in range(3)}

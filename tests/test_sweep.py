@@ -9,7 +9,6 @@ from canned import Canned, measured, parsed, statuses, stop
 from commands import has_words, run
 from fixtures_runs import records_of
 
-from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.setup import interpreters
 
@@ -62,12 +61,6 @@ def test_sweeps_that_make_no_sense(tmp_path, arguments, words):
     with pytest.raises(UserError, match=words):
         measured(tmp_path, Canned(), *arguments)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_last_key_varies_fastest():
-    axes = [settings.Axis("vocab_size", (8, 9)), settings.Axis("dtype", ("float32", "float64"))]
-    cells = [settings.words(cell) for cell in settings.cells(axes)]
-    assert cells == [f"vocab-size {V}, dtype {dtype}" for V in (8, 9) for dtype in ("float32", "float64")]
 
 
 def values_of(log):
