@@ -16,15 +16,8 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 DRIVER = shutil.which("chromedriver") or ""
-FLAGS = (
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+FLAGS = ("--headless", "--no-first-run")
+FLAGS += tuple(f"--disable-{what}" for what in ("gpu", "quic", "background-networking", "component-update", "sync"))
 
 
 def _axe() -> Optional[Path]:

@@ -17,24 +17,16 @@ REAL_FILES = sorted(REAL.glob("*/*.gz"))
 MIB = 2**20
 
 Event = Dict[str, Any]
+PLACE = {"pid": 1, "tid": 1}
 
 
 def span(name: str, ts: float, dur: float, cat: str = "user_annotation") -> Event:
-    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": {"External id": 1}}
+    return {"ph": "X", "cat": cat, "name": name, **PLACE, "ts": ts, "dur": dur, "args": {"External id": 1}}
 
 
 def allocation(ts: float, total: int, change: int = 0, device_type: int = 0, device_id: int = -1) -> Event:
     args = {"Total Allocated": total, "Bytes": change, "Device Id": device_id, "Device Type": device_type}
-    return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "s": "t",
-        "name": "[memory]",
-        "pid": 1,
-        "tid": 1,
-        "ts": ts,
-        "args": args,
-    }
+    return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", **PLACE, "ts": ts, "args": args}
 
 
 def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> List[Event]:
@@ -52,21 +44,16 @@ def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> Lis
 def kineto(events: Sequence[Event], tail: str = '"traceName": "trace.json"', **header: Any) -> str:
     """The text of a trace as Kineto lays it out; an event given as text is put in as it is."""
     lines = "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in header.items())
-    return (
-        '{\n  "schemaVersion": 1,\n'
-        + lines
-        + '  "traceEvents": [\n'
-        + ",\n".join(map(_event, events))
-        + f"\n  ],\n  {tail}\n}}\n"
-    )
+    of_events = ",\n".join(map(_event, events))
+    return f'{{\n  "schemaVersion": 1,\n{lines}  "traceEvents": [\n{of_events}\n  ],\n  {tail}\n}}\n'
 
 
 def _event(event: Any) -> str:
     if isinstance(event, str):
         return event
-    head = ", ".join(f'"{key}": {json.dumps(event[key])}' for key in ("ph", "cat", "s", "name") if key in event)
-    ids = ", ".join(f'"{key}": {json.dumps(event[key])}' for key in ("pid", "tid"))
-    times = ", ".join(f'"{key}": {json.dumps(event[key])}' for key in ("ts", "dur") if key in event)
+    keys = (("ph", "cat", "s", "name"), ("pid", "tid"), ("ts", "dur"))
+    parts = (", ".join(f'"{key}": {json.dumps(event[key])}' for key in of if key in event) for of in keys)
+    head, ids, times = parts
     return (
         f'  {{\n    {head}, {ids},\n    {times},\n    "args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}\n  }}'
     )
@@ -74,36 +61,18 @@ def _event(event: Any) -> str:
 
 def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text, encoding="utf-8")
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 
 
 FORMATS = ("table", "markdown", "csv", "json")
 COMMAND = Path(__file__).parents[1] / "summarize.py"
 SETTINGS: Dict[str, Any] = {
-    "shape_file": "shape_info.pt",
-    "device": "cpu",
-    "dtype": "float32",
-    "batch_size": 30,
-    "max_frames": 10000,
-    "sort_utterance": False,
-    "batches": "first",
-    "num_batches": 2,
-    "vocab_size": 500,
-    "encoder_dim": 512,
-    "preset": "cpu",
-    "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
-    "passes": ["correctness", "timing", "memory", "trace"],
-    "scopes": ["loss", "step"],
-    "rounds": 2,
-    "threads": None,
-    "seed": 1,
-    "denormals": "flush",
-    "allocator": "system",
-    "prune_range": 5,
+    **{"shape_file": "shape_info.pt", "device": "cpu", "dtype": "float32", "batch_size": 30, "max_frames": 10000},
+    **{"sort_utterance": False, "batches": "first", "num_batches": 2, "vocab_size": 500, "encoder_dim": 512},
+    **{"preset": "cpu", "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2}, "rounds": 2, "threads": None},
+    **{"passes": ["correctness", "timing", "memory", "trace"], "scopes": ["loss", "step"], "seed": 1},
+    **{"denormals": "flush", "allocator": "system", "prune_range": 5},
 }
 
 Record = Dict[str, Any]
@@ -113,20 +82,9 @@ def header(
     name: str, exact: bool = True, started: str = "2026-01-01T00:00:00+00:00", run_id: str = "", **settings: Any
 ) -> Record:
     return {
-        "record": "run",
-        "schema": 1,
-        "run_id": run_id or f"{name} {started}",
-        "name": name,
-        "suffix": "30",
-        "package": name,
-        "kind": "exact" if exact else "pruned",
-        "exact": exact,
-        "settings": {**SETTINGS, **settings},
-        "command": [],
-        "started": started,
-        "git_revision": "",
-        "git_dirty": False,
-        "machine": {},
+        **{"record": "run", "schema": 1, "run_id": run_id or f"{name} {started}", "name": name, "suffix": "30"},
+        **{"package": name, "kind": "exact" if exact else "pruned", "exact": exact, "started": started},
+        **{"settings": {**SETTINGS, **settings}, "command": [], "git_revision": "", "git_dirty": False, "machine": {}},
     }
 
 
@@ -136,54 +94,40 @@ def environment(job: str, **fields: Any) -> Record:
         {"index": 9, "N": 2, "T_max": 20, "U_max": 4, "useful_cells": 90, "padded_cells": 200},
     ]
     return {
-        "record": "environment",
-        "job": job,
-        "python": "3.11",
-        "torch": "2.11.0+cpu",
-        "implementation_version": "1.4",
-        "device": "cpu",
-        "device_name": "Some CPU",
-        "cuda": None,
-        "threads": 2,
-        "denormals": "flush",
-        "shape_file": "shape_info.pt",
-        "shape_file_sha256": "abc",
-        "batches": batches,
+        **{
+            "record": "environment",
+            "job": job,
+            "python": "3.11",
+            "torch": "2.11.0+cpu",
+            "implementation_version": "1.4",
+        },
+        **{"device": "cpu", "device_name": "Some CPU", "cuda": None, "threads": 2, "denormals": "flush"},
+        **{"shape_file": "shape_info.pt", "shape_file_sha256": "abc", "batches": batches},
         **fields,
     }
 
 
 def status(job: str, value: str = "ok", reason: str = "") -> Record:
     kind, _, number = job.partition("-")
-    return {
-        "record": "status",
-        "job": job,
-        "pass": kind,
-        "round": int(number) if number else None,
-        "status": value,
-        "reason": reason,
-        "wall_ns": 1,
-    }
+    place = {"job": job, "pass": kind, "round": int(number) if number else None}
+    return {"record": "status", **place, "status": value, "reason": reason, "wall_ns": 1}
 
 
 def sample(
     job: str, scope: str, batch: int, ms: float, warmup: bool = False, flags: Sequence[str] = (), **fields: Any
 ) -> Record:
     return {
-        "record": "sample",
-        "job": job,
-        "scope": scope,
-        "round": int(job.split("-")[1]),
-        "batch": batch,
-        "repeat": 0,
-        "warmup": warmup,
-        "forward_wall_ns": int(ms * 4e5),
-        "total_wall_ns": int(ms * 1e6),
-        "forward_event_ns": None,
-        "total_event_ns": None,
+        **{
+            "record": "sample",
+            "job": job,
+            "scope": scope,
+            "round": int(job.split("-")[1]),
+            "batch": batch,
+            "repeat": 0,
+        },
+        **{"warmup": warmup, "forward_wall_ns": int(ms * 4e5), "total_wall_ns": int(ms * 1e6)},
+        **{"forward_event_ns": None, "total_event_ns": None, "foreign_cpu": 0.0, "flags": list(flags)},
         "stages": {"joiner": int(ms * 1e5), "backward": int(ms * 6e5)},
-        "foreign_cpu": 0.0,
-        "flags": list(flags),
         **fields,
     }
 
@@ -197,56 +141,22 @@ def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **field
 
 
 def correctness(**fields: Any) -> List[Record]:
-    return [
-        environment("correctness"),
-        {
-            "record": "correctness",
-            "job": "correctness",
-            "loss_error": 1e-7,
-            "grad_error": 2e-6,
-            "tolerance": 1e-4,
-            "ok": True,
-            "approximation_gap": None,
-            "note": "",
-            **fields,
-        },
-        status("correctness"),
-    ]
+    judged = {"loss_error": 1e-7, "grad_error": 2e-6, "tolerance": 1e-4, "ok": True, "approximation_gap": None}
+    line = {"record": "correctness", "job": "correctness", **judged, "note": "", **fields}
+    return [environment("correctness"), line, status("correctness")]
 
 
 def memory(*peaks: float) -> List[Record]:
-    return [
-        environment("memory"),
-        *(
-            {
-                "record": "memory",
-                "job": "memory",
-                "scope": "step",
-                "batch": number,
-                "device_allocated_bytes": None,
-                "device_reserved_bytes": None,
-                "torch_allocated_bytes": int(peak * MIB),
-                "process_bytes": int(peak * MIB),
-            }
-            for number, peak in enumerate(peaks)
-        ),
-        status("memory"),
-    ]
+    unknown = {"device_allocated_bytes": None, "device_reserved_bytes": None}
+    line = {"record": "memory", "job": "memory", "scope": "step", **unknown}
+    known = [dict.fromkeys(("torch_allocated_bytes", "process_bytes"), int(peak * MIB)) for peak in peaks]
+    lines = [{**line, "batch": number, **of_batch} for number, of_batch in enumerate(known)]
+    return [environment("memory"), *lines, status("memory")]
 
 
 def trace(files: Sequence[str]) -> List[Record]:
-    return [
-        environment("trace"),
-        {
-            "record": "trace",
-            "job": "trace",
-            "steps": 6,
-            "schedule": SETTINGS["schedule"],
-            "files": list(files),
-            "profiler": {},
-        },
-        status("trace"),
-    ]
+    line = {"record": "trace", "job": "trace", "steps": 6, "schedule": SETTINGS["schedule"], "profiler": {}}
+    return [environment("trace"), {**line, "files": list(files)}, status("trace")]
 
 
 def records_of(path: Path) -> List[Record]:
@@ -275,14 +185,8 @@ def write_run(
 ) -> Path:
     """A whole run of two rounds; step samples 10, 20 and 30, 40 ms, loss samples 1, 2 and 3, 4 ms."""
     if jobs is None:
-        no_trace = [line for line in trace([]) if line["record"] != "trace"]
-        jobs = [
-            correctness(),
-            timing("timing-1", [10, 20], [1, 2]),
-            timing("timing-2", [30, 40], [3, 4]),
-            memory(8, 32, 16),
-            no_trace,
-        ]
+        rounds = [timing("timing-1", [10, 20], [1, 2]), timing("timing-2", [30, 40], [3, 4])]
+        jobs = [correctness(), *rounds, memory(8, 32, 16), [environment("trace"), status("trace")]]
     write_records(folder, [header(name, **head), *(line for job in jobs for line in job)])
     return folder
 
@@ -291,11 +195,8 @@ def timed(folder, name, step_ms, exact=True, peak=8, **head):
     """A run of three rounds, the step's samples of each at `step_ms`[round] on both batches."""
     rounds = [timing(f"timing-{at}", [ms, ms], [ms, ms]) for at, ms in enumerate(step_ms, start=1)]
     jobs = [correctness(), *rounds, memory(peak), [status("trace")]]
-    head = {"run_id": "one run", **head}
     write_run(folder / name, name=name, jobs=jobs, exact=exact, rounds=len(step_ms))
-    records = records_of(folder / name)
-    records[0].update(head)
-    write_records(folder / name, records)
+    change(folder / name, "run", **{"run_id": "one run", **head})
 
 
 def three(step_ms: float, peak_mb: float = 8) -> List[List[Record]]:
@@ -320,24 +221,16 @@ def traced_run(folder, *texts, name="torchaudio", **head):
     files = [f"w.{number}.pt.trace.json" for number, _ in enumerate(texts, start=9)]
     for file, text in zip(files, texts):
         write(folder / file, text)
-    jobs = [
-        correctness(),
-        timing("timing-1", [0.1, 0.2], [1, 2]),
-        timing("timing-2", [0.1, 0.2], [3, 4]),
-        memory(8),
-        trace(files),
-    ]
-    return write_run(folder, name=name, jobs=jobs, **head)
+    rounds = [timing("timing-1", [0.1, 0.2], [1, 2]), timing("timing-2", [0.1, 0.2], [3, 4])]
+    return write_run(folder, name=name, jobs=[correctness(), *rounds, memory(8), trace(files)], **head)
 
 
 def summarize(*arguments, code=0, cwd=None, environment=None, details=True):
     """Return what summarize.py prints: all of it, or with details=False what fits a screen."""
-    arguments = [*arguments, *(["--details"] if details else [])]
-    done = run(COMMAND, *arguments, **{"cwd": cwd or Path.cwd(), **({"env": environment} if environment else {})})
-    out, err = done.stdout, done.stderr
-    assert done.returncode == code, out + err
-    assert "Traceback" not in err
-    return out if code != 2 else err
+    options = {"cwd": cwd or Path.cwd(), **({"env": environment} if environment else {})}
+    done = run(COMMAND, *arguments, *(["--details"] if details else []), **options)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stdout + done.stderr
+    return done.stdout if code != 2 else done.stderr
 
 
 def read_rows(*arguments, code=0):
