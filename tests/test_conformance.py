@@ -22,7 +22,7 @@ from common.conformance.cases import (
     CRASHES,
     DIFFERS,
     ERROR,
-    NOT_APPLICABLE,
+    NOT_ASKED,
     PASS,
     REFUSES,
     TIMEOUT,
@@ -323,7 +323,7 @@ WRONG = {
     ),
     "NoBfloat16": (
         wrong(lambda self, right, x, prepared: right(x) * (0.5 if x.dtype == torch.bfloat16 else 1), **SIMULATED),
-        {"float16": (PASS, ""), "bfloat16": (NOT_APPLICABLE, "no bfloat16")},
+        {"float16": (PASS, ""), "bfloat16": (NOT_ASKED, "no bfloat16")},
     ),
     "Reference": (
         Reference,
@@ -331,13 +331,13 @@ WRONG = {
             "impossible-target": (PASS, "an infinite loss, gradient all 0"),
             "frames-1025": (PASS, ""),
             "slice": (PASS, ""),
-            "unmet-cells": (NOT_APPLICABLE, "a path meets every cell"),
+            "unmet-cells": (NOT_ASKED, "a path meets every cell"),
             "many-targets": (PASS, ""),
         },
     ),
     **{f"Beyond{limit}": (Beyond(limit), {case: (DIFFERS, "loss ")}) for limit, case in BLOCKS.items()},
     # in an interpreter it would take hours; one compiled for the CPU is asked as all others are
-    "Interpreted": (Beyond((512, 1024), **SIMULATED), {"frames-513": (NOT_APPLICABLE, "hours")}),
+    "Interpreted": (Beyond((512, 1024), **SIMULATED), {"frames-513": (NOT_ASKED, "hours")}),
     "Compiled": (
         Beyond((512, 1024), **SIMULATED, simulator_compiled=True),
         {"frames-513": (DIFFERS, "loss "), "target-too-large": (PASS, "refuses")},
@@ -369,8 +369,8 @@ def test_differences_in_a_simulator_compute_one_gradient():
 def test_the_reference_row_is_right_wherever_it_is_asked():
     adapter = adapter_of(Reference)
     outcomes = {case.name: judge(case, adapter, CPU) for case in CASES}
-    assert {name: o for name, o in outcomes.items() if o.result not in (PASS, NOT_APPLICABLE)} == {}
-    not_asked = {name for name, outcome in outcomes.items() if outcome.result == NOT_APPLICABLE}
+    assert {name: o for name, o in outcomes.items() if o.result not in (PASS, NOT_ASKED)} == {}
+    not_asked = {name for name, outcome in outcomes.items() if outcome.result == NOT_ASKED}
     durations = {case.name for case in CASES if case.check == "with_durations"}
     assert not_asked == {*durations, "more-targets-than-frames", "unmet-cells"}
 
@@ -496,7 +496,7 @@ def test_findings_are_ordered_and_only_what_is_one():
 
 
 def test_each_lattice_has_a_table_whose_short_heads_differ():
-    matrix = made("k2:modified", ragged=Outcome(DIFFERS, "off", 0.5), **{"duration-0": Outcome(NOT_APPLICABLE)})
+    matrix = made("k2:modified", ragged=Outcome(DIFFERS, "off", 0.5), **{"duration-0": Outcome(NOT_ASKED)})
     cells = {"ragged": Outcome(PASS), "duration-0": Outcome(DIFFERS, "gradient nan")}
     matrix.rows = [Row("transformers", "tdt", simulator="X=1", cells=cells), *matrix.rows]
     exact, tdt = show.tables(matrix)
@@ -549,7 +549,7 @@ def test_the_command_judges_writes_and_prints_the_matrix(tmp_path):
 
 def test_the_unchanged_template_is_right_in_every_case(tmp_path):
     code, cells = checked(tmp_path, (ROOT / "benchmark_mine.py").read_text())
-    assert code == 0 and {result for result, _ in cells.values()} == {PASS, NOT_APPLICABLE}
+    assert code == 0 and {result for result, _ in cells.values()} == {PASS, NOT_ASKED}
     assert {cells[name][0] for name in ("impossible-target", "minus-inf", "nan-padding")} == {PASS}
 
 

@@ -16,17 +16,7 @@ import torch
 from msgspec.structs import replace as changed
 
 from common.conformance.cases import DIFFERS, PASS, REFUSES, Outcome
-from common.conformance.questions import (
-    Examination,
-    NotAsked,
-    Question,
-    Reduce,
-    Refused,
-    compare,
-    listed,
-    right_of,
-    size,
-)
+from common.conformance.questions import Examination, NotAsked, Question, Refused, compare, listed, right_of, size
 from common.core.implementations import ONE_SYMBOL
 from common.losses.oracle import relative_error
 
@@ -48,13 +38,8 @@ def agrees(
 ) -> Outcome:
     """Judge the summed loss and its gradient, that of padded cells included; a batch without a path may be refused.
 
-    Args:
-        exam, shapes: the adapter and the batch that it is asked for.
-        dtype: of the logits; a simulator computes with any, the kernels may not.
-        integers: dtype of targets and lengths, instead of those that the adapter chooses.
-        may_refuse: an error is as right as the right answer.
-        slow: a simulator would take hours.
-        how: goes to Examination.ask.
+    dtype: of the logits; integers: of targets and lengths, instead of those that the adapter chooses; may_refuse: an
+    error is as right as the answer; slow: a simulator would take hours; how: goes to Examination.ask.
     """
     if exam.interpreted and slow:
         raise NotAsked("not in a simulator, which would take hours")
@@ -90,7 +75,6 @@ def _lasting(exam: Examination, durations: Optional[str], sigma: Optional[float]
 
 
 def unmet_cells(exam: Examination) -> Outcome:
-    """Judge whether the gradient of cells that no path meets is exactly 0."""
     question = (_lasting(exam, "1,2") if exam.adapter.topology == "tdt" else exam).ask([(5, 3)])
     _, gradient = question.answer()
     unmet = (right_of(question)[1] == 0).all(-1)
@@ -100,7 +84,6 @@ def unmet_cells(exam: Examination) -> Outcome:
 
 
 def padding_gradient(exam: Examination) -> Outcome:
-    """Judge whether the gradient of padded cells is exactly 0."""
     question = exam.ask(SMALL)
     if question.padding is None:
         raise NotAsked("its layout has no padding")
@@ -115,7 +98,6 @@ def _zero(gradient: torch.Tensor, cells: torch.Tensor, where: str) -> Outcome:
 
 
 def nan_padding(exam: Examination) -> Outcome:
-    """Judge a batch whose padding holds NaN."""
     outcome = agrees(exam, SMALL, fill=math.nan)
     if outcome.result == DIFFERS and exam.adapter.log_probs:
         return changed(outcome, message=f"{outcome.message} (behind torch's log_softmax, whose gradient is nan there)")
@@ -134,18 +116,13 @@ def must_refuse(exam: Examination, **how: Any) -> Outcome:
     return Outcome(DIFFERS, f"answers {listed(loss.detach())}")
 
 
-# -- layouts, upstream gradients, reductions -------------------------------------------------------------------------
-
-
 def laid_out(exam: Examination, sliced: bool) -> Outcome:
     """Judge logits that are columns of a wider tensor, or, if not `sliced`, not contiguous."""
     question = exam.ask(RAGGED)
     values = question.leaf.detach()
-    if sliced:
-        values = torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
-    else:
-        values = values.transpose(0, -1).contiguous().transpose(0, -1)
-    question.leaf = values.detach().requires_grad_()
+    wider = torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
+    turned = values.transpose(0, -1).contiguous().transpose(0, -1)
+    question.leaf = (wider if sliced else turned).detach().requires_grad_()
     return compare(question, *question.answer(), *right_of(question))
 
 
@@ -161,8 +138,8 @@ def upstream(exam: Examination, weights: Sequence[float]) -> Outcome:
     return compare(question, total, question.backward(total), *right)
 
 
-def _reductions(reduction: str) -> Dict[str, Reduce]:
-    """Return what packages compute under the name of a reduction, from (N,) losses, by description."""
+def _reductions(reduction: str) -> Dict[str, Any]:
+    """Return what packages compute under this name, from (N,) losses, by description."""
     T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*RAGGED))
     if reduction == "mean":
         return {
@@ -172,7 +149,7 @@ def _reductions(reduction: str) -> Dict[str, Reduce]:
             "sum over all targets of the batch": lambda losses: losses.sum() / U.sum(),
             "sum over all frames of the batch": lambda losses: losses.sum() / T.sum(),
         }
-    reduce: Reduce = torch.sum if reduction == "sum" else torch.clone
+    reduce: Any = torch.sum if reduction == "sum" else torch.clone
     return {
         "": reduce,
         f"{reduction} of each loss per frame": lambda losses: reduce(losses / T),
@@ -191,17 +168,12 @@ def package_reduction(exam: Examination, reduction: str) -> Outcome:
         if outcomes[name].result == PASS:
             return changed(outcomes[name], message=name)
 
-    def off(name: str) -> float:
-        error = outcomes[name].loss_error
-        return math.inf if error is None else error  # None of a loss of another shape
-
-    name = min(known, key=off)
+    # no error of a loss of another shape
+    errors = {name: math.inf if each.loss_error is None else each.loss_error for name, each in outcomes.items()}
+    name = min(known, key=errors.__getitem__)
     words = f"compared with the {name}" if name else ""
     message = ", ".join(filter(None, [outcomes[name].message or "value and gradient are another's", words]))
     return changed(outcomes[name], result=DIFFERS, message=message)
-
-
-# -- autograd --------------------------------------------------------------------------------------------------------
 
 
 def second_backward(exam: Examination) -> Outcome:
@@ -250,10 +222,8 @@ def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
 
 
 def _value_at(question: Question, index: int, by: float) -> float:
-    """Return the loss after adding `by` to the number `index` of its flattened leaf.
-
-    A simulator runs the kernels of the gradient in forward, for minutes, so there the leaf requires none.
-    """
+    """Return the loss after adding `by` to number `index` of its leaf.  A simulator runs the kernels of the gradient in
+    forward, for minutes, so there the leaf requires none."""
     moved = question.truth.clone()
     moved.view(-1)[index] += by
     leaf = moved.to(question.leaf.device)  # a new tensor each time, since some losses overwrite it
@@ -261,7 +231,6 @@ def _value_at(question: Question, index: int, by: float) -> float:
 
 
 def unmodified(exam: Examination) -> Outcome:
-    """Judge whether logits, targets and lengths are unchanged after forward and backward."""
     question = exam.ask(SMALL)
     tensors = {"logits": question.leaf}
     tensors.update({k: v for k, v in vars(question.prepared).items() if isinstance(v, torch.Tensor)})
@@ -274,7 +243,6 @@ def unmodified(exam: Examination) -> Outcome:
 
 
 def deterministic(exam: Examination) -> Outcome:
-    """Judge whether five repeats give the same bits of loss and gradient."""
     shapes = SMALL if exam.interpreted else [(30, 12), (26, 9), (17, 10)]  # a simulator takes minutes for these
     repeats = [[each.detach().clone() for each in exam.ask(shapes, V=11).answer()] for _ in range(5)]
     (loss, gradient), *others = repeats
@@ -298,15 +266,13 @@ def without_gradient(exam: Examination, detached: bool) -> Outcome:
 
 
 def many_targets(exam: Examination) -> Outcome:
-    """Judge an utterance of more targets than a CUDA block has threads."""
-    if exam.adapter.topology not in ONE_SYMBOL:
-        with suppress(Refused):  # for more targets than frames, perhaps
+    with suppress(Refused):  # for more targets than frames, perhaps
+        if exam.adapter.topology not in ONE_SYMBOL:
             return agrees(exam, [(4, 1100)], V=5, slow=True)
     return agrees(exam, [(1101, 1100)], V=5, slow=True)  # a path may have to end with a blank
 
 
 def more_targets_than_frames(exam: Examination) -> Outcome:
-    """Judge an utterance of more targets than frames on a lattice with at most one symbol per frame."""
     if exam.adapter.topology == "regular":
         raise NotAsked("its lattice has a path for every utterance")
     return agrees(exam, [(3, 5)])

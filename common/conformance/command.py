@@ -29,47 +29,30 @@ QUICK = ("ragged", "one-frame", "padding-gradient", "upstream", "unmodified")
 
 
 def parser() -> Parser:
-    """Return the parser of the command's flags."""
     result = Parser(description=__doc__)
     names = tuple(implementation.name for implementation in with_variants())
     standard = tuple(implementation.name for implementation in with_variants() if not implementation.template)
-    result.add_argument(
-        "--only",
-        type=implementations(standard),
-        default=standard,
-        metavar="A,B",
-        help=f"Judge only these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
-        "Default: all but the template",
-    )
+    only = f"Judge only these: {', '.join(names)}; or a loss of your own, by its file. Default: all but the template"
+    result.add_argument("--only", type=implementations(standard), default=standard, metavar="A,B", help=only)
     add_loss(result)
-    result.add_argument(
-        "--cases",
-        type=flag_types.some_of(tuple(case.name for case in CASES)),
-        metavar="X,Y",
-        help="Judge by only these cases (--list names them). Default: all",
-    )
+    some = flag_types.some_of(tuple(case.name for case in CASES))
+    result.add_argument("--cases", type=some, metavar="X,Y", help="Only these (--list names them). Default: all")
     result.add_argument(
         "--device", type=flag_types.device, default="auto", help="Device: auto, cpu, cuda or cuda:N. Default: auto"
     )
-    result.add_argument(
-        "--output",
-        type=flag_types.path,
-        metavar="DIR",
-        help=f"Also write {show.PAGE}, and {show.CORNERS}, which the verdict reads in docs/, into DIR.",
-    )
+    written = f"Also write {show.PAGE}, and {show.CORNERS}, which the verdict reads in docs/, into DIR."
+    result.add_argument("--output", type=flag_types.path, metavar="DIR", help=written)
     result.add_argument("--list", action="store_true", help="List the cases with what they ask, and stop.")
-    result.add_argument(
-        "--in-place", action="store_true", help="Judge in this Python only, with what it has installed."
-    )
-    quick = f"the cases {', '.join(QUICK)}"
-    commands.add_flags(result, folder="check-corners", quick=quick, timeout=120.0)
+    result.add_argument("--in-place", action="store_true", help="Judge in this Python only, with what it has.")
+    commands.add_flags(result, folder="check-corners", quick=f"the cases {', '.join(QUICK)}", timeout=120.0)
     return result
 
 
 def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
-    """Run the command and return its exit code; raise UserError for bad usage."""
     if arguments.list:
-        rows = [{"case": Cell(case.name), "asks": Cell(f"{case.title}: {case.asks}")} for case in CASES]
+        rows = [
+            {"case": Cell(case.name), "asks": Cell(": ".join(filter(None, (case.title, case.asks))))} for case in CASES
+        ]
         print(aligned(tabulated("cases", "Cases", rows), text.LONGEST_MESSAGE))
         return errors.EXIT_OK
     commands.set_quick(arguments, {"cases": QUICK})

@@ -15,18 +15,7 @@ from functools import cache
 from multiprocessing import Pipe
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
-from common.conformance.cases import (
-    BY_NAME,
-    CRASHES,
-    ERROR,
-    JUDGED,
-    NOT_APPLICABLE,
-    REFUSES,
-    TIMEOUT,
-    Case,
-    Outcome,
-    Row,
-)
+from common.conformance.cases import BY_NAME, CRASHES, ERROR, JUDGED, NOT_ASKED, REFUSES, TIMEOUT, Case, Outcome, Row
 from common.core import errors, implementations, settings, text
 from common.measure.device import current, import_torch
 from common.records.schema import Measured, as_written
@@ -37,11 +26,8 @@ LOADING_SECONDS = 1800.0
 
 
 def judge(case: Case, adapter: Any, device: Any) -> Outcome:
-    """Return the outcome of a case.
-
-    An error of the loss is "refuses".  If it lost the CUDA context, so that this process can judge no other case, it is
-    "crashes".  An error of the suite, or of the adapter's `prepare`, is "error".
-    """
+    """Return the outcome of a case.  An error of the loss is "refuses", or "crashes" if it lost the CUDA context,
+    which only another process gets back; one of the suite, or of the adapter's `prepare`, is "error"."""
     from common.conformance import checks, questions
 
     try:
@@ -51,7 +37,7 @@ def judge(case: Case, adapter: Any, device: Any) -> Outcome:
     except questions.Refused as refusal:
         return Outcome(REFUSES, str(refusal))
     except (questions.NotAsked, errors.NotRunnable) as reason:
-        return Outcome(NOT_APPLICABLE, str(reason))
+        return Outcome(NOT_ASKED, str(reason))
     except Exception as error:
         lost = isinstance(error, questions.ContextLost)
         if lost or questions.context_lost(device):
@@ -61,10 +47,8 @@ def judge(case: Case, adapter: Any, device: Any) -> Outcome:
 
 
 def simulator(implementation: implementations.Implementation, device: str) -> Mapping[str, str]:
-    """Return environment variables under which a loss for CUDA alone can be judged on the CPU.
-
-    Empty if they are not needed, or if the script cannot be read, which its process will report.
-    """
+    """Return environment variables under which a loss for CUDA alone can be judged on the CPU; none if they are not
+    needed, or if the script cannot be read, which its process will report."""
     with suppress(errors.UserError):
         attributes = implementations.described(implementation).of_variant(implementation.variant)
         if device == "cpu" and "cpu" not in attributes.devices:
@@ -73,10 +57,8 @@ def simulator(implementation: implementations.Implementation, device: str) -> Ma
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Measured]:
-    """Yield the Row of an implementation.
-
-    `given`: its `name`, `kind`, `script` and `variant`, the names of `cases`, and the `timeout` of one in seconds.
-    """
+    """Yield the Row of an implementation: `given` has its name, kind, script and variant, the names of `cases`, and the
+    `timeout` of one in seconds."""
     given, wanted = job["given"], job["settings"]["device"]
     row = Row(name=given["name"], kind=given["kind"])
 
@@ -160,11 +142,11 @@ def _examine(row: Row, names: Sequence[str], loaded: Callable[[], Any], timeout:
     code = -os.WTERMSIG(ended) if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
     ending = Outcome(ERROR, f"its process ended with exit code {code}")
     if late and row.simulator:
-        ending = Outcome(NOT_APPLICABLE, f"no answer within {timeout:g} s (--timeout) in the simulator")
+        ending = Outcome(NOT_ASKED, f"no answer within {timeout:g} s (--timeout) in the simulator")
     elif late:
         ending = Outcome(TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
     elif code == -signal.SIGKILL and memory.oom_kills() > kills:
-        ending = Outcome(NOT_APPLICABLE, "killed by the kernel for lack of memory")
+        ending = Outcome(NOT_ASKED, "killed by the kernel for lack of memory")
     elif code < 0:
         ending = Outcome(CRASHES, f"killed by {processes.signal_name(-code)}")
     if not case:

@@ -38,11 +38,8 @@ class ContextLost(Exception):
 
 
 def context_lost(device: torch.device) -> bool:
-    """Return whether every operation on `device` fails.
-
-    Errors such as an illegal access or a device-side assert stay until the process ends; a launch error is cleared once
-    it was read, so a second try works.
-    """
+    """Return whether every operation on `device` fails, as after an illegal access or a device-side assert; a launch
+    error is cleared once it was read, so a second try works."""
     for _ in range(2 if device.type == "cuda" else 0):
         try:
             torch.zeros(1, device=device).add_(1).item()
@@ -83,10 +80,7 @@ class Question:
         return attempt(lambda: self.layout.loss(given, self.batch, self.prepared), given.device)
 
     def backward(self, total: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Return the gradient of the leaf from this backward only; raise as `attempt` does.
-
-        `options` go to Tensor.backward.
-        """
+        """Return the gradient of the leaf from this backward only; `options` go to Tensor.backward."""
         self.leaf.grad = None
         attempt(lambda: total.backward(**options), self.leaf.device, "in backward")
         if self.leaf.grad is None:
@@ -105,10 +99,8 @@ class Question:
 
 
 def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") -> Any:
-    """Return what `action` returns, after waiting for the device, so that late errors of CUDA count.
-
-    Raises NotAsked if memory runs out, ContextLost if the error left the device unusable, else Refused for any error.
-    """
+    """Return what `action` returns, after waiting for the device, so that late errors of CUDA count.  Raises NotAsked
+    if memory runs out, ContextLost if the error left the device unusable, else Refused."""
     try:
         result = action()
         if device.type == "cuda":
@@ -150,46 +142,28 @@ class Examination:
         alter: Optional[Callable[[inputs.Batch], inputs.Batch]] = None,
         convert: Optional[torch.dtype] = None,
     ) -> Question:
-        """Return a question about a batch.
+        """Return a question about a batch.  Raises NotAsked for an option or padding that the adapter does not have.
 
-        Raises NotAsked for an option or padding that the adapter does not have.
-
-        Args:
-            shapes: (T, U) of each utterance.
-            V: size of the vocabulary.
-            blank: symbol of the blank.
-            reduction: that of the package; None: the sum, which the adapter computes if the package does not.
-            repaired: whether the adapter's corrections apply.
-            dtype: of the leaf.
-            scale: largest magnitude of the numbers.
-            slack: frames and targets by which the tensors are longer than the longest utterance.
-            fill: value of padded cells; None: further numbers of the formula.
-            minus_inf: a symbol whose logit is -inf in every cell; None: no symbol.
-            alter: changes the batch before the adapter prepares it.
-            convert: integer dtype of all that the adapter prepared; None: the dtypes of the adapter.
+        shapes: (T, U) of each utterance; reduction: that of the package, None: the sum; repaired: whether the adapter's
+        corrections apply; dtype: of the leaf; scale: largest magnitude of the numbers; slack: frames and targets by
+        which the tensors are longer than the longest utterance; fill: value of padded cells; minus_inf: a symbol whose
+        logit is -inf in every cell; alter: changes the batch before the adapter prepares it; convert: integer dtype of
+        all that the adapter prepared.
         """
         N, T, U = inputs.padded_sizes(shapes)
         T, U = T + slack[0], U + slack[1]
-        adapter = self.adapter.widened(U)
-        adapter = adapter if repaired else adapter.unrepaired()
+        adapter = self.adapter.widened(U) if repaired else self.adapter.widened(U).unrepaired()
         if reduction not in (None, *adapter.reductions):
             raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(adapter.reductions)}")
         before = adapter.options()
         adapter.blank, adapter.reduction = blank, reduction or "sum"
         if blank and adapter.options() == before:
             raise NotAsked("it has no option for the blank: it is symbol 0")
-        batch = inputs.make_batch(
-            shapes,
-            vocab_size=V,
-            encoder_dim=1,
-            device=self.device,
-            dtype=torch.float32,
-            key=(5, *inputs.padded_sizes(shapes)),
-        )
+        kind: Any = {"vocab_size": V, "encoder_dim": 1, "device": self.device, "dtype": torch.float32}
+        batch = inputs.make_batch(shapes, **kind, key=(5, *inputs.padded_sizes(shapes)))
         # targets are never the blank; without any target, they have no column
         targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
-        padded = torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1)
-        batch = replace(batch, targets=padded)
+        batch = replace(batch, targets=torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1))
         batch = alter(batch) if alter else batch
         layout = layouts.of(adapter)
         regions = layout.padding(shapes, T, U)
@@ -214,9 +188,6 @@ class Examination:
         return Question(layout, batch, prepared, leaf, truth, None if regions is None else padding)
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
-
-
 #: From (N,) losses to a right answer.
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -224,13 +195,11 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 def tolerances(
     dtype: torch.dtype, losses: torch.Tensor, shapes: layouts.Shapes, negligible: float = 0.0
 ) -> Tuple[float, float]:
-    """Return the largest relative errors of the loss and of the gradient that pass.
-
-    negligible: the posterior below which the loss leaves cells out of the gradient, by design.
+    """Return the largest relative errors of the loss and of the gradient that pass; negligible: the posterior below
+    which the loss leaves cells out of the gradient, by design.
 
     In float32 and float64 the gradient may have an error beyond that of the correctness pass: T + U additions are
-    rounded (a random walk) in the log-likelihood that divides every posterior.  With logits of 1e4 no loss in log space
-    can do better.
+    rounded (a random walk) in the log-likelihood that divides every posterior.
     """
     base = oracle.TOLERANCE[str(dtype).partition(".")[2]]
     if dtype in (torch.float16, torch.bfloat16):
@@ -261,15 +230,8 @@ def compare(
     right: torch.Tensor,
     expected: torch.Tensor,
 ) -> Outcome:
-    """Return the outcome of comparing loss and gradient with the right ones.
-
-    Args:
-        question: what was asked.
-        loss: the answer, a scalar or (N,).
-        gradient: of the question's leaf; None compares the loss only.
-        right: the expected loss, float64, a scalar or (N,).
-        expected: the expected gradient, float64, of the shape of the leaf.
-    """
+    """Return the outcome of comparing loss, a scalar or (N,), and gradient of the question's leaf with the expected
+    ones, `right` and `expected`, float64; without a gradient the loss only."""
     loss, right = loss.detach().cpu().double(), right.detach()
     if loss.numel() != right.numel():
         return Outcome(DIFFERS, f"a loss of shape {tuple(loss.shape)} instead of {tuple(right.shape)}")
@@ -296,10 +258,7 @@ def compare(
 
 
 def _without_path(loss: torch.Tensor, right: torch.Tensor, gradient: Optional[torch.Tensor]) -> Outcome:
-    """Return the outcome for a batch in which an utterance has no path: its loss must be infinite.
-
-    The gradient may be anything; the message describes it.
-    """
+    """Return the outcome where an utterance has no path: its loss must be infinite; the message tells the gradient."""
     if not torch.isinf(loss[~torch.isfinite(right)]).all():
         return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
     message = "no path through its lattice: an infinite loss"

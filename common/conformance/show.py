@@ -1,8 +1,6 @@
 """Show a conformance matrix, from the records of a run: tables and findings, written once for the screen, Markdown and
-the page; and tell the verdict what to beware of in a loss.
-
-Findings tell a user what to beware of: first wrong answers without an error, then crashes, then errors for inputs that
-one could expect to work.  Does not import torch.
+the page; and tell the verdict what to beware of in a loss: first wrong answers without an error, then crashes, then
+errors for inputs that one could expect to work.  Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from common.conformance.cases import (
     ERROR,
     JUDGED,
     NAN_GRADIENT,
-    NOT_APPLICABLE,
+    NOT_ASKED,
     PASS,
     REFUSES,
     RESULTS,
@@ -52,7 +50,7 @@ LEGEND = {
     REFUSES: "an error instead of an answer",
     CRASHES: "its process died, or its CUDA context, which only a new process gets back",
     TIMEOUT: "no answer in time",
-    NOT_APPLICABLE: "the case does not concern it, or was not asked",
+    NOT_ASKED: "the case does not concern it, or was not asked",
     ERROR: "this suite failed",
 }
 #: Results that a user must beware of, the worst first.
@@ -78,7 +76,7 @@ SHORT = dict(
 
 
 class Config(Struct, kw_only=True):
-    """Describe what a run was asked: cases, the device, and why others cannot be judged here."""
+    """Hold what a run was asked: cases, the device, and why losses are missing here."""
 
     cases: List[str]
     device: str
@@ -105,7 +103,7 @@ class Matrix:
 
 
 def outcome_of(row: Row, case: Case) -> Outcome:
-    return row.cells.get(case.name, Outcome(NOT_APPLICABLE, "not asked"))
+    return row.cells.get(case.name, Outcome(NOT_ASKED, "not asked"))
 
 
 def leaves_nan(outcome: Outcome) -> bool:
@@ -135,9 +133,9 @@ def tables(matrix: Matrix) -> List[Table]:
         rows = []
         for case in part.cases:
             outcomes = [outcome_of(row, case) for row in columns]
-            symbols = [SYMBOLS[outcome.result] + ("*" if leaves_nan(outcome) else "") for outcome in outcomes]
-            marks = [MARKS[outcome.result] for outcome in outcomes]
-            rows.append([Cell(case.title), *(Cell(symbol, mark=mark) for symbol, mark in zip(symbols, marks))])
+            stars = ["*" if leaves_nan(outcome) else "" for outcome in outcomes]
+            cells = (Cell(SYMBOLS[of.result] + star, mark=MARKS[of.result]) for of, star in zip(outcomes, stars))
+            rows.append([Cell(case.title), *cells])
         clean = ", ".join(row.name for row in part.rows if row not in columns)
         title = part.heading + (f"; as asked in every case: {clean}" if clean else "")
         heads = [Column("case", False), *(Column(short(row.name), False, centered=True) for row in columns)]
@@ -148,7 +146,7 @@ def tables(matrix: Matrix) -> List[Table]:
 def _odd_cases(row: Row, cases: Sequence[Case]) -> List[Case]:
     """Return the cases in which a loss is not as asked."""
     outcomes = [(case, outcome_of(row, case)) for case in cases]
-    return [case for case, of in outcomes if of.result not in (PASS, NOT_APPLICABLE) or leaves_nan(of)]
+    return [case for case, of in outcomes if of.result not in (PASS, NOT_ASKED) or leaves_nan(of)]
 
 
 def meaning(case: Case, result: str) -> str:
@@ -158,8 +156,8 @@ def meaning(case: Case, result: str) -> str:
 
 
 def findings(matrix: Matrix, brief: bool = False) -> Dict[str, List[str]]:
-    """Return lines by the kind of finding, those of wrong answers first: the case, what it means, for whom, and what
-    the first of them answered.  brief: what it means and for whom."""
+    """Return lines by the kind of finding, wrong answers first: the case, what it means, for whom, and what the first
+    of them answered; brief: what it means and for whom."""
     lines: Dict[str, List[str]] = {}
     for result, heading in FINDINGS.items():
         for case in matrix.cases:
@@ -168,11 +166,8 @@ def findings(matrix: Matrix, brief: bool = False) -> Dict[str, List[str]]:
             words = meaning(case, result)
             if who and words:
                 title = "" if brief and words != Case.wrong else f"{case.title}: "
-                example = (
-                    f" ({text.short(who[0][1], LONGEST)})" if who[0][1] and result != REFUSES and not brief else ""
-                )
-                line = f"{title}{words}: {_packages(name for name, _ in who)}{example}"
-                lines.setdefault(heading, []).append(line)
+                answer = "" if brief or result == REFUSES or not who[0][1] else f" ({text.short(who[0][1], LONGEST)})"
+                lines.setdefault(heading, []).append(f"{title}{words}: {_packages(name for name, _ in who)}{answer}")
     return lines
 
 
@@ -186,14 +181,13 @@ def remarks(matrix: Matrix) -> List[str]:
     judged = [row for row in matrix.rows if row.cells]
     used = {outcome.result for row in judged for outcome in row.cells.values()}
     legend = [f"{SYMBOLS[result]} {words}" for result, words in LEGEND.items() if result in used]
-    heads = [
-        f"{short(row.name)} {called(row)}" for row in judged if short(row.name) != called(row) and ":" not in row.name
-    ]
+    plain = [row for row in judged if ":" not in row.name]
+    heads = [f"{short(row.name)} {called(row)}" for row in plain if short(row.name) != called(row)]
     if any(leaves_nan(outcome) for row in judged for outcome in row.cells.values()):
         legend.append("* the loss is infinite as asked, the gradient nan")
     lines = ["; ".join(legend)]
     lines += [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
-    versions = text.gathered((row.torch, f"{row.name} {row.version}") for row in judged if ":" not in row.name)
+    versions = text.gathered((row.torch, f"{row.name} {row.version}") for row in plain)
     lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]
     means = [(outcome_of(row, BY_NAME["reduction-mean"]), row.name) for row in judged]
     whose = text.gathered((outcome.message, name) for outcome, name in means if outcome.result == PASS)
@@ -201,38 +195,21 @@ def remarks(matrix: Matrix) -> List[str]:
 
 
 def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> kept.Answer:
-    """Return a matrix as the screen, Markdown and the page show it.
-
-    own: losses of the user's own, which fail the command where they are wrong or could not be judged.
-    """
+    """Return a matrix as all formats show it; `own` losses fail the command where they are wrong or not judged."""
     judged = [row for row in matrix.rows if row.cells]
     clean = [called(row) for row in judged if not _odd_cases(row, matrix.cases)]
-    failures = [f"not judged: {row.name}: {row.status}: {row.reason}" for row in matrix.rows if not row.cells]
+    asked = f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}"
+    pairs = [(row.name, case.name, outcome_of(row, case)) for row in judged for case in matrix.cases]
+    rows = [{"loss": loss, "case": case, **structs.asdict(of)} for loss, case, of in pairs]
+    unjudged = [(row.name, row.status, row.reason) for row in matrix.rows if not row.cells]
     return kept.Answer(
         TITLE,
-        total=[
-            f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}",
-            f"as asked in all: {', '.join(clean) or 'none'}",
-        ],
+        total=[asked, f"as asked in all: {', '.join(clean) or 'none'}"],
         tables=tables(matrix),
-        lines=[
-            *(f"{heading}: {line}" for heading, lines in findings(matrix).items() for line in lines),
-            *remarks(matrix),
-        ],
-        failures=failures,
+        lines=[*(f"{kind}: {line}" for kind, lines in findings(matrix).items() for line in lines), *remarks(matrix)],
+        failures=[f"not judged: {': '.join(each)}" for each in unjudged],
         folded=True,
-        rows=[
-            *(
-                {"loss": row.name, "case": case.name, **structs.asdict(outcome_of(row, case))}
-                for row in judged
-                for case in matrix.cases
-            ),
-            *(
-                {"loss": row.name, "case": "", "result": row.status, "message": row.reason}
-                for row in matrix.rows
-                if not row.cells
-            ),
-        ],
+        rows=[*rows, *({"loss": loss, "case": "", "result": result, "message": why} for loss, result, why in unjudged)],
         statuses=[_status(row, row.name in own) for row in matrix.rows],
     )
 
@@ -240,8 +217,8 @@ def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> kept.Answer:
 def _status(row: Row, own: bool) -> str:
     """Return the status that tells the exit code: packages may be wrong, a loss of the user's own may not."""
     results = {outcome.result for outcome in row.cells.values()}
-    plain = row.cells.get("ragged", Outcome(PASS))
-    right = PASS in results and plain.result == PASS and not {DIFFERS, CRASHES, TIMEOUT} & results
+    plain = row.cells.get("ragged", Outcome(PASS)).result == PASS
+    right = PASS in results and plain and not {DIFFERS, CRASHES, TIMEOUT} & results
     if ERROR in results or (own and not right):
         return ERROR
     return "ok" if row.status == JUDGED else row.status
@@ -267,9 +244,6 @@ def page(matrix: Matrix) -> str:
     return "\n\n".join([*lines, *(["## Not judged", listed(absent, "markdown")] if absent else [])]) + "\n"
 
 
-# -- runs ------------------------------------------------------------------------------------------------------------
-
-
 def matrix_of(run: kept.Kept) -> Matrix:
     """Return the matrix of a run: its rows in the order of the implementations, and those that are missing here."""
     head, config = run.header, schema.typed(run.header.config, Config)
@@ -288,18 +262,15 @@ def matrix_of(run: kept.Kept) -> Matrix:
 
 def corners(matrix: Matrix) -> Dict[str, Dict[str, str]]:
     """Return the result of each case that a user must beware of, by the name of a loss that was judged."""
+    cells = {row.name: row.cells for row in matrix.rows if row.cells}
     return {
-        row.name: {case: outcome.result for case, outcome in row.cells.items() if outcome.result in FINDINGS}
-        for row in matrix.rows
-        if row.cells
+        name: {case: of.result for case, of in each.items() if of.result in FINDINGS} for name, each in cells.items()
     }
 
 
 def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
-    """Return what to beware of in the implementation `name`, the worst first.
-
-    Reads the newest matrix in `folders` that judged it, else the corners of docs/.  Returns None if none did.
-    """
+    """Return what to beware of in an implementation, the worst first, by the newest matrix in `folders` that judged it,
+    else by the corners of docs/; None if none did."""
     matrices = [each for each in kept.answers(folders, TOOL, matrix_of) if isinstance(each, Matrix)]
     known = [corners(matrix) for matrix in sorted(matrices, key=lambda matrix: matrix.started, reverse=True)]
     known.append(json.loads((ROOT / "docs" / CORNERS).read_text(encoding="utf-8")))

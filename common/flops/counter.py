@@ -46,10 +46,8 @@ _APPLY = getattr(_apply, "__code__", None)
 
 
 class Modules:
-    """Paths of the modules that ran, and where the next operator belongs.  Re-entered, it goes on.
-
-    A module with several names has the first; a parameter that several modules share is the first one's.
-    """
+    """Paths of the modules that ran, and where the next operator belongs.  A module with several names has the first; a
+    parameter that several modules share is the first one's."""
 
     def __init__(self, roots: Dict[str, torch.nn.Module]):
         #: By path: the module, and how often it was called.
@@ -105,8 +103,9 @@ class Modules:
         for path, module in self.modules.items():
             unique = {id(each): each for each in module._parameters.values() if each is not None}
             own = [each for each in unique.values() if self._paths.get(id(each), path) == path]
-            trainable = sum(each.numel() for each in own if each.requires_grad)
-            frozen = sum(each.numel() for each in own) - trainable
+            trainable, frozen = (
+                sum(each.numel() for each in own if each.requires_grad is is_) for is_ in (True, False)
+            )
             row = {"path": path, "class": type(module).__name__, "calls": self.calls[path]}
             rows.append({**row, "trainable": trainable, "frozen": frozen})
         return rows
@@ -151,8 +150,8 @@ class NotCounted(UserWarning):
 class FlopCounter:
     """Counts what runs inside; entered again, it goes on.
 
-    model: a module, whose path is "", or modules by name; others that run are named by their class.
-    strict: an operator without a rule raises UserError, else it is warned about once, with the module that ran it.
+    model: a module, whose path is "", or modules by name; others are named by their class; strict: an operator without
+    a rule raises UserError, else it is warned about once, with the module that ran it.
     """
 
     def __init__(self, model: Union[None, torch.nn.Module, Dict[str, torch.nn.Module]] = None, *, strict: bool = False):
@@ -180,32 +179,24 @@ class FlopCounter:
         # compiled form
         for path, module in self.modules.modules.items() if not any(error) else ():
             below = f"{path}." if path else ""
-            counted = [entry for (at, *_), entry in self._counts.items() if f"{at}.".startswith(below)]
+            macs = [entry[1] for (at, *_), entry in self._counts.items() if f"{at}.".startswith(below)]
             weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
             fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
-            unseen = (weights and not counted) or (fused and not any(macs for _, macs, _ in counted))
-            if unseen and self.modules.calls[path]:
+            if self.modules.calls[path] and ((weights and not macs) or (fused and not any(macs))):
                 self._missing(type(module).__name__, path, "its operators were not seen, or not its products")
 
     def total(self) -> Count:
-        """Return the MACs and FLOPs of everything so far."""
         return Count(sum(entry[1] for entry in self._counts.values()), sum(entry[2] for entry in self._counts.values()))
 
     def not_counted(self) -> List[str]:
-        """Return the names of the operators without a rule."""
         return sorted({operator for operator, _, _ in self._not_counted})
 
     def document(self) -> Dict[str, Any]:
-        """Return all as JSON takes it: `modules` with their own parameters, `counts` by module, operator and phase, and
-        `not_counted` as sentences."""
-        return {
-            "modules": self.modules.rows(),
-            "counts": [
-                {"path": path, "operator": name, "phase": phase, "calls": calls, "macs": macs, "flops": flops}
-                for (path, name, phase), (calls, macs, flops) in self._counts.items()
-            ],
-            "not_counted": [f"{name} in {path or 'the model'} ({why})" for name, path, why in self._not_counted],
-        }
+        """Return all as JSON takes it: modules, counts by module, operator and phase, and sentences on what is not."""
+        names = ("path", "operator", "phase", "calls", "macs", "flops")
+        counts = [dict(zip(names, (*key, *numbers))) for key, numbers in self._counts.items()]
+        missing = [f"{name} in {path or 'the model'} ({why})" for name, path, why in self._not_counted]
+        return {"modules": self.modules.rows(), "counts": counts, "not_counted": missing}
 
     def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         path, phase = self.modules.current()
@@ -216,13 +207,13 @@ class FlopCounter:
             if call.name in rules.RULES:
                 self._add(path, phase, call, rules.RULES[call.name])
             elif not call.name.startswith("torch."):
-                reason = "custom function: kernels of its own cannot be seen, torch's operators are counted"
-                self._missing(call.name, path, reason)
+                self._missing(
+                    call.name, path, "custom function: kernels of its own cannot be seen, torch's operators are"
+                )
         call, count = rules.call_of(operator, args, kwargs, out), rules.find(operator)
         if count is None:
             self._missing(call.name, path, "no rule")
-            count = rules.nothing  # its calls are
-        self._add(path, phase, call, count)
+        self._add(path, phase, call, count or rules.nothing)  # its calls are counted
 
     def _add(self, path: str, phase: str, call: Call, rule: rules.Rule) -> None:
         if rule is None:  # a function of torch's operators alone
@@ -264,7 +255,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _applied(frame: Optional[Any]) -> Iterator[Tuple[Any, Call]]:
-    """Yield the custom functions that run in this frame or in those that called it, each with its outermost frame."""
+    """Yield the custom functions that run in this frame or below it, each with its outermost frame."""
     while frame is not None:
         code = frame.f_code
         if code is _APPLY:

@@ -10,17 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, List, Sequence, Tuple
 
-from common.flops.rules import (
-    Call,
-    Count,
-    add,
-    elements,
-    is_complex,
-    nothing,
-    output,
-    products,
-    size,
-)
+from common.flops.rules import Call, Count, add, elements, is_complex, nothing, output, products, size
 
 Number = Callable[[Call], int]
 
@@ -34,9 +24,6 @@ def _add_products(*rows: Tuple[str, Number, Number]) -> None:
             return products((4 if any(map(is_complex, outputs)) else 1) * macs(call), others(call))
 
         add(operators, count)
-
-
-# -- matrices --------------------------------------------------------------------------------------------------------
 
 
 def _matrices(first: str, second: str, call: Call) -> int:
@@ -90,8 +77,6 @@ _add_products(
     ),
 )
 
-# -- attention -------------------------------------------------------------------------------------------------------
-
 
 def _attention(backward: bool, call: Call) -> Count:
     """Q and K scaled, Q K^T, a mask, softmax 3, dropout 2, times V.  Backward dP = dO V^T, dV = P^T dO, dQ = dS K, dK =
@@ -113,8 +98,6 @@ for _kind in _FUSED.split():
     add(f"_scaled_dot_product_{_kind}", partial(_attention, False))
     add(f"_scaled_dot_product_{_kind}_backward", partial(_attention, True))
 
-# -- recurrent layers ------------------------------------------------------------------------------------------------
-
 #: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is the sum of both
 #: products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r h), h = (h - n) z + n.  Backward of
 #: an LSTM: dc 5, gates 3, dc of the step before 1, sigmoid 9, tanh 3, the sum with the next step's gradients 2.
@@ -123,7 +106,7 @@ _MODES = ("rnn", "rnn", "lstm", "gru")  # cuDNN's and oneDNN's numbers
 
 
 def _steps(call: Call) -> int:
-    """Return the steps of all utterances; a packed input has no padding."""
+    """Count the steps of all utterances; a packed input has no padding."""
     return call["input"].numel() // call["input"].shape[-1]
 
 

@@ -60,11 +60,7 @@ add_rows(
     ("glu", output, 2),
     ("linalg_cross lerp", output, 3),
     ("logaddexp logaddexp2", output, 4),
-    (
-        "_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax",
-        output,
-        3,
-    ),
+    ("_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax", output, 3),
     ("_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward", output, 4),
     (
         "threshold_backward hardtanh_backward leaky_relu_backward hardsigmoid_backward hardshrink_backward "
@@ -79,8 +75,6 @@ add_rows(
     ("native_dropout_backward _masked_scale", output, 2),
     ("_amp_foreach_non_finite_check_and_unscale", given("self"), 1),
 )
-
-# -- reductions ------------------------------------------------------------------------------------------------------
 
 
 def _number(tensor: Any) -> int:
@@ -97,7 +91,7 @@ def _norm(call: Call) -> int:
 
 
 def _along(call: Call) -> int:
-    """Return the number of groups of an operation along one dimension."""
+    """Count the groups of an operation along one dimension."""
     tensor = call["self"]
     return tensor.numel() // max(tensor.shape[call["dim"]], 1) if tensor.dim() else 1
 
@@ -161,8 +155,6 @@ add_rows(
     ),
 )
 
-# -- windows ---------------------------------------------------------------------------------------------------------
-
 
 def _dims(call: Call) -> int:
     """Return 2 of "aten::avg_pool2d_backward"."""
@@ -176,11 +168,7 @@ def _window(call: Call) -> int:
 
 add_rows(
     ("avg_pool1d avg_pool2d avg_pool3d", lambda call: _window(call) * output(call), 1),
-    (
-        "avg_pool2d_backward avg_pool3d_backward",
-        lambda call: (_window(call) + 1) * elements(call["grad_output"]),
-        1,
-    ),
+    ("avg_pool2d_backward avg_pool3d_backward", lambda call: (_window(call) + 1) * elements(call["grad_output"]), 1),
     (
         "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
         "adaptive_max_pool3d_backward upsample_nearest1d_backward upsample_nearest2d_backward "
@@ -219,26 +207,21 @@ def _nll(call: Call) -> int:
     return (targets + _reduced(call, targets)) if elements(call["self"]) else 0
 
 
-def _ctc_lengths(call: Call) -> List[Tuple[int, int]]:
-    """Return (frames, labels) of each utterance."""
-    return [(int(T), int(U)) for T, U in zip(call["input_lengths"], call["target_lengths"])]
+def _ctc(last: int, state: int, symbol: int) -> Callable[[Call], int]:
+    """Count alpha or beta: blanks have 2 states before them, labels 3; a sum of two in the log domain is 4; equal
+    neighbours and corners count as the others do.  And `last`, and for each frame so many per state and per symbol."""
+
+    def count(call: Call) -> int:
+        V, shapes = call["log_probs"].shape[-1], zip(map(int, call["input_lengths"]), map(int, call["target_lengths"]))
+        recursions = ((max(T - 1, 0) * (U * (2 * 4 + 1) + (U + 1) * (4 + 1)), T, U) for T, U in shapes)
+        return sum(beta + last + T * (state * (2 * U + 1) + symbol * V) for beta, T, U in recursions)
+
+    return count
 
 
-def _ctc_recursion(T: int, U: int) -> int:
-    """Count alpha or beta: blanks have 2 states before them, labels 3; a sum of two in the log domain is 4."""
-    return max(T - 1, 0) * (U * (2 * 4 + 1) + (U + 1) * (4 + 1))
-
-
-def _ctc(call: Call) -> int:
-    """Alpha, and the sum of its last two states; equal neighbours and corners count as the others do."""
-    return sum(_ctc_recursion(T, U) + 5 for T, U in _ctc_lengths(call))
-
-
-def _ctc_gradient(call: Call) -> int:
-    """Beta; alpha + beta added to its symbol, 5 per state; 6 per symbol: two exponentials, their arguments 2, their
-    difference, times the upstream gradient."""
-    V = call["log_probs"].shape[-1]
-    return sum(_ctc_recursion(T, U) + T * (5 * (2 * U + 1) + 6 * V) for T, U in _ctc_lengths(call))
+#: Alpha, and the sum of its last two states.  Beta; alpha + beta added to its symbol, 5 per state; 6 per symbol: two
+#: exponentials, their arguments 2, their difference, times the upstream gradient.
+_CTC, _CTC_GRADIENT = _ctc(5, 0, 0), _ctc(0, 5, 6)
 
 
 def _fourier(call: Call) -> int:
@@ -257,9 +240,9 @@ add_rows(
     ("binary_cross_entropy_backward", output, 5),
     ("nll_loss_forward nll_loss2d_forward", _nll, 1),
     ("nll_loss_backward nll_loss2d_backward", lambda call: size(call["target"]) if output(call) else 0, 2),
-    ("_ctc_loss", _ctc, 1),
-    ("_ctc_loss_backward", _ctc_gradient, 1),
-    ("_cudnn_ctc_loss", lambda call: _ctc(call) + _ctc_gradient(call), 1),  # its forward computes the gradient
+    ("_ctc_loss", _CTC, 1),
+    ("_ctc_loss_backward", _CTC_GRADIENT, 1),
+    ("_cudnn_ctc_loss", lambda call: _CTC(call) + _CTC_GRADIENT(call), 1),  # its forward computes the gradient
     ("_fft_c2c _fft_r2c _fft_c2r", _fourier, 1),
 )
 
@@ -311,14 +294,12 @@ def _torchaudio(call: Call) -> int:
 
 def _optimized_transducer(call: Call) -> int:
     """Its denominators are torch's logsumexp, which is counted as such; one symbol a frame has T - U frames."""
-    logits = call["logits"]
-    from_log_probs = call["from_log_softmax"]
+    V, from_log_probs = call["logits"].shape[-1], call["from_log_softmax"]
     shapes = _shapes(call["logit_lengths"], call["target_lengths"])
     walked = [(T - U, U) for T, U in shapes] if call["one_sym_per_frame"] else shapes
     total = (0 if from_log_probs else _log_probs(shapes)) + _both(walked)
-    if not logits.requires_grad:
+    if not call["logits"].requires_grad:
         return total
-    V = logits.shape[-1]
     if from_log_probs:
         return total + sum((1 + V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in walked)
     return total + _merged_gradient(walked, V)
@@ -328,10 +309,8 @@ def _mutual_information(call: Call) -> int:
     """The recursion and its derivative, within the boundary; all else is torch's operators."""
     px, py, boundary = call["px"], call["py"], call["boundary"]
     regular = px.shape[2] == py.shape[2] + 1
-    if boundary is None:
-        sides = [(px.shape[1], py.shape[2])] * px.shape[0]
-    else:
-        sides = [(u_end - u, t_end - t) for u, t, u_end, t_end in boundary.tolist()]
+    bounds = [(0, 0, px.shape[1], py.shape[2])] * px.shape[0] if boundary is None else boundary.tolist()
+    sides = [(u_end - u, t_end - t) for u, t, u_end, t_end in bounds]
     gradient = call["return_grad"] or px.requires_grad or py.requires_grad
     edges = sum(frames + (U if regular else 0) for U, frames in sides)
     inner = sum(U * frames for U, frames in sides)

@@ -18,8 +18,6 @@ import torch
 
 
 class Count(NamedTuple):
-    """Hold the multiply-accumulates and floating-point operations of one call."""
-
     macs: int = 0
     flops: int = 0
 
@@ -31,11 +29,8 @@ def products(macs: int, others: int = 0) -> Count:
 
 @dataclass
 class Call:
-    """Hold one call of an operator, or of the `forward` of a custom autograd function.
-
-    `call["weight"]` is the argument of that name, given or default, None where there is none; args: those that have no
-    names, of a higher-order operator; kwargs: those given by name; out: what an operator returned.
-    """
+    """Hold one call of an operator, or of the `forward` of a custom autograd function: `call["weight"]` is the argument
+    of that name, given or default, None where there is none; out: what an operator returned."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -73,19 +68,15 @@ def add_rows(*rows: Tuple[str, Callable[[Call], int], int]) -> None:
 
 
 def register(operator: Any, count: Rule) -> None:
-    """Count `operator` with `count`, in the place of any rule that is there.
+    """Count `operator` with `count`, in the place of any rule that is there: torch.ops.mylib.scale or "mylib::scale",
+    or a torch.autograd.Function or its name such as "mylib.loss.Loss", whose kernels the dispatcher does not see.
 
-    operator: an OpOverloadPacket, an OpOverload or a name such as "mylib::op"; or a torch.autograd.Function or its name
-    such as "mylib.loss.LossFunction", whose kernels torch's dispatcher does not see; count: takes a Call and returns a
-    Count, or FLOPs as an int; None: a function all of whose work is torch's operators.
-
-        register(torch.ops.mylib.scale, lambda call: call.out.numel())
+    count: takes a Call and returns a Count, or FLOPs as an int; None: a function of torch's operators alone.
     """
     if isinstance(operator, type):
-        RULES[f"{operator.__module__}.{operator.__qualname__}"] = count
-    else:
-        packet = getattr(operator, "overloadpacket", operator)
-        RULES[packet if isinstance(packet, str) else str(packet._qualified_op_name)] = count
+        operator = f"{operator.__module__}.{operator.__qualname__}"
+    packet = getattr(operator, "overloadpacket", operator)
+    RULES[packet if isinstance(packet, str) else str(packet._qualified_op_name)] = count
 
 
 def call_of(operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Call:
@@ -150,7 +141,6 @@ def nothing(_: Call) -> int:
 
 
 def _tensors(values: Any) -> int:
-    """Count the tensors, and lists of them, among the arguments or the returns of a schema."""
     return sum("Tensor" in str(value.type) for value in values)
 
 
@@ -202,9 +192,6 @@ def _of_lists(name: str) -> Rule:
     return None if count is None else of_lists
 
 
-# -- sizes -----------------------------------------------------------------------------------------------------------
-
-
 def size(tensor: Any) -> int:
     """Return the number of elements of a tensor or of a list of tensors; 0 for None.  Raises TypeError for a sparse or
     nested tensor, whose operator is then not counted."""
@@ -216,8 +203,7 @@ def size(tensor: Any) -> int:
 
 
 def elements(tensor: Any, complex_factor: int = 2) -> int:
-    """Return the number of floating-point elements, complex ones times `complex_factor`; integers and booleans count
-    0."""
+    """Return the number of floating-point elements, complex ones times `complex_factor`; integers count 0."""
     if isinstance(tensor, (list, tuple)):
         return sum(elements(each, complex_factor) for each in tensor)
     if is_complex(tensor):
@@ -230,10 +216,8 @@ def is_complex(operand: Any) -> bool:
 
 
 def output(call: Call) -> int:
-    """Return the number of elements that are returned."""
     return elements(call.out)
 
 
 def given(name: str) -> Callable[[Call], int]:
-    """Return a function that counts the elements of an argument."""
     return lambda call: elements(call[name])

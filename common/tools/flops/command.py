@@ -46,11 +46,9 @@ def parser() -> Parser:
         help="Model: package.module:name or file.py:name (a class, a function that makes a model, or a model), "
         "s3prl:upstream or hf:name (with weights that are here already).",
     )
-    group = result.add_argument_group("the model")
-    group.add_argument(
-        "--args", type=flag_types.path, metavar="FILE", help="YAML or JSON file of the constructor's arguments."
-    )
-    group.add_argument(
+    add, whole = result.add_argument_group("the model").add_argument, flag_types.whole(1)
+    add("--args", type=flag_types.path, metavar="FILE", help="YAML or JSON file of the constructor's arguments.")
+    add(
         "--arg",
         action="append",
         default=[],
@@ -58,12 +56,10 @@ def parser() -> Parser:
         metavar="KEY=VALUE",
         help="An argument of the constructor, in place of that of --args. Repeatable.",
     )
-    group.add_argument("--method", default="forward", metavar="NAME", help="Method to call. Default: forward")
-    group.add_argument(
-        "--device", help="Device: cpu, cuda, cuda:N, or meta, which takes no memory and no time. Default: cpu"
-    )
-    group.add_argument("--train", action="store_true", help="Put the model into training mode. Default: evaluation")
-    group.add_argument("--backward", action="store_true", help="Also count the backward, from ones for every output.")
+    add("--method", default="forward", metavar="NAME", help="Method to call. Default: forward")
+    add("--device", help="Device: cpu, cuda, cuda:N, or meta, which takes no memory and no time. Default: cpu")
+    add("--train", action="store_true", help="Put the model into training mode. Default: evaluation")
+    add("--backward", action="store_true", help="Also count the backward, from ones for every output.")
     group = result.add_argument_group("its input")
     group.add_argument(
         "--input-shape",
@@ -83,33 +79,26 @@ def parser() -> Parser:
     group.add_argument(
         "--pseudo-input",
         nargs="?",
-        type=flag_types.whole(1),
+        type=whole,
         const=PSEUDO_SAMPLES,
         metavar="SAMPLES",
         help="Take an utterance of random numbers as input, of so many samples. Without a number: 160000.",
     )
     add_setting(group, "batch_size", "Utterances of --pseudo-input. Default: 1", default=1)
-    group.add_argument(
-        "--sample-rate", type=flag_types.whole(1), default=16000, metavar="HZ", help="Sample rate. Default: 16000"
-    )
-    group.add_argument(
-        "--hop", type=flag_types.whole(1), default=160, metavar="N", help="Samples of a frame. Default: 160"
-    )
-    group = result.add_argument_group("the count")
-    group.add_argument("--by", choices=show.BREAKDOWNS, default="module", help="Unit of a row. Default: module")
-    group.add_argument(
+    group.add_argument("--sample-rate", type=whole, default=16000, metavar="HZ", help="Sample rate. Default: 16000")
+    group.add_argument("--hop", type=whole, default=160, metavar="N", help="Samples of a frame. Default: 160")
+    add = result.add_argument_group("the count").add_argument
+    add("--by", choices=show.BREAKDOWNS, default="module", help="Unit of a row. Default: module")
+    add(
         "--depth",
         type=lambda text: ALL if text == "all" else flag_types.whole(0)(text),
         metavar="N",
         help="Show modules down to N names below the model, or all. Default: 2; all with --format csv and json",
     )
-    group.add_argument("--strict", action="store_true", help="End with an error if an operator has no rule.")
-    group.add_argument(
-        "--register", type=flag_types.path, metavar="FILE", help="Python file that calls common.flops.rules.register."
-    )
+    add("--strict", action="store_true", help="End with an error if an operator has no rule.")
+    add("--register", type=flag_types.path, metavar="FILE", help="File that calls common.flops.rules.register.")
     quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
-    group = result.add_argument_group("the run")
-    commands.add_flags(group, folder="flops-<model>", quick=quick, timeout=None)
+    commands.add_flags(result.add_argument_group("the run"), folder="flops-<model>", quick=quick, timeout=None)
     return result
 
 

@@ -25,10 +25,8 @@ _SPEC = re.compile(
 
 
 def tensor(spec: str, device: str, letters: Mapping[str, int]) -> Tuple[str, torch.Tensor]:
-    """Return (keyword, tensor) of "1x80x1000" (random), "2:int64=1000" (filled), "lengths@2:int32=F" or "1xS".
-
-    The keyword is "" for the next positional argument; letters: values of S and F.  Raises UserError.
-    """
+    """Return (keyword, tensor) of "1x80x1000" (random), "2:int64=1000" (filled), "lengths@2:int32=F" or "1xS"; the
+    keyword is "" for the next positional argument; letters: values of S and F.  Raises UserError."""
     match = _SPEC.fullmatch(spec)
     dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
     if not match or not isinstance(dtype, torch.dtype):
@@ -47,8 +45,8 @@ def tensor(spec: str, device: str, letters: Mapping[str, int]) -> Tuple[str, tor
 
 
 def lengths(source: Path, sample_rate: int) -> List[int]:
-    """Return the sorted samples of every file below a directory, by their headers, or the numbers at the beginning of
-    the lines of a text file ("#": a comment).  Raises UserError."""
+    """Return the sorted samples of every file below a directory, by their headers, or the numbers of a text file
+    ("#": a comment).  Raises UserError."""
     problem = files.not_there(source)
     if problem:
         raise errors.UserError(f"{source}: {problem}")
@@ -69,20 +67,18 @@ def lengths(source: Path, sample_rate: int) -> List[int]:
             samples.append(header.frames)
     else:
         for number, line in enumerate(files.read_text(source).splitlines(), 1):
-            word = [*line.split("#")[0].split(), ""][0]
-            if word and not (word.isdigit() and int(word)):
-                raise errors.UserError(f"{source}, line {number}: give a number of samples, not {word!r}")
-            samples += [int(word)] if word else []
+            words = line.split("#")[0].split()[:1]
+            if words and not (words[0].isdigit() and int(words[0])):
+                raise errors.UserError(f"{source}, line {number}: give a number of samples, not {words[0]!r}")
+            samples += map(int, words)
     if not samples:
         raise errors.UserError(f"{source}: no audio in it ({', '.join(AUDIO)})")
     return sorted(samples)
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Measured]:
-    """Yield the record of a count.
-
-    job: ``given`` has its `flags`, and `current`, the folder that their paths are relative to.  Raises UserError.
-    """
+    """Yield the record of a count; `given` has its `flags`, and `current`, the folder that their paths are relative to.
+    Raises UserError."""
     flags = job["given"]["flags"]
     os.chdir(job["given"]["current"])
     with warnings.catch_warnings():

@@ -66,17 +66,9 @@ class Bucket(msgspec.Struct, kw_only=True):
         """Return the bucket as CSV and JSON have it; rates in MACs per second of audio."""
         seconds = [samples / sample_rate for samples in self.samples]
         rates = [macs / length for macs, length in zip(self.macs, seconds)]
-        return {
-            "bucket": self.name,
-            "utterances": len(seconds),
-            "shortest_s": min(seconds),
-            "longest_s": max(seconds),
-            "macs": round(sum(self.macs)),
-            "flops": self.flops,
-            "macs_per_s": sum(self.macs) / sum(seconds),
-            "macs_per_s_min": min(rates),
-            "macs_per_s_max": max(rates),
-        }
+        lengths = {"utterances": len(seconds), "shortest_s": min(seconds), "longest_s": max(seconds)}
+        counts = {"macs": round(sum(self.macs)), "flops": self.flops, "macs_per_s": sum(self.macs) / sum(seconds)}
+        return {"bucket": self.name, **lengths, **counts, "macs_per_s_min": min(rates), "macs_per_s_max": max(rates)}
 
 
 class Counted(msgspec.Struct, kw_only=True):
@@ -89,11 +81,9 @@ class Counted(msgspec.Struct, kw_only=True):
 
 
 def parts_of(counted: Counted, by: str = "module", depth: Optional[int] = None) -> List[Values]:
-    """Return the parts by one of BREAKDOWNS as CSV and JSON have them, and the total at the end.
-
-    Each has a `name`, the class of a module as `kind`, its AMOUNTS and shares.  Modules, each with all below it, go
-    down to `depth` names below the model, in its order, then paths that are no module; others begin with the largest.
-    """
+    """Return the parts by one of BREAKDOWNS as CSV and JSON have them, and the total at the end.  Modules, each with
+    all below it, go down to `depth` names below the model, in its order, then paths that are no module; others begin with
+    the largest."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: Dict[str, Values] = {}
 
@@ -135,9 +125,6 @@ def _above(path: str) -> List[str]:
     """Return the paths of the modules that a module lies in, the model's "" first, and its own."""
     names = path.split(".") if path else []
     return [".".join(names[:count]) for count in range(len(names) + 1)]
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
 
 
 def _amount(key: str, title: str = "", unit: str = "") -> metrics.Metric:
@@ -182,10 +169,8 @@ def parts_table(parts: Sequence[Values], by: str) -> Table:
 
 
 def answer(run: kept.Kept) -> kept.Answer:
-    """Return what a count found out: the total, utterances by length where the input is audio, and the parts.
-
-    Rows for CSV and JSON are those of the utterances, without any of the parts and the total.
-    """
+    """Return what a count found out: the total, utterances by length where the input is audio, and the parts.  Rows for
+    CSV and JSON are those of the utterances, without any of the parts and the total."""
     config, job = schema.typed(run.header.config, Config), run.job(JOB)
     if not job.values:
         return kept.Answer(run.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])
@@ -198,15 +183,13 @@ def answer(run: kept.Kept) -> kept.Answer:
         buckets = [*buckets, Bucket(name="all", samples=samples, macs=macs, flops=total["flops"])]
     spoken = [bucket.row(config.sample_rate) for bucket in buckets]
     by_length = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in spoken]
+    spoken_table = [tabulated("buckets", "utterances by length", by_length)] if spoken else []
     words = f"trainable {total['trainable']}, frozen {total['frozen']}"
     sums = [f"{quantity(total[key], unit)} ({total[key]})" for key, unit in (("macs", "MACs"), ("flops", "FLOPs"))]
     return kept.Answer(
         run.header.name,
         total=[f"total: {', '.join(sums)}", f"parameters: {quantity(parameters)} ({parameters}; {words})"],
-        tables=[
-            *([tabulated("buckets", "utterances by length", by_length)] if spoken else []),
-            parts_table(parts, config.by),
-        ],
+        tables=[*spoken_table, parts_table(parts, config.by)],
         lines=[f"not counted: {line}" for line in counted.not_counted],
         rows=spoken or parts,
         statuses=[job.status],
