@@ -11,7 +11,7 @@ import os
 import warnings
 from dataclasses import dataclass, fields
 from functools import cache
-from numbers import Integral
+from numbers import Integral, Real
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -21,7 +21,6 @@ from fused_transducer.lattices import TOPOLOGIES, Lattice, check_number, check_t
 
 #: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01.
 ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu")
-REDUCTIONS = ("none", "sum", "mean")
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class Call:
         """Return the call of the tensors, the seed last, and of what `packed` made of its options."""
         named: Dict[str, Any] = dict(zip(OPTIONS, options))
         named.update({name: int(named[name]) for name in ("blank", "tile_cells")})
-        named["activation"] = ACTIVATIONS[int(named["activation"])]
-        named["topology"] = TOPOLOGIES[int(named["topology"])]
+        of_tables = ACTIVATIONS[int(named.pop("activation"))], TOPOLOGIES[int(named.pop("topology"))]
+        named.update(zip(("activation", "topology"), of_tables))
         return cls(*tensors, **named, durations=tuple(map(int, options[len(OPTIONS) :])))
 
     @property
@@ -71,39 +70,16 @@ class Call:
         """Return the limit below which a 32-bit hash drops an activation; 0 without dropout."""
         return 0 if self.seed is None else min(round(self.dropout * 2**32), 2**32 - 1)
 
-    @property
-    def keep_scale(self) -> float:
-        """Return what the activations that dropout keeps are multiplied with."""
-        return 1 / (1 - self.dropout)
-
-    @property
-    def N(self) -> int:
-        return self.encoder_out.shape[0]
-
-    @property
-    def T(self) -> int:
-        return self.encoder_out.shape[1]
-
-    @property
-    def U1(self) -> int:
-        return self.decoder_out.shape[1]
-
-    @property
-    def H(self) -> int:
-        return self.encoder_out.shape[2]
-
-    @property
-    def V(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def symbols(self) -> int:
-        """Return the number of symbols, whose columns are the first."""
-        return self.V - len(self.durations)
-
-    @property
-    def device(self) -> torch.device:
-        return self.encoder_out.device
+    #: What the activations that dropout keeps are multiplied with.
+    keep_scale = property(lambda self: 1 / (1 - self.dropout))
+    N = property(lambda self: self.encoder_out.shape[0])
+    T = property(lambda self: self.encoder_out.shape[1])
+    U1 = property(lambda self: self.decoder_out.shape[1])
+    H = property(lambda self: self.encoder_out.shape[2])
+    V = property(lambda self: self.weight.shape[0])
+    #: The number of symbols, whose columns are the first.
+    symbols = property(lambda self: self.V - len(self.durations))
+    device = property(lambda self: self.encoder_out.device)
 
 
 #: The options of a Call in their order, but durations, which are the last.
@@ -129,9 +105,7 @@ def check_lengths(call: Call) -> None:
         if not 1 <= T <= call.T:
             raise ValueError(f"utterance {n}: T_lengths is {T}; encoder_out has {call.T} frames, and 1 is the least")
         if not 0 <= U < call.U1:
-            raise ValueError(
-                f"utterance {n}: U_lengths is {U}; decoder_out has {call.U1} states, for 0 to {call.U1 - 1}"
-            )
+            raise ValueError(f"utterance {n}: U_lengths is {U}; decoder_out has states for 0 to {call.U1 - 1}")
 
 
 def _wrong_targets(call: Call) -> torch.Tensor:
@@ -181,14 +155,9 @@ def check_tensors(**tensors: Any) -> None:
 
 
 def check_shapes(
-    encoder_out: torch.Tensor,
-    decoder_out: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    targets: torch.Tensor,
-    T_lengths: torch.Tensor,
-    U_lengths: torch.Tensor,
-) -> None:
+    encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
+    targets: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor,
+) -> None:  # fmt: skip
     """Raise ValueError for what a look at shapes, dtypes and devices shows."""
     for name, tensor, dimensions in (
         ("encoder_out", encoder_out, "(N, T, H)"),
@@ -217,9 +186,7 @@ def check_shapes(
         if tensor is None:
             continue
         if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{name} must have the shape {shape}, as the other arguments say; it has {tuple(tensor.shape)}"
-            )
+            raise ValueError(f"{name} must have the shape {shape} by the others; it has {tuple(tensor.shape)}")
         if name in ("targets", "T_lengths", "U_lengths"):
             if tensor.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
                 raise ValueError(f"{name} must be integers; it is {tensor.dtype}")
@@ -229,36 +196,12 @@ def check_shapes(
             raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {device}")
 
 
-def check_seed(seed: Optional[torch.Tensor], device: torch.device) -> None:
-    """Raise ValueError for a seed of dropout that is no int64 number on `device`."""
-    if seed is None:
-        return
-    if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != device:
-        raise ValueError(
-            f"dropout_seed must be one int64 number on {device}; it has the shape {tuple(seed.shape)}, is {seed.dtype} "
-            f"and on {seed.device}"
-        )
-
-
 def check_options(
-    V: int,
-    blank: Any = 0,
-    activation: Any = "tanh",
-    reduction: Any = "mean",
-    fastemit_lambda: Any = 0.0,
-    negligible: Any = 0.0,
-    tile_cells: Any = None,
-    dropout: Any = 0.0,
-    delay_penalty: Any = 0.0,
-    label_smoothing: Any = 0.0,
-    keep_bytes: Any = None,
-    topology: Any = "regular",
-    durations: Any = (),
-    sigma: Any = 0.0,
-    skip: Any = 0.0,
-    clamp: Any = 0.0,
-    backend: Any = None,
-) -> None:
+    V: int, blank: Any = 0, activation: Any = "tanh", reduction: Any = "mean", fastemit_lambda: Any = 0.0,
+    negligible: Any = 0.0, tile_cells: Any = None, dropout: Any = 0.0, delay_penalty: Any = 0.0,
+    label_smoothing: Any = 0.0, keep_bytes: Any = None, topology: Any = "regular", durations: Any = (),
+    sigma: Any = 0.0, skip: Any = 0.0, clamp: Any = 0.0, backend: Any = None,
+) -> None:  # fmt: skip
     """Raise ValueError for options of another type or outside their range; V: the number of outputs."""
     check_topology(topology, durations, sigma, skip, label_smoothing)
     symbols = V - len(durations)
@@ -266,23 +209,24 @@ def check_options(
         raise ValueError(
             f"durations: {len(durations)} take all of the {V} outputs; the first are of the symbols, the last of these"
         )
-    for name, value, allowed in (("activation", activation, ACTIVATIONS), ("reduction", reduction, REDUCTIONS)):
+    reductions = ("reduction", reduction, ("none", "sum", "mean"))
+    for name, value, allowed in (("activation", activation, ACTIVATIONS), reductions):
         if value not in allowed:
             raise ValueError(f"{name}: there are {', '.join(allowed)}, not {value!r}")
     if backend is not None and backend not in MODULES:
         raise ValueError(f"backend: there are {', '.join(MODULES)}, not {backend!r}")
-    check_number("blank", blank, Integral, 0, symbols)
-    for name, value in (("tile_cells", tile_cells), ("keep_bytes", keep_bytes)):
-        check_number(name, value or 0, Integral, 0, 2**63)
-    for name, value in (
-        ("fastemit_lambda", fastemit_lambda),
-        ("negligible", negligible),
-        ("delay_penalty", delay_penalty),
-        ("clamp", clamp),
+    for number in (
+        ("blank", blank, Integral, 0, symbols),
+        ("tile_cells", tile_cells or 0, Integral, 0, 2**63),
+        ("keep_bytes", keep_bytes or 0, Integral, 0, 2**63),
+        ("fastemit_lambda", fastemit_lambda, Real, 0),
+        ("negligible", negligible, Real, 0),
+        ("delay_penalty", delay_penalty, Real, 0),
+        ("clamp", clamp, Real, 0),
+        ("dropout", dropout, Real, 0, 1),
+        ("label_smoothing", label_smoothing, Real, 0, 1),
     ):
-        check_number(name, value, least=0)
-    for name, value in (("dropout", dropout), ("label_smoothing", label_smoothing)):
-        check_number(name, value, least=0, below=1)
+        check_number(*number)
 
 
 #: Backend -> its module, and whether it stores cells of utterances only (else of the padding too).

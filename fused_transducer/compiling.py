@@ -22,9 +22,9 @@ import subprocess
 import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence
+from typing import Iterator, List, Sequence
 
 CSRC = Path(__file__).parent / "csrc"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi"]
@@ -156,21 +156,18 @@ def _in_cache() -> Path:
 @contextmanager
 def located() -> Iterator[Path]:
     """Yield the path of the library, which need not be there later.  Raises BuildError, OSError."""
-    path: Optional[Path] = Path(__file__).parent / library_name()
-    if not path.is_file():
-        try:
-            path = _in_cache()
-        except OSError as error:
-            path = None
-            warnings.warn(
-                f"fused_transducer: no cache for the compiled code: {error}; it is compiled for this process alone. "
-                "Set FUSED_TRANSDUCER_CACHE to a folder of your own, to which nobody else can write",
-                stacklevel=4,
-            )
-    if path is not None:
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="fused_transducer-") as private:
-        path = Path(private) / library_name()
-        build(path)
+    path = Path(__file__).parent / library_name()
+    with ExitStack() as stack:
+        if not path.is_file():
+            try:
+                path = _in_cache()
+            except OSError as error:
+                warnings.warn(
+                    f"fused_transducer: no cache for the compiled code: {error}; it is compiled for this process "
+                    "alone. Set FUSED_TRANSDUCER_CACHE to a folder of your own, to which nobody else can write",
+                    stacklevel=4,
+                )
+                private = stack.enter_context(tempfile.TemporaryDirectory(prefix="fused_transducer-"))
+                path = Path(private) / library_name()
+                build(path)
         yield path

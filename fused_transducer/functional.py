@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,6 @@ from fused_transducer.lattices import MIXED
 
 #: Attributes of a module with its hooks; those of all modules have the same names in torch.nn.modules.module.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-_Inputs = Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Tensor, Tensor, Tensor]
 
 
 def transducer_loss(
@@ -129,20 +126,11 @@ def transducer_loss(
     (N, T, _), U1, V = encoder_out.shape, decoder_out.shape[1], weight.shape[0]
     device, dtype = encoder_out.device, encoder_out.dtype
     options = {
-        "blank": blank,
-        "activation": activation,
-        "fastemit_lambda": fastemit_lambda,
-        "negligible": negligible,
-        "tile_cells": tile_cells,
-        "dropout": dropout,
-        "delay_penalty": delay_penalty,
-        "label_smoothing": label_smoothing,
-        "clamp": clamp,
-        "topology": topology,
-        "durations": durations,
-        "sigma": sigma,
-        "skip": skip,
-    }
+        "blank": blank, "activation": activation, "fastemit_lambda": fastemit_lambda, "negligible": negligible,
+        "tile_cells": tile_cells, "dropout": dropout, "delay_penalty": delay_penalty,
+        "label_smoothing": label_smoothing, "clamp": clamp,
+        "topology": topology, "durations": durations, "sigma": sigma, "skip": skip,
+    }  # fmt: skip
     check_options(V, reduction=reduction, keep_bytes=keep_bytes, **options)
     if return_posteriors and fastemit_lambda and topology in MIXED:
         raise ValueError(
@@ -176,15 +164,8 @@ def transducer_loss(
             kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
-    losses, dropped, arcs, _ = losses_of(
-        *given,
-        _seed(dropout_seed, device) if dropout else None,
-        packed(**options),
-        backend,
-        gradient,
-        cells,
-        kept_cells,
-    )
+    seed = _seed(dropout_seed, device) if dropout else None
+    losses, dropped, arcs, _ = losses_of(*given, seed, packed(**options), backend, gradient, cells, kept_cells)
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra = (dropped,) if return_dropped else ()
     if return_posteriors:
@@ -196,34 +177,23 @@ def transducer_loss(
 
 
 def align(
-    encoder_out: Tensor,
-    decoder_out: Tensor,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    targets: Optional[Tensor] = None,
-    T_lengths: Optional[Tensor] = None,
-    U_lengths: Optional[Tensor] = None,
-    blank: int = 0,
-    activation: str = "tanh",
-    *,
-    output: Optional[nn.Linear] = None,
-    delay_penalty: float = 0.0,
-    topology: str = "regular",
-    durations: Sequence[int] = (),
-    sigma: float = 0.0,
-    skip: float = 0.0,
-    tile_cells: Optional[int] = None,
+    encoder_out: Tensor, decoder_out: Tensor,
+    weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, targets: Optional[Tensor] = None,
+    T_lengths: Optional[Tensor] = None, U_lengths: Optional[Tensor] = None, blank: int = 0, activation: str = "tanh",
+    *, output: Optional[nn.Linear] = None, delay_penalty: float = 0.0, topology: str = "regular",
+    durations: Sequence[int] = (), sigma: float = 0.0, skip: float = 0.0, tile_cells: Optional[int] = None,
     backend: Optional[str] = None,
-) -> Tuple[Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor]:  # fmt: skip
     """Return (frames, log_probabilities) of the most probable path of each utterance through its targets.
 
     frames (N, U), int64: the frame at which each target is emitted; -1 beyond the utterance's targets, and where no
     path is possible.  log_probabilities (N,), float64.  The arguments are those of `transducer_loss`.
     """
     given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
-    lattice = {"topology": topology, "durations": durations, "sigma": sigma, "skip": skip}
-    options = {**lattice, "blank": blank, "activation": activation, "tile_cells": tile_cells}
-    options["delay_penalty"] = delay_penalty
+    options = {
+        "blank": blank, "activation": activation, "tile_cells": tile_cells, "delay_penalty": delay_penalty,
+        "topology": topology, "durations": durations, "sigma": sigma, "skip": skip,
+    }  # fmt: skip
     check_options(given[2].shape[0], **options)
     backend = backend_of(encoder_out.device, given[0].dtype, backend)
     call = Call.of((*given, None), packed(**options))
@@ -234,15 +204,9 @@ def align(
 
 
 def _inputs(
-    encoder_out: Tensor,
-    decoder_out: Tensor,
-    weight: Optional[Tensor],
-    bias: Optional[Tensor],
-    targets: Optional[Tensor],
-    T_lengths: Optional[Tensor],
-    U_lengths: Optional[Tensor],
-    output: Optional[nn.Linear],
-) -> _Inputs:
+    encoder_out: Tensor, decoder_out: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+    targets: Optional[Tensor], T_lengths: Optional[Tensor], U_lengths: Optional[Tensor], output: Optional[nn.Linear],
+) -> Tuple[Any, ...]:  # fmt: skip
     """Return the tensors of a call, cast under autocast.  Raises ValueError for what does not fit together."""
     if output is not None:
         if weight is not None or bias is not None:
@@ -279,10 +243,8 @@ def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor], zero_inf
         losses = losses.masked_fill(losses == float("inf"), 0)
     if weights is not None:
         losses = losses.masked_fill(weights == 0, 0) * weights
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
+    if reduction != "mean":
+        return losses if reduction == "none" else losses.sum()
     if weights is None:
         return losses.mean()
     total = weights.sum()

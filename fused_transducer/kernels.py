@@ -30,9 +30,7 @@ def _kernel(function):
 @triton.jit
 def _tanh(x):
     z = x * x
-    p = -5.70498872745e-3 * z + 2.06390887954e-2
-    p = p * z - 5.37397155531e-2
-    p = p * z + 1.33314422036e-1
+    p = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1
     p = p * z - 3.33332819422e-1
     e = tl.exp(-2.0 * tl.abs(x))
     large = (1.0 - e) / (1.0 + e)
@@ -134,19 +132,13 @@ def _exact_sum(x, y):
 
 
 @triton.jit
-def _high_half(x):
-    """float32 x rounded to the 11 bits of TF32."""
-    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _product(a, weight, inside, low, sums, PRECISION: tl.constexpr, OPERAND: tl.constexpr):
     """sums plus a @ w, of the weights w at `weight` that are inside.  PRECISION "halves": a @ (w + w_low) of float32 as
     three products of TF32, where w has at most the bits of TF32, and w_low lies `low` numbers behind it."""
     w = tl.load(weight, mask=inside, other=0.0)
     a = a.to(w.dtype)
     if PRECISION == "halves":
-        a_high = _high_half(a)
+        a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)  # 11 bits, of TF32
         sums = tl.dot(a - a_high, w, sums, input_precision="tf32")
         sums = tl.dot(a_high, tl.load(weight + low, mask=inside, other=0.0), sums, input_precision="tf32")
         sums = tl.dot(a_high, w, sums, input_precision="tf32")
@@ -175,8 +167,7 @@ def _dropout(x, seed, n, t, u, h, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.const
     bits = h.to(tl.uint32)[None, :] ^ first[:, None]
     bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
     bits = ((bits ^ (bits >> 15)) + second[:, None]) * 0xD35A2D97
-    bits = bits ^ (bits >> 15)
-    return tl.where(bits.to(tl.int64) < DROP_BELOW, 0.0, x * KEEP_SCALE)
+    return tl.where((bits ^ (bits >> 15)).to(tl.int64) < DROP_BELOW, 0.0, x * KEEP_SCALE)
 
 
 @triton.jit
@@ -383,8 +374,7 @@ def lattice(
     A diagonal stays in registers; what the next one needs of memory is loaded one ahead.
     """
     n = tl.program_id(0).to(tl.int64)
-    frames = tl.load(T_lengths + n)
-    last = tl.load(U_lengths + n)
+    frames, last = tl.load(T_lengths + n), tl.load(U_lengths + n)
     u = tl.arange(0, BLOCK)
     blank = arcs + n * T * U1 + u  # of (t, u), once t * U1 is added
     label = blank + cells.to(tl.int64)

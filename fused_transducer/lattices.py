@@ -14,16 +14,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, Tuple
 
 #: Names as `topology` takes them; the number of one is its place (csrc/problem.h).
-TOPOLOGIES = (
-    "regular",
-    "modified",
-    "modified-last-blank",
-    "constrained",
-    "tdt",
-    "multi-blank",
-    "hat",
-    "star",
-)
+TOPOLOGIES = ("regular", "modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "star")
 #: Those whose output layer has further columns, one for each of `durations`.
 WITH_DURATIONS = ("tdt", "multi-blank")
 #: Those whose arcs are those of "regular": to (t+1, u) by blank and to (t, u+1) by the label.
@@ -39,14 +30,8 @@ LONGEST = 2**15
 
 
 class Arc(NamedTuple):
-    """An arc from every cell.
-
-    Attributes:
-        dt, du: frames and targets that it goes ahead.
-        parts: the parts of the cell in its log-weight.
-        weight: a constant in its log-weight.
-        then_blank: whether the blank of cell (t, u+1) is in its log-weight too.
-    """
+    """An arc from every cell: dt frames and du targets ahead.  In its log-weight are these parts of the cell, the
+    constant `weight`, and with then_blank also the blank of cell (t, u+1)."""
 
     dt: int
     du: int
@@ -57,14 +42,8 @@ class Arc(NamedTuple):
 
 @dataclass(frozen=True)
 class Lattice:
-    """The arcs of a call and how its outputs are normalised.
-
-    Attributes:
-        topology: one of TOPOLOGIES.
-        arcs: those of du = 0 first.
-        extra: columns behind those of the symbols.
-        label_ends: whether a path may end with a label.
-    """
+    """The arcs of a call, those of du = 0 first, and how its outputs are normalised; extra: the columns behind those of
+    the symbols; label_ends: whether a path may end with a label."""
 
     topology: str
     arcs: Tuple[Arc, ...]

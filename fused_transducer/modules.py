@@ -38,19 +38,11 @@ class TransducerLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        joiner_dim: Optional[int] = None,
-        vocab_size: Optional[int] = None,
-        *,
-        encoder_dim: Optional[int] = None,
-        decoder_dim: Optional[int] = None,
-        bias: bool = True,
-        output: Optional[nn.Linear] = None,
-        activation: str = "tanh",
-        device: Any = None,
-        dtype: Any = None,
+        self, joiner_dim: Optional[int] = None, vocab_size: Optional[int] = None, *,
+        encoder_dim: Optional[int] = None, decoder_dim: Optional[int] = None, bias: bool = True,
+        output: Optional[nn.Linear] = None, activation: str = "tanh", device: Any = None, dtype: Any = None,
         **options: Any,
-    ):
+    ):  # fmt: skip
         super().__init__()
         unknown = sorted(set(options) - OPTIONS)
         if unknown:
@@ -73,46 +65,31 @@ class TransducerLoss(nn.Module):
         self.options = {"activation": activation, **options}
 
     def forward(
-        self,
-        encoder_out: Tensor,
-        decoder_out: Tensor,
-        targets: Tensor,
-        T_lengths: Tensor,
-        U_lengths: Tensor,
+        self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
         utterance_weights: Optional[Tensor] = None,
-    ):
+    ):  # fmt: skip
         """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1,
         decoder_dim)."""
         options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
-            self.encoder_proj(encoder_out),
-            self.decoder_proj(decoder_out),
-            targets=targets,
-            T_lengths=T_lengths,
-            U_lengths=U_lengths,
-            output=self.output_linear,
-            utterance_weights=utterance_weights,
-            **options,
-        )
+            self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
+            U_lengths=U_lengths, output=self.output_linear, utterance_weights=utterance_weights, **options,
+        )  # fmt: skip
 
     def align(
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor
     ) -> Tuple[Tensor, Tensor]:
         """Return (frames, log_probabilities) of the best paths, without dropout: see `align`."""
         return align(
-            self.encoder_proj(encoder_out),
-            self.decoder_proj(decoder_out),
-            targets=targets,
-            T_lengths=T_lengths,
-            U_lengths=U_lengths,
-            output=self.output_linear,
+            self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
+            U_lengths=U_lengths, output=self.output_linear,
             **{name: value for name, value in self.options.items() if name in OF_ALIGN},
-        )
+        )  # fmt: skip
 
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
         """Return (..., V + durations) for decoding, without dropout, of outputs (..., encoder_dim) and
         (..., decoder_dim) that broadcast together."""
-        activation = ACTIVATIONS[self.options["activation"]].value
+        activation, _ = ACTIVATIONS[self.options["activation"]]
         return self.output_linear(activation(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
 
     def extra_repr(self) -> str:
@@ -122,21 +99,12 @@ class TransducerLoss(nn.Module):
 class TDTLoss(TransducerLoss):
     """A joiner of tokens and durations (arXiv 2304.06795), and its loss.
 
-    Args:
-        joiner_dim: H.
-        vocab_size: V, with the blank; output_linear has V + len(durations) outputs, the durations' last.
-        durations: the frames that a token goes ahead.
-        sigma: is subtracted from the log-probability of each token, which makes paths of few tokens worth more.
-        options: of `TransducerLoss`.
+    vocab_size: V, with the blank.  durations: the frames that a token goes ahead.  sigma: is subtracted from the
+    log-probability of each token, which makes paths of few tokens worth more.
     """
 
     def __init__(
-        self,
-        joiner_dim: Optional[int] = None,
-        vocab_size: Optional[int] = None,
-        *,
-        durations: Sequence[int] = (0, 1, 2, 3, 4),
-        sigma: float = 0.0,
-        **options: Any,
-    ):
+        self, joiner_dim: Optional[int] = None, vocab_size: Optional[int] = None, *,
+        durations: Sequence[int] = (0, 1, 2, 3, 4), sigma: float = 0.0, **options: Any,
+    ):  # fmt: skip
         super().__init__(joiner_dim, vocab_size, topology="tdt", durations=durations, sigma=sigma, **options)

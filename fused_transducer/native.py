@@ -6,7 +6,7 @@ import ctypes
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -24,15 +24,11 @@ MANY, AT_ONCE = 1024, 512
 _first = threading.Lock()
 
 
-def _of(kind: Any, names: str) -> List[Tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
 class LatticeArc(ctypes.Structure):
     """`LatticeArc` of csrc/problem.h, field by field."""
 
     _fields_ = [
-        *_of(ctypes.c_int64, "dt du"),
+        *((name, ctypes.c_int64) for name in ("dt", "du")),
         ("parts", ctypes.c_int64 * 2),
         ("then_blank", ctypes.c_int64),
         ("weight", ctypes.c_double),
@@ -43,26 +39,29 @@ class Problem(ctypes.Structure):
     """`Problem` of csrc/problem.h, field by field."""
 
     _fields_ = [
-        *_of(
-            ctypes.c_int64,
-            "N T U1 H V blank activation drop_below is_double is_bfloat16 gradient threads tile_cells kept_cells "
-            "normalised extra of_symbols normaliser label_ends arc_count encoder_n encoder_t decoder_n decoder_u",
-        ),
-        *_of(ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing clamp keep_scale"),
-        *_of(
-            ctypes.c_void_p,
-            "encoder decoder weight bias grad_losses targets T_lengths U_lengths lattice_arcs first_cells seed arcs "
-            "kept losses dropped d_encoder d_decoder d_weight d_bias workspace",
-        ),
+        (name, kind)
+        for kind, names in (
+            (
+                ctypes.c_int64,
+                "N T U1 H V blank activation drop_below is_double is_bfloat16 gradient threads tile_cells kept_cells "
+                "normalised extra of_symbols normaliser label_ends arc_count encoder_n encoder_t decoder_n decoder_u",
+            ),
+            (ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing clamp keep_scale"),
+            (
+                ctypes.c_void_p,
+                "encoder decoder weight bias grad_losses targets T_lengths U_lengths lattice_arcs first_cells seed "
+                "arcs kept losses dropped d_encoder d_decoder d_weight d_bias workspace",
+            ),
+        )
+        for name in names.split()
     ]
 
 
 #: Function of the library, after its prefix -> the type of what it returns.
 RESULTS = {
-    "isa": ctypes.c_char_p,
-    **dict.fromkeys(("forward_bytes", "backward_bytes"), ctypes.c_int64),
-    **dict.fromkeys(("forward", "backward")),
-}
+    "isa": ctypes.c_char_p, "forward_bytes": ctypes.c_int64, "backward_bytes": ctypes.c_int64, "forward": None,
+    "backward": None,
+}  # fmt: skip
 
 
 @cache
@@ -125,9 +124,8 @@ class _Arguments:
         cells = int(first_cells[-1])
         lattice = call.lattice
         arcs_of = [] if lattice.topology in REGULAR_ARCS else lattice.arcs  # the C++ code knows those
-        parts = ctypes.c_int64 * 2
         self.lattice_arcs = (LatticeArc * len(arcs_of))(
-            *(LatticeArc(x.dt, x.du, parts(*(*x.parts, -1, -1)[:2]), x.then_blank, x.weight) for x in arcs_of)
+            *(LatticeArc(x.dt, x.du, (*x.parts, -1, -1)[:2], x.then_blank, x.weight) for x in arcs_of)
         )
         self.problem = Problem(
             N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
@@ -145,18 +143,11 @@ class _Arguments:
         )  # fmt: skip
         self.tensors: List[Tensor] = []
         self.point(
-            encoder=encoder,
-            decoder=decoder,
-            weight=call.weight.to(dtype).contiguous(),
+            encoder=encoder, decoder=decoder, weight=call.weight.to(dtype).contiguous(),
             bias=None if call.bias is None else call.bias.to(dtype).contiguous(),
-            targets=call.targets.long().contiguous(),
-            T_lengths=T_lengths,
-            U_lengths=U_lengths,
-            first_cells=first_cells,
-            seed=call.seed,
-            arcs=arcs,
-            kept=kept,
-        )
+            targets=call.targets.long().contiguous(), T_lengths=T_lengths, U_lengths=U_lengths,
+            first_cells=first_cells, seed=call.seed, arcs=arcs, kept=kept,
+        )  # fmt: skip
 
     def point(self, **tensors: Optional[Tensor]) -> None:
         for name, tensor in tensors.items():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from fused_transducer import plain
 from fused_transducer.call import (
     PACKED,
     Call,
@@ -19,13 +20,10 @@ from fused_transducer.call import (
     backend_of,
     check_lengths,
     check_options,
-    check_seed,
     check_shapes,
     check_values,
     module_of,
 )
-
-Four = Tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _check(call: Call, backend: str) -> None:
@@ -38,7 +36,12 @@ def _check(call: Call, backend: str) -> None:
         delay_penalty=call.delay_penalty, label_smoothing=call.label_smoothing,
         topology=call.topology, durations=call.durations, sigma=call.sigma, skip=call.skip,
     )  # fmt: skip
-    check_seed(call.seed, call.device)
+    seed = call.seed
+    if seed is not None and (seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != call.device):
+        raise ValueError(
+            f"dropout_seed must be one int64 number on {call.device}; it has the shape {tuple(seed.shape)}, is "
+            f"{seed.dtype} and on {seed.device}"
+        )
     backend_of(call.device, call.encoder_out.dtype, backend)
 
 
@@ -69,7 +72,7 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
             )
 
 
-def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int) -> Four:
+def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int) -> Tuple[Tensor, ...]:
     """Return uninitialised (losses, dropped, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     losses, dropped = new((call.N,), dtype=torch.float64), new((call.N,), dtype=torch.float64)
@@ -79,20 +82,10 @@ def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
 
 @torch.library.custom_op("fused_transducer::losses", mutates_args=())
 def losses(
-    encoder_out: Tensor,
-    decoder_out: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    targets: Tensor,
-    T_lengths: Tensor,
-    U_lengths: Tensor,
-    seed: Optional[Tensor],
-    options: List[float],
-    backend: str,
-    gradient: bool,
-    cells: int,
-    kept_cells: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # torch 2.6 knows no Tuple here
+    encoder_out: Tensor, decoder_out: Tensor, weight: Tensor, bias: Optional[Tensor], targets: Tensor,
+    T_lengths: Tensor, U_lengths: Tensor, seed: Optional[Tensor], options: List[float], backend: str,
+    gradient: bool, cells: int, kept_cells: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
     """Return (losses (N,), dropped (N,), arcs, kept).
 
     dropped: the shares of the posterior that backward drops, float64 like the losses.  For backward (with `gradient`):
@@ -135,21 +128,10 @@ def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
 
 @torch.library.custom_op("fused_transducer::gradients", mutates_args=())
 def gradients(
-    grad_losses: Tensor,
-    arcs: Tensor,
-    kept: Tensor,
-    encoder_out: Tensor,
-    decoder_out: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    targets: Tensor,
-    T_lengths: Tensor,
-    U_lengths: Tensor,
-    seed: Optional[Tensor],
-    options: List[float],
-    backend: str,
-    wanted: List[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_losses: Tensor, arcs: Tensor, kept: Tensor, encoder_out: Tensor, decoder_out: Tensor, weight: Tensor,
+    bias: Optional[Tensor], targets: Tensor, T_lengths: Tensor, U_lengths: Tensor, seed: Optional[Tensor],
+    options: List[float], backend: str, wanted: List[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
     call = Call.of((encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, seed), options)
     _check(call, backend)
@@ -175,7 +157,7 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(arcs, kept, *tensors)
 
 
-def _backward_of(gradients_of: Callable[..., Four]) -> Callable[..., Any]:
+def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
     """Return the backward of `losses` that calls `gradients`, or the Function around it."""
 
     def backward(ctx, grad_losses, *_):
@@ -194,25 +176,18 @@ def _no_forward_mode(ctx, *_):
     raise RuntimeError("fused_transducer has no forward-mode derivative: use backward, torch.func.grad or vjp")
 
 
-def _save_nothing(ctx, inputs, output) -> None:
-    pass
-
-
 losses.register_autograd(_backward_of(gradients), setup_context=_save)
-gradients.register_autograd(_no_second_derivative, setup_context=_save_nothing)
+gradients.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
 
 
 class Gradients(torch.autograd.Function):
     """`gradients` for eager mode, as a part of `Losses`."""
 
     generate_vmap_rule = True
-    setup_context = staticmethod(_save_nothing)
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
     backward = staticmethod(_no_second_derivative)
     jvp = staticmethod(_no_forward_mode)
-
-    @staticmethod
-    def forward(*inputs):
-        return gradients(*inputs)
+    forward = staticmethod(gradients)
 
 
 class Losses(torch.autograd.Function):
@@ -223,10 +198,7 @@ class Losses(torch.autograd.Function):
     setup_context = staticmethod(_save)
     backward = staticmethod(_backward_of(Gradients.apply))
     jvp = staticmethod(_no_forward_mode)
-
-    @staticmethod
-    def forward(*inputs):
-        return losses(*inputs)
+    forward = staticmethod(losses)
 
 
 # -- what torch.utils.flop_counter counts: two FLOPs for each multiply-accumulate of the products ----------------------
@@ -251,10 +223,4 @@ def _(*inputs, out_val=None):
 def _(grad_losses, arcs, kept, *inputs, out_val=None):
     """Cells whose posterior is negligible are left out; the logits of others are computed again if none are kept."""
     call, (encoder_out, decoder_out, weight, _) = Call.of(inputs[:8], inputs[8]), inputs[10]
-    blanks = len(call.durations) if call.topology == "multi-blank" else 0  # other durations are no symbols
-
-    def cells() -> Tensor:
-        posterior = arcs[: 2 + blanks].sum(0)
-        return ~(posterior < call.negligible) & (posterior != 0)
-
-    return _flops(call, cells, (len(kept) == 0) + weight + (encoder_out or decoder_out))
+    return _flops(call, lambda: plain.counts(call, arcs), (len(kept) == 0) + weight + (encoder_out or decoder_out))

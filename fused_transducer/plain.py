@@ -6,7 +6,7 @@ once.  It serves every lattice of lattices.py by its arcs.
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -29,19 +29,13 @@ def rows(call: Call) -> int:
     return 2 + len(call.durations)
 
 
-class Activation(NamedTuple):
-    """An elementwise function of x, and its derivative as one of its value."""
-
-    value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-
-
-ACTIVATIONS = {
-    "none": Activation(lambda x: x, torch.ones_like),
-    "tanh": Activation(torch.tanh, lambda y: 1 - y.square()),
-    "relu": Activation(torch.relu, lambda y: (y > 0).to(y.dtype)),
-    "sigmoid": Activation(torch.sigmoid, lambda y: y * (1 - y)),
-    "leaky_relu": Activation(torch.nn.functional.leaky_relu, lambda y: torch.full_like(y, 0.01).masked_fill_(y > 0, 1)),
+#: Activation -> its function of x, and the derivative as a function of its value.
+ACTIVATIONS: Dict[str, Tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "none": (lambda x: x, torch.ones_like),
+    "tanh": (torch.tanh, lambda y: 1 - y.square()),
+    "relu": (torch.relu, lambda y: (y > 0).to(y.dtype)),
+    "sigmoid": (torch.sigmoid, lambda y: y * (1 - y)),
+    "leaky_relu": (torch.nn.functional.leaky_relu, lambda y: torch.full_like(y, 0.01).masked_fill_(y > 0, 1)),
 }
 #: Factors and bits of the hash of dropout's mask: csrc/activations.h has the same.
 FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1
@@ -85,7 +79,7 @@ class _Joiner:
         self.encoder, self.decoder, self.weight = (
             x.to(self.dtype) for x in (call.encoder_out, call.decoder_out, call.weight)
         )
-        self.activation = ACTIVATIONS[call.activation]
+        self.value, self.slope = ACTIVATIONS[call.activation]
         self.bias = self.weight.new_zeros(call.V) if call.bias is None else call.bias.to(self.dtype)
         self.T_lengths, self.U_lengths = (x.to(call.device).long() for x in (call.T_lengths, call.U_lengths))
 
@@ -104,11 +98,8 @@ class _Joiner:
 
     def activations(self, tile: _Tile) -> Tuple[Tensor, Union[Tensor, float]]:
         """Return the activations (cells, H), and what dropout multiplies each with."""
-        values = self.activation.value(self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u]))
+        values = self.value(self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u]))
         return values, dropout_factors(self.call, *tile[:3], self.dtype) if self.call.drop_below else 1.0
-
-    def logits(self, activations: Tensor) -> Tensor:
-        return torch.addmm(self.bias, activations, self.weight.t())
 
 
 def _inside(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
@@ -129,7 +120,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     logs = torch.full((lattice.parts, T + U1 - 1, call.N, U1), -torch.inf, dtype=torch.float64, device=call.device)
     for _, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
         values, factors = joiner.activations(tile)
-        parts = _log_probabilities(call, joiner.logits(values * factors), tile)
+        parts = _log_probabilities(call, torch.addmm(joiner.bias, values * factors, joiner.weight.t()), tile)
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
         parts[:, 1] = torch.where(tile.has_target, parts[:, 1] + penalty, -torch.inf)
         logs[:, tile.t + tile.u, tile.n, tile.u] = parts.t()
@@ -145,7 +136,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     *posteriors, of_cells = walk.posteriors(alphas, call.fastemit_lambda)
     arcs.copy_(_straight(torch.stack(posteriors), T).flatten(1))
     of_cells = _straight(of_cells, T)
-    lost = torch.where(inside & ~_counts(call, arcs).view(inside.shape), of_cells, 0)
+    lost = torch.where(inside & ~counts(call, arcs).view(inside.shape), of_cells, 0)
     total = torch.where(inside, of_cells, 0).sum((1, 2))
     dropped.copy_(torch.where(total > 0, lost.sum((1, 2)) / total, 0))
 
@@ -181,7 +172,7 @@ def _log_softmax(logits: Tensor, columns: Tensor, smoothing: float) -> Tensor:
     return values - logits.exp_().sum(1, keepdim=True, dtype=torch.float64).log_()
 
 
-def _counts(call: Call, arcs: Tensor) -> Tensor:
+def counts(call: Call, arcs: Tensor) -> Tensor:
     """Return whether the gradient of each cell is computed; of one that is NaN too."""
     posterior = arcs[: call.lattice.of_symbols].sum(0)
     return ~(posterior < call.negligible) & (posterior != 0)
@@ -243,23 +234,18 @@ class Walk:
         """Return the scores (N,) of the cells where paths end."""
         return scores[self.margin + self.last_d, self.n, self.last_u]
 
-    def alphas(self) -> Tensor:
-        """Return the forward scores of all cells, between margins."""
+    def alphas(self, chosen: Optional[Tensor] = None) -> Tensor:
+        """Return the forward scores of all cells, between margins.  With `chosen` (T+U, N, U+1) int64 those of the best
+        paths to each cell, and there the number of the arc that these came by."""
         alphas = self._with_margins(-torch.inf)
         alphas[self.margin, :, 0] = 0
         for d in range(1, self.diagonals + 1):
-            alphas[self.margin + d] = self._arriving(alphas, d).logsumexp(0)
+            arriving = self._arriving(alphas, d)
+            if chosen is None:
+                alphas[self.margin + d] = arriving.logsumexp(0)
+            else:
+                alphas[self.margin + d], chosen[d] = arriving.max(0)
         return alphas
-
-    def best(self) -> Tuple[Tensor, Tensor]:
-        """Return the scores of the best paths to each cell (T+U+1, N, U+1), and the number of the arc they came by."""
-        scores = self._with_margins(-torch.inf)
-        scores[self.margin, :, 0] = 0
-        chosen = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
-        for d in range(self.margin + 1, self.margin + self.diagonals + 1):
-            scores[d], chosen[d] = self._arriving(scores, d - self.margin).max(0)
-        cells = slice(self.margin, self.margin + self.diagonals + 1)
-        return scores[cells], chosen[cells]
 
     def posteriors(self, alphas: Tensor, fastemit_lambda: float) -> Tensor:
         """Return the posteriors (parts + 1, T+U, N, U+1) of each part and, last, of the cells.
@@ -294,12 +280,14 @@ def backward(
     and of the dtype of sums.  An utterance whose upstream gradient is 0 is left out, even if it has a NaN."""
     d_encoder, d_decoder, d_weight, d_bias = gradients
     joiner = _Joiner(call)
-    counted = _counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)
+    counted = counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)
     for cells, tile in joiner.tiles(counted.flatten().nonzero().squeeze(1)):
         values, factors = joiner.activations(tile)
         activations = values * factors
         posteriors = arcs[: call.lattice.parts, cells].double() * grad_losses[tile.n].double()
-        gradient = _logit_gradients(call, joiner.logits(activations), tile, posteriors.t())
+        gradient = _logit_gradients(
+            call, torch.addmm(joiner.bias, activations, joiner.weight.t()), tile, posteriors.t()
+        )
         if call.clamp:
             bound = (call.clamp * grad_losses[tile.n].abs()).to(gradient.dtype).unsqueeze(1)
             gradient[:, : call.symbols if call.topology == "tdt" else call.V].clamp_(-bound, bound)
@@ -309,11 +297,10 @@ def backward(
             d_weight.addmm_(gradient.t(), activations)
         if d_encoder is None and d_decoder is None:
             continue
-        of_sum = (gradient @ joiner.weight).mul_(joiner.activation.slope(values)).mul_(factors)
-        if d_encoder is not None:
-            d_encoder.view(-1, call.H).index_add_(0, tile.n * call.T + tile.t, of_sum)
-        if d_decoder is not None:
-            d_decoder.view(-1, call.H).index_add_(0, tile.n * call.U1 + tile.u, of_sum)
+        of_sum = (gradient @ joiner.weight).mul_(joiner.slope(values)).mul_(factors)
+        for d_input, row in ((d_encoder, tile.n * call.T + tile.t), (d_decoder, tile.n * call.U1 + tile.u)):
+            if d_input is not None:
+                d_input.view(-1, call.H).index_add_(0, row, of_sum)
 
 
 def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor) -> Tensor:
@@ -389,19 +376,11 @@ def of_cells(
     inside = _inside(T, U1, T_lengths, U_lengths)
     if not packed:
         numbers = arcs[:parts].view(parts, *inside.shape).permute(1, 2, 3, 0)
-        return numbers.masked_fill(~inside.unsqueeze(-1), padding)
-    number = _numbers(T, U1, T_lengths, U_lengths).masked_fill(~inside, 0)
-    cells = (T_lengths.long() * (U_lengths.long() + 1)).sum()  # a compiled graph has room for more
-    numbers = torch.stack([arcs.view(-1)[number + part * cells] for part in range(parts)], -1)
+    else:
+        number = _numbers(T, U1, T_lengths, U_lengths).masked_fill(~inside, 0)
+        cells = (T_lengths.long() * (U_lengths.long() + 1)).sum()  # a compiled graph has room for more
+        numbers = torch.stack([arcs.view(-1)[number + part * cells] for part in range(parts)], -1)
     return numbers.masked_fill(~inside.unsqueeze(-1), padding)
-
-
-def _skewed(cells: Tensor) -> Tensor:
-    """Return the anti-diagonals (T+U, N, U+1) of (N, T, U+1); -inf where there is no cell."""
-    N, T, U1 = cells.shape
-    d, u = (torch.arange(size, device=cells.device) for size in (T + U1 - 1, U1))
-    t = d[:, None] - u
-    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), cells[:, t.clamp(0, T - 1), u].transpose(0, 1), -torch.inf)
 
 
 def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Tuple[Tensor, Tensor]:
@@ -409,15 +388,18 @@ def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattic
 
     log_probabilities (N, T, U+1, parts): of the parts of each cell; -inf where there is none.
     """
-    N, _, U1, _ = log_probabilities.shape
+    N, T, U1, _ = log_probabilities.shape
     U_lengths, device = U_lengths.long(), log_probabilities.device
-    walk = Walk(lattice, [_skewed(x) for x in log_probabilities.unbind(-1)], T_lengths.long(), U_lengths)
-    scores, chosen = walk.best()
+    u = torch.arange(U1, device=device)
+    t = torch.arange(T + U1 - 1, device=device)[:, None] - u  # of the cells by anti-diagonals
+    parts = log_probabilities[:, t.clamp(0, T - 1), u].permute(3, 1, 0, 2)
+    parts = parts.masked_fill(((t < 0) | (t >= T)).unsqueeze(1), -torch.inf)
+    walk, chosen = Walk(lattice, parts, T_lengths.long(), U_lengths), U_lengths.new_zeros(T + U1, N, U1)
+    total = walk.ends(walk.alphas(chosen))
     n, u, d = torch.arange(N, device=device), U_lengths.clone(), T_lengths.long() + U_lengths
-    total = scores[d, n, u]
     dt, du = (torch.tensor([getattr(arc, name) for arc in lattice.arcs], device=device) for name in ("dt", "du"))
     frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)  # [:, u]: of the arc that leads to u
-    for _ in range(len(scores) - 1):
+    for _ in range(len(chosen) - 1):
         arc = chosen[d, n, u]
         leaves = (d > 0) & (total != -torch.inf)
         dt_here, du_here = (torch.where(leaves, x[arc], 0) for x in (dt, du))

@@ -9,19 +9,18 @@ of float16's backward always do, since gradients leave the range of float16.
 
 from __future__ import annotations
 
+import importlib
 import os
 from contextlib import nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from fused_transducer import plain
 from fused_transducer.call import ACTIVATIONS, Call
-from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS, Lattice
-
-if TYPE_CHECKING:
-    from triton import language as tl
+from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
 
 #: A tile has this many blocks for each multiprocessor, so that none of them waits long for the last ones, ...
 WAVES = 3
@@ -85,13 +84,6 @@ class Blocks(NamedTuple):
     num_stages: int = 3
 
 
-class Products(NamedTuple):
-    """The way in which numbers are multiplied: as the kernels' arguments are named."""
-
-    PRECISION: str
-    OPERAND: tl.dtype
-
-
 #: Compute capabilities, from and below, of GPUs with 227 kB of shared memory for a block; others have 99 to 163 kB.
 LARGE_SHARED = (9, 0), (12, 0)
 #: Blocks of each product by bytes of a number, for other GPUs and for those of LARGE_SHARED.
@@ -139,17 +131,11 @@ def _precision(gpu: Optional[Gpu], dtype: torch.dtype) -> str:
     2**-21 of the exact one, where one in float32 is within 2**-24 and one in TF32 within 2**-10.  For products with the
     weight it becomes "halves": the same, with the weight's halves made once instead of in each block.
     """
-    if _uses_tf32() or dtype == torch.float16:
+    settings = torch.backends.cuda.matmul
+    chosen = getattr(settings, "fp32_precision", None)  # torch 2.9; once it is set, reading allow_tf32 raises
+    if dtype == torch.float16 or (settings.allow_tf32 if chosen is None else chosen == "tf32"):
         return "tf32"
     return "tf32x3" if gpu and gpu.capability >= TENSOR_CORES_FROM else "ieee"
-
-
-def _uses_tf32() -> bool:
-    """Return whether torch's products of float32 may use TF32, by whichever of torch's two settings it was chosen:
-    reading the old one (allow_tf32) raises RuntimeError once the new one (fp32_precision, torch 2.9) was set."""
-    settings = torch.backends.cuda.matmul
-    precision = getattr(settings, "fp32_precision", None)
-    return settings.allow_tf32 if precision is None else precision == "tf32"
 
 
 def _on_its_device(device: torch.device) -> ContextManager[None]:
@@ -162,7 +148,10 @@ class _Launch:
     """Holds what the kernels of one call share."""
 
     def __init__(self, call: Call):
+        self.kernels = importlib.import_module("fused_transducer.kernels")  # Triton is imported where it is needed
         self.call, self.gpu = call, _gpu(call.device)
+        #: 2 for the interpreter, whose tiles are small
+        self.multiprocessors = self.gpu.multiprocessors if self.gpu else 2
         self.bias = call.weight if call.bias is None else call.bias.contiguous()
         on_host = any(x.device != call.device for x in (call.targets, call.T_lengths, call.U_lengths))
         if on_host and call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -177,16 +166,12 @@ class _Launch:
         self.encoder, self.decoder = (self._rows(x) for x in (call.encoder_out, call.decoder_out))
         self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
         if max(self.HP * self.VP, call.T * call.U1) >= 2**31:
-            raise ValueError(
-                "the Triton kernels take weights and utterances of up to 2^31 numbers: use backend='torch'"
-            )
+            raise ValueError("the Triton kernels take weights and utterances of up to 2^31 numbers: backend='torch'")
         self.padded = {"HP": self.HP, "VP": self.VP}
         self.seed = self.T_lengths if call.seed is None else call.seed
         self.activation = {
-            "KIND": ACTIVATIONS.index(call.activation),
-            "DROP_BELOW": call.drop_below,
-            "KEEP_SCALE": call.keep_scale,
-        }
+            "KIND": ACTIVATIONS.index(call.activation), "DROP_BELOW": call.drop_below, "KEEP_SCALE": call.keep_scale,
+        }  # fmt: skip
         self.smoothing = {"label_smoothing": float(call.label_smoothing), "SMOOTHS": bool(call.label_smoothing)}
         self.groups = {"EXTRA": call.lattice.extra, "NORMALISER": NORMALISERS.get(call.topology, 0)}
         self.flags = {"V": call.V, **self.padded, "HAS_BIAS": call.bias is not None, **self.groups}
@@ -198,19 +183,11 @@ class _Launch:
         of_row = [stride * x.element_size() for stride in x.stride()[:2]]
         return x if x.stride(2) == 1 and not any(stride % ALIGNED for stride in of_row) else x.contiguous()
 
-    @property
-    def multiprocessors(self) -> int:
-        """Return those of the GPU; 2 for the interpreter, whose tiles are small."""
-        return self.gpu.multiprocessors if self.gpu else 2
-
-    def products(self, operands: torch.dtype) -> Products:
-        """Return how operands of a dtype are multiplied."""
-        from triton import language as tl
-
-        names = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    def products(self, operands: torch.dtype) -> Dict[str, Any]:
+        """Return how operands of a dtype are multiplied, as the kernels' arguments are named."""
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers
-        operands = operands if self.gpu else torch.float32
-        return Products(_precision(self.gpu, self.call.weight.dtype), names[operands])
+        operand = getattr(self.kernels.tl, str(operands if self.gpu else torch.float32)[len("torch.") :])
+        return {"PRECISION": _precision(self.gpu, self.call.weight.dtype), "OPERAND": operand}
 
     def weights(self, operands: torch.dtype, along: str) -> Tuple[Tensor, Dict[str, Any]]:
         """Return the weight as kernels take it, its rows and columns padded with zeros, and their arguments for it.
@@ -221,38 +198,30 @@ class _Launch:
         weight = call.weight.detach().to(operands)
         if (self.VP, self.HP) != (call.V, call.H):
             weight = torch.nn.functional.pad(weight, (0, self.HP - call.H, 0, self.VP - call.V))
-        if operands == torch.float32 and (along == "V") == (how.PRECISION != "ieee"):
+        if operands == torch.float32 and (along == "V") == (how["PRECISION"] != "ieee"):
             weight, strides = weight.t().contiguous(), {"WV": 1, "WH": self.VP}
         else:
             weight, strides = weight.contiguous(), {"WV": self.HP, "WH": 1}
-        if operands == torch.float32 and how.PRECISION == "tf32x3":
+        if operands == torch.float32 and how["PRECISION"] == "tf32x3":
             high = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-            weight, how = torch.stack([high, weight - high]), how._replace(PRECISION="halves")
-        return weight, {**strides, **how._asdict()}
+            weight, how = torch.stack([high, weight - high]), {**how, "PRECISION": "halves"}
+        return weight, {**strides, **how}
 
     def rows(self, size: int, BM: int) -> int:
         """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have `size` bytes; a power
         of two where the batch has fewer cells, since kernels are compiled for it."""
         call = self.call
-        fit = TILE_BYTES // self._bytes_of_cell(size) // BM * BM
+        fit = TILE_BYTES // self.bytes_of_cell(size) // BM * BM
         tile = call.tile_cells or max(256, min(max(WAVES * BM * self.multiprocessors, FEWEST_CELLS), fit))
         return min(tile, 1 << (self.cells - 1).bit_length())
 
-    def forward_rows(self, BM: int) -> int:
-        """Return the number of cells of a tile of forward, whose activations take the bytes of a tile of backward."""
-        size = self.call.weight.element_size()
-        rows = self.rows(size, BM)
-        return self.call.tile_cells or rows * self._bytes_of_cell(size) // (size * self.HP)
-
-    def _bytes_of_cell(self, size: int) -> int:
+    def bytes_of_cell(self, size: int) -> int:
         """Return the bytes of a cell's activations, gradients of logits and gradients of inputs."""
         return size * (2 * self.HP + self.VP)
 
     def activate(self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int) -> None:
-        from fused_transducer import kernels
-
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
-        kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
+        self.kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
             self.encoder, self.decoder, self.T_lengths, self.U_lengths, numbers, positions, activations, self.cells,
             tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides, self.seed,
             HP=self.HP, **self.activation, LISTED=bool(listed), BM=BM, BH=COLUMNS,
@@ -267,91 +236,65 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
 
 
 def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
-    from fused_transducer import kernels
-
     if call.U1 > LONGEST:
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
     launch = _Launch(call)
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)  # in the padding, arcs of no path
-    _arcs_of_tiles(launch, arcs)
+    blocks = _blocks("logits", call.weight.dtype, launch)
+    each = _ceil(call.T * call.U1, blocks.BM)  # blocks of an utterance
+    size = call.weight.element_size()  # the activations take the bytes of a tile of backward
+    rows_at_once = call.tile_cells or launch.rows(size, blocks.BM) * launch.bytes_of_cell(size) // (size * launch.HP)
+    at_once = min(call.N * each, _ceil(rows_at_once, blocks.BM))
+    activations = call.weight.new_empty(at_once * blocks.BM, launch.HP)
+    weight, of_weight = launch.weights(call.weight.dtype, "H")
+    for block in range(0, call.N * each, at_once):
+        count = min(at_once, call.N * each - block)
+        launch.activate(activations[: count * blocks.BM], block, each, (), blocks.BM)
+        launch.kernels.log_probabilities[(count,)](
+            activations, weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
+            launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty),
+            **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
+        )  # fmt: skip
     dropped.zero_()
+    width = max(16, 1 << (call.U1 - 1).bit_length())  # of the vector that holds a diagonal of the lattice
     if call.topology not in REGULAR_ARCS:
-        return _walk(launch, gradient, losses, dropped, arcs)
-    width = _diagonal(call)
-    kernels.lattice[(call.N,)](
+        return _walk(launch, width, gradient, losses, dropped, arcs)
+    launch.kernels.lattice[(call.N,)](
         arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, call.T, call.U1, call.negligible,
         1 + call.fastemit_lambda,
         GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
     )  # fmt: skip
 
 
-def _arcs_of_tiles(launch: _Launch, arcs: Tensor) -> None:
-    """Fill arcs tile by tile: the activations of its cells, then their log-probabilities."""
-    from fused_transducer import kernels
-
-    call = launch.call
-    blocks = _blocks("logits", call.weight.dtype, launch)
-    each = _ceil(call.T * call.U1, blocks.BM)  # blocks of an utterance
-    at_once = min(call.N * each, _ceil(launch.forward_rows(blocks.BM), blocks.BM))
-    activations = call.weight.new_empty(at_once * blocks.BM, launch.HP)
-    weight, of_weight = launch.weights(call.weight.dtype, "H")
-    for block in range(0, call.N * each, at_once):
-        count = min(at_once, call.N * each - block)
-        launch.activate(activations[: count * blocks.BM], block, each, (), blocks.BM)
-        kernels.log_probabilities[(count,)](
-            activations, weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
-            launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty),
-            **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
-        )  # fmt: skip
-
-
-def _diagonal(call: Call) -> int:
-    """Return the length of the vector that holds a diagonal of the lattice."""
-    return max(16, 1 << (call.U1 - 1).bit_length())
-
-
-def _arcs(lattice: Lattice) -> Tuple[Tuple[Any, ...], ...]:
-    """Return the arcs as the kernels take them: dt, du, two parts (-1 for none), then_blank, constant."""
-    return tuple((arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight) for arc in lattice.arcs)
-
-
-def _walk(launch: _Launch, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
+def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
     """Fill the losses from the arcs of any lattice; with `gradient` also dropped, and arcs with the posteriors."""
-    from fused_transducer import kernels
-
     call, cells, lattice = launch.call, launch.cells, launch.call.lattice
     lengths = launch.T_lengths, launch.U_lengths
     parts = arcs.new_empty(lattice.parts, cells)
     blocks = _ceil(call.T * call.U1, OF_PARTS)
-    kernels.by_diagonals[(call.N * blocks,)](
+    launch.kernels.by_diagonals[(call.N * blocks,)](
         arcs, parts, *lengths, cells, blocks, call.T, call.U1, PARTS=lattice.parts, BM=OF_PARTS
     )
-    passes, width = 2 if gradient else 1, _diagonal(call)
+    passes = 2 if gradient else 1
     mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
     exponents = torch.empty_like(mantissas, dtype=torch.int64)
-    table = {"ARCS": _arcs(lattice), "COUNT": len(lattice.arcs), "LABEL_ENDS": lattice.label_ends}
-    kernels.walk[(call.N, passes)](
+    # dt, du, two parts (-1 for none), then_blank, constant
+    rows = tuple((arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight) for arc in lattice.arcs)
+    table = {"ARCS": rows, "COUNT": len(rows), "LABEL_ENDS": lattice.label_ends}
+    launch.kernels.walk[(call.N, passes)](
         parts, mantissas, exponents, losses, *lengths, cells, call.T, call.U1,
         **table, BLOCK=width, num_warps=min(16, max(1, width // 32)),
     )  # fmt: skip
     if not gradient:
         return
     sums = dropped.new_zeros(2, call.N * blocks)
-    kernels.posteriors[(call.N * blocks,)](
+    launch.kernels.posteriors[(call.N * blocks,)](
         arcs, parts, mantissas, exponents, sums, *lengths, cells, blocks, call.T, call.U1, call.negligible,
         1 + call.fastemit_lambda,
         **table, PARTS=lattice.parts, OF_SYMBOLS=lattice.of_symbols, BM=OF_PARTS,
     )  # fmt: skip
     lost, total = sums.view(2, call.N, blocks).sum(2)
     dropped.copy_(torch.where(total > 0, lost / total, 0))
-
-
-def _positions(call: Call, arcs: Tensor, grad_losses: Tensor) -> Tensor:
-    """(cells,) how many cells up to each have a gradient."""
-    posterior = arcs[: call.lattice.of_symbols].sum(0)
-    counts = ~(posterior < call.negligible) & (posterior != 0)
-    counts = (counts.view(call.N, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
-    return counts.cumsum(0, dtype=torch.int64 if len(counts) >= 2**31 else torch.int32)
 
 
 def backward(
@@ -364,11 +307,11 @@ def backward(
 
 def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]) -> None:
     """grad_losses: contiguous, since the gradient of `losses.sum()` is one number expanded to (N,)."""
-    from fused_transducer import kernels
-
     d_encoder, d_decoder, d_weight, d_bias = gradients
     launch, cells = _Launch(call), arcs.shape[1]
-    positions = _positions(call, arcs, grad_losses)
+    kernels = launch.kernels
+    counts = (plain.counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
+    positions = counts.cumsum(0, dtype=torch.int64 if cells >= 2**31 else torch.int32)  # how many count up to each
     count = _Count(positions)
     numbers = torch.empty_like(positions)
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
@@ -415,8 +358,10 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
             kernels.add_to_decoder[(min(ADDERS, call.N * call.U1), across)](
                 sums, numbers, positions, d_decoder, cells, tile, rows, call.T, call.U1, call.H, launch.HP, **how
             )
-    if layer is not None:
-        layer.finish(d_weight, d_bias)
+    if layer is not None and d_weight is not None:
+        torch.sum(layer.weight[..., : call.H], 0, out=d_weight)
+    if layer is not None and d_bias is not None:
+        torch.sum(layer.bias, 0, out=d_bias)
 
 
 class _Count:
@@ -461,40 +406,20 @@ class _WeightGradients:
     def __init__(self, call: Call, launch: _Launch, dtype: torch.dtype, rows: int, weight: bool, bias: bool):
         self.rows, self.cells = rows, launch.cells
         blocks = _blocks("weight", dtype, launch)
-        self.blocks = {**blocks._asdict(), **launch.products(dtype)._asdict()}
+        self.launch, self.blocks = launch.kernels.weight_gradients, {**blocks._asdict(), **launch.products(dtype)}
         programs = _ceil(call.V, blocks.BV), _ceil(call.H, blocks.BH) if weight else 1
         most = min(MOST_SPLITS, _ceil(rows, 256))
         splits, share = _splits(programs[0] * programs[1], _ceil(rows, blocks.BM), most, launch.multiprocessors)
         self.grid, share = (*programs, splits), share * blocks.BM
         self.flags = {
-            "V": call.V,
-            **launch.padded,
-            "SHARE": share,
-            "COMPILED": launch.gpu is not None,
-            "WEIGHT": weight,
+            "V": call.V, **launch.padded, "SHARE": share, "COMPILED": launch.gpu is not None, "WEIGHT": weight,
             "BIAS": bias,
-        }
+        }  # fmt: skip
         self.weight = torch.zeros(splits if weight else 0, call.V, launch.HP, dtype=torch.float32, device=call.device)
         self.bias = torch.zeros(splits if bias else 0, call.V, dtype=torch.float32, device=call.device)
 
     def add(self, activations: Tensor, of_logits: Tensor, positions: Tensor, tile: int) -> None:
-        from fused_transducer import kernels
-
-        kernels.weight_gradients[self.grid](
-            activations,
-            of_logits,
-            positions,
-            self.weight,
-            self.bias,
-            self.cells,
-            tile,
-            self.rows,
-            **self.flags,
-            **self.blocks,
-        )
-
-    def finish(self, d_weight: Optional[Tensor], d_bias: Optional[Tensor]) -> None:
-        if d_weight is not None:
-            torch.sum(self.weight[..., : d_weight.shape[1]], 0, out=d_weight)
-        if d_bias is not None:
-            torch.sum(self.bias, 0, out=d_bias)
+        self.launch[self.grid](
+            activations, of_logits, positions, self.weight, self.bias, self.cells, tile, self.rows,
+            **self.flags, **self.blocks,
+        )  # fmt: skip
