@@ -82,8 +82,8 @@ class Counted(msgspec.Struct, kw_only=True):
 
 def parts_of(counted: Counted, by: str = "module", depth: Optional[int] = None) -> List[Values]:
     """Return the parts by one of BREAKDOWNS as CSV and JSON have them, and the total at the end.  Modules, each with
-    all below it, go down to `depth` names below the model, in its order, then paths that are no module; others begin with
-    the largest."""
+    all below it, go down to `depth` names below the model, in its order, then paths that are no module; others begin
+    with the largest."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: Dict[str, Values] = {}
 
