@@ -19,20 +19,18 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from common.core import text
 from common.core.errors import UserError
 from common.core.settings import Settings
 from common.data import shapes
 from common.data.streams import uniform64
 from common.records.schema import Totals
 
-MODES = ("first", "longest", "random", "spread")
-
 
 class Batches:
-    """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch;
-    ``utterances`` are those of all batches, one batch after the other.  It is made of the utterances of the shape file,
-    (utterances, 2); order: rows of it, batch after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``;
-    too_long: rows of utterances of more than max_frames, longest first."""
+    """A sequence of batches.  ``batches[i]`` is int32 (N, 2), columns T and U; ``utterances`` are those of all batches.
+    It is made of the rows of the shape file; order: their numbers, batch after batch; bounds: batch i is
+    ``order[bounds[i]:bounds[i + 1]]``; too_long: rows of utterances of more than max_frames, longest first."""
 
     def __init__(self, utterances: np.ndarray, order: np.ndarray, bounds: np.ndarray, too_long: Sequence[int] = ()):
         self.utterances = np.asarray(utterances, dtype=np.int32).take(order, axis=0)
@@ -47,17 +45,11 @@ class Batches:
         return self.utterances[self._slice(index)]
 
     def rows(self, index: int) -> np.ndarray:
-        """Return the rows in the shape file of the utterances of batch `index`: int64 (N,), counted from 0."""
+        """Return the rows of batch `index` in the shape file: int64 (N,), counted from 0."""
         return self._order[self._slice(index)]
 
-    def cells(self, index: int) -> Tuple[int, int]:
-        """Return the useful and padded cells of batch `index`."""
-        description = self.describe(index)
-        return description["useful_cells"], description["padded_cells"]
-
     def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, int]:
-        """Return batch `index` as the ``environment`` record has it; with `prune_range`, also the cells of so many
-        symbols per frame."""
+        """Return batch `index` as records have it; prune_range: also the cells of so many symbols per frame."""
         frames, tokens = self[index].astype(np.int64).T
         numbers = {"index": range(len(self))[index], "N": len(frames), "T_max": frames.max(), "U_max": tokens.max()}
         numbers["useful_cells"] = (frames * (tokens + 1)).sum()
@@ -70,8 +62,6 @@ class Batches:
 
     def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:
         """Return the useful and padded cells of every batch, each int64 (batches,)."""
-        if not len(self):
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         frames, tokens = self.utterances.astype(np.int64).T
         starts = self._bounds[:-1]
         useful = np.add.reduceat(frames * (tokens + 1), starts)
@@ -79,31 +69,13 @@ class Batches:
 
     def longest(self) -> np.ndarray:
         """Return the largest T of every batch, int64 (batches,)."""
-        if not len(self):
-            return np.zeros(0, dtype=np.int64)
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Totals:
-        """Return totals of all batches."""
         frames = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
-        return Totals(
-            utterances=len(frames),
-            frames=int(frames.sum()),
-            T_max=int(frames.max()),
-            batches=len(self),
-            mean_log_useful_share=float(np.log(useful / padded).mean()),
-        )
-
-    def warning(self) -> Optional[str]:
-        """Return a line about utterances that are too long, each a batch of its own; None when there are none."""
-        if not self.too_long:
-            return None
-        row, count = self.too_long[0], len(self.too_long)
-        return (  # the order is longest first, so the first batch holds the longest
-            f"{count} utterance{'s' if count > 1 else ''} longer than --max-frames, each a batch of its own; "
-            f"the longest has {self[0][0, 0]} frames (row {row}, counted from 0)"
-        )
+        share = float(np.log(useful / padded).mean())
+        return Totals(len(frames), int(frames.sum()), int(frames.max()), len(self), share)
 
     def _slice(self, index: int) -> slice:
         index = range(len(self))[index]  # raises IndexError
@@ -111,21 +83,15 @@ class Batches:
 
 
 def fixed_size(utterances: np.ndarray, batch_size: int) -> Batches:
-    """Return batches of `batch_size` utterances in file order; the last one may be short.  utterances: (utterances, 2),
-    columns T and U. Raises UserError for a batch size below 1."""
-    if batch_size < 1:
-        raise UserError(f"--batch-size {batch_size}: a batch needs at least 1 utterance")
+    """Return batches of `batch_size` utterances (utterances, 2) in file order; the last one may be short."""
     count = len(utterances)
     bounds = np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
     return Batches(utterances, np.arange(count, dtype=np.int64), bounds)
 
 
 def max_frames(utterances: np.ndarray, max_frames: int) -> Batches:
-    """Return batches of utterances sorted by T, then U, longest first, each filled while its sum of T stays within
-    `max_frames`.  T and U move as pairs, and equal ones keep their file order.  A longer utterance is a batch of its
-    own (see ``Batches.too_long``).  utterances: (utterances, 2).  Raises UserError for a number below 1."""
-    if max_frames < 1:
-        raise UserError(f"--max-frames {max_frames}: a batch needs at least 1 frame")
+    """Return batches of utterances (utterances, 2) sorted by T, then U, longest first, each filled while its sum of T
+    stays within `max_frames`.  Equal ones keep their file order; a longer utterance is a batch of its own."""
     frames, tokens = np.asarray(utterances).astype(np.int64).T
     order = np.lexsort((-tokens, -frames))
     frames = frames[order]
@@ -144,24 +110,19 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
 
     mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded), ``spread``
     (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).  The last two draw
-    other batches in every round (from 1); random ones repeat only when all were drawn.  Raises UserError for another
-    mode or a count < 1."""
-    if mode not in MODES:
-        raise UserError(f"--batches {mode}: choose one of {', '.join(MODES)}")
-    if count < 1:
-        raise UserError(f"{count} batches asked for: measure at least 1")
+    other batches in every round (from 1); random ones repeat only when all were drawn."""
     available = len(batches)
     count = min(count, available)
     if mode == "first":
         return list(range(count))
     if mode == "random":
         drawn = np.argsort(uniform64(seed, available), kind="stable")
-        return drawn[np.arange((round_number - 1) * count, round_number * count) % max(available, 1)].tolist()
+        return drawn[np.arange((round_number - 1) * count, round_number * count) % available].tolist()
     padded = batches.all_cells()[1]
     if mode == "longest":
         return np.argsort(-padded, kind="stable")[:count].tolist()
     by_length = np.lexsort((-padded, -batches.longest()))
-    edges = np.arange(count + 1) * available // max(count, 1)
+    edges = np.arange(count + 1) * available // count
     places = uniform64(seed, round_number * count)[(round_number - 1) * count :]
     picks = edges[:-1] + (places * np.diff(edges)).astype(np.int64)
     return by_length[picks].tolist()
@@ -176,34 +137,19 @@ def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[
 
 def lightest(batches: Batches, indices: Sequence[int]) -> int:
     """Return the batch of `indices` with the fewest padded cells."""
-    return min(indices, key=lambda index: batches.cells(index)[1])
+    padded = batches.all_cells()[1]
+    return min(indices, key=lambda index: int(padded[index]))
 
-
-# The batches of a run: its shape file and its settings.
 
 #: Subsampling of shape_info.pt, and of every shape file whose provenance names no other.
 SUBSAMPLING = 4
 
 
 def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batches, List[int]]:
-    """Return (all batches of the shape file, indices of the measured ones).
-
-    Args:
-        settings: of the run.
-        round_number: whose batches; None: those of all rounds.
-
-    Raises UserError.
-    """
-    batches = in_batches(load_utterances(settings), settings)
-    return batches, selected(batches, settings, round_number)
-
-
-def load_utterances(settings: Settings) -> np.ndarray:
-    """Return the utterances of the shape file with the durations and variations of the settings: int32 (utterances, 2),
-    columns T and U. Raises UserError."""
+    """Return all batches of the shape file, with the durations and variations of the settings, and the indices of those
+    that are measured in a round (None: in all rounds).  Raises UserError."""
     path = Path(settings.shape_file)
-    known = shapes.known_factor(path)
-    factor = settings.subsampling
+    known, factor = shapes.known_factor(path), settings.subsampling
     if known not in (None, SUBSAMPLING):  # it can be used as it is, and never be turned into a third
         if factor not in (known, SUBSAMPLING):
             words = f"the frames of {path} are at x{known} already, as the file beside it says"
@@ -213,7 +159,8 @@ def load_utterances(settings: Settings) -> np.ndarray:
     front_end = shapes.frame_shift(path), known or SUBSAMPLING
     utterances = between(shapes.load(path), *front_end, settings.min_duration, settings.max_duration)
     lengths = {key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")}
-    return vary(utterances, subsampling=factor, **lengths)
+    batches = in_batches(vary(utterances, subsampling=factor, **lengths), settings)
+    return batches, selected(batches, settings, round_number)
 
 
 def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
@@ -224,15 +171,18 @@ def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
 
 def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> List[str]:
     """Return a line for each surprise in the batches of a run."""
-    lines = [batches.warning()]
-    available, wanted = len(batches), settings.num_batches
+    lines, available, wanted = [], len(batches), settings.num_batches
+    if batches.too_long:  # longest first, as the batches
+        count = text.count(len(batches.too_long), "utterance")
+        longest = f"the longest has {batches[0][0, 0]} frames (row {batches.too_long[0]}, counted from 0)"
+        lines.append(f"{count} longer than --max-frames, each a batch of its own; {longest}")
     if not settings.find_largest:  # which has sizes of its own
         if len(chosen) < wanted:
             lines.append(f"--num-batches {wanted}: there are no more than {len(chosen)}, and all are measured")
         elif settings.own_batches and available < wanted * settings.rounds:
             shared = f"there are {available} batches for {settings.rounds} rounds, so rounds share some"
             lines.append(f"--num-batches {wanted}: {shared}")
-    return [line for line in lines if line]
+    return lines
 
 
 def selected(batches: Batches, settings: Settings, round_number: Optional[int] = None) -> List[int]:
@@ -246,28 +196,21 @@ def selected(batches: Batches, settings: Settings, round_number: Optional[int] =
 
 def vary(
     utterances: np.ndarray,
-    *,
     subsampling: int = SUBSAMPLING,
     token_scale: float = 1.0,
     concatenate: int = 1,
     frames: Optional[int] = None,
     tokens: Optional[int] = None,
 ) -> np.ndarray:
-    """Return rows of other lengths, int32 (rows, 2), columns T and U; the defaults change nothing.
-
-    The arguments apply in this order.
+    """Return rows of other lengths, int32 (rows, 2), columns T and U.  The arguments apply in this order:
 
     Args:
         utterances: (utterances, 2), columns T and U at x4.
-        concatenate: each group of so many successive rows becomes one, with the sums of T and of U; the last group may
-            be smaller.
+        concatenate: so many successive rows become one, with the sums of T and of U; the last group may be smaller.
         subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go through the front end of
-            shapes.subsampled; at least 1.  8 is a third convolution of icefall's, (T - 1) // 2; 6 is ESPnet's,
-            (2 T - 1) // 3.
+            shapes.subsampled; at least 1.
         token_scale: factor of U, rounded half to even; U >= 1 gives at least 1.
         frames, tokens: this T, this U, for every row.
-
-    Raises UserError for an utterance longer than a shape file can hold.
     """
     rows = np.asarray(utterances, dtype=np.int64)
     if concatenate > 1:
@@ -289,11 +232,8 @@ def vary(
 def between(
     utterances: np.ndarray, frame_shift: float, factor: int, shortest: Optional[float], longest: Optional[float]
 ) -> np.ndarray:
-    """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).
-
-    T encoder frames at x`factor` are at least factor * T + factor - 1 feature frames of `frame_shift` seconds each; at
-    x4 they are up to three more, so the seconds are right to 0.03.  Raises UserError where no utterance is left.
-    """
+    """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).  T frames at x4
+    are up to three feature frames more than is known, so the seconds are right to 0.03."""
     if shortest is None and longest is None:
         return utterances
     frames = shapes.feature_frames(np.asarray(utterances[:, 0], dtype=np.int64), factor)
