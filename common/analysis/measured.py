@@ -61,7 +61,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         profile=numbers,
         step=times.times(samples, "step"),
         loss_alone=times.times(samples, "loss"),
-        timed=list(times.in_order(timed)),
+        timed=times.in_order(timed),
         others_cpu=times.others_cpu(samples),
         peaks_mb=_peaks([line for line in well if isinstance(line, schema.Memory)]),
         bytes_per_second=times.bandwidth(limits),
@@ -152,8 +152,8 @@ def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, floa
         for counter in COUNTERS:
             value = getattr(line, f"{counter}_bytes")
             if value is not None:
-                batch = str(line.batch)
-                of_scope[counter][batch] = max(of_scope[counter].get(batch, 0.0), value / text.MB)
+                known = of_scope[counter].get(str(line.batch), 0.0)
+                of_scope[counter][str(line.batch)] = max(known, value / text.MB)
     return highest
 
 

@@ -99,10 +99,8 @@ class Standing:
             return ""
         if max(self.busy) > BUSY_LIMIT:
             return f"{self.load}: {CALM}, or measure both in one run"
-        if ratio.least is None:
-            drift = max(_drift(ratio.baseline), _drift(ratio.new))
-        else:  # rounds with batches of their own differ in length, so only their ratio can be seen to drift
-            drift = _drift(self.by_round)
+        # Rounds with batches of their own differ in length, so only their ratio can be seen to drift.
+        drift = max(map(_drift, (ratio.baseline, ratio.new) if ratio.least is None else (self.by_round,)))
         if drift < abs(math.log(ratio.ratio)):
             return ""
         return (
@@ -116,9 +114,8 @@ class Standing:
 
     @property
     def load(self) -> str:
-        return (
-            f"{self.busy[0]:.0%} of the baseline's samples and {self.busy[1]:.0%} of the new ones ran beside other load"
-        )
+        baseline, new = self.busy
+        return f"{baseline:.0%} of the baseline's samples and {new:.0%} of the new ones ran beside other load"
 
     @cached_property
     def verdict(self) -> str:
@@ -197,17 +194,11 @@ class Standing:
     def as_json(self) -> Record:
         ratio = self.ratio
         return {
-            "scope": self.scope,
-            "fastest": self.baseline.name,
-            "is_fastest": self.is_fastest,
-            "ratio": self.times,
+            **{"scope": self.scope, "fastest": self.baseline.name, "is_fastest": self.is_fastest, "ratio": self.times},
             **{key: getattr(ratio, key, None) for key in ("low", "high", "batches", "least", "most")},
             "rounds": len(ratio.new) if ratio else None,
             "of_file": bool(ratio and ratio.of_file),
-            "by_round": self.by_round,
-            "verdict": self.verdict,
-            "paired": self.paired,
-            "beside_load": self.beside_load,
+            **{key: getattr(self, key) for key in ("by_round", "verdict", "paired", "beside_load")},
         }
 
     def judged_json(self) -> Record:
@@ -221,8 +212,7 @@ class Standing:
 
 def _drift(rounds: Sequence[float]) -> float:
     """Return by how much the mean logarithm of a run's times differs between its halves."""
-    half = len(rounds) // 2
-    logarithms = [math.log(time) for time in rounds]
+    half, logarithms = len(rounds) // 2, statistics.log_values(rounds)
     return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
 
 
@@ -238,9 +228,7 @@ def percent(fraction: float, digits: int = 3) -> str:
 
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
     """Return how a row stands against another, without rounds beside other load where enough others are left."""
-    together = (
-        row.header.run_id == baseline.header.run_id
-    )  # both were measured in alternation, in the rounds of one run
+    together = row.header.run_id == baseline.header.run_id  # measured in alternation, in the rounds of one run
     sides: List[Mapping[str, Mapping[str, float]]] = [each.of(scope).medians for each in (baseline, row)]
     loaded = [set(each.of(scope).loaded) for each in (baseline, row)]
     if together:
@@ -286,11 +274,8 @@ def set_apart(rows: Sequence[Row]) -> None:
     equals."""
     measured = [row for row in rows if row.torch and row.is_measured]
     torches = [row.torch for row in measured if row.loss == row.name] or [row.torch for row in measured]
-
-    def weight(torch: str) -> Tuple[int, List[int]]:
-        return torches.count(torch), [int(part) for part in torch.split(".") if part.isdigit()]
-
-    home = max(torches, key=weight, default="")
+    weights = [(torches.count(each), [int(part) for part in each.split(".") if part.isdigit()]) for each in torches]
+    home = max(zip(weights, torches), default=(0, ""))[1]
     for row in rows:
         row.under = "" if row.torch == home else row.torch
 

@@ -6,14 +6,13 @@ of the largest buffer, and the products of a step over the best rate of products
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from itertools import accumulate
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core import implementations, statistics, text
 from common.records import schema, store
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-#: Settings that the work depends on.
-NEEDED = {"dtype", "vocab_size", "encoder_dim"}
 
 
 class Sample(NamedTuple):
@@ -84,14 +83,15 @@ def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> 
     return sum(batch.N for batch in known) / seconds, sum(frames) / seconds if len(frames) == len(known) else None
 
 
-def in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
-    """Yield the samples in the order taken, without warm-up."""
-    elapsed = 0.0
-    for line in timed:
-        elapsed += line.ranked_ns / 1e9
-        if not line.warmup:
-            place = (line.scope, str(line.round), str(line.batch), elapsed)
-            yield Sample(*place, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
+def in_order(timed: Sequence[schema.Sample]) -> List[Sample]:
+    """Return the samples in the order taken, without warm-up."""
+    ends = accumulate(line.ranked_ns / 1e9 for line in timed)
+    places = [(line, (line.scope, str(line.round), str(line.batch), end)) for line, end in zip(timed, ends)]
+    return [
+        Sample(*place, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
+        for line, place in places
+        if not line.warmup
+    ]
 
 
 def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
@@ -146,7 +146,11 @@ def limit_percent(
     records hold too little. at_size: of the correctness pass, which counted the needed cells."""
     moved, every = bandwidth(limits), [each for line in limits for each in line.products]
     products = max((2e9 * each.n**3 / min(each.ns) for each in every), default=None)
-    known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and settings.get("mode") != "forward"
+    known = (
+        settings.keys() >= {"dtype", "vocab_size", "encoder_dim"}
+        and settings["dtype"] in ITEMSIZE
+        and settings.get("mode") != "forward"
+    )
     if not (moved and known and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
     share, percent = at_size.needed_cells / at_size.useful_cells, {}

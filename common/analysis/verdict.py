@@ -14,10 +14,8 @@ from common.analysis import groups, metrics
 from common.analysis.ratios import Drift, Ratio
 from common.analysis.row import Row, gaps
 from common.analysis.standing import Standing, stand, standings
-from common.core import implementations
-from common.core.text import number, plain
+from common.core import implementations, text
 from common.present import parts
-from common.present.parts import Link
 
 #: Peaks that differ by less count as equal: the two ways to measure them differ as much.
 MEMORY_MARGIN = 0.02
@@ -164,7 +162,7 @@ def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float, most: bool = Fal
 
 # In words.
 
-Words = List[Union[str, Link]]
+Words = List[Union[str, parts.Link]]
 
 #: Of a loss whose gradients are further off than float32 makes them.
 COARSE = "computes in less than float32"
@@ -187,10 +185,10 @@ class Measure(NamedTuple):
 
 
 def time_of(scope: str) -> Measure:
-    return Measure(lambda row: f"{number(row.median_ms(scope))} ms a {scope}", "the time")
+    return Measure(lambda row: f"{text.number(row.median_ms(scope))} ms a {scope}", "the time")
 
 
-PEAK = Measure(lambda row: f"{number(row.peak_mb)} MB", "the peak")
+PEAK = Measure(lambda row: f"{text.number(row.peak_mb)} MB", "the peak")
 SIZE = Measure(
     lambda row: (
         f"{metrics.largest(row)} {'frames' if row.largest and row.largest.of == 'max-frames' else 'utterances'}"
@@ -200,11 +198,11 @@ SIZE = Measure(
 
 
 def name_of(row: Row) -> str:
-    return row.label or plain(row.name)
+    return row.label or text.plain(row.name)
 
 
-def value(row: Row, measure: Measure) -> Link:
-    return Link(measure.shown(row), row.results)
+def value(row: Row, measure: Measure) -> parts.Link:
+    return parts.Link(measure.shown(row), row.results)
 
 
 # Picks.
@@ -220,13 +218,15 @@ def headline(pick: Pick) -> str:
     if pick.next is None or pick.times is None:
         return f"Use {name}, the only exact loss that was compared"
     ratio = pick.next_ratio
-    span = "" if ratio is None or ratio.low is None else f" ({number(ratio.low, 2)} to {number(ratio.high, 2)})"
-    faster = f"{number(pick.times, 2)}x faster{span}"
+    span = (
+        "" if ratio is None or ratio.low is None else f" ({text.number(ratio.low, 2)} to {text.number(ratio.high, 2)})"
+    )
+    faster = f"{text.number(pick.times, 2)}x faster{span}"
     mine, other = pick.row.peak_mb, pick.next.peak_mb
     times = other / mine if mine and other else 1.0
     if times > 1 + MEMORY_MARGIN:
-        return f"Use {name}: {faster} and {number(times, 2)}x smaller than the next exact loss"
-    larger = f", with {number(1 / times, 2)}x its memory" if 1 / times > 1 + MEMORY_MARGIN else ""
+        return f"Use {name}: {faster} and {text.number(times, 2)}x smaller than the next exact loss"
+    larger = f", with {text.number(1 / times, 2)}x its memory" if 1 / times > 1 + MEMORY_MARGIN else ""
     return f"Use {name}: {faster} than the next exact loss{larger}"
 
 
@@ -249,15 +249,12 @@ def against_next(pick: Pick, measure: Measure) -> Words:
         return [best, "; the only one measured"]
     ratio, following, span = pick.next_ratio, name_of(pick.next), ""
     if ratio and ratio.low is not None:
-        span = f" (95% interval {number(ratio.low, 3)} to {number(ratio.high, 3)})"
-    behind = f"{following} at {number(pick.times, 3)}x {measure.noun}{span}"
+        span = f" (95% interval {text.number(ratio.low, 3)} to {text.number(ratio.high, 3)})"
+    behind = f"{following} at {text.number(pick.times, 3)}x {measure.noun}{span}"
     if pick.sure:
         return [best, f"; next is {behind}"]
     others = len(pick.rivals) - 1
-    if others > 0:
-        behind += f" and {others} more are"
-    else:
-        behind += " is"
+    behind += f" and {others} more are" if others > 0 else " is"
     advice = "; one round gives no interval: use --rounds 3 or more" if ratio and ratio.low is None else ""
     return [best, f"; {behind} too close to tell{advice}"]
 
@@ -280,19 +277,17 @@ def logits_words(picks: LogitsPick) -> Words:
         by_loss = named(loss, time_of("loss"))
         return ["unclear: by the step ", *named(step, time_of("step")), "; by the loss alone ", *by_loss]
     by_best, other = named(best, time_of(best.scope)), loss if best is step else step
-    return [*by_best, f"; its {other.scope} is the fastest too"] if other.sure else [*by_best, *_by(other)]
-
-
-def _by(pick: Pick) -> Words:
-    scope = "step" if pick.scope == "step" else "loss alone"
-    return [f"; by the {scope} ", *answer(pick, time_of(pick.scope))]
+    if other.sure:
+        return [*by_best, f"; its {other.scope} is the fastest too"]
+    by = "step" if other.scope == "step" else "loss alone"
+    return [*by_best, f"; by the {by} ", *answer(other, time_of(other.scope))]
 
 
 def approximate(pick: Pick) -> Words:
     if pick.withheld:
         return [pick.withheld]
     known = {"time": pick.over.ratio if pick.over else None, "peak": pick.memory}
-    ratios = [f"{number(ratio, 2)}x the {noun}" for noun, ratio in known.items() if ratio]
+    ratios = [f"{text.number(ratio, 2)}x the {noun}" for noun, ratio in known.items() if ratio]
     parts = [f"{' and '.join(ratios)} of the fastest exact loss"] if ratios else []
     off = accuracy(pick.row)
     parts += [f"its loss is {off}"] if off else []
@@ -323,12 +318,8 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
         return [peak, ", the smallest" if smallest.sure else ", as small as any"]
     if least is row or not least.peak_mb:
         return [peak]
-    return [
-        peak,
-        f", {number(row.peak_mb / least.peak_mb, 3)}x the peak of {name_of(least)} (",
-        value(least, PEAK),
-        ")",
-    ]
+    times = text.number(row.peak_mb / least.peak_mb, 3)
+    return [peak, f", {times}x the peak of {name_of(least)} (", value(least, PEAK), ")"]
 
 
 def corners(pick: Pick) -> Tuple[str, str]:
@@ -369,14 +360,16 @@ def over_fastest(standing: Standing) -> str:
     batches = "1 batch" if ratio.batches == 1 else f"{ratio.batches} batches"
     here = ", in this run" if standing.paired else ""
     over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"{batches}{here}"
-    parts = [f"{begin}: {number(ratio.ratio, 3)}x over {over}", "one round gives no interval"]
+    parts = [f"{begin}: {text.number(ratio.ratio, 3)}x over {over}", "one round gives no interval"]
     if ratio.low is not None:
-        parts[1] = f"95% interval over {len(ratio.new)} rounds {number(ratio.low, 3)} to {number(ratio.high, 3)}"
+        parts[1] = (
+            f"95% interval over {len(ratio.new)} rounds {text.number(ratio.low, 3)} to {text.number(ratio.high, 3)}"
+        )
         parts[1] += f": {standing.verdict}"
         if ratio.of_file:
-            parts.append(f"{number(ratio.least, 3)} to {number(ratio.most, 3)} from batch to batch")
+            parts.append(f"{text.number(ratio.least, 3)} to {text.number(ratio.most, 3)} from batch to batch")
         if standing.by_round:
-            parts.append(f"round by round {', '.join(number(each, 3) for each in standing.by_round)}")
+            parts.append(f"round by round {', '.join(text.number(each, 3) for each in standing.by_round)}")
     if not standing.paired:
         parts.append("rounds of different runs: measure both in one to be sure")
     return "; ".join(parts)
@@ -384,7 +377,7 @@ def over_fastest(standing: Standing) -> str:
 
 def drifting(standing: Standing, drift: Drift) -> str:
     return (
-        f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {number(drift.factor, 3)} "
-        f"({number(drift.low, 3)} to {number(drift.high, 3)}) from the first round to the last: what holds in this run "
-        "may not in another"
+        f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {text.number(drift.factor, 3)} "
+        f"({text.number(drift.low, 3)} to {text.number(drift.high, 3)}) from the first round to the last: what holds "
+        "in this run may not in another"
     )

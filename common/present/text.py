@@ -87,7 +87,7 @@ NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 
 def json_text(rows: Sequence[Values]) -> str:
     """Return the rows as a JSON list of objects, in ASCII, so that no control character gets through."""
-    return json.dumps([_finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
+    return json.dumps(finite(list(rows)), indent=2, allow_nan=False) + "\n"
 
 
 def csv_text(rows: Sequence[Values]) -> str:
@@ -108,10 +108,12 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not NUMBER.fullmatch(text) else text
 
 
-def _finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by None."""
+def finite(value: Any, digits: int = 17) -> Any:
+    """Replace infinity and NaN, which JSON lacks, by None; round numbers to so many significant digits."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {key: finite(item, digits) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item, digits) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value

@@ -8,10 +8,8 @@ from typing import Any, List, Sequence, Tuple
 
 from common.analysis import verdict
 from common.analysis.row import Row
-from common.core import implementations, snippets, text
-from common.core.settings import LENGTHS, MEASURED, described
+from common.core import implementations, settings, snippets, text
 from common.present import parts
-from common.show import tables
 
 OURS = "fused_transducer"  # the package that comes with the suite
 
@@ -88,11 +86,10 @@ def size_of(rows: Sequence[Row]) -> List[str]:
 
 
 def versions(entries: Sequence[Row]) -> parts.Table:
-    columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
+    columns = ("implementation", "version", "torch", "Python", "CUDA", "run started (UTC)", "folder")
     rows = []
     for entry in [entry for entry in entries if entry.is_measured] or entries:
         of, name = entry.environment, text.plain(entry.folder.resolve().name)
-        options = text.plain(tables.options_text(of.options)) or "-"
         started = text.plain(entry.header.started or "-").replace("T", " ").replace("+00:00", "")
         rows.append(
             [
@@ -101,7 +98,7 @@ def versions(entries: Sequence[Row]) -> parts.Table:
                     parts.Cell(text.plain(each or "-"))
                     for each in (of.implementation_version, of.torch, of.python, of.cuda)
                 ),
-                *(parts.Cell(options, mark="long"), parts.Cell(started, mark="whole")),
+                parts.Cell(started, mark="whole"),
                 parts.Cell(name, name, entry.results if entry.jobs else entry.folder),
             ]
         )
@@ -110,14 +107,18 @@ def versions(entries: Sequence[Row]) -> parts.Table:
 
 def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
     entry = next((entry for entry in entries if entry.is_measured), entries[0] if entries else Row())
-    settings, machine = entry.header.settings, entry.header.machine
+    given, machine = entry.header.settings, entry.header.machine
     memory = f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""
     cores = f", {machine.cores} cores" if machine.cores else ""
-    order = "sorted by length" if settings.get("sort_utterance") else "in file order"
+    order = "sorted by length" if given.get("sort_utterance") else "in file order"
     rounds, path, digest = entry.rounds, entry.environment.shape_file, entry.environment.shape_file_sha256
-    shapes = [f"{Path(path).name} (sha256 {digest[:12]})", *described(settings, (LENGTHS,))] if path and digest else []
+    shapes = (
+        [f"{Path(path).name} (sha256 {digest[:12]})", *settings.described(given, (settings.LENGTHS,))]
+        if path and digest
+        else []
+    )
     revision = str(entry.header.git_revision or "")[:12]
-    schedule, vocabulary = settings.get("schedule"), settings.get("vocab_size")
+    schedule, vocabulary = given.get("schedule"), given.get("vocab_size")
     command, rate = entry.header.command, entry.bytes_per_second
     facts: List[Tuple[str, Any]] = [
         ("Machine", f"{machine.cpu}{cores}{memory}" if machine.cpu else None),
@@ -128,12 +129,12 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
         ("Denormals", entry.environment.denormals),
         ("Allocator", entry.environment.allocator),
         ("Memory, at best", rate and f"{text.number(rate / 1e9, 3)} GB/s read and written"),
-        ("Batches", entry.batches and f"{len(entry.batches)} ({settings.get('batches')}), {order}"),
-        ("Joiner", f"{settings.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
-        ("Dtype", settings.get("dtype")),
+        ("Batches", entry.batches and f"{len(entry.batches)} ({given.get('batches')}), {order}"),
+        ("Joiner", f"{given.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
+        ("Dtype", given.get("dtype")),
         ("Shapes", ", ".join(shapes)),
-        ("Options", ", ".join(described(settings, (MEASURED,)))),
-        ("Seed", settings.get("seed")),
+        ("Options", ", ".join(settings.described(given, (settings.MEASURED,)))),
+        ("Seed", given.get("seed")),
         ("Rounds", rounds and f"{rounds} of fresh processes"),
         ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
         ("Suite", revision and revision + (" with uncommitted changes" if entry.header.git_dirty else "")),

@@ -8,13 +8,11 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from common.analysis import comparison, metrics
 from common.analysis.standing import BESIDE_LOAD, percent
-from common.core.errors import UserError
-from common.core.implementations import LATTICES
+from common.core import errors, implementations
 from common.core.text import error, escaped, gathered, number
 from common.present import parts, style
 from common.present.text import aligned, json_text, listed, markdown, spaced
-from common.show import page, plots
-from common.show import tables as screens
+from common.show import page, plots, tables
 
 FORMATS = ("table", "markdown", "json")
 COLUMNS = (
@@ -29,7 +27,10 @@ MARKS = {
     **dict.fromkeys(("slower", "more", "worse", "wrong"), "bad"),
 }
 #: Words for a side that is no exact loss, in a comparison of two implementations.
-OTHER_KINDS = {**dict.fromkeys(LATTICES, "computes the loss on another lattice"), "pruned": "is approximate by design"}
+OTHER_KINDS = {
+    **dict.fromkeys(implementations.LATTICES, "computes the loss on another lattice"),
+    "pruned": "is approximate by design",
+}
 
 
 class Line(NamedTuple):
@@ -58,8 +59,8 @@ def render(rows: Sequence[comparison.Change], remarks: Sequence[str], format: st
 def screen(
     rows: Sequence[comparison.Change],
     remarks: Sequence[str],
-    width: int = screens.WIDTH,
-    colors: Mapping[str, str] = screens.NO_COLORS,
+    width: int = tables.WIDTH,
+    colors: Mapping[str, str] = tables.NO_COLORS,
 ) -> str:
     """Return the outcome in lines of at most `width`: all times, whatever else changed, and the verdict."""
     shown = _measured(rows)
@@ -72,10 +73,10 @@ def screen(
         answers[BESIDE_LOAD] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
     return spaced(
         [
-            [line for text in origins(shown)[:2] for line in screens.wrapped(text, width, "  ")],
-            aligned(table(lines, COLUMNS[:7]), screens.LONGEST_NAME, colors).splitlines(),
-            [line for text in [*below, *remarks] for line in screens.wrapped(text, width, "  ", screens.MOST_LINES)],
-            screens.verdict_lines(answers, width, colors),
+            [line for text in origins(shown)[:2] for line in tables.wrapped(text, width, "  ")],
+            aligned(table(lines, COLUMNS[:7]), tables.LONGEST_NAME, colors).splitlines(),
+            [line for text in [*below, *remarks] for line in tables.wrapped(text, width, "  ", tables.MOST_LINES)],
+            tables.verdict_lines(answers, width, colors),
         ]
     )
 
@@ -94,12 +95,9 @@ def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> p
 
 def _measured(rows: Sequence[comparison.Change]) -> Sequence[comparison.Change]:
     """Return the rows of which a side has something to compare; all where none has."""
-
-    def has_any(row: comparison.Change) -> bool:
-        sides = (row.pair.baseline, row.pair.new)
-        return any(run.timed or run.peaks_mb or run.checked.loss_error is not None for run in sides)
-
-    return list(filter(has_any, rows)) or rows
+    sides = [(row, (row.pair.baseline, row.pair.new)) for row in rows]
+    known = [row for row, of in sides if any(run.timed or run.peaks_mb or run.checked.loss_error for run in of)]
+    return known or rows
 
 
 def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[str]:
@@ -192,9 +190,7 @@ def _power(rows: Sequence[comparison.Change]) -> str:
     changes = sorted(known for time in times if (known := time.detectable) is not None)
     if not changes:
         return f"{counts}; no change is detectable with so few rounds"
-    least, most = percent(changes[0], 2), percent(changes[-1], 2)
-    detectable = f"detectable at 80% power: {least}"
-    detectable += f" (best row) to {most} (worst)" if len(changes) > 1 else ""
+    detectable = f"detectable at 80% power: {percent(changes[0], 2)} (best row) to {percent(changes[-1], 2)} (worst)"
     detectable += f", in {len(changes)} of {len(times)} rows" if len(changes) < len(times) else ""
     if verdicts["unclear"] == len(times) and changes[-1] > NOISY:
         return f"too noisy; {detectable}; {counts}"
@@ -220,7 +216,7 @@ def _notes_of(row: comparison.Change) -> Iterator[str]:
 def write(rows: Sequence[comparison.Change], remarks: Sequence[str], output: Path) -> Path:
     """Write the page, whole or not at all; return its path. Raises UserError."""
     if not rows:
-        raise UserError("no page: nothing was compared")
+        raise errors.UserError("no page: nothing was compared")
     shown, first = _measured(rows), origins(rows)
     figure = _figure(shown)
     section = parts.Section(

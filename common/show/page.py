@@ -9,14 +9,13 @@ import base64
 import gzip
 import hashlib
 import json
-import math
 import os
 import subprocess
 import sys
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 from urllib.parse import quote
 
 from common.analysis import logs
@@ -24,7 +23,7 @@ from common.analysis.groups import Group, Sweep, kind_title
 from common.core import errors, files
 from common.core.text import plain, reason_of
 from common.present import parts
-from common.present.parts import Failure, Figure, Link, Section
+from common.present.text import finite
 from common.setup import interpreters
 from common.show import cards, plots, tables
 
@@ -46,7 +45,7 @@ def page(
     return assembled(sections(groups, base, swept, paths), base, title, _lead(groups, swept), library, reading=True)
 
 
-def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[Section]:
+def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[parts.Section]:
     result = [
         *(_section(group, index, len(groups), [base, *paths]) for index, group in enumerate(groups)),
         *(plots.of_sweep(each, number) for number, each in enumerate(swept)),
@@ -59,12 +58,12 @@ def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths:
     return result
 
 
-def _failed(name: str, title: str, error: Exception) -> Section:
-    return Section(name, title, failures=[Failure("error", "this section", [reason_of(error)])])
+def _failed(name: str, title: str, error: Exception) -> parts.Section:
+    return parts.Section(name, title, failures=[parts.Failure("error", "this section", [reason_of(error)])])
 
 
 def assembled(
-    sections: Sequence[Section],
+    sections: Sequence[parts.Section],
     base: Path,
     title: str,
     lead: str,
@@ -99,7 +98,7 @@ def assembled(
     )
 
 
-def _rendered(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any]]:
+def _rendered(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict[str, Any]]:
     """Return the section, its HTML and its plots; one that says what is wrong in place of a section that fails."""
     try:
         return _drawn(section, base)
@@ -107,11 +106,11 @@ def _rendered(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any
         return _drawn(_failed(section.id, section.title, error), base)
 
 
-def _drawn(section: Section, base: Path) -> Tuple[Section, str, Dict[str, Any]]:
+def _drawn(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict[str, Any]]:
     text = render("show/templates/section.html.jinja", base, section=section)
     plots = [*([section.lead] if section.lead else []), *section.figures]
     figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in plots}
-    return section, text, drawn(figures)
+    return section, text, finite(figures, DIGITS)
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
@@ -120,22 +119,22 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     devices = ", ".join(dict.fromkeys(row.device_name for row in rows if row.device_name))
     days = sorted({row.header.started[:10] for row in rows} - {""})
     losses = len({row.loss for row in rows if row.is_measured})
-    parts = [f"{losses} loss{'' if losses == 1 else 'es'} measured"]
-    parts += [f"on {devices}"] if devices else []
-    return ", ".join([*parts, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))]) + "."
+    words = [f"{losses} loss{'' if losses == 1 else 'es'} measured"]
+    words += [f"on {devices}"] if devices else []
+    return ", ".join([*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))]) + "."
 
 
-def _section(group: Group, index: int, many: int, folders: Paths) -> Section:
+def _section(group: Group, index: int, many: int, folders: Paths) -> parts.Section:
     title = "Largest batch" if group.search else "Answer" if many == 1 else "Configuration"
     rows = group.rows
     measured = [row for row in rows if row.is_measured]
     failed = [row for row in rows if row.reason]
     kinds = [kind_title(row) for row in measured]
     columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
-    figures: List[Optional[Figure]] = []
+    figures: List[Optional[parts.Figure]] = []
     if not group.search:
         figures = [plots.time_and_memory(rows), plots.drift(rows), plots.memory_within(rows)]
-    return Section(
+    return parts.Section(
         f"group-{index}",
         title if many == 1 else f"{title}, {index + 1} of {many}",
         ". ".join([*([] if many == 1 else [group.heading]), *([] if group.search else cards.size_of(rows))]),
@@ -143,7 +142,10 @@ def _section(group: Group, index: int, many: int, folders: Paths) -> Section:
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
         lead=None if group.search else plots.over_fastest(rows),
         tables=[tables.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
-        failures=[Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in failed],
+        failures=[
+            parts.Failure(row.status, row.label, [parts.Link(row.status, row.folder), f": {row.reason}"])
+            for row in failed
+        ],
         figures=[figure for figure in figures if figure],
         notes=[("", [f"{line}."]) for line in tables.notes(rows)],
         facts=[("Settings", group.heading), *cards.machine(rows)],
@@ -223,17 +225,6 @@ def environment() -> Any:
 def href(target: Path, base: Path) -> str:
     relative = os.path.relpath(target.resolve(), base.resolve())
     return quote(os.fsencode(relative), safe="/")
-
-
-def drawn(value: Any) -> Any:
-    """Return data for plots as JSON can have it: numbers in DIGITS digits, infinity and NaN as None."""
-    if isinstance(value, Mapping):
-        return {key: drawn(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [drawn(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    return value
 
 
 def _script_hash(source: str) -> str:

@@ -111,11 +111,10 @@ def known(rows: Sequence[Row]) -> Dict[str, Tuple[float, float]]:
 
 
 def front(rows: Sequence[Row]) -> List[Row]:
-    """Return the exact rows for which no other is both faster and smaller, by time; the pruned ones where there are
-    none."""
+    """Return the exact rows for which no other is both faster and smaller, by time."""
     at, ranked = known(rows), [row for row in rows if _is_ranked(row)]
     result: List[Row] = []
-    for row in sorted([row for row in ranked if row.is_exact] or ranked, key=lambda row: at[row.label]):
+    for row in sorted((row for row in ranked if row.is_exact), key=lambda row: at[row.label]):
         if not result or at[row.label][1] < at[result[-1].label][1]:
             result.append(row)
     return result
@@ -141,8 +140,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
         line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
         corners = [(on[0][0], up.high), *on, (across.high, on[-1][1])]
         data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
-        kind = "exact losses" if best[0].is_exact else "pruned losses"
-        sentences.append(f"Beaten in both by no other of the {kind} (line): {', '.join(row.label for row in best)}.")
+        sentences.append(f"Beaten in both by no other exact loss (line): {', '.join(row.label for row in best)}.")
     others = [row.marked for row in rows if not _is_ranked(row)]
     if others:
         sentences.append(f"Hollow, not ranked: of other models, or under another torch: {', '.join(others)}.")

@@ -21,7 +21,6 @@ from common.core.text import count, error, gathered, number, plain, short
 from common.present.parts import Cell, Column, Table
 from common.present.parts import words as in_words
 from common.present.text import aligned, block, csv_text, json_text, listed, painted, spaced
-from common.records.schema import Option
 
 Lines = List[str]
 FORMATS = ("table", "markdown", "csv", "json")
@@ -106,15 +105,6 @@ def _ratios(rows: Sequence[Row]) -> Lines:
 
 def drifts(rows: Sequence[Row]) -> Lines:
     return [verdict.drifting(*each) for each in standing.drifts(rows)]
-
-
-def options_text(options: Mapping[str, Option]) -> str:
-    """Return "blank=0 [default -1], reduction=sum", with defaults that are known and differ."""
-    parts = []
-    for name, option in options.items():
-        is_other = option.default not in ("-", option.ours)
-        parts.append(f"{name}={option.ours}" + (f" [default {option.default}]" if is_other else ""))
-    return ", ".join(parts)
 
 
 def _stages(rows: Sequence[Row]) -> Lines:
