@@ -85,15 +85,14 @@ def _newest(lines: Sequence[schema.JobLine], kind: Type[T]) -> Optional[T]:
 
 def _configuration(made: Row) -> Configuration:
     header, environment, device = made.header, made.environment, made.device
-    known = settings.in_rows(header.settings, device, header.kind)
-    known["device"] = device
-    known["device_name"] = environment.device_name
-    known["cores"] = header.machine.cores if device == "cpu" else None
-    for key in ("threads", "denormals", "allocator"):
-        if key == "threads" or device == "cpu":
-            known[key] = getattr(environment, key) or header.settings.get(key)
-    known["shape_file_sha256"] = environment.shape_file_sha256
-    return known
+    keys = ("threads", "denormals", "allocator") if device == "cpu" else ("threads",)
+    return {
+        **settings.in_rows(header.settings, device, header.kind),
+        **{"device": device, "device_name": environment.device_name},
+        "cores": header.machine.cores if device == "cpu" else None,
+        **{key: getattr(environment, key) or header.settings.get(key) for key in keys},
+        "shape_file_sha256": environment.shape_file_sha256,
+    }
 
 
 #: Largest relative error of small batches, by the precision of the computation.
@@ -168,32 +167,36 @@ def _notes(
     stops: Sequence[schema.Stop],
 ) -> List[str]:
     samples = [sample.flagged for sample in made.timed]
-    flagged, crowded = sum(samples), all(line.flags for line in limits)
-    notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
-    if any(of_scope > 100 for of_scope in made.limit_percent.values()):
-        why = "it was measured beside other load" if crowded else "please report it"
-        notes.append(f"above 100% of the limit, so the limit is wrong there ({why})")
-    elif made.limit_percent and crowded:
-        notes.append("the device's limits were measured beside other load: % of limit may be too high")
-    if made.imprecise:
-        notes.append(f"imprecise: rounding alone puts it off by {made.imprecise:.1e} on a measured batch")
-    if made.is_coarse:
-        notes.append(f"computes in less than float32: its gradients are off by {made.measured_errors[1]:.1e} at size")
-    if judged and judged.differing:
-        differing = ", ".join(judged.differing)
-        notes.append(f"not deterministic: a second step on the same inputs gives other bits in {differing}")
-    if judged and judged.reached_by_padding:
-        reached = ["loss" if name == "loss" else f"gradient of {name}" for name in judged.reached_by_padding]
-        notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
-    if judged and made.kind == "pruned":
-        notes.append("approximate by design: its errors were measured with the range widened to all of U")
-    if made.beyond:
-        notes.append("it takes far more memory than torch's allocator has, so the process's peak (the device's) counts")
-    changed = sorted({name for line in stops for name in line.changed})
-    if changed:
-        notes.append(f"changes {', '.join(changed)} of its process: its times are of other settings")
-    traced = [trace.note, BUSY_TRACE if trace.flags else ""] if trace else []
-    return [*notes, *made.profile.notes, *filter(None, traced)]
+    flagged, crowded, checked = sum(samples), all(line.flags for line in limits), made.checked
+    above = any(of_scope > 100 for of_scope in made.limit_percent.values())
+    why = "it was measured beside other load" if crowded else "please report it"
+    reached = ["loss" if name == "loss" else f"gradient of {name}" for name in checked.reached_by_padding]
+    changed = ", ".join(sorted({name for line in stops for name in line.changed}))
+    notes = [
+        f"{flagged} of {len(samples)} samples ran beside other load" if flagged else "",
+        f"above 100% of the limit, so the limit is wrong there ({why})" if above else "",
+        "the device's limits were measured beside other load: % of limit may be too high"
+        if made.limit_percent and crowded and not above
+        else "",
+        f"imprecise: rounding alone puts it off by {made.imprecise:.1e} on a measured batch" if made.imprecise else "",
+        f"computes in less than float32: its gradients are off by {made.measured_errors[1]:.1e} at size"
+        if made.is_coarse
+        else "",
+        f"not deterministic: a second step on the same inputs gives other bits in {', '.join(checked.differing)}"
+        if checked.differing
+        else "",
+        f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers" if reached else "",
+        "approximate by design: its errors were measured with the range widened to all of U"
+        if judged and made.kind == "pruned"
+        else "",
+        "it takes far more memory than torch's allocator has, so the process's peak (the device's) counts"
+        if made.beyond
+        else "",
+        f"changes {changed} of its process: its times are of other settings" if changed else "",
+        *made.profile.notes,
+        *([trace.note, BUSY_TRACE if trace.flags else ""] if trace else []),
+    ]
+    return list(filter(None, notes))
 
 
 # Traces.

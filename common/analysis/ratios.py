@@ -208,10 +208,6 @@ class Drift(NamedTuple):
     low: float
     high: float
 
-    @property
-    def is_sure(self) -> bool:
-        return self.low > 1 or self.high < 1
-
 
 #: With fewer rounds a line through them says nothing.
 FEWEST_ROUNDS_OF_A_DRIFT = 4

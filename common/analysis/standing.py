@@ -297,4 +297,4 @@ def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
     compared = [each for row in rows if (each := row.against_fastest) and each.paired and each.by_round]
     confidence = statistics.confidence_of_each(len(compared))
     drifting = [(standing, ratios.drift(standing.by_round, confidence)) for standing in compared]
-    return [(standing, drift) for standing, drift in drifting if drift and drift.is_sure]
+    return [(standing, drift) for standing, drift in drifting if drift and (drift.low > 1 or drift.high < 1)]

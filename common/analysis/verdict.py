@@ -69,14 +69,13 @@ Picks = Tuple[Optional[Pick], Optional[LogitsPick], Optional[Pick], Optional[Pic
 def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
     """Return the picks of rows of one group. folders: where a conformance matrix may be, besides docs/."""
     quick, small, approximate = fastest(rows), smallest(rows), fastest(rows, ("pruned",))
-    if approximate:
-        approximate = replace(approximate, caveats=parts.caveats(approximate.row.loss, folders))
     if approximate and quick:
-        over = over_other(approximate.row, quick.row, approximate.scope)
+        standing = stand(approximate.row, quick.row, approximate.scope)
         peaks = approximate.row.peak_mb, quick.row.peak_mb
-        approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
-    if quick:
-        quick = replace(quick, caveats=parts.caveats(quick.row.loss, folders))
+        memory = peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
+        approximate = replace(approximate, over=None if standing.beside_load else standing.ratio, memory=memory)
+    both = (pick and replace(pick, caveats=parts.caveats(pick.row.loss, folders)) for pick in (quick, approximate))
+    quick, approximate = both
     return quick, given_logits(rows), small, approximate
 
 
@@ -95,12 +94,6 @@ def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     both = [pick for pick in (step, loss) if pick]
     agreed = [pick for pick in both if pick.sure and all(pick.row in [each.row, *each.rivals] for each in both)]
     return LogitsPick(loss, step, agreed[0] if agreed and not any(each.withheld for each in both) else None)
-
-
-def over_other(row: Row, other: Row, scope: str) -> Optional[Ratio]:
-    """Return a row's time over that of a row of another kind; None beside other load."""
-    standing = stand(row, other, scope)
-    return None if standing.beside_load else standing.ratio
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:

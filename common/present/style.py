@@ -136,12 +136,10 @@ class Span(NamedTuple):
     def ticks(self) -> List[float]:
         """Return 1, 2 and 5 times each power of ten; 1 to 9 times it where that gives fewer than three."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-        for steps in ((1, 2, 5), range(1, 10)):
-            every = [of * 10.0**power for power in powers for of in steps]
-            ticks = [tick for tick in every if self.low <= tick <= self.high]
-            if len(ticks) > 2:
-                break
-        return ticks
+        every = [(digit, digit * 10.0**power) for power in powers for digit in range(1, 10)]
+        ticks = {tick: digit for digit, tick in every if self.low <= tick <= self.high}
+        few = [tick for tick, digit in ticks.items() if digit in (1, 2, 5)]
+        return few if len(few) > 2 else list(ticks)
 
 
 def logarithmic(values: Sequence[float]) -> Span:

@@ -11,8 +11,6 @@ from common.analysis.row import Row
 from common.core import implementations, settings, snippets, text
 from common.present import parts
 
-OURS = "fused_transducer"  # the package that comes with the suite
-
 
 def title(rows: Sequence[Row]) -> str:
     pick = verdict.fastest(rows)
@@ -55,7 +53,7 @@ def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> par
         return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
     answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
     known, code = implementations.BY_NAME.get(pick.row.loss), snippets.snippet(pick.row.name)
-    if known and known.package == OURS:
+    if known and known.package == "fused_transducer":
         lines = [*lines, ("Origin", [f"{pick.row.loss} is this repository's own."])]
     if known and not code:
         lines = [*lines, ("Code", [f"{known.file} shows how it is called."])]

@@ -71,9 +71,7 @@ def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
-    load = beside_load(rows)
-    parts = [[*reasons, *([load] if load else [])]]
-    parts += [part(rows) for part in (_ratios, _stages, notes)]
+    parts = [[*reasons, *filter(None, [beside_load(rows)])], _ratios(rows), _stages(rows), notes(rows)]
     return [listed(lines, format) for lines in parts if lines]
 
 
@@ -83,16 +81,12 @@ def beside_load(rows: Sequence[Row]) -> str:
     if not loaded:
         return ""
     beside = [sample for row in loaded for sample in row.timed if sample.beside_load]
-    known = [sample for sample in beside if sample.foreign_cpu is not None]
-    time, used = sum(sample.ms for sample in known), ""
-    if time:
-        share = sum(sample.ms * (sample.foreign_cpu or 0.0) for sample in known) / time
-        used = f" (others used {share:.0%} of the CPU)"
-    names = ", ".join(dict.fromkeys(row.name for row in loaded))
+    known = [(sample.ms, sample.foreign_cpu) for sample in beside if sample.foreign_cpu is not None]
+    share = sum(ms * taken for ms, taken in known) / (sum(ms for ms, _ in known) or 1.0)
+    used = f" (others used {share:.0%} of the CPU)" if known else ""
+    names, advice = ", ".join(dict.fromkeys(row.name for row in loaded)), "ratios leave these rounds out"
     if any(row.is_beside_load(scope) for row in loaded for scope in row.loaded_rounds):
         advice = "their times are too long; when the machine is quiet, --resume measures these rounds again"
-    else:
-        advice = "ratios leave these rounds out"
     every = sum(len(row.timed) for row in rows)
     return f"{len(beside)} of {every} samples ran beside other load{used}: {names}; {advice}"
 
@@ -124,9 +118,8 @@ def notes(rows: Sequence[Row]) -> Lines:
     names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
     earlier = sum(len(row.earlier) for row in rows)
-    return lines + (
-        [f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"] * bool(earlier)
-    )
+    hidden = f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"
+    return [*lines, hidden] if earlier else lines
 
 
 # The screen.
@@ -171,11 +164,8 @@ def screen(
         blocks = [_blocks(of, group.heading, group.rows, width, colors, *_answers(group, folders)) for group in groups]
         parts.append([block for of_group in blocks for block in of_group])
     for sweep in log.sweeps:
-        answers: Dict[str, verdict.Words] = {}
-        for values, rows in sweep.cells():
-            pick = verdict.fastest(rows)
-            if pick:
-                answers[settings.words(values)] = verdict.answer(pick, verdict.time_of(pick.scope))
+        picks = ((settings.words(values), verdict.fastest(rows)) for values, rows in sweep.cells())
+        answers = {cell: verdict.answer(pick, verdict.time_of(pick.scope)) for cell, pick in picks if pick}
         first = "The fastest exact loss" if answers else ""
         parts.append(_blocks("answer sweep", sweep.heading, sweep.rows, width, colors, first, answers))
     return "\n".join(spaced(blocks) for blocks in parts if blocks)
@@ -215,9 +205,8 @@ def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str])
         tried = [each for each in every if each in shown or each is metric]
         body = [[_marked(row, *pair) for pair in zip(tried, cells(row, tried))] for row in rows]
         made = Table(of, "", [Column(each.title, each.numeric) for each in tried], body)
-        if shown and max(map(len, aligned(made, LONGEST_NAME).splitlines())) > width:
-            continue
-        shown, lines = tried, aligned(made._replace(groups=titles), LONGEST_NAME, colors).splitlines()
+        if not shown or max(map(len, aligned(made, LONGEST_NAME).splitlines())) <= width:
+            shown, lines = tried, aligned(made._replace(groups=titles), LONGEST_NAME, colors).splitlines()
     return lines
 
 
@@ -258,15 +247,10 @@ def absent(rows: Sequence[Row], width: int) -> List[str]:
 def _obtained(row: Row) -> str:
     """Return in a few words what a row that cannot run needs."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
-    if row.status == "unsupported":
-        needs = re.search(r"; it runs on ([a-z ]+)", reason)
+    needs, set_up = re.search(r"; it runs on ([a-z ]+)", reason), re.search(r"`(make setup[^`]*)`", reason)
+    if row.status == "unsupported" or "@" in row.name:
         return f"needs {needs[1].strip().upper()}" if needs else reason
-    if row.name.partition("@")[2]:
-        return reason
-    set_up = re.search(r"`(make setup[^`]*)`", reason)
-    if set_up or "install" in reason:
-        return set_up[1] if set_up else "manual install, see --list"
-    return reason
+    return set_up[1] if set_up else "manual install, see --list" if "install" in reason else reason
 
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
@@ -274,18 +258,18 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
     right = [row for row in rows if None not in row.measured_errors and row.status == "ok"]
     if not right:
         return []
-    worst = [error(max(row.measured_errors[index] or 0 for row in right)) for index in (0, 1)]
+    loss, gradients = (error(max(row.measured_errors[index] or 0 for row in right)) for index in (0, 1))
     where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
-    line = f"correct: {count(len(right), 'row')}, loss within {worst[0]} and gradients within {worst[1]} of the float64"
-    line += f" oracle's {where}"
     errors = [(row.name, row.measured_errors[1] or 0) for row in right]
-    above = [f"{name} {error(value)}" for name, value in errors if value > metrics.MARKED_ERROR]
-    if above:
-        line += f"; gradients above {metrics.MARKED_ERROR:.0e}: {', '.join(above)}"
-    unsure = [row.name for row in right if row.imprecise]
-    if unsure:
-        line += f"; imprecise: {', '.join(unsure)}"
-    return wrapped(line, width, "  ")
+    above = ", ".join(f"{name} {error(value)}" for name, value in errors if value > metrics.MARKED_ERROR)
+    unsure = ", ".join(row.name for row in right if row.imprecise)
+    parts = [
+        f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
+        f"oracle's {where}",
+        above and f"gradients above {metrics.MARKED_ERROR:.0e}: {above}",
+        unsure and f"imprecise: {unsure}",
+    ]
+    return wrapped("; ".join(filter(None, parts)), width, "  ")
 
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
@@ -301,10 +285,8 @@ def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, s
     room = max(map(len, answers), default=0) + 4
     lines = [painted(line, "title", colors) for line in wrapped(first, width, "  ")] if first else []
     for question, answer in answers.items():
-        head = f"  {question}:"
-        for line in wrapped(answer, width - room, most=2 * MOST_LINES):
-            lines.append(head.ljust(room) + line)
-            head = ""
+        first, *others = wrapped(answer, width - room, most=2 * MOST_LINES)
+        lines += [f"  {question}:".ljust(room) + first, *(" " * room + line for line in others)]
     return [painted("VERDICT", "title", colors), *lines] if lines else []
 
 
