@@ -21,7 +21,6 @@ OF_PACKAGE = {"nemo": "nemo", "transformers": "main", **dict.fromkeys(extensions
 SIMULATED = """
 import runpy, sys, torch
 from losses import nemo_package
-
 torch.Tensor.cuda = lambda tensor: nemo_package.as_if_on_cuda(tensor) if tensor.is_floating_point() else tensor
 with nemo_package.on_the_host():
     runpy.run_path(sys.argv[1])
@@ -29,7 +28,6 @@ with nemo_package.on_the_host():
 BUILT = """
 import runpy, sys, torch
 from common.setup import extensions
-
 extensions.load(sys.argv[2], "simulated")
 torch.Tensor.cuda = lambda tensor: tensor
 runpy.run_path(sys.argv[1])

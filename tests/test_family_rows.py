@@ -44,17 +44,11 @@ def test_the_contract_holds_in_the_simulator(implementation):
     if importlib.util.find_spec(implementation.package) is None:
         pytest.skip(f"{implementation.package} is not installed")
     chosen = f"{implementation.name} and every_row"
-    done = subprocess.run(
-        [sys.executable, "-c", PYTEST, "tests/test_contract.py", "-q", "-k", chosen, "-p", "no:cacheprovider"],
-        cwd=ROOT,
-        env={**os.environ, **adapter_of(implementation).simulator},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    line = [sys.executable, "-c", PYTEST, "tests/test_contract.py", "-q", "-k", chosen, "-p", "no:cacheprovider"]
+    environment = {**os.environ, **adapter_of(implementation).simulator}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
     last = done.stdout.strip().splitlines()[-1]
-    assert done.returncode == 0, done.stdout
-    assert "passed" in last and "skipped" not in last, done.stdout
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("implementation", SIMULATED, ids=lambda implementation: implementation.name)
@@ -72,32 +66,19 @@ def test_a_simulator_is_never_timed(implementation, monkeypatch):
             list(subject.run({"pass": name, "settings": adapter.settings.to_json()}))
 
 
-def test_fused_has_a_row_of_each_lattice_that_it_takes():
-    """One that is new in LATTICES alone has none."""
+def test_each_lattice_has_losses_to_rank_a_row_of_fused_among_them():
     from fused_transducer.lattices import TOPOLOGIES
 
     assert {*TOPOLOGIES, "delay-penalty"} == {"regular", *OF_FUSED} and set(OF_FUSED) <= set(LATTICES)
-    assert {row.kind for row in with_variants() if row.package == "fused_transducer"} == {"exact", *OF_FUSED}
-
-
-@pytest.mark.parametrize("lattice", OF_FUSED)
-def test_each_lattice_has_losses_to_rank(lattice):
-    packages = {row.package for row in with_variants() if row.kind == lattice}
-    assert "torch" in packages and len(packages) >= 2
-
-
-def test_every_loss_that_takes_log_probabilities_has_hat():
-    rows = {row.name: row for row in with_variants()}
+    for lattice in ("exact", *OF_FUSED):
+        assert {"torch", "fused_transducer"} <= {row.package for row in with_variants() if row.kind == lattice}
     for name in ("torchaudio", "optimized_transducer", "fast_rnnt", "k2", "warp-rnnt", "warp-transducer", "nemo"):
-        assert rows[f"{name}:hat"].kind == "hat"
+        assert find(f"{name}:hat").kind == "hat"  # each takes log-probabilities
 
 
-def test_a_variant_that_runs_on_a_cpu_is_not_simulated():
+def test_a_variant_that_runs_on_a_cpu_is_not_simulated_and_an_exponential_overflows_as_on_a_gpu():
     assert simulator(find("nemo-multi-blank"), "cpu") == {"NUMBA_ENABLE_CUDASIM": "1"}
     assert simulator(find("nemo-multi-blank:pytorch"), "cpu") == simulator(find("nemo-multi-blank"), "cuda") == {}
-
-
-def test_a_simulated_exponential_overflows_as_on_a_gpu():
     assert nemo_package.exponential(0) == 1 and nemo_package.exponential(1e4) == float("inf")
 
 
@@ -119,7 +100,6 @@ def test_a_kernel_that_the_hub_does_not_give_is_missing_and_says_why(monkeypatch
 
 
 def test_a_kernel_of_the_hub_is_called_as_transformers_is(monkeypatch):
-    """By transformers' own function in its place, since it has the same signature."""
     pytest.importorskip("transformers")
     from transformers.loss import loss_tdt
 

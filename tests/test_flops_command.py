@@ -11,7 +11,7 @@ import wave
 from types import SimpleNamespace
 
 import pytest
-import torch
+import test_flops  # noqa: F401  (its operators)
 from commands import ROOT, assert_user_error, run
 from fixtures_model_runs import command as in_process
 
@@ -59,10 +59,7 @@ def Nested():
 class Unknown(nn.Module):
     def __init__(self, name="odd"):
         super().__init__()
-        self.operator = getattr(torch.ops.flopscommand, name)
-
-    def forward(self, x):
-        return self.operator(x)
+        self.forward = getattr(torch.ops.flopstest, name)
 
 
 made = Encoder()
@@ -155,18 +152,15 @@ def test_backward_training_arguments_and_a_method(answer, model, tmp_path):
     assert answer(f"{model}:made", "--input-shape", "4x3", "lengths@4:int64=3")["total"]["macs"] == 120
 
 
-CONFORMER = {"input_dim": 8, "num_heads": 2, "ffn_dim": 16, "num_layers": 1, "depthwise_conv_kernel_size": 3}
-CONFORMER_WORDS = [word for key, value in CONFORMER.items() for word in ("--arg", f"{key}={value}")]
-CONFORMER_WORDS = ["torchaudio.models:Conformer", *CONFORMER_WORDS, "--input-shape", "2x10x8", "2:int64=10"]
-
-
 def test_an_importable_model_and_the_meta_device_which_has_no_values(answer, count):
+    flags = "input_dim=8 num_heads=2 ffn_dim=16 num_layers=1 depthwise_conv_kernel_size=3".replace(" ", " --arg ")
+    words = f"torchaudio.models:Conformer --arg {flags} --input-shape 2x10x8 2:int64=10".split()
     positions, features = 20, 8
     feed_forward = 2 * 2 * positions * features * 16
     attention = 4 * positions * features**2 + 2 * 2 * 10 * 10 * features
     convolution = positions * features * (2 * features + 3 + features)
-    assert answer(*CONFORMER_WORDS, "--strict")["total"]["macs"] == feed_forward + attention + convolution
-    assert_user_error(count(*CONFORMER_WORDS, "--device", "meta"), "meta", "--device cpu")
+    assert answer(*words, "--strict")["total"]["macs"] == feed_forward + attention + convolution
+    assert_user_error(count(*words, "--device", "meta"), "meta", "--device cpu")
 
 
 def test_the_total_comes_first_and_modules_go_two_names_deep(count, model):
@@ -179,20 +173,14 @@ def test_the_total_comes_first_and_modules_go_two_names_deep(count, model):
     assert "\n| module | class |" in count(*given, "--format", "markdown").stdout
 
 
-LIBRARY = torch.library.Library("flopscommand", "DEF")
-for _name in ("odd", "even"):
-    LIBRARY.define(f"{_name}(Tensor x) -> Tensor")
-    LIBRARY.impl(_name, lambda x: x.clone(), "CompositeExplicitAutograd")
-
-
 def test_what_is_not_counted(count, model, tmp_path):
     given = (f"{model}:Unknown", "--input-shape", "4x3")
     done = count(*given)
-    assert done.returncode == 0 and "not counted: flopscommand::odd in the model" in done.stdout
-    assert "flopscommand::odd" in count(*given, "--format", "csv").stderr
-    assert_user_error(count(*given, "--strict"), "flopscommand::odd", "register")
+    assert done.returncode == 0 and "not counted: flopstest::odd in the model" in done.stdout
+    assert "flopstest::odd" in count(*given, "--format", "csv").stderr
+    assert_user_error(count(*given, "--strict"), "flopstest::odd", "register")
     (tmp_path / "mine.py").write_text(
-        "from common.flops import rules\nrules.register('flopscommand::even', lambda call: call.out.numel())\n"
+        "from common.flops import rules\nrules.register('flopstest::even', lambda call: call.out.numel())\n"
     )
     done = count(*given, "--arg", "name=even", "--strict", "--register", tmp_path / "mine.py")
     assert done.returncode == 0 and "12 FLOPs" in done.stdout
@@ -230,9 +218,6 @@ def test_bad_input_is_one_line(count, model, tmp_path, arguments, words):
     (tmp_path / "damaged" / "0.wav").write_text("no audio")
     (tmp_path / "wrong.txt").write_text("16 seconds\nten\n")
     assert_user_error(count(*(word.format(model=model, folder=tmp_path) for word in arguments)), *words)
-
-
-# -- speech ----------------------------------------------------------------------------------------------------------
 
 
 def write_audio(folder, samples, rate=16000):
@@ -273,9 +258,7 @@ def test_lengths_frames_pseudo_input_and_another_rate(count, answer, model, tmp_
 
 
 def test_upstreams_of_s3prl_take_a_list(count, answer, model, tmp_path):
-    """A package of that name which has what the real one has: `hub`, whose functions make upstreams."""
     (tmp_path / "s3prl").mkdir()
-    (tmp_path / "s3prl" / "__init__.py").write_text("")
     (tmp_path / "s3prl" / "hub.py").write_text(
         "from encoder import Waves\n"
         "class Upstream(Waves):\n"
@@ -291,7 +274,6 @@ def test_upstreams_of_s3prl_take_a_list(count, answer, model, tmp_path):
 
 
 def test_models_of_hugging_face_have_their_weights_here(answer, count, model, tmp_path, monkeypatch):
-    """A package of that name which has what the real one has: AutoModel, which is told to fetch nothing."""
     (tmp_path / "transformers.py").write_text(
         "from encoder import Waves\n"
         "class AutoModel:\n"
@@ -322,17 +304,19 @@ def test_quantities(value, words):
     assert quantity(value, "F") == words
 
 
-def entry(path, operator="aten::mm", phase="forward", macs=10):
-    return {"path": path, "operator": operator, "phase": phase, "calls": 1, "macs": macs, "flops": 20}
-
-
+ENTRIES = [
+    ("a", "aten::mm", "forward", 1, 10, 20),
+    ("a.b.c", "aten::mm", "forward", 1, 10, 20),
+    ("a.b.c", "aten::mm", "backward", 1, 7, 20),
+    ("(outside)", "aten::add", "forward", 1, 10, 20),
+]
 COUNTED = {
     "buckets": [],
     "modules": [
         {"path": path, "class": kind, "calls": 1, "trainable": 5, "frozen": 1}
         for path, kind in (("", "Model"), ("a", "Block"), ("a.b", "Linear"), ("a.b.c", "Norm"))
     ],
-    "counts": [entry("a"), entry("a.b.c"), entry("a.b.c", phase="backward", macs=7), entry("(outside)", "aten::add")],
+    "counts": [dict(zip(("path", "operator", "phase", "calls", "macs", "flops"), entry)) for entry in ENTRIES],
     "not_counted": [],
 }
 

@@ -22,10 +22,9 @@ SHAPES = [(9, 4), (8, 3)]
 
 def count(work):
     """(FLOPs by operator, MACs by operator, names of what was not counted)."""
-    with warnings.catch_warnings():
+    with FlopCounter() as counter, warnings.catch_warnings():
         warnings.simplefilter("ignore", NotCounted)
-        with FlopCounter() as counter:
-            work()
+        work()
     flops, macs = Counter(), Counter()
     for entry in counter.document()["counts"]:
         flops[entry["operator"]] += entry["flops"]
@@ -42,10 +41,7 @@ def counted(row, scope, shapes=SHAPES):
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("row", with_variants(), ids=lambda row: row.name)
 def test_every_loss_is_counted_or_named(row):
-    """A loss with a rule counts at least the softmax over V of each cell (pruned ones project to V, too).
-
-    A loss without one is named with its custom function.
-    """
+    """A loss with a rule counts at least the softmax over V of each cell (pruned ones project to V, too)."""
     layout = adapter_of(row, "cpu").layout
     adapter, _, (flops, _, missing) = counted(row, "loss" if layout in ("padded", "packed") else "step")
     assert missing or sum(flops.values()) >= 2 * V * sum(T * (U + 1) for T, U in SHAPES)
@@ -104,23 +100,20 @@ def test_the_fused_loss_multiplies_the_cells_of_utterances(name, times):
 def test_torchaudio_s_filters_and_features_are_counted_and_its_aligner_named():
     torchaudio = pytest.importorskip("torchaudio")
     x, a, b = torch.randn(1, 1600), torch.tensor([1.0, 0.5]), torch.tensor([1.0, 0.2])
-    filtered = count(lambda: torchaudio.functional.lfilter(x, a, b))
-    # two coefficients; the first of the recursion is 1
-    assert sum(filtered[1].values()) == (2 + 1) * 1600 and not filtered[2]
+    _, macs, missing = count(lambda: torchaudio.functional.lfilter(x, a, b))
+    assert sum(macs.values()) == (2 + 1) * 1600 and not missing  # two coefficients; the first of the recursion is 1
     features = [torchaudio.transforms.MelSpectrogram(n_mels=20), torchaudio.transforms.Resample(16000, 8000)]
     for work in (*features, torchaudio.compliance.kaldi.fbank):
         _, macs, missing = count(partial(work, x))
         assert sum(macs.values()) > 0 and not missing
     scores, targets = torch.randn(1, 20, 5).log_softmax(-1), torch.tensor([[1, 2]], dtype=torch.int32)
-    aligned = count(lambda: torchaudio.functional.forced_align(scores, targets))
-    assert aligned[2] == ["torchaudio::forced_align"]
+    assert count(lambda: torchaudio.functional.forced_align(scores, targets))[2] == ["torchaudio::forced_align"]
 
 
 @pytest.mark.parametrize("name", ["torchaudio", "optimized_transducer", "fast_rnnt", "fast_rnnt-pruned", "reference"])
 def test_the_roofline_s_formula_is_what_the_step_multiplies(name):
     """Each in its own layout. The pruned loss multiplies once more, a matrix by a vector, to smooth."""
     adapter, _, (_, macs, _) = counted(name, "step")
-    settings = adapter.settings
     N, T, U = len(SHAPES), *map(max, zip(*SHAPES))
     shapes = SHAPES if adapter.layout == "packed" else [(T, U)] * N  # padding is multiplied too
     cells = sum(t * (u + 1) for t, u in shapes)
@@ -129,8 +122,10 @@ def test_the_roofline_s_formula_is_what_the_step_multiplies(name):
         frames=sum(t for t, _ in shapes),
         tokens=sum(u for _, u in shapes),
         one_symbol_cells=cells,
-        pruned_cells=sum(t * min(settings.prune_range, u + 1) for t, u in shapes),
+        pruned_cells=sum(t * min(adapter.settings.prune_range, u + 1) for t, u in shapes),
     )
-    simple = 4 * cells * settings.vocab_size if adapter.kind == "pruned" else 0  # its gradient is not in the bound
+    simple = (
+        4 * cells * adapter.settings.vocab_size if adapter.kind == "pruned" else 0
+    )  # its gradient is not in the bound
     products = sum(macs.values()) - macs["aten::mv"]
-    assert 2 * products == times.least_work("step", adapter.kind, described, vars(settings), 1.0)[1] + simple
+    assert 2 * products == times.least_work("step", adapter.kind, described, vars(adapter.settings), 1.0)[1] + simple
