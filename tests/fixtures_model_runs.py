@@ -68,7 +68,7 @@ def write_inference(log, name="made", **numbers):
     """Write a grid of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory."""
     dimensions = grid.Dimensions(audio_mockup_secs=[1, 2], batch_sizes=[1, 4], triangle_only=False)
     config = grid.Profile(pretrained_model=grid.Model(source="x:Y"), profiling_dimensions=dimensions)
-    jobs = {position.job: cell(**numbers) for position in grid.positions(config)}
+    jobs = dict.fromkeys(("1s-x1", "1s-x4", "2s-x1"), cell(**numbers))
     return write_tool(log, "inference", name, config, {**jobs, "2s-x4": ("oom", "out of memory")})
 
 
@@ -88,10 +88,11 @@ def write_pipeline(log, name, names, jobs, **more):
 
 def write_profile(log, **changes):
     """Write a profile of two sizes; the second did not run."""
-    of = {"macs": 1000, "flops": 2000}
+    times = ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["rnnt_loss"], 1e6))
+    of = {"calls": 4, "device_ns": [None, None], "macs": 1000, "flops": 2000}
     spans = [
-        choice.Place(chain=chain, phase=phase, calls=4, host_ns=[time, 1.1 * time], device_ns=[None, None], **of)
-        for chain, time in ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["rnnt_loss"], 1e6))
+        choice.Place(chain=chain, phase=phase, host_ns=[time, 1.1 * time], **of)
+        for chain, time in times
         for phase in ("forward", "backward")
     ]
     names = ["", *(each.chain[-1] + (".backward" if each.phase == "backward" else "") for each in spans)]
@@ -101,10 +102,7 @@ def write_profile(log, **changes):
         batches=[choice.Batch(N=2, frames=300, frames_max=200, tokens=40)],
         spans=spans,
         memory=[choice.Memory(name=name, peak=2**22, rise=2**21, left=2**20) for name in names],
-        macs=6000,
-        flops=12000,
-        not_counted=["aten::sort"],
-        **numbers,
+        **{"macs": 6000, "flops": 12000, "not_counted": ["aten::sort"], **numbers},
     )
     config = choice.Profile(choice=choice.Choice(loss="torchaudio"), sizes={"batch-size 2": {}, "batch-size 4": {}})
     jobs = {"batch-size 2": found, "batch-size 4": ("oom", "out of memory in encoder")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from commands import ROOT, run
+from commands import run
 from fixtures_model_runs import InProcess, command
 
 from common.analysis.logs import read_any
@@ -15,17 +15,7 @@ from common.tools.inference import command as inference
 from common.tools.pipelines import command as pipelines
 from common.tools.profile import command as profile
 
-COMMANDS = {"flops": flops, "pipelines": pipelines, "inference": inference, "profile": profile}
-
 LINEAR = ("torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=5", "--input-shape", "2x3")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_all_have_the_same_flags_and_a_line_in_the_help(name):
-    flags = COMMANDS[name].parser()._option_string_actions
-    assert {"--timeout", "--quiet", "--log-dir"} <= flags.keys() and flags["--preset"].choices == ("quick",)
-    assert flags["--format"].choices == ("table", "markdown", "csv", "json")
-    assert f"$(MAIN) rnnt-bench {name} $(ARGS)" in (ROOT / "Makefile").read_text()
 
 
 def test_a_busy_machine_is_told_before_anything_is_measured(tmp_path, capsys):
@@ -36,12 +26,11 @@ def test_a_busy_machine_is_told_before_anything_is_measured(tmp_path, capsys):
         def execute(self, job, *_):
             return [job.status("missing", "no package")]
 
-    for module in COMMANDS.values():
-        words = LINEAR if module is flops else ()
+    for module in (flops, pipelines, inference, profile):
+        words = LINEAR if module is flops else ()  # a count measures no time
         command(module, *words, "--device", "cpu", "--log-dir", tmp_path, executor=Busy())
         errors = capsys.readouterr().err
-        warnings = 0 if module is flops else 1  # a count measures no time
-        assert errors.count("warning: load 24 on 2 cores") == warnings and "no package" in errors
+        assert errors.count("warning: load 24 on 2 cores") == (not words) and "no package" in errors
 
 
 # -- counts in the log -------------------------------------------------------------------------------------------------
@@ -91,10 +80,8 @@ def test_a_model_that_takes_its_process_with_it(text, tmp_path):
     (tmp_path / "strange.py").write_text(text)
     words = ("strange.py:Model", "--input-shape", "1x2", "--log-dir", "log")
     done = run("rnnt-bench", "flops", *words, cwd=tmp_path, timeout=120)
-    if GONE[text]:
-        assert done.returncode == 1 and GONE[text] in done.stdout and "Traceback" not in done.stderr
-    else:
-        assert done.returncode == 0 and "Model" in done.stdout and "xxx" not in done.stdout
+    assert done.returncode == bool(GONE[text]) and (GONE[text] or "Model") in done.stdout
+    assert "Traceback" not in done.stderr and "xxx" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -104,13 +91,11 @@ def test_a_model_that_takes_its_process_with_it(text, tmp_path):
         ("EndsEarly", "1x2", "cannot be made"),
         ("Cries", "1x2", "RuntimeError"),
         ("Ends", "99999999999999999999x2", "smaller"),
-        ("Ends", "9999999999x99999", "smaller"),
     ],
 )
 def test_a_model_that_ends_the_process_or_has_no_memory_is_no_success(name, shape, words, tmp_path, capsys):
     (tmp_path / "strange.py").write_text(MODELS)
-    log = ("--log-dir", tmp_path / "log", "--quiet")
-    assert command(flops, f"{tmp_path}/strange.py:{name}", "--input-shape", shape, *log) == 2
+    assert command(flops, f"{tmp_path}/strange.py:{name}", "--input-shape", shape, "--log-dir", tmp_path / "log") == 2
     printed = capsys.readouterr()
     assert words in printed.err and len(printed.err) < 5000 and "\x1b" not in printed.err and not printed.out
 
@@ -122,10 +107,6 @@ def test_a_configuration_that_is_none(content, tmp_path, capsys):
         os.mkfifo(path)
     else:
         path.write_bytes(content)
-    for module, *words in (
-        (flops, *LINEAR[:1], "--input-shape", "1x2", "--args"),
-        (profile, "--config"),
-        (pipelines, "--config"),
-        (inference,),
-    ):
+    of_flops = (LINEAR[0], "--input-shape", "1x2", "--args")
+    for module, *words in ((flops, *of_flops), (profile, "--config"), (pipelines, "--config"), (inference,)):
         assert command(module, *words, path) == 2 and "strange.yaml" in capsys.readouterr().err

@@ -15,24 +15,16 @@ from common.tools.inference import recognisers
 from common.tools.kept import answers, read
 from common.tools.pipelines import command as cli
 from common.tools.pipelines import rows
-from common.tools.pipelines.rows import MODEL_TYPES, General, configured
 
-STAGES = '''
+STAGES = """
 import time
 import torch
 from torch import nn
 
-
-class Sleeper:
-    """Sleeps for each example as long as it is told; no module."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-
+class Sleeper:  # no module
     def __call__(self, source, lengths):
-        time.sleep(self.seconds * source.shape[1] / 1000)
+        time.sleep(source.shape[1] / 1000)
         return source
-
 
 class Double(nn.Module):
     def __init__(self, size=4, wanted=0):
@@ -43,27 +35,22 @@ class Double(nn.Module):
         torch.empty(self.wanted, dtype=torch.uint8).fill_(1)
         return self.layer(rows)
 
-
 class Sum(nn.Module):
     def forward(self, rows, scale):
         return rows.sum(0) * scale
 
-
 def rows_of(example):
     return torch.ones(2, 4)
-
 
 def scaled(outputs):
     return {"rows": outputs, "scale": 2.0}
 
-
 def sealed(outputs):
     return {"rows": Sum()}
 
-
 def make_wrong():
     raise ValueError("no such shape")
-'''
+"""
 TWO = """
 general: {made_seconds: [0.1, 0.2], target_sr: 1000}
 stage1:
@@ -89,10 +76,10 @@ def config(tmp_path):
 
 def measured(path, *words, code=0, executor=None, log=None):
     """The command in this process; returns the rows of its last run as they are read back."""
-    flags = ["--config", path, "--log-dir", log or path.parent / "log", "--device", "cpu", "--quiet", "--threads", 1]
+    log = log or path.parent / "log"
+    flags = ["--config", path, "--log-dir", log, "--device", "cpu", "--quiet", "--threads", 1]
     assert command(cli, *flags, *words, executor=executor) == code
-    found = list(answers([log or path.parent / "log"], "pipeline", rows.answer))
-    return found[-1].rows if found else None
+    return [answer.rows for answer in answers([log], "pipeline", rows.answer)][-1] if code == 0 else None
 
 
 # -- what adds up ----------------------------------------------------------------------------------------------------
@@ -112,8 +99,8 @@ def test_a_cascade_adds_times_and_operations_and_takes_the_largest_memory(tmp_pa
     }
     answer = rows.answer(read(write_pipeline(tmp_path, "made", ["a", "b"], jobs)))
     a, b, whole = answer.rows
-    assert a["run_time_s"] == pytest.approx(0.3) and whole["run_time_s"] == pytest.approx(0.5)
-    assert a["rtf"] == pytest.approx(0.6 / 6) and whole["rtf"] == pytest.approx(1.0 / 6)
+    assert [row["run_time_s"] for row in (a, whole)] == pytest.approx([0.3, 0.5])
+    assert [row["rtf"] for row in (a, whole)] == pytest.approx([0.6 / 6, 1.0 / 6])
     assert (a["memory_bytes"], a["most_memory_bytes"], a["process_bytes"]) == (120, 140, 1200)
     assert (whole["memory_bytes"], whole["flops"], whole["macs"]) == (400, 1200, 600)
     assert [(row["failed"], row["busy"]) for row in answer.rows] == [(1, 1), (1, 1), (2, 1)]
@@ -140,8 +127,7 @@ def test_sleeps_are_measured_for_real(config):
     """0.2 and 0.4 s give 0.3; the last stage's Python is named."""
     path = config(
         "general: {made_seconds: [0.2, 0.4], target_sr: 1000, repeats: 2, warmup: 0}\n"
-        "stage1: {name: sleep, factory: 'stages.py:Sleeper', arguments: {seconds: 1.0}, "
-        "converter: 'stages.py:scaled'}\n"
+        "stage1: {name: sleep, factory: 'stages.py:Sleeper', converter: 'stages.py:scaled'}\n"
         f"stage2: {{factory: 'stages.py:Sum', python: {environments.interpreter('main')}}}\n"
     )
     flags = ("--device", "cpu", "--threads", 1, "--format", "json", "--log-dir", path.parent / "log")
@@ -176,14 +162,12 @@ def test_a_stage_that_fails_or_gives_what_cannot_go_to_the_next_is_named(name, w
 
 
 def test_a_stage_is_over_general_and_that_over_the_command_line(config):
-    path = config(
-        "general: {repeats: 4, dataset_size: 2, builder: 'x:y'}\n"
-        "stage1: {factory: 'a:b'}\nstage2: {factory: 'a:b', repeats: 9}\n"
-    )
-    given = configured(path, {"repeats": 7, "warmup": 3, "dataset_size": 5}, {})
+    text = "general: {repeats: 4, dataset_size: 2, builder: 'x:y'}\nstage1: {factory: 'a:b'}\n"
+    path = config(f"{text}stage2: {{factory: 'a:b', repeats: 9}}\n")
+    given = rows.configured(path, {"repeats": 7, "warmup": 3, "dataset_size": 5}, {})
     assert [stage.repeats for stage in given.stages] == [4, 9] and given.general.dataset_size == 2
     assert [(stage.warmup, stage.builder) for stage in given.stages] == [(3, "x:y")] * 2
-    quick = configured(path, {}, cli.QUICK)
+    quick = rows.configured(path, {}, cli.QUICK)
     assert [(stage.repeats, stage.warmup) for stage in quick.stages] == [(1, 0)] * 2 and quick.general.dataset_size == 1
 
 
@@ -198,18 +182,16 @@ def test_a_stage_is_over_general_and_that_over_the_command_line(config):
         ("stage1: {factory: 'a:b', convertor: 'a:b'}\n", ["convertor", "'converter'"]),
         ("stage1: {factory: 'a:b', python: nosuch}\n", ["stage1.python", "nosuch"]),
         ("stage1: {factory: 'a:b'}\ngenral: {}\n", ["genral", "'general'"]),
-        ("stage1: {factory: 'a:b', repeats: many}\n", ["repeats", "int"]),
         ("stage1: {factory: 'a:b', name: x}\nstage2: {factory: 'a:b', name: x}\n", ["'x'", "name of its own"]),
         ("general: {model_type: 3StageS2ST}\nstage1: {factory: 'a:b'}\n", ["3StageS2ST", "3 stages"]),
         ("general: {model_type: S2Z}\nstage1: {factory: 'a:b'}\n", ["model_type", "S2Z"]),
         ("general: {dataset_size: 0}\nstage1: {factory: 'a:b'}\n", ["dataset_size", ">= 1"]),
         ("general: {made_seconds: [.nan]}\nstage1: {factory: 'a:b'}\n", ["made_seconds"]),
-        ("general: {dataset_type: wav}\nstage1: {factory: 'a:b'}\n", ["dataset_type", "wav"]),
     ],
 )
 def test_a_mistake_is_named(config, text, words):
     with pytest.raises(UserError) as raised:
-        configured(config(text), {}, {})
+        rows.configured(config(text), {}, {})
     assert "\n" not in str(raised.value) and "mine.yaml" in str(raised.value)
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
@@ -221,7 +203,7 @@ SHIPPED = sorted((ROOT / "examples" / "pipelines").glob("*.yaml"))
 def test_the_shipped_configurations_run(path, tmp_path):
     *_, whole = measured(path, "--made-seconds", "0.1", "--preset", "quick", log=tmp_path)
     assert whole["flops"] > 0 and whole["run_time_s"] > 0 and whole["rtf"] > 0 and not whole["not_counted"]
-    assert {configured(path, {}, {}).general.model_type for path in SHIPPED} == set(MODEL_TYPES)
+    assert {rows.configured(path, {}, {}).general.model_type for path in SHIPPED} == set(rows.MODEL_TYPES)
 
 
 # -- data sets -------------------------------------------------------------------------------------------------------
@@ -229,9 +211,9 @@ def test_the_shipped_configurations_run(path, tmp_path):
 
 @pytest.fixture
 def manifest(tmp_path):
-    """Two files below audio/, one of them stereo at 8 kHz, and what `text` says in place of its lines."""
+    """Two files below audio/, one of them stereo at 8 kHz, and a link that leads out of it."""
+    (tmp_path / "audio").mkdir()
     for name, samples, rate, channels in (("a", [1000] * 16000, 16000, 1), ("b", [1000, 3000] * 4000, 8000, 2)):
-        (tmp_path / "audio").mkdir(exist_ok=True)
         with wave.open(str(tmp_path / "audio" / f"{name}.wav"), "wb") as file:
             file.setparams((channels, 2, rate, 0, "NONE", ""))
             file.writeframes(b"".join(value.to_bytes(2, "little", signed=True) for value in samples))
@@ -239,16 +221,15 @@ def manifest(tmp_path):
 
     def of(text, **more):
         (tmp_path / "test.tsv").write_text(text.format(root=tmp_path / "audio"))
-        return rows.examples(General(dataset_type="raw", dataset_path=str(tmp_path / "test.tsv"), **more))
+        return rows.examples(rows.General(dataset_type="raw", dataset_path=str(tmp_path / "test.tsv"), **more))
 
     return of
 
 
 def test_a_manifest_is_read_in_one_channel_at_the_asked_rate(manifest):
     text = "{root}\na.wav\t16000\nb.wav\t4000\n"
-    waves = {name: recognisers.read(path, 16000) for name, path in manifest(text).items()}
-    assert {name: len(wave) for name, wave in waves.items()} == {"a.wav": 16000, "b.wav": 8000}
-    assert abs(float(waves["b.wav"][2000:6000].mean()) * 32768 - 2000) < 10
+    a, b = (recognisers.read(path, 16000) for path in manifest(text).values())
+    assert (len(a), len(b)) == (16000, 8000) and abs(float(b[2000:6000].mean()) * 32768 - 2000) < 10
     assert list(manifest(text, dataset_size=1)) == ["a.wav"]
 
 
@@ -257,8 +238,6 @@ def test_a_manifest_is_read_in_one_channel_at_the_asked_rate(manifest):
     [
         ("", ["line 1", "no folder"]),
         ("{root}\n", ["no examples"]),
-        ("{root}/nosuch\na.wav\t1\n", ["line 1", "nosuch"]),
-        ("{root}\n../secret.wav\t1\n", ["line 2", "below"]),
         ("{root}\nlink/hosts\t1\n", ["line 2", "below"]),
         ("{root}\nnosuch.wav\t1\n", ["line 2", "no such file"]),
         ("{root}\na.wav\t1\na.wav\t1\n", ["a.wav", "differ"]),

@@ -9,8 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from common.cli import benchmark
-from common.cli.parser import add_setting
+from common.cli import benchmark, parser
 from common.core import files, flag_types
 from common.core.errors import UserError
 from common.core.settings import SETTINGS, Settings
@@ -30,8 +29,10 @@ def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] =
     """Add the flags that every command about a model has; their help names the run's `folder` and what --preset
     changes, `quick`.  timeout: the default in seconds; None is no limit.  seed: help of --seed; "": nor --device."""
     if seed:
-        add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
-        add_setting(group, "seed", f"{seed}. Default: {SETTINGS['seed'].default}", default=SETTINGS["seed"].default)
+        parser.add_setting(group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+        parser.add_setting(
+            group, "seed", f"{seed}. Default: {SETTINGS['seed'].default}", default=SETTINGS["seed"].default
+        )
     group.add_argument("--preset", choices=("quick",), help=f"Make a smoke run: {quick}. Other flags override it.")
     seconds = "none" if timeout is None else f"{timeout:g}"
     group.add_argument(

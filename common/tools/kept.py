@@ -9,8 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from common.analysis.metrics import Metric, metric
 from common.core.errors import UserError
 from common.core.text import count, plain
-from common.present.parts import Failure, Figure, Section, Slice, Table, Values
-from common.present.text import aligned, block, csv_text, json_text, listed
+from common.present import parts, text
 from common.records import schema, store
 
 Kind = TypeVar("Kind")
@@ -59,24 +58,24 @@ class Answer:
 
     name: str
     total: List[str] = field(default_factory=list)
-    tables: List[Table] = field(default_factory=list)
+    tables: List[parts.Table] = field(default_factory=list)
     lines: List[str] = field(default_factory=list)
     failures: List[str] = field(default_factory=list)
-    rows: List[Values] = field(default_factory=list)
+    rows: List[parts.Values] = field(default_factory=list)
     statuses: List[str] = field(default_factory=list)
-    figures: List[Figure] = field(default_factory=list)
+    figures: List[parts.Figure] = field(default_factory=list)
     folded: bool = False
 
     def render(self, format: str) -> str:
         """Return it as "table", "markdown", "csv" or "json"."""
         if format in ("csv", "json"):
-            return csv_text(self.rows) if format == "csv" else json_text(self.rows)
-        below = listed([*self.lines, *self.failures], format)
+            return text.csv_text(self.rows) if format == "csv" else text.json_text(self.rows)
+        below = text.listed([*self.lines, *self.failures], format)
         tables = [
-            block(table, format) if format == "markdown" else f"{plain(table.title)}\n{aligned(table, 60)}"
+            text.block(table, format) if format == "markdown" else f"{plain(table.title)}\n{text.aligned(table, 60)}"
             for table in self.tables
         ]
-        return "\n\n".join(filter(None, [listed(self.total, format), *tables, below])) + "\n"
+        return "\n\n".join(filter(None, [text.listed(self.total, format), *tables, below])) + "\n"
 
 
 def of_row(key: str, title: str = "", words: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
@@ -119,17 +118,17 @@ def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> 
             yield Answer(file.parent.name, failures=[reason], statuses=["error"])
 
 
-def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> Slice:
+def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.Slice:
     """Return how the page and the summary show the runs of a tool."""
 
-    def sections(base: Path, paths: Sequence[Path]) -> List[Section]:
+    def sections(base: Path, paths: Sequence[Path]) -> List[parts.Section]:
         return [
-            Section(
+            parts.Section(
                 f"{tool}-{number}",
                 title,
                 "" if each.name == title else each.name,
                 tables=each.tables,
-                failures=[Failure("error", "", [line]) for line in each.failures],
+                failures=[parts.Failure("error", "", [line]) for line in each.failures],
                 figures=each.figures,
                 notes=[("", [line]) for line in [*each.total, *each.lines]],
                 folded=each.folded,
@@ -137,7 +136,7 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> Slice:
             for number, each in enumerate(answers(paths, tool, answer))
         ]
 
-    return Slice(
+    return parts.Slice(
         sections,
         holds=lambda path: any(answers([path], tool, answer)),
         rows=lambda paths: [{"name": each.name, **row} for each in answers(paths, tool, answer) for row in each.rows],

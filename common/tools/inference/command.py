@@ -10,8 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from common.cli.parser import Parser, add_setting
 from common.core import files, flag_types, settings, text
 from common.core.errors import UserError
-from common.jobs.job import Task
-from common.jobs.session import Executor
+from common.jobs import job, session
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands, configuration
@@ -80,7 +79,7 @@ def parser() -> Parser:
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
     """Profile the model of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     commands.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20}, SAMPLES)
@@ -93,11 +92,13 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     return commands.measured(TOOL, arguments.config.stem, config, tasks, of, arguments, answer, executor)
 
 
-def planned(config: Profile, python: Path) -> List[Task]:
+def planned(config: Profile, python: Path) -> List[job.Task]:
     """Return a task for each cell that is not skipped."""
     data = as_written(config)
     return [
-        Task(each.job, TOOL, {"config": data, "cell": as_written(each)}, (("threads", each.threads),), python=python)
+        job.Task(
+            each.job, TOOL, {"config": data, "cell": as_written(each)}, (("threads", each.threads),), python=python
+        )
         for each in positions(config)
         if not is_skipped(each, config.profiling_dimensions)
     ]

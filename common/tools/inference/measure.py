@@ -42,9 +42,12 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     rate, dimensions = config.pretrained_model.sample_rate or model.sample_rate, config.profiling_dimensions
     waves = recognisers.batch(dimensions.example_audio, position.seconds, position.size, rate, settings.seed)
     calls = Calls(model, waves.to(device), position.dtype)
+    caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
-        samples = timed(calls, device, settings)
+        clock, threads = Clock(device), host_threads(device)
+        list(sampling.warm_up(lambda *_: time_call(calls, clock), [0], math.inf, threads))
+        samples = list(sampling.sweep(lambda *_: time_call(calls, clock), [0], **caps, threads=threads))
         folder = Path(job["folder"]) / "traces" / job["job"] if dimensions.export_logs else Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         cell = Cell(
@@ -88,14 +91,6 @@ def time_call(call: Step, clock: Clock) -> SimpleNamespace:
     first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"]
     given = first if getattr(call, "streamed", False) else None
     return SimpleNamespace(total_wall_ns=taken["total_wall_ns"], first_ns=given, foreign_cpu=None, flags=[])
-
-
-def timed(call: Step, device: torch.device, settings: Settings) -> List[SimpleNamespace]:
-    """Return timed calls, after two in a row that took as long, or ten, as warm-up."""
-    clock, threads = Clock(device), host_threads(device)
-    caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
-    list(sampling.warm_up(lambda *_: time_call(call, clock), [0], math.inf, threads))
-    return list(sampling.sweep(lambda *_: time_call(call, clock), [0], **caps, threads=threads))
 
 
 def peaks(call: Step, device: torch.device) -> Dict[str, Any]:

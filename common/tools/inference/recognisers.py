@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional
 
 import torch
-from torch import nn
 
 from common.core import files, text
 from common.core.errors import UserError
@@ -89,7 +88,7 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
     command = f'python -c "from torchaudio.pipelines import {source} as bundle; bundle.{fetch}()"'
     advice = f"; its weights have to be below {torch.hub.get_dir()}, fetch them: {command}"
     make = [bundle.get_feature_extractor, bundle.get_decoder] if decodes else [bundle.get_model]
-    parts = nn.ModuleList([loading.made(source, each, {}, advice=advice) for each in make]).to(device).eval()
+    parts = torch.nn.ModuleList([loading.made(source, each, {}, advice=advice) for each in make]).to(device).eval()
 
     def search(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         given = [parts[0](wave) for wave in waves]

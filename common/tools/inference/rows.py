@@ -245,21 +245,23 @@ def answer(kept: Kept) -> Answer:
         for each in rows
         if each["status"] != SKIPPED
     ]
-    noise = "noise; where the path of the model depends on what is said (a beam search), give example_audio"
-    audio = f"{dimensions.example_audio}, cut or looped" if dimensions.example_audio else noise
-    lines = [*kept.machine, f"audio: {audio}"]
-    known = [each for each in rows if "rtf" in each]
+    example, known = dimensions.example_audio, [each for each in rows if "rtf" in each]
     busy, fewest = sum(bool(each["busy"]) for each in known), min((each["n"] for each in known), default=0)
-    if busy:
-        lines.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
-    if 0 < fewest < 100:
-        lines.append(f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more")
+    told = {
+        **dict.fromkeys(kept.machine, True),
+        f"audio: {example}, cut or looped": example,
+        "audio: noise; for a model whose path depends on what is said (a beam search), give example_audio": not example,
+        f"{count(busy, 'cell')} ran beside other load: times are too long": busy,
+        f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more": 0
+        < fewest
+        < 100,
+    }
     names = {"threads": "threads", "dtype": "dtype", "audio_mockup_secs": "seconds", "batch_sizes": "size"}
     return Answer(
         kept.header.name,
         total(rows),
         [*grids, show.tabulated("cells", "Each cell", show.filled(listed))],
-        lines,
+        [words for words, holds in told.items() if holds],
         [f"{each['position'].job}: {each['status']}: {each['reason']}" for each in rows if each["reason"]],
         [
             {

@@ -9,8 +9,7 @@ from typing import Optional
 
 from common.cli.parser import Parser, add_setting
 from common.core import files, flag_types, settings
-from common.jobs.job import Task
-from common.jobs.session import Executor
+from common.jobs import job, session
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands
@@ -73,7 +72,7 @@ def parser() -> Parser:
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
     """Measure the pipeline of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     keys = (*General.__struct_fields__, "warmup", "repeats")
@@ -85,13 +84,13 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
     resolved, data = settings.resolve(same, device), {"config": as_written(config)}
     tasks = [
-        Task(
+        job.Task(
             config.job(name, of),
             TOOL,
-            {**data, "example": number, "stage": place},
-            python=of.python and Path(of.python),
+            {**data, "example": n, "stage": place},
+            python=Path(of.python) if of.python else None,
         )
-        for number, name in enumerate(config.examples)
+        for n, name in enumerate(config.examples)
         for place, of in enumerate(config.stages)
     ]
     return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Dict, Iterable, Iterator, List, Literal, Mapping, Optional, Tuple, Union
+from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional, Union
 
 from msgspec import Meta, Struct, field
 
@@ -129,60 +128,51 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
         raise UserError(f"{path}: general.model_type: {general.model_type} has {wanted} stages, not {len(names)}")
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
-    shared = {key: value for key, value in shared.items() if key in of_stages}
+    below, above = ({key: of[key] for key in of if key in of_stages} for of in (shared, quick))
     stages: List[Stage] = []
     for key in names:
-        over = {name: value for name, value in quick.items() if name in of_stages}
-        stage = configuration.converted({"name": key, **shared, **values[key], **over}, Stage, f"{path}: {key}")
+        stage = configuration.converted({"name": key, **below, **values[key], **above}, Stage, f"{path}: {key}")
         if stage.name in [other.name for other in stages]:
             raise UserError(f"{path}: two stages are called {shown(stage.name)}; give each a name of its own")
         for name in ("factory", "builder", "converter"):
-            value = getattr(stage, name)
-            setattr(stage, name, value and configuration.python_name(value, path))
+            setattr(stage, name, getattr(stage, name) and configuration.python_name(getattr(stage, name), path))
         stage.python = stage.python and configuration.interpreter(stage.python, path, f"{path}: {key}.python")
         stages.append(stage)
     return Pipeline(general=general, stages=stages)
 
 
 def examples(dataset: General) -> Dict[str, Union[float, Path]]:
-    """Return the examples of a data set by name: seconds of noise, or a file of audio.  Raises UserError."""
-    made = ((f"made-{number}-{seconds:g}s", seconds) for number, seconds in enumerate(dataset.made_seconds))
-    if dataset.dataset_type != "made" and not dataset.dataset_path:
+    """Return the examples of a data set by name: seconds of noise, or a file of audio.  Raises UserError.
+
+    A manifest is a line of a folder, then lines of a file below it, a tab, and its samples."""
+    if dataset.dataset_type == "made":
+        return {f"made-{n}-{each:g}s": each for n, each in enumerate(dataset.made_seconds[: dataset.dataset_size])}
+    if not dataset.dataset_path:
         raise UserError("dataset_type raw needs dataset_path: a manifest")
-    listed: Iterable[Tuple[str, Union[float, Path]]]
-    listed = made if dataset.dataset_type == "made" else manifest(Path(dataset.dataset_path or ""))
+    path = Path(dataset.dataset_path)
     result: Dict[str, Union[float, Path]] = {}
-    for name, of in islice(listed, dataset.dataset_size):
-        if name in result:
-            raise UserError(f"{dataset.dataset_path}: two examples are called {name}; names have to differ")
-        result[name] = of
-    if not result:
-        raise UserError(f"{dataset.dataset_path}: has no examples")
-    return result
-
-
-def manifest(path: Path) -> Iterator[Tuple[str, Path]]:
-    """Yield a manifest's files: a line of a folder, then lines of file, tab, samples.  Raises UserError."""
     first, *others = read_text(path).splitlines() or [""]
     root = (path.parent / first.strip()).resolve()
     if not first.strip() or not root.is_dir():
         raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
-    for line, text in enumerate(others, 2):
-        name = text.partition("\t")[0].strip()
+    names = [(line, name) for line, text in enumerate(others, 2) if (name := text.partition("\t")[0].strip())]
+    for line, name in names[: dataset.dataset_size]:
         file = (root / name).resolve()
-        if name and (root not in file.parents or not file.is_file()):
-            problem = f"{file}: no such file" if root in file.parents else f"{name} does not stay below {root}"
-            raise UserError(f"{path}, line {line}: {problem}")
-        if name:
-            yield name, file
+        if root not in file.parents or not file.is_file():
+            raise UserError(f"{path}, line {line}: {name}: no such file below {root}")
+        if name in result:
+            raise UserError(f"{path}: two examples are called {name}; names have to differ")
+        result[name] = file
+    if not result:
+        raise UserError(f"{path}: has no examples")
+    return result
 
 
 def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[str, Any]:
     """Return a stage over the examples that ended well.  seconds: of all their audio; failed: examples it ended.
     run_time_s is the mean of medians over repeats, rtf their sum over the seconds; bytes are means and largest."""
     times = [median(each.wall_ns) / 1e9 for each in costs]
-    unknown = sorted({name for each in costs for name in each.not_counted})
-    row = {"stage": stage, "failed": failed, "not_counted": unknown}
+    row = {"stage": stage, "failed": failed, "not_counted": sorted({name for of in costs for name in of.not_counted})}
     row.update(run_time_s=mean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
     for key in ("memory_bytes", "process_bytes", "macs", "flops"):
         known = [getattr(each, key) for each in costs if getattr(each, key) is not None]
@@ -192,8 +182,8 @@ def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[st
 
 def whole(parts: List[Dict[str, Any]]) -> Dict[str, Any]:
     """Return stages that run one after the other as one."""
-    unknown = sorted({name for each in parts for name in each["not_counted"]})
-    row = {"stage": "all", "failed": sum(each["failed"] for each in parts), "not_counted": unknown}
+    row = {"stage": "all", "failed": sum(each["failed"] for each in parts)}
+    row["not_counted"] = sorted({name for each in parts for name in each["not_counted"]})
     for key in (each.key for each in NUMBERS):
         known = [each[key] for each in parts]
         row[key] = None if None in known else (sum if key in ADDED else max)(known)

@@ -12,8 +12,7 @@ from common.cli.parser import Parser, add_setting
 from common.core import files, flag_types, implementations, settings
 from common.core.errors import UserError
 from common.core.text import gathered
-from common.jobs.job import Task
-from common.jobs.session import Executor
+from common.jobs import job, session
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands, configuration
@@ -119,7 +118,7 @@ def _by_device(key: str) -> str:
     return ", ".join(f"{values[key]} ({device})" for device, values in PRESETS.items())
 
 
-def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
     """Profile a training step; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     is_sorted = arguments.sort_utterance
@@ -140,7 +139,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     resolved = settings.resolve({**given, **model, **where, **size}, device)
     # else large tensors would be mapped anew in each step
     reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
-    tasks = [Task(name, TOOL, {"choice": as_written(choice)}, environment=reuse)]
+    tasks = [job.Task(name, TOOL, {"choice": as_written(choice)}, environment=reuse)]
     config = Profile(choice=choice, sizes={name: size})
     return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)
 

@@ -17,8 +17,6 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 import msgspec
 import torch
-from torch import nn
-from torch.profiler import record_function
 
 from common.core import files, implementations, text
 from common.core.errors import NotRunnable, OutOfMemory, UserError
@@ -31,8 +29,7 @@ from common.measure import profiler
 from common.measure.clock import Clock
 from common.measure.device import environment, set_up_torch
 from common.records.schema import Measured
-from common.system import memory
-from common.system.machine import ForeignLoad, busy_flags
+from common.system import machine, memory
 from common.tools import loading
 from common.tools.profile import labels, rows, transducer
 from common.traces import reader, windows
@@ -71,14 +68,14 @@ class Inputs:
         self.features = torch.from_numpy(drawn).view(N, frames, sizes.features).to(device)
         self.lengths = torch.tensor(utterances[:, 0].tolist(), device=device)
         targets = torch.from_numpy(symbols((N, U), sizes.vocab_size, TARGETS, *key)).to(device)
-        self.symbols = nn.functional.pad(targets.long(), (1, 0))
+        self.symbols = torch.nn.functional.pad(targets.long(), (1, 0))
         pairs = [(int(shapes.subsampled(length, transducer.SUBSAMPLING)), int(U)) for length, U in utterances]
         T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
         none = torch.empty(0, device=device)  # the model makes them
         self.batch, self.adapter = Batch(none, none, targets, T, U_lengths, pairs), adapter
         total, tokens = map(int, utterances.sum(0))
-        longest = max(T for T, _ in pairs)
-        self.described = rows.Batch(N=N, frames=total, frames_max=frames, T_max=longest, U_max=U, tokens=tokens)
+        T_max = max(T for T, _ in pairs)
+        self.described = rows.Batch(N=N, frames=total, frames_max=frames, T_max=T_max, U_max=U, tokens=tokens)
 
     def given(self) -> Tuple[Any, ...]:
         """Return the arguments of the model's forward for one step."""
@@ -109,10 +106,8 @@ class Profiling:
         path = Path(self.settings.shape_file)
         utterances, factor = shapes.load(path), shapes.known_factor(path) or transducer.SUBSAMPLING
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
-        utterances = utterances[
-            (shapes.subsampled(utterances[:, 0], transducer.SUBSAMPLING) >= 1)
-            & (utterances[:, 1] >= adapter.fewest_targets)
-        ]
+        encoded = shapes.subsampled(utterances[:, 0], transducer.SUBSAMPLING)
+        utterances = utterances[(encoded >= 1) & (utterances[:, 1] >= adapter.fewest_targets)]
         if not len(utterances):
             raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
         batches = batching.in_batches(utterances, self.settings)
@@ -123,23 +118,21 @@ class Profiling:
         seed, sizes = self.settings.seed, self.choice.sizes
         return [Inputs(batches[index], sizes, adapter, self.device, seed, index) for index in chosen]
 
-    def _model(self, adapter: Any) -> nn.Module:
+    def _model(self, adapter: Any) -> torch.nn.Module:
         choice, criterion = self.choice, transducer.Criterion(adapter, self.device)
         if choice.model:
             model = loading.load(choice.model, choice.arguments, str(self.device))
             if criterion.layout.approximate or criterion.layout.tensors != ("logits",):
-                raise UserError(
-                    f"--loss {adapter.name}: takes no logits, which a model by import path gives; "
-                    "give an exact one of logits, such as --loss torchaudio"
-                )
-            made: nn.Module = transducer.Imported(model, criterion)
+                words = "takes no logits, which a model by import path gives; give one that does: --loss torchaudio"
+                raise UserError(f"--loss {adapter.name}: {words}")
+            made: torch.nn.Module = transducer.Imported(model, criterion)
         else:
             make = loading.imported(ICEFALL) if choice.config else transducer.Transducer
             made = make(choice.sizes, criterion)
         for module in made.modules() if not choice.dropout else ():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 module.p = 0.0
-            elif isinstance(module, nn.MultiheadAttention):
+            elif isinstance(module, torch.nn.MultiheadAttention):
                 module.dropout = 0.0
         return made
 
@@ -217,7 +210,7 @@ class Profiling:
 
     def times(self) -> Dict[str, Any]:
         """Return the times of bare and labelled steps in turn, those of each label in each step, and the load."""
-        host, clock, load = Clock(torch.device("cpu")), self.clock, ForeignLoad()
+        host, clock, load = Clock(torch.device("cpu")), self.clock, machine.ForeignLoad()
         places: Dict[labels.Place, rows.Place] = {}
         bare: List[Any] = []
         labelled: List[Any] = []
@@ -237,7 +230,7 @@ class Profiling:
         foreign = load.share() if load.ready() else None
         known = {"spans": [*places.values()], "foreign_cpu": foreign, "bare_ns": [ns for ns, _ in bare]}
         times = dict(zip(("host_ns", "device_ns"), map(list, zip(*labelled))))
-        return {**known, **times, "flags": busy_flags(foreign, torch.get_num_threads())}
+        return {**known, **times, "flags": machine.busy_flags(foreign, torch.get_num_threads())}
 
     def memory(self, folder: Path) -> List[rows.Memory]:
         """Return the memory of each span, by name, from a trace in `folder`."""
@@ -245,7 +238,9 @@ class Profiling:
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
-        recorded = partial(self.labelled, span=lambda place, _: record_function(rows.named(place[0][-1], place[1])))
+        recorded = partial(
+            self.labelled, span=lambda place, _: torch.profiler.record_function(rows.named(place[0][-1], place[1]))
+        )
         given = [self.inputs[number % len(self.inputs)].given() for number in range(1 + active)]
         steps = [SimpleNamespace(run=partial(self.timed, partial(recorded, each))) for each in given]
         with warnings.catch_warnings():

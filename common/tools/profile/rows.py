@@ -213,8 +213,8 @@ def lines(choice: Choice, found: Measured, parts: List[Part]) -> List[str]:
     few, most = min(each.frames for each in batches), max(each.frames for each in batches)
     size = f"batches: {len(batches)}, of {few} to {most} frames"
     if len(batches) == 1:
-        longest, tokens = batches[0].frames_max, batches[0].tokens
-        size = f"batch: {batches[0].N} utterances, {most} frames (longest {longest}), {tokens} tokens"
+        (of,) = batches
+        size = f"batch: {of.N} utterances, {most} frames (longest {of.frames_max}), {of.tokens} tokens"
     options = ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name)) or "no dropout"
     bare, count = median(found.bare_ns) / 1e6, len(found.host_ns)
     hooks = median([(labelled - alone) / 1e6 for labelled, alone in zip(found.host_ns, found.bare_ns)])
@@ -249,7 +249,7 @@ def verdict(parts: List[Part], busy: bool) -> str:
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Profile)
-    result = Answer(kept.header.name, [], [], list(kept.machine), [], [], [], [])
+    result = Answer(kept.header.name, lines=kept.machine)
     for size in config.sizes:
         job = kept.job(size)
         result.statuses.append(job.status)
@@ -263,16 +263,14 @@ def answer(kept: Kept) -> Answer:
         operations = f"{quantity(step['macs'], 'MACs')}, {quantity(step['flops'], 'FLOPs')}"
         result.total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
         shown = [each for each in NUMBERS if "device_ms" in step or each.key != "host_ms"]  # else the host's are all
-        table = [
-            {"label": Cell("· " * part["depth"] + part["name"], part["name"]), **cells(shown, part)} for part in parts
-        ]
+        table = []
+        for part in parts:
+            table.append({"label": Cell("· " * part["depth"] + part["name"], part["name"]), **cells(shown, part)})
+            identity = {key: part[key] for key in ("name", "label", "phase", "depth")}
+            result.rows.append({"size": size, **identity, **values(NUMBERS, part)})
         result.tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
-        result.lines.extend(lines(config.choice, found, parts))
+        result.lines += lines(config.choice, found, parts)
         result.figures.append(figure(size, parts))
-        identity = ("name", "label", "phase", "depth")
-        result.rows += [
-            {"size": size, **{key: part[key] for key in identity}, **values(NUMBERS, part)} for part in parts
-        ]
     return result
 
 
@@ -283,7 +281,7 @@ def figure(size: str, parts: List[Part]) -> Figure:
     data = []
     for phase, color in zip(dict.fromkeys(part["phase"] for part in inner), PALETTE):
         of_phase = [part for part in inner if part["phase"] == phase]
-        times, names = [part["own_ms"] for part in of_phase], [part["label"] for part in of_phase]
+        times, names = ([part[key] for part in of_phase] for key in ("own_ms", "label"))
         data.append(bars(phase or OTHER, times, names, {"color": color}, "%{y}: %{x:.4g} ms", orientation="h"))
     largest = sorted(inner, key=lambda part: -part["own_ms"])[:5]
     vertical = {"categoryorder": "array", "categoryarray": labels[::-1]}
