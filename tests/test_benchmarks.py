@@ -14,7 +14,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import fused_table  # noqa: E402
 
-SCRIPT = str(ROOT / "benchmarks" / "gpu_node.sh")
 TABLE = "benchmarks/fused_table.py"
 
 
@@ -23,8 +22,7 @@ def test_a_line_of_the_table(tmp_path, tiny_shapes):
     small = "--in-place --rounds 1 --limits false --frames 12 --tokens 4 --vocab-size 101 --encoder-dim 128".split()
     done = run(TABLE, *choice, "--log-dir", tmp_path, "--", *small, "--shape-file", tiny_shapes)
     assert done.returncode == 0, done.stderr
-    lines = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")]
-    heads, _, row = lines
+    heads, _, row = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))
     of = dict(zip(heads, row))
     assert len(row) == len(heads) and of["logits"] == "trained"
     for unit, times in (("ms", "times faster"), ("MB", "times smaller")):
@@ -59,52 +57,35 @@ def test_flags_that_benchmark_all_refuses(tmp_path):
     assert_user_error(run(TABLE, "--workloads", "bpe50"), "--workloads", "bpe50")
 
 
-@pytest.fixture
-def python(tmp_path):
-    """Return a command in place of Python: the list fails, the first measurement hangs, the rest works."""
-    path = tmp_path / "python"
-    path.write_text(
-        '#!/bin/sh\necho $@\ncase "$*" in *rnnt-bench\\ list*) exit 3;; *--passes\\ correctness\\ *) sleep 60;; esac\n'
-    )
-    path.chmod(0o755)
-    return str(path)
+def steps(*words, **environment):
+    command = ["bash", str(ROOT / "benchmarks" / "gpu_node.sh"), *map(str, words)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
 
 
-def node(folder, python, *flags):
-    environment = {**os.environ, "PYTHON": python}
-    command = [SCRIPT, "--preset", "cpu", *flags, str(folder)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-
-def test_a_step_that_fails_or_hangs_costs_itself_alone(tmp_path, python):
-    steps = ("machine", "first", "fast_rnnt", "batch-30", "report")
-    done = node(tmp_path / "node", python, "--limit", "1", "--only", ",".join(steps))
-    assert done.returncode == 1, done.stderr
-    lines = (tmp_path / "node" / "summary.txt").read_text().splitlines()
-    ended = {name: code for name, code, _ in map(str.split, lines)}
+def test_a_step_that_fails_or_hangs_costs_itself_alone_and_is_repeated(tmp_path):
+    """With a command in place of Python: the list fails, the first measurement hangs, the rest works."""
+    node, python = tmp_path / "node", tmp_path / "python"
+    cases = "*rnnt-bench\\ list*) exit 3;; *--passes\\ correctness\\ *) sleep 60;;"
+    python.write_text(f'#!/bin/sh\necho $@\ncase "$*" in {cases} esac\n')
+    python.chmod(0o755)
+    names = "machine,first,fast_rnnt,batch-30,report"
+    done = steps("--preset", "cpu", "--limit", 1, "--only", names, node, PYTHON=str(python))
+    assert done.returncode == 1 and "exit code 3" in done.stderr and "machine.log" in done.stderr
+    ended = dict(line.split()[:2] for line in (node / "summary.txt").read_text().splitlines())
     assert ended == {"machine": "3", "first": "124", "fast_rnnt": "0", "batch-30": "0", "report": "0"}
-    assert "--device cpu" in (tmp_path / "node" / "batch-30.log").read_text()
-    assert "exit code 3" in done.stderr and "machine.log" in done.stderr
-
-
-def test_a_second_start_repeats_what_did_not_end_well(tmp_path, python):
-    for _ in range(2):
-        node(tmp_path / "node", python, "--only", "machine,report")
-    lines = (tmp_path / "node" / "summary.txt").read_text().split("\n")
-    assert sum(line.startswith("machine ") for line in lines) == 2
-    assert sum(line.startswith("report ") for line in lines) == 1
+    assert "--device cpu" in (node / "batch-30.log").read_text()
+    steps("--preset", "cpu", "--only", "machine,report", node, PYTHON=str(python))
+    again = [line.split()[0] for line in (node / "summary.txt").read_text().splitlines()]
+    assert again.count("machine") == 2 and again.count("report") == 1
 
 
 @pytest.mark.parametrize("flags", [("--preset", "tpu", "x"), ("--only",), ()])
 def test_bad_usage(flags):
-    done = subprocess.run([SCRIPT, *flags], capture_output=True, text=True, timeout=60)
+    done = steps(*flags)
     assert done.returncode == 2 and "usage" in done.stderr
 
 
 def test_each_preset_lists_the_same_steps():
-    listed = [
-        subprocess.run([SCRIPT, "--preset", preset, "--list"], capture_output=True, text=True, timeout=60, check=True)
-        for preset in ("gpu", "cpu")
-    ]
-    names = [[line.split()[0] for line in done.stdout.splitlines()] for done in listed]
+    listed = [steps("--preset", preset, "--list").stdout.splitlines() for preset in ("gpu", "cpu")]
+    names = [[line.split()[0] for line in lines] for lines in listed]
     assert names[0] == names[1] and len(names[0]) == len(set(names[0])) > 10

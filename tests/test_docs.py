@@ -21,22 +21,21 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.m
 MKDOCS, SHELLCHECK = (ROOT / ".venv" / "dev" / "bin" / name for name in ("mkdocs", "shellcheck"))
 
 
-def prose(page: Path) -> str:
-    """The text of `page` without blocks and spans of code."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"`[^`\n]*`", "code", text)
+def text_of(page: Path) -> str:
+    """Return the text of a page without blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives the headings of `page`."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
+    headings = re.findall(r"^#+ +(.+?) *$", text_of(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_are_there(page):
-    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"", prose(page))
+    prose = re.sub(r"`[^`\n]*`", "code", text_of(page))
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"", prose)
     broken = []
     for link in (first or second for first, second in links):
         if re.match(r"[a-z]+:", link):
@@ -52,11 +51,8 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 def diffs() -> dict[str, str]:
     """The diffs of CONTRIBUTING.md, by the heading that they are under."""
     parts = re.split(r"^## (.+)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    blocks = {
-        title: re.findall(r"^```diff\n(.*?)^```", text, flags=re.M | re.S)
-        for title, text in zip(parts[1::2], parts[2::2])
-    }
-    return {title: "".join(texts) for title, texts in blocks.items() if texts}
+    blocks = (re.findall(r"^```diff\n(.*?)^```", text, flags=re.M | re.S) for text in parts[2::2])
+    return {title: "".join(texts) for title, texts in zip(parts[1::2], blocks) if texts}
 
 
 @pytest.fixture
@@ -90,27 +86,18 @@ def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_pa
 def test_the_metric_of_contributing_is_in_the_table_and_in_json(diffs, checkout):
     apply(diffs["Add a metric"], checkout)
     measured = min((ROOT / "results").rglob("torchaudio*/results.jsonl")).parent
-    tables = [
+    table, answer = (
         run(checkout / "summarize.py", measured, "--format", how, cwd=checkout).stdout for how in ("markdown", "json")
-    ]
-    (row,) = json.loads(tables[1])
-    assert "steps /s" in tables[0] and row["steps_per_second"] == pytest.approx(1000 / row["step_ms"])
+    )
+    (row,) = json.loads(answer)
+    assert "steps /s" in table and row["steps_per_second"] == pytest.approx(1000 / row["step_ms"])
 
 
 @pytest.mark.thorough
 def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
     if not MKDOCS.exists():
         pytest.skip("no dev environment: make setup ENVIRONMENTS=dev")
-    build = [
-        str(MKDOCS),
-        "build",
-        "--config-file",
-        ".ci/mkdocs.yml",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(tmp_path),
-    ]
+    build = [MKDOCS, "build", "--config-file", ".ci/mkdocs.yml", "--strict", "--quiet", "--site-dir", tmp_path]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -131,12 +118,6 @@ def test_pages_have_what_the_records_say():
         blocks += len(figures["BLOCK"].findall(page))
         assert figures["written"](page) == page, path
     assert blocks >= 9
-
-
-def test_a_newer_folder_is_shown_in_place_of_the_older_one():
-    results = runpy.run_path(str(ROOT / "docs" / "_results.py"))
-    page = "results/2026-11-21-a-2-cores, results/2026-11-21-a-2-cores-system"
-    assert results["shown"](page, "2027-01-02-a-2-cores") == page.replace("2026-11-21", "2027-01-02", 1)
 
 
 def test_the_sbatch_script_sets_up_and_hands_its_end_on(tmp_path):

@@ -185,9 +185,10 @@ class Reader:
         text = _text(cut.supervisions, counts)
         if not (cut.has_features or cut.has_recording):
             raise ValueError("neither features nor a recording, so it has no frames")
-        of_features = (cut.num_frames, cut.frame_shift) if cut.has_features else (None, None)
-        counts["frames_from_features"] += of_features[0] is not None
-        span = Span(cut.start, cut.duration, cut.sampling_rate, *of_features)
+        span = Span(cut.start, cut.duration, cut.sampling_rate)
+        if cut.has_features:
+            counts["frames_from_features"] += 1
+            span = replace(span, num_frames=cut.num_frames, frame_shift=cut.frame_shift)
         seconds: List[Optional[float]] = [None] * len(self.speeds)
         if hasattr(cut, "tracks") and cut.has_recording:  # each track is perturbed and rounded to samples separately
             plain = cut.drop_features()
