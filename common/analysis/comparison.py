@@ -203,10 +203,9 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
                 tolerance, source = max(tolerance, PROCESS_TOLERANCE), "the resident peak of one process each"
             verdict = statistics.verdict(ratio, ratio, tolerance)
             word = {"faster": "less", "slower": "more"}.get(verdict, "same")
-            reason = f"{abs(ratio - 1):.1%} {word} memory ({source})"
-            if word == "same":
-                reason = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)} ({source})"
-            return Judged(word, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
+            near = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
+            reason = near if word == "same" else f"{abs(ratio - 1):.1%} {word} memory"
+            return Judged(word, f"{reason} ({source})", ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
     absent = [side for side, peaks_of in zip(("the baseline", "the new side"), sides) if not any(peaks_of.values())]
     reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
     before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
@@ -259,9 +258,6 @@ def _changed(pair: Pair) -> List[str]:
     sides = {"baseline": pair.baseline, "new side": pair.new}
     dirty = [word for word, run in sides.items() if pair.one_loss and run.header.git_dirty]
     return [*changed, *([f"uncommitted changes in the {' and the '.join(dirty)}"] if dirty else [])]
-
-
-# What follows from changes.
 
 
 def regressions(rows: Sequence[Change], allowed: float) -> List[str]:

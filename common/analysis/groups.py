@@ -62,10 +62,7 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
 
     result = grouped(ordered, fits)
     for group in result:
-        if group[0].largest:
-            standing.set_apart(group)
-        else:
-            standing.rank_times(group)
+        (standing.set_apart if group[0].largest else standing.rank_times)(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0].configuration)
 
@@ -92,8 +89,7 @@ def rank(row: Row) -> Tuple[Any, ...]:
     """Return the sort key of a row: its kind, since an approximation that is faster is not the faster loss, then its
     step time, or its throughput for --find-largest."""
     if row.largest:
-        speed = row.utterances_per_second
-        return kind_rank(row), math.inf if speed is None else -speed, row.name
+        return kind_rank(row), -(row.utterances_per_second or 0.0), row.name
     known = (row.over_fastest, row.median_ms("step"), row.median_ms("loss"), row.profile.average_step_time_us)
     by_step = row.against_fastest is not None and row.against_fastest.scope == "step"
     return kind_rank(row), not by_step, *(math.inf if each is None else each for each in known), row.name

@@ -145,14 +145,15 @@ def _of_jobs(jobs: Jobs, given: Mapping[str, Any], is_control: bool) -> Tuple[st
 
 def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
     """Return the highest peak by scope, counter and batch."""
-    highest: Dict[str, Dict[str, Dict[str, float]]] = {}
-    for line in lines:
-        of_scope = highest.setdefault(line.scope, {counter: {} for counter in COUNTERS})
-        for counter in COUNTERS:
-            value = getattr(line, f"{counter}_bytes")
-            if value is not None:
-                known = of_scope[counter].get(str(line.batch), 0.0)
-                of_scope[counter][str(line.batch)] = max(known, value / text.MB)
+    places = ((line, counter, getattr(line, f"{counter}_bytes")) for line in lines for counter in COUNTERS)
+    known = (
+        ((line.scope, counter, str(line.batch)), value / text.MB)
+        for line, counter, value in places
+        if value is not None
+    )
+    highest: Dict[str, Dict[str, Dict[str, float]]] = {line.scope: {of: {} for of in COUNTERS} for line in lines}
+    for (scope, counter, batch), peaks in text.gathered(known).items():
+        highest[scope][counter][batch] = max(peaks)
     return highest
 
 

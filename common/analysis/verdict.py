@@ -240,16 +240,15 @@ def against_next(pick: Pick, measure: Measure) -> Words:
         return [pick.withheld]
     if pick.next is None:
         return [best, "; the only one measured"]
-    ratio, following, span = pick.next_ratio, name_of(pick.next), ""
-    if ratio and ratio.low is not None:
-        span = f" (95% interval {text.number(ratio.low, 3)} to {text.number(ratio.high, 3)})"
-    behind = f"{following} at {text.number(pick.times, 3)}x {measure.noun}{span}"
+    ratio, others = pick.next_ratio, len(pick.rivals) - 1
+    ends = [text.number(end, 3) for end in (ratio.low, ratio.high) if end is not None] if ratio else []
+    span = f" (95% interval {' to '.join(ends)})" if ends else ""
+    behind = f"{name_of(pick.next)} at {text.number(pick.times, 3)}x {measure.noun}{span}"
     if pick.sure:
         return [best, f"; next is {behind}"]
-    others = len(pick.rivals) - 1
-    behind += f" and {others} more are" if others > 0 else " is"
-    advice = "; one round gives no interval: use --rounds 3 or more" if ratio and ratio.low is None else ""
-    return [best, f"; {behind} too close to tell{advice}"]
+    verb = f"and {others} more are" if others > 0 else "is"
+    advice = "; one round gives no interval: use --rounds 3 or more" if ratio and not ends else ""
+    return [best, f"; {behind} {verb} too close to tell{advice}"]
 
 
 def named(pick: Pick, measure: Measure) -> Words:

@@ -30,8 +30,6 @@ from common.show import cards, plots, tables
 Paths = Sequence[Path]
 FILE_NAME = "report.html"
 HERE = Path(__file__).resolve().parent
-TITLE = "Which transducer loss?"
-OVERLINE = "Transducer (RNN-T) losses, side by side"
 LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
 
 
@@ -41,8 +39,8 @@ def page(
     """Return the page as text, for the folder `base`. library: JavaScript in place of plotly.js; paths: the logs, in
     which a conformance matrix may be too. Raises UserError without jinja2."""
     answer = cards.title(groups[0].rows) if len(groups) == 1 and not groups[0].search and not swept else ""
-    title = answer or TITLE
-    return assembled(sections(groups, base, swept, paths), base, title, _lead(groups, swept), library, reading=True)
+    shown, title = sections(groups, base, swept, paths), answer or "Which transducer loss?"
+    return assembled(shown, base, title, _lead(groups, swept), library, reading=True)
 
 
 def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[parts.Section]:
@@ -69,7 +67,7 @@ def assembled(
     lead: str,
     library: Optional[str] = None,
     reading: bool = False,
-    overline: str = OVERLINE,
+    overline: str = "Transducer (RNN-T) losses, side by side",
 ) -> str:
     """Return the page of these sections. reading: whether to explain how tables of losses are read."""
     library = LIBRARY.read_text(encoding="utf-8") if library is None else library
@@ -110,7 +108,7 @@ def _drawn(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict
     text = render("show/templates/section.html.jinja", base, section=section)
     plots = [*([section.lead] if section.lead else []), *section.figures]
     figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in plots}
-    return section, text, finite(figures, DIGITS)
+    return section, text, finite(figures, digits=6)  # far below a pixel
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
@@ -194,10 +192,6 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[logs.Log] = None) -> Non
             print(f"report: {path}", file=sys.stderr)
 
 
-COMMON = Path(__file__).resolve().parents[1]
-DIGITS = 6  # significant ones of a number that is drawn: far below a pixel
-
-
 def render(template: str, base: Path, **content: Any) -> str:
     return environment().get_template(template).render(base=base, **content)
 
@@ -213,7 +207,7 @@ def environment() -> Any:
 
     options: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     options["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(COMMON), **options)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE.parent), **options)
     templates.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
         code=lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),

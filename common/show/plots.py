@@ -17,7 +17,6 @@ from common.present import style
 from common.present.parts import Cell, Failure, Figure, Link, Plotly, Section, measured, tabulated
 
 LANE = 44  # pixels
-ABOVE = 8  # pixels from the middle of a lane to its name
 
 
 class Dot(NamedTuple):
@@ -95,15 +94,13 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
         **{"type": "line", "layer": "below", "x0": 1, "x1": 1, "y0": 0.5 - len(dots), "y1": 0.5},
         **{"opacity": 0.9, "line": {"width": 1.5, "color": style.INK}},
     }
-    frame = {**style.lanes(names, LANE, ABOVE), "shapes": [line], "xaxis": style.axis_of(across, span)}
+    frame = {**style.lanes(names, LANE, 8), "shapes": [line], "xaxis": style.axis_of(across, span)}
     summary = f"{title}: " + "; ".join(f"{dot.name} {number(dot.ratio, 3)}{dot.interval}" for dot in dots)
     layout = style.layout(LANE * len(dots) + 70, None, **frame)
     return Figure(key, title, caption, summary, data, layout, tabulated(key, title, cells))
 
 
 # Time against memory.
-
-WHISKERS = " Whiskers: the 20th and 80th percentile of samples over their own batch's median."
 
 
 def known(rows: Sequence[Row]) -> Dict[str, Tuple[float, float]]:
@@ -156,7 +153,8 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
         cells.append({"implementation": Cell(row.marked), "median ms": ms, "peak MB": mb})
         cells[-1]["on the front"] = Cell("yes" if row in best else "no")
     told, title = " ".join(sentences), "Time against memory"
-    whiskers = WHISKERS if any(of.p20 for of in summaries.values()) else ""
+    whiskers = " Whiskers: the 20th and 80th percentile of samples over their own batch's median."
+    whiskers = whiskers if any(of.p20 for of in summaries.values()) else ""
     frame = {"xaxis": style.axis_of("step, ms", across), "yaxis": style.axis_of("peak, MB", up)}
     table = tabulated("time-memory", "Time and memory", cells)
     caption = f"Lower left is better.{whiskers} {told}"
@@ -165,7 +163,6 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
 
 # Sweeps: with several settings there is a plot for each, at the first values of the others.
 
-HEIGHT = 420
 LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic
 
 
@@ -245,7 +242,7 @@ def _over(key: str, title: str, flag: str, values: Sequence[Any], unit: str, eve
         for part in ("median", "p20", "p80") if unit == "ms" else ("median",):
             line[f"{part} {unit}"] = measured(getattr(point.measured, part), point.row.results)
         cells.append(line)
-    layout = style.layout(HEIGHT, 200, **_frame(values, flag, unit, every))
+    layout = style.layout(420, 200, **_frame(values, flag, unit, every))
     return Figure(key, title, "", f"{title}: {'; '.join(words)}", data, layout, tabulated(key, title, cells))
 
 
