@@ -96,25 +96,6 @@ def test_the_same_code_is_not_found_changed(load, name, rounds, draw, seeds):
     assert changes(verdicts(pairs, tolerance=1e-9)) <= 0.05
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_code_under_another_load_is_not_found_changed(name):
-    """The rounds that ran alone against those beside other load: what is recorded of it forbids a verdict, however
-    clear the times look."""
-    run = real("two-threads", name)
-    flagged = [any(getattr(line, "flags", None) for line in lines) for lines in timing_jobs(run)]
-    alone, beside = (
-        [lines for lines, busy in zip(timing_jobs(run), flagged) if busy is side] for side in (False, True)
-    )
-    looks_changed = 0
-    for seed in range(50):
-        luck = random.Random(seed)
-        left, other = drawn(run, luck.sample(alone, 4), "one"), drawn(run, luck.sample(beside, 4), "other")
-        assert set(verdicts([Pair(left, other), Pair(other, left)])) <= {"same", "unclear"}
-        calm = (drawn(run, timing_jobs(side), side.header.run_id, calm=True) for side in (left, other))
-        looks_changed += verdicts([Pair(*calm)])["slower"]
-    assert looks_changed > 0
-
-
 def quieter(run, spread):
     """The run with all deviations from a batch's median shrunk alike, so that rounds deviate by `spread` (0.01 for 1%).
 

@@ -40,10 +40,8 @@ from common.system import machine, memory
     "values, fraction, expected",
     [
         ([40, 10, 20, 30], 0.5, 25),
-        ([40, 10, 20, 30], 0.2, 16),  # place 0.6: 10 + 0.6 * 10
         ([10, 20, 30, 40], 0.8, 34),  # place 2.4: 30 + 0.4 * 10
         ([5], 0.2, 5),
-        ([5, 7], 0, 5),
         ([5, 7], 1, 7),
     ],
 )
@@ -72,8 +70,6 @@ def test_describe():
     [
         (0.95, 1, 12.706),
         (0.95, 9, 2.262),
-        (0.99, 5, 4.032),
-        (0.90, 12, 1.782),
         (0.95, 1e6, 1.960),
         (0.9, 1, math.tan(0.9 * math.pi / 2)),
         (0.9875, 2, 0.9875 * math.sqrt(2 / (1 - 0.9875**2))),
@@ -90,7 +86,6 @@ def test_student_t(confidence, freedom, expected):
     [
         ([0, 2], 0.95, 1, 12.706),  # deviation sqrt(2), standard error 1, t(1) = 12.706
         ([-1, 0, 1], 0.95, 0, 4.303 / math.sqrt(3)),  # variance 1, t(2) = 4.303
-        ([-1, 0, 1], 0.99, 0, 9.925 / math.sqrt(3)),
         ([-1, 1] * 20, 0.95, 0, 2.0227 * math.sqrt(40 / 39 / 40)),  # 39 degrees of freedom
         ([3, 3, 3], 0.95, 3, 0),
     ],
@@ -159,9 +154,7 @@ def test_independent_ratio_of_different_rounds_and_of_too_few():
         (0.90, 0.95, 0.02, "faster"),
         (1.05, 1.10, 0.02, "slower"),
         (0.99, 1.01, 0.02, "same"),
-        (0.97, 1.01, 0.02, "unclear"),
         (1.01, 1.05, 0.02, "unclear"),
-        (0.5, 2.0, 0.02, "unclear"),
         (0.98, 0.999, 0.0, "faster"),
         (0.98, 1.0, 0.0, "unclear"),
         (1.0, 1.0, 0.0, "same"),
@@ -196,20 +189,17 @@ def test_the_interval_is_over_rounds_as_clusters():
     x = {batch: value + 0.01 * number for number, (batch, value) in enumerate(x.items())}
     d = 0.02
     logs = {at: {f"{at}-{index}": (at - 1) * d for index in range(4)} for at in range(3)}
-    center = sum(x.values()) / len(x)
+    center, error = sum(x.values()) / len(x), 0.0
     estimate, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, center))
     cells = [(x[batch], y) for cells_of_round in logs.values() for batch, y in cells_of_round.items()]
     slope = sum((a - center) * y for a, y in cells) / sum((a - center) ** 2 for a, _ in cells)
-    squares, error = sum((value - center) ** 2 for value in x.values()), 0.0
-    for (
-        cells_of_round
-    ) in logs.values():  # all weights are 1/12; the line owes a third of its level and some slope to each round
+    squares = sum((value - center) ** 2 for value in x.values())
+    for cells_of_round in logs.values():  # weights are 1/12; the line owes a third of its level to each round
         residual = sum(y - slope * (x[batch] - center) for batch, y in cells_of_round.items()) / 12
         along = sum((x[batch] - center) / 12 for batch in cells_of_round) ** 2 / squares
         error += residual**2 * (4 / 144) / (4 / 144 - (4 / 12) ** 2 / 12 - along)
-    error = math.sqrt(error)
-    assert estimate.error == pytest.approx(error)
-    assert math.log(estimate.high / estimate.ratio) == pytest.approx(student_t(0.95, 2) * error)
+    assert estimate.error == pytest.approx(math.sqrt(error))
+    assert math.log(estimate.high / estimate.ratio) == pytest.approx(student_t(0.95, 2) * math.sqrt(error))
 
 
 def test_with_one_batch_a_round_the_line_takes_a_degree_of_freedom_more():
@@ -282,13 +272,12 @@ def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simula
 
 def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
 
-    designs = {design.title.partition("(")[2]: design for design in simulation.DESIGNS if "(" in design.title}
-    for name, device in (("the CPU preset)", "cpu"), ("the full preset)", "cuda")):
-        chosen = settings.resolve({}, device)
-        assert (designs[name].rounds, designs[name].batches) == (chosen.rounds, chosen.num_batches)
-    alone = designs["scope loss in the CPU preset)"]
-    cpu = settings.resolve({}, "cpu")
-    assert (alone.rounds, alone.batches) == (cpu.rounds, max(1, cpu.num_batches // timing.BATCHES_FOR_A_LOSS))
+    designs = {of.title.partition("(")[2]: (of.rounds, of.batches) for of in simulation.DESIGNS}
+    cpu, full = (settings.resolve({}, device) for device in ("cpu", "cuda"))
+    for name, chosen in (("the CPU preset)", cpu), ("the full preset)", full)):
+        assert designs[name] == (chosen.rounds, chosen.num_batches)
+    batches = max(1, cpu.num_batches // timing.BATCHES_FOR_A_LOSS)
+    assert designs["scope loss in the CPU preset)"] == (cpu.rounds, batches)
 
 
 SETTINGS = {"dtype": "float32", "vocab_size": 10, "encoder_dim": 3, "prune_range": 5}
@@ -298,33 +287,21 @@ BATCH.update(frames=6, tokens=8, one_symbol_cells=12, pruned_cells=6)
 AT_SIZE = {"batch": 7, "N": 2, "T_max": 5, "U_max": 2, "loss_error": 0, "grad_error": 0, "grad_tolerance": 1}
 
 
-def work(scope, kind="exact", share=0.5, **settings):
-    return times.least_work(scope, kind, schema.Batch(**BATCH), {**SETTINGS, **settings}, share)
-
-
 @pytest.mark.parametrize(
-    "kind, settings, expected",
+    "scope, kind, settings, expected",
     [
-        ("exact", {}, 4 * 10 * (2 * 8.5 + 17)),
-        ("exact", {"dtype": "bfloat16"}, 2 * 10 * (2 * 8.5 + 17)),
-        ("modified", {}, 4 * 10 * (2 * 8.5 + 17)),
-        ("pruned", {}, 4 * 10 * (2 * 6 + 6)),
-        ("tdt", {"durations": "0,1,2,4,8"}, 4 * 15 * (2 * 8.5 + 17)),
+        ("loss", "exact", {}, (4 * 10 * (2 * 8.5 + 17), 0)),
+        ("loss", "exact", {"dtype": "bfloat16"}, (2 * 10 * (2 * 8.5 + 17), 0)),
+        ("loss", "modified", {}, (4 * 10 * (2 * 8.5 + 17), 0)),
+        ("loss", "pruned", {}, (4 * 10 * (2 * 6 + 6), 0)),
+        ("loss", "tdt", {"durations": "0,1,2,4,8"}, (4 * 15 * (2 * 8.5 + 17), 0)),
+        ("step", "exact", {}, (8 * (16 * 3 + 3 * 10), 180 * 8.5)),
+        ("step", "pruned", {}, (8 * (16 * 3 + 3 * 3 * 10), 180 * 6 + 180 * 16 + 2 * 17 * 10)),
     ],
 )
-def test_a_loss_reads_the_needed_logits_twice_and_writes_all_gradients(kind, settings, expected):
-    assert work("loss", kind, **settings) == (expected, 0)
-
-
-@pytest.mark.parametrize(
-    "kind, expected",
-    [
-        ("exact", (8 * (16 * 3 + 3 * 10), 180 * 8.5)),
-        ("pruned", (8 * (16 * 3 + 3 * 3 * 10), 180 * 6 + 180 * 16 + 2 * 17 * 10)),
-    ],
-)
-def test_a_step_multiplies_three_times_where_needed_and_stores_no_logits(kind, expected):
-    assert work("step", kind) == expected
+def test_a_loss_reads_needed_logits_twice_and_a_step_multiplies_three_times(scope, kind, settings, expected):
+    """A loss writes all gradients, a step stores no logits."""
+    assert times.least_work(scope, kind, schema.Batch(**BATCH), {**SETTINGS, **settings}, 0.5) == expected
 
 
 def test_the_oracle_counts_the_cells_that_float32_can_tell_from_zero():
@@ -337,12 +314,8 @@ def limits(stream_seconds=1.0, product_seconds=2.0, **fields):
     """Best rates of 1000 bytes (of the larger buffer) and 1000 operations a second, by default."""
     stream = {"kernel": "update", "moved_bytes": 1000, "ns": [2 * stream_seconds * 1e9, stream_seconds * 1e9]}
     streams = [{**stream, "buffer_bytes": 666}, {**stream, "buffer_bytes": 66, "ns": [1.0]}]
-    return {
-        "record": "limits",
-        "streams": streams,
-        "products": [{"n": 10, "ns": [9 * product_seconds * 1e9, product_seconds * 1e9]}],
-        **fields,
-    }
+    products = [{"n": 10, "ns": [9 * product_seconds * 1e9, product_seconds * 1e9]}]
+    return {"record": "limits", "streams": streams, "products": products, **fields}
 
 
 def write_limited(folder, *lines, **checked):
@@ -425,12 +398,6 @@ def test_products_grow_until_the_next_would_take_too_long(small_products):
     products = list(peaks.products(CPU, torch.float32, fast_then_slow, 0.4))
     assert [line.n for line in products] == [2, 4, 8, 16]  # the next: 8 x 60 ms
     assert products[0].ns == [MS] * many and products[3].ns == [60 * MS] * 7
-
-
-def test_products_beside_load_are_of_several_sizes_and_enough_samples(small_products):
-    """Another process takes so long that not even the smallest size ends in time."""
-    products = list(peaks.products(CPU, torch.float32, FakeClock(150 * MS), 0.4))
-    assert [line.n for line in products] == [2, 4, 8] and min(len(line.ns) for line in products) >= 10
 
 
 def test_the_buffer_is_far_above_caches_and_leaves_memory_to_others():
