@@ -5,6 +5,7 @@ A new case is one entry here, and a new function in checks.py if none of those t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Literal, Mapping, Optional, Tuple, get_args
 
@@ -181,11 +182,13 @@ CASES: Tuple[Case, ...] = (
         "a tensor longer than its longest utterance is refused: cut it first",
         slack=(2, 1),
     ),
-    Case(
+    _agrees(
         "nan-padding",
         "NaN in the padding",
-        "cells outside an utterance hold NaN: the loss must be the same, their gradient 0",
+        "the loss must be the same, the gradient there 0 (that of torch's log_softmax, which some need first, is NaN)",
         "NaN in the padding of the logits reaches the loss or the gradient: pad with finite numbers",
+        shapes=[(4, 2), (3, 1)],
+        fill=math.nan,
     ),
     Case(
         "padding-gradient",

@@ -37,12 +37,10 @@ OUTSIDE = "(outside)"
 # Torch tells which backward runs, and which node of it, from 2.1 on; before, a backward counts as forward.
 _NO_TASK = -1
 _task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
-_next_node = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _ACCUMULATES = 1 << 63  # such nodes have the largest sequence number there is
 
-_apply = getattr(torch.autograd.Function.apply, "__func__", None)
 #: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is the first.
-_APPLY = getattr(_apply, "__code__", None)
+_APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 
 
 class Modules:
@@ -139,7 +137,7 @@ class Modules:
     def _note(self) -> None:
         """Note that the module on top of the stack is at work from the next node of this thread on."""
         if threading.get_ident() == self._thread:
-            self._began[0].append(_next_node())
+            self._began[0].append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
             self._began[1].append(self._stack[-1][0] if self._stack else OUTSIDE)
 
 
@@ -210,7 +208,8 @@ class FlopCounter:
                 self._missing(
                     call.name, path, "custom function: kernels of its own cannot be seen, torch's operators are"
                 )
-        call, count = rules.call_of(operator, args, kwargs, out), rules.find(operator)
+        (names, given), count = rules.schema_of(operator), rules.find(operator)
+        call = Call(rules.name_of(operator), {**given, **dict(zip(names, args)), **kwargs}, args, kwargs, out)
         if count is None:
             self._missing(call.name, path, "no rule")
         self._add(path, phase, call, count or rules.nothing)  # its calls are counted

@@ -101,8 +101,8 @@ for _kind in _FUSED.split():
 #: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is the sum of both
 #: products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r h), h = (h - n) z + n.  Backward of
 #: an LSTM: dc 5, gates 3, dc of the step before 1, sigmoid 9, tanh 3, the sum with the next step's gradients 2.
-_CELLS = {"rnn": (2, 4), "lstm": (4 * 2 + 5, 23), "gru": (2 * 2 + 3 + 3, 18)}
-_MODES = ("rnn", "rnn", "lstm", "gru")  # cuDNN's and oneDNN's numbers
+#: By cuDNN's and oneDNN's numbers: two RNNs, LSTM, GRU.
+_CELLS = ((2, 4), (2, 4), (4 * 2 + 5, 23), (2 * 2 + 3 + 3, 18))
 
 
 def _steps(call: Call) -> int:
@@ -116,7 +116,7 @@ def _elements_of(weights: Sequence[Any], dims: int) -> int:
 
 def _mkldnn_layer(call: Call) -> Count:
     weights = [call[f"weight{number}"] for number in range(4 if call["has_biases"] else 2)]
-    per_step = _elements_of(weights, 1) + _CELLS[_MODES[call["mode"]]][0] * call["hidden_size"]
+    per_step = _elements_of(weights, 1) + _CELLS[call["mode"]][0] * call["hidden_size"]
     return products(_steps(call) * _elements_of(weights, 2), _steps(call) * per_step)
 
 
@@ -138,7 +138,7 @@ def _mkldnn_layer_backward(call: Call) -> Count:
 
 def _cudnn_layers(backward: bool, call: Call) -> Count:
     units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
-    others = _elements_of(call["weight"], 1) + _CELLS[_MODES[call["mode"]]][backward] * units
+    others = _elements_of(call["weight"], 1) + _CELLS[call["mode"]][backward] * units
     return products((1 + backward) * _steps(call) * _elements_of(call["weight"], 2), _steps(call) * others)
 
 

@@ -85,19 +85,14 @@ def _number(tensor: Any) -> int:
 def _norm(call: Call) -> int:
     """Power, sum and root; of order 1 no root, of infinite order the absolute values."""
     order = call["ord"] if call["ord"] is not None else call["p"]
-    if order in (0, math.inf, -math.inf):
-        return elements(call["self"]) if order else 0
-    return 2 * elements(call["self"]) - (output(call) if order == 1 else 0)
+    each = {0: 0, math.inf: 1, -math.inf: 1}.get(order, 2)
+    return each * elements(call["self"]) - (output(call) if order == 1 else 0)
 
 
 def _along(call: Call) -> int:
     """Count the groups of an operation along one dimension."""
     tensor = call["self"]
     return tensor.numel() // max(tensor.shape[call["dim"]], 1) if tensor.dim() else 1
-
-
-def _normalised(weighted: int, plain: int) -> Callable[[Call], int]:
-    return lambda call: (plain if call["weight"] is None else weighted) * elements(call["input"])
 
 
 def _normalised_backward(call: Call) -> int:
@@ -137,10 +132,10 @@ add_rows(
         "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
         "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
         "_batch_norm_with_update_functional _batch_norm_no_update cudnn_batch_norm",
-        _normalised(5, 4),
+        lambda call: (5 - (call["weight"] is None)) * elements(call["input"]),
         1,
     ),
-    ("_fused_rms_norm", _normalised(4, 3), 1),
+    ("_fused_rms_norm", lambda call: (4 - (call["weight"] is None)) * elements(call["input"]), 1),
     (
         "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward "
         "cudnn_batch_norm_backward",
@@ -202,11 +197,6 @@ def _reduced(call: Call, count: int) -> int:
     return (0, count, max(count - 1, 0))[call["reduction"]]
 
 
-def _nll(call: Call) -> int:
-    targets = size(call["target"])
-    return (targets + _reduced(call, targets)) if elements(call["self"]) else 0
-
-
 def _ctc(last: int, state: int, symbol: int) -> Callable[[Call], int]:
     """Count alpha or beta: blanks have 2 states before them, labels 3; a sum of two in the log domain is 4; equal
     neighbours and corners count as the others do.  And `last`, and for each frame so many per state and per symbol."""
@@ -238,7 +228,11 @@ add_rows(
     ("binary_cross_entropy", _loss(8), 1),  # -(y log x + (1 - y) log(1 - x))
     ("mse_loss_backward smooth_l1_loss_backward huber_loss_backward", output, 3),
     ("binary_cross_entropy_backward", output, 5),
-    ("nll_loss_forward nll_loss2d_forward", _nll, 1),
+    (
+        "nll_loss_forward nll_loss2d_forward",
+        lambda call: size(call["target"]) + _reduced(call, size(call["target"])) if elements(call["self"]) else 0,
+        1,
+    ),
     ("nll_loss_backward nll_loss2d_backward", lambda call: size(call["target"]) if output(call) else 0, 2),
     ("_ctc_loss", _CTC, 1),
     ("_ctc_loss_backward", _CTC_GRADIENT, 1),
@@ -327,8 +321,7 @@ def _fused_losses(call: Call) -> Count:
     """Joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++ code computes fewer.  Per
     cell 2 H (sum and activation) and 2 V (denominator); of a lattice with other arcs 5 and 2 for each arc of a cell."""
     fused = _fused(call)
-    V, H = fused.V, fused.H
-    shapes = _shapes(fused.T_lengths, fused.U_lengths)
+    V, H, shapes = fused.V, fused.H, _shapes(fused.T_lengths, fused.U_lengths)
     cells = sum(T * (U + 1) for T, U in shapes)
     if fused.topology in ("regular", "hat"):
         walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)

@@ -79,16 +79,10 @@ def register(operator: Any, count: Rule) -> None:
     RULES[packet if isinstance(packet, str) else str(packet._qualified_op_name)] = count
 
 
-def call_of(operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Call:
-    names, defaults = _schema(operator)
-    return Call(name_of(operator), {**defaults, **dict(zip(names, args)), **kwargs}, args, kwargs, out)
-
-
 @cache
-def _schema(operator: Any) -> Tuple[Sequence[str], Dict[str, Any]]:
+def schema_of(operator: Any) -> Tuple[Sequence[str], Dict[str, Any]]:
     """Return the names of the positional arguments of an operator, and all defaults."""
-    schema = getattr(operator, "_schema", None)  # a higher-order operator has none
-    arguments = schema.arguments if schema is not None else ()
+    arguments = getattr(getattr(operator, "_schema", None), "arguments", ())  # a higher-order operator has none
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     return positional, {argument.name: argument.default_value for argument in arguments}
 

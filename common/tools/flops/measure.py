@@ -47,22 +47,19 @@ def tensor(spec: str, device: str, letters: Mapping[str, int]) -> Tuple[str, tor
 def lengths(source: Path, sample_rate: int) -> List[int]:
     """Return the sorted samples of every file below a directory, by their headers, or the numbers of a text file
     ("#": a comment).  Raises UserError."""
-    problem = files.not_there(source)
+    problem, samples = files.not_there(source), []
     if problem:
         raise errors.UserError(f"{source}: {problem}")
-    samples = []
     if source.is_dir():
-        try:
-            import soundfile
-        except ImportError as error:
-            raise errors.UserError("reading the length of audio needs soundfile: pip install soundfile") from error
         for path in sorted(path for path in source.rglob("*") if path.suffix.lower() in AUDIO and path.is_file()):
             try:
+                import soundfile
+
                 header = soundfile.info(str(path))
-            except RuntimeError as error:
-                raise errors.UserError(f"cannot read {path}: {error}") from error
-            if header.samplerate != sample_rate:
-                rate = header.samplerate
+            except (ImportError, RuntimeError) as error:
+                raise errors.UserError(f"cannot read {path} with soundfile: {error}") from error
+            rate = header.samplerate
+            if rate != sample_rate:
                 raise errors.UserError(f"{path} has {rate} samples a second: give --sample-rate {rate}")
             samples.append(header.frames)
     else:
