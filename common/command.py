@@ -13,12 +13,8 @@ from common.present.parts import Slice
 
 
 class Command(NamedTuple):
-    """A command of rnnt-bench.
-
-    summary: its line of the help; script: the top-level file that it runs, or a module: one named `command` has a
-    `parser` and a `main` of what that parsed, others a `main`, or the function behind a colon, of the words; before:
-    flags put before the user's.
-    """
+    """script: the top-level file that it runs, or a module: one named `command` has a `parser` and a `main` of what
+    that parsed, others a `main`, or the function behind a colon, of the words; before: flags put before the user's."""
 
     summary: str
     script: str
@@ -88,7 +84,6 @@ def main(argv: Sequence[str]) -> int:
     from importlib import import_module
 
     from common.core import errors
-    from common.core.errors import EXIT_OK, EXIT_USAGE
     from common.core.files import INSTALLED, ROOT
     from common.core.text import closest
 
@@ -96,10 +91,10 @@ def main(argv: Sequence[str]) -> int:
     name, *others = argv or ["--help"]
     if name in ("-h", "--help", "help", "-V", "-v", "--version"):
         print(_version() if "v" in name.lower() else _help())
-        return EXIT_OK
+        return errors.EXIT_OK
     if name not in COMMANDS:
         errors.say(f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)")
-        return EXIT_USAGE
+        return errors.EXIT_USAGE
     errors.require("msgspec")
     command = COMMANDS[name]
     errors.program_called = f"{PROGRAM} {name}"
@@ -122,24 +117,16 @@ def main(argv: Sequence[str]) -> int:
         return int(getattr(module, function or "main")(arguments))
     sys.argv = [os.path.join(ROOT, command.script), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")  # ends in SystemExit, as the script does
-    return EXIT_OK
+    return errors.EXIT_OK
 
 
 def _help() -> str:
     """Return what `rnnt-bench --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}s}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} COMMAND [flags]     ({PROGRAM} COMMAND --help: its flags)",
-            "",
-            "Find out which transducer (RNN-T) loss is fast, small and right on this machine.",
-            "",
-            *lines,
-            "",
-            f"  {PROGRAM} --version",
-        ]
-    )
+    usage = f"usage: {PROGRAM} COMMAND [flags]     ({PROGRAM} COMMAND --help: its flags)"
+    words = "Find out which transducer (RNN-T) loss is fast, small and right on this machine."
+    return "\n".join([usage, "", words, "", *lines, "", f"  {PROGRAM} --version"])
 
 
 def _version() -> str:
@@ -154,10 +141,7 @@ def _version() -> str:
 
 
 def script_main(file: str, description: Optional[str]) -> int:
-    """Run the benchmark script `file` of one implementation and return the exit code.
-
-    A template, or a copy of one, measures every other implementation too, to be compared with them.
-    """
+    """Run the benchmark script `file` of one implementation, of a template with all others; return the exit code."""
     # Here and not above: every worker imports a script, and needs none of this.
     from common.cli import benchmark
     from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen

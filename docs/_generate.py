@@ -10,8 +10,10 @@ import html
 import re
 import runpy
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional
+from unittest import mock
 
 from mkdocs.structure.files import File
 
@@ -127,17 +129,18 @@ def _paragraphs(text: Optional[str]) -> str:
 
 def _parser_of(script: str, *words: str) -> argparse.ArgumentParser:
     """Return the parser that `script` would parse its command line with."""
-    from common.cli.parser import Made, Parser
+    from common.cli.parser import Parser
 
-    Parser.hands_over, given = True, sys.argv
-    sys.argv = [str(ROOT / script), *words]
-    try:
+    parsers: List[argparse.ArgumentParser] = []
+
+    def hand_over(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        parsers.append(parser)
+        raise SystemExit
+
+    patched = mock.patch.object(Parser, "parse_known_args", hand_over)
+    with patched, mock.patch.object(sys, "argv", [str(ROOT / script), *words]), suppress(SystemExit):
         runpy.run_path(str(ROOT / script), run_name="__main__")
-    except Made as made:
-        return made.parser
-    finally:
-        Parser.hands_over, sys.argv = False, given
-    raise RuntimeError(f"{script} parses no command line")
+    return parsers[0]
 
 
 def _section(script: str, parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -40,6 +40,9 @@ class Canned(Executor):
     def disturbance(self, settings, seconds=0.0):
         return ""
 
+    def get_ready(self, *_):
+        pass
+
     def rounds(self, name):
         """Return the rounds that an implementation was timed in, in order."""
         return [int(job[7:]) for of, job in self.seen if of == name and job.startswith("timing-")]

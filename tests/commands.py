@@ -44,12 +44,8 @@ def read(line, cwd=ROOT):
     store.warn.cache_clear()  # a process of its own would warn again, and import a script again
     implementations._attributes_of_file.cache_clear()
     with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (sys, "argv", line[1:]),
-            (core_errors, "program_called", ""),
-            (core_errors, "names_of_scripts", {}),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
+        stack.enter_context(mock.patch.object(sys, "argv", line[1:]))
+        stack.enter_context(mock.patch.multiple(core_errors, program_called="", names_of_scripts={}))
         stack.enter_context(mock.patch.dict(implementations.BY_NAME))  # a script of a user's adds itself
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.enter_context(contextlib.redirect_stderr(errors))
@@ -107,10 +103,9 @@ def within(seconds, hung=None):
         signal.signal(signal.SIGALRM, before)
 
 
-def own_loss(folder, at_import="", in_loss="import torch"):
-    """Write a script of a user's loss into `folder`, with more lines at import and in the loss."""
+def own_loss(folder, in_loss):
+    """Write a script of a user's loss into `folder`, with more lines in the loss."""
     text = (ROOT / "benchmark_mine.py").read_text()
-    text = text.replace("from types", f"{at_import}\nfrom types", 1)
     path = folder / f"benchmark_own{len(list(folder.glob('*.py')))}.py"
     path.write_text(text.replace("    import torch\n", f"    {in_loss}\n", 1))
     return path
@@ -144,20 +139,19 @@ def parent_of(number):
 
 def wait_for_worker(parent, job, seconds=120):
     """Process id of the worker of `job` ("timing-1") of the command `parent`, forked from a server of its."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    workers = []
+
+    def started():
+        assert parent.poll() is None, f"ended before {job}: {parent.stderr.read()}"
         for entry in Path("/proc").glob("[0-9]*"):
-            try:
+            with contextlib.suppress(OSError, ValueError, IndexError):
                 if parent_of(parent_of(entry.name)) == parent.pid:
                     description = Path(os.readlink(entry / "fd/1")).with_name("job.json")
-                    if json.loads(description.read_text())["job"] == job:
-                        return int(entry.name)
-            except (OSError, ValueError, IndexError):
-                continue
-        if parent.poll() is not None:
-            raise AssertionError(f"ended before {job}: {parent.stderr.read()}")
-        time.sleep(0.05)
-    raise AssertionError(f"no worker of {job} within {seconds} s")
+                    workers.extend([int(entry.name)] * (json.loads(description.read_text())["job"] == job))
+        return workers
+
+    wait_for(started, f"worker of {job}", seconds)
+    return workers[0]
 
 
 def rows_of(log_dir, *arguments):

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, has_words, wait_for
-from faults import Broken, check, files
+from commands import ROOT, has_words
+from faults import files
 from faults.__main__ import KINDS, broken_by
 from fixtures_runs import write_run
 
@@ -46,55 +46,21 @@ def test_an_end_is_one_harmless_line(error, code, line, capsys):
     assert err.startswith(f"tool.py: {line}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ZeroDivisionError(),
-        FileNotFoundError(2, "No such file", "/nowhere"),
-        BlockingIOError(11, "Resource temporarily unavailable"),  # of os.fork under a limit of processes
-        ConnectionRefusedError(111, "Connection refused"),
-        BrokenPipeError(32, "Broken pipe"),  # of a pipe to a process
-        OSError("a template was not found"),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "none", "/nowhere"), BrokenPipeError(32, "x")], ids=repr)
 def test_another_error_keeps_its_traceback(error, capsys):
     with pytest.raises(type(error)):
         guarded("tool.py", raising(error))
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_it(number, code, capsys):
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-    before = {each: signal.signal(each, signal.default_int_handler) for each in numbers}
-    try:
-        assert guarded("tool.py", lambda: os.kill(os.getpid(), number)) == code
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    assert capsys.readouterr().err == "tool.py: interrupted\n"
-
-
 CODE = """
 import sys; from common.core.errors import guarded; assert 'torch' not in sys.modules
-sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range({lines})] and 0))
+sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range(10**4)] and 0))
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("lines", [1, 10**4], ids=["at the end", "on the way"])
-def test_a_full_disk_behind_stdout_is_one_line(lines):
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", CODE.format(lines=lines)], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("tool.py: error: cannot write the output") and "No space left" in done.stderr
-
-
 def test_a_closed_pipe_is_silent():
-    line = [sys.executable, "-c", CODE.format(lines=10**4)]
+    line = [sys.executable, "-c", CODE]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
         assert writer.stdout.readline() == b"x" * 99 + b"\n"
         writer.stdout.close()
@@ -148,15 +114,6 @@ def test_without_any_environment_a_command_says_what_to_do(bare, tmp_path):
         done = outcome(bare, tmp_path / script, "--device", "cpu")
         (line,) = done.stderr.splitlines()
         assert done.returncode == 2 and "make setup" in line and script in line
-
-
-def test_a_python_that_prints_as_it_starts_lists_the_losses(bare, tmp_path):
-    """Some sites greet in their sitecustomize."""
-    (tmp_path / "sitecustomize.py").write_text("print('welcome')")
-    done = outcome(
-        bare, ROOT / "rnnt-bench", "list", "--only", "reference", "--device", "cpu", PYTHONPATH=str(tmp_path)
-    )
-    assert done.returncode == 0 and "reference" in done.stdout, done.stderr
 
 
 def test_targets_of_make_are_there():
@@ -235,23 +192,10 @@ def test_how_a_job_ends(folder, do, code, words):
     assert ended.returncode == code and (ended.stderr or [""])[-1] == words and len(ended.records) == 1
 
 
-def test_what_a_job_leaves_running_is_ended(folder):
-    do = "print(subprocess.Popen(['sleep', '300'], stdin=subprocess.DEVNULL).pid)"
-    line = Path("/proc", child(folder, do).stderr[-1], "cmdline")
-    wait_for(lambda: not line.exists() or not line.read_bytes(), "end")  # empty: a zombie that nobody waits for
-
-
 def test_a_server_that_is_killed_costs_its_job_alone(folder):
     ended = child(folder, "os.kill(os.getppid(), 9)")
     assert ended.returncode == -9
     assert child(folder).returncode == 0
-
-
-def test_a_job_that_runs_at_the_end_of_the_block_is_killed(folder):
-    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, folder, {}) as running:
-        wait_for(running.written, "record")
-    assert running.returncode == -9 and running.seconds() < 60
-    assert not Path(f"/proc/{running.pid}").exists()
 
 
 def test_a_broken_package_is_told_by_the_job(folder):
@@ -261,12 +205,6 @@ def test_a_broken_package_is_told_by_the_job(folder):
         "LEFT = [1]\ndef count():\n    LEFT.pop()\n    raise OSError('no such library')\n"
     )
     assert child(folder, "__import__('torch')").stderr[-1] == "OSError: no such library"
-
-
-def test_a_python_that_is_not_there(folder):
-    with pytest.raises(OSError):
-        with Child.run(folder / "python", "answering", {}, folder, {}):
-            pass
 
 
 def test_the_state_is_that_of_the_folder_whatever_a_git_hook_names(tmp_path, monkeypatch):
@@ -292,17 +230,3 @@ def test_nothing_breaks(kind, thorough):
     usual = REAL.get(kind, files.KINDS.get(kind, (None, 0))[1] // 20)
     broken = {seed: broken_by(kind, seed) for seed in range(KINDS[kind][1] if thorough else usual)}
     assert not {seed: words for seed, words in broken.items() if words is not None}
-
-
-@pytest.mark.parametrize(
-    "code, out, err",
-    [
-        (3, "", ""),
-        (1, "", "Traceback (most recent call last):\n"),
-        (2, "", "tool.py: error: one\ntool.py: error: two\n"),
-        (0, "\x1b[2J", ""),
-    ],
-)
-def test_a_broken_promise_is_found(code, out, err):
-    with pytest.raises(Broken):
-        check(subprocess.CompletedProcess([], code, out, err))

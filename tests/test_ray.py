@@ -76,23 +76,19 @@ def flags(nodes, tiny_shapes, log, *words):
     return ["--only", "reference", *QUICK, *where, *words]
 
 
-def environment():
-    return {**os.environ, cluster.PYTHON: str(PYTHON)}
+ENVIRONMENT = {**os.environ, cluster.PYTHON: str(PYTHON)}
 
 
 def cells(log):
     """Return the swept values of each folder that came back, and its status."""
-    return sorted((row["configuration"]["vocab_size"], row["status"]) for row in all_rows(log))
-
-
-def all_rows(log):
-    return json.loads(run("summarize.py", log, "--format", "json", "--all-runs").stdout)
+    rows = json.loads(run("summarize.py", log, "--format", "json", "--all-runs").stdout)
+    return sorted((row["configuration"]["vocab_size"], row["status"]) for row in rows)
 
 
 @needs_ray
 def test_each_cell_is_measured_on_a_node(nodes, tiny_shapes, tmp_path):
     words = flags(nodes, tiny_shapes, tmp_path, "--sweep", "vocab-size=10,20", "--sweep", "dtype=float32,float64")
-    done = run("benchmark_all.py", *words, env=environment())
+    done = run("benchmark_all.py", *words, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert cells(tmp_path) == [(10, "ok"), (10, "ok"), (20, "ok"), (20, "ok")]
     assert done.stderr.count("measured on") == 4 and "reference" in done.stdout
@@ -101,16 +97,16 @@ def test_each_cell_is_measured_on_a_node(nodes, tiny_shapes, tmp_path):
 @needs_ray
 def test_a_cell_that_no_node_can_measure_is_named(nodes, tiny_shapes, tmp_path):
     words = flags(nodes, "/nowhere/shapes.pt", tmp_path)
-    assert_user_error(run("benchmark_all.py", *words, env=environment()), "--shape-file")
+    assert_user_error(run("benchmark_all.py", *words, env=ENVIRONMENT), "--shape-file")
     words = flags({"address": "127.0.0.1:1"}, tiny_shapes, tmp_path)
-    assert_user_error(run("benchmark_all.py", *words, env=environment()), "127.0.0.1:1")
+    assert_user_error(run("benchmark_all.py", *words, env=ENVIRONMENT), "127.0.0.1:1")
 
 
 @needs_ray
 def test_ctrl_c_keeps_what_came_back_and_leaves_no_process(nodes, tiny_shapes, tmp_path):
     long = ["--rounds", "40", "--max-seconds", "2", "--spread", "0.001%"]
     words = flags(nodes, tiny_shapes, tmp_path, "--sweep", "vocab-size=10,20", *long)
-    process = piped(command("benchmark_all.py", *words), env=environment())
+    process = piped(command("benchmark_all.py", *words), env=ENVIRONMENT)
     wait_for(lambda: workers(tiny_shapes), "a job on a node", seconds=120)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
@@ -127,7 +123,7 @@ def workers(shapes):
 @needs_ray
 def test_the_cells_of_a_node_that_dies_are_run_again(nodes, tiny_shapes, tmp_path):
     words = flags(nodes, tiny_shapes, tmp_path, "--sweep", "vocab-size=10,20,30", "--rounds", "3")
-    process = piped(command("benchmark_all.py", *words), env=environment())
+    process = piped(command("benchmark_all.py", *words), env=ENVIRONMENT)
     wait_for(lambda: len(workers(tiny_shapes)) >= 2, "a job on each node", seconds=120)
     os.kill(nodes["raylets"].pop(), signal.SIGKILL)
     output, errors = process.communicate(timeout=300)

@@ -11,7 +11,6 @@ import pytest
 from commands import ROOT, run, within
 from fixtures_runs import (
     change,
-    correctness,
     header,
     memory,
     read_rows,
@@ -36,15 +35,6 @@ def status(job, word):
     return {"record": "status", "job": job, "status": word}
 
 
-def test_what_is_written_is_read(tmp_path):
-    path = write_records(tmp_path / "folder", [header("k2"), *correctness(), *timing("timing-1", [1.5], [])])
-    assert store.read(path) == store.read(path.parent)
-    first, environment, errors, *_, sample, end = store.read(path)
-    assert (first.name, first.settings["batch_size"], first.kind) == ("k2", 30, "exact")
-    assert (environment.torch, environment.batches[1].T_max, errors.grad_error) == ("2.11.0+cpu", 20, 2e-6)
-    assert (sample.total_wall_ns, sample.flags, end.pass_name, end.round) == (1_500_000, [], "timing", 1)
-
-
 def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
     """A record that is read and written again has all of its fields but those that repeat others."""
     written = 0
@@ -58,12 +48,6 @@ def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
                     assert theirs.get(key, value) == value, (path, key)
                     written += 1
     assert written > 10000
-
-
-def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
-    path = write_records(tmp_path, [RUN, ENDED])
-    path.write_text(path.read_text() + '{"record":"sam')
-    assert [type(record) for record in store.read(path)] == [schema.Header, schema.Status]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +67,7 @@ def test_what_is_no_result_file_is_said(tmp_path, text, words):
     assert str(tmp_path) in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("value", ["-1", "0", "NaN", "1e999", "1e300", "true", '"1"', "null"])
+@pytest.mark.parametrize("value", ["0", "NaN", "1e999", "1e300", '"1"'])
 def test_times_that_no_clock_gave_are_left_out(tmp_path, value):
     path = write_records(tmp_path, [header("k2"), *timing("timing-1", [1.5], [])])
     path.write_text(path.read_text().replace('"total_wall_ns":1500000', f'"total_wall_ns":{value}'))
@@ -151,10 +135,8 @@ def insert(path, index, *lines):
         ('{"record":"run","name":' + "[" * 10**5 + "]" * 10**5 + "}", "recursion"),
         ('{"record":' * 10**5, "recursion"),
         ('{"record":"status","job":["memory"],"status":"ok"}', "`$.job`"),
-        ('{"record":"status","job":"memory","status":3}', "`$.status`"),
-        ('{"record":"sample","job":"timing-1","scope":"step","round":1,"batch":4,"total_wall_ns":-1}', ""),
     ],
-    ids=["nonsense", "nesting", "cut", "a list for a text", "a number for a text", "no time"],
+    ids=["nonsense", "nesting", "cut", "a list for a text"],
 )
 def test_a_broken_record_costs_itself_and_is_named(line, words, tmp_path):
     for name in ("a", "b"):
@@ -168,12 +150,8 @@ def test_a_broken_record_costs_itself_and_is_named(line, words, tmp_path):
     ):
         done = run(*command)
         (warning,) = done.stderr.splitlines()
-        assert (
-            done.returncode == 0
-            and warning.startswith("warning: ")
-            and f"{path}, line 6" in warning
-            and words in warning
-        )
+        assert done.returncode == 0 and warning.startswith("warning: ")
+        assert f"{path}, line 6" in warning and words in warning
         assert command[0] != "summarize.py" or json.loads(done.stdout) == before
 
 

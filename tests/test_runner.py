@@ -21,7 +21,7 @@ from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS, find
 from common.jobs import job as of_job
-from common.jobs.session import Local
+from common.jobs.session import Executor
 from common.records import run
 from common.setup import environments, interpreters
 
@@ -43,17 +43,9 @@ def test_every_round_has_everyone_once_in_an_order_of_its_own():
     assert jobs == of_job.plan(NAMES, chosen(rounds=12)) != of_job.plan(NAMES, chosen(rounds=12, seed=1))
 
 
-@pytest.mark.parametrize(
-    "statuses, code",
-    [
-        (["ok", "missing", "unsupported"], EXIT_OK),
-        (["ok", "oom"], EXIT_FAILED),
-        (["ok", "timeout"], EXIT_FAILED),
-        (["missing"], EXIT_FAILED),  # nothing was measured
-    ],
-)
-def test_exit_codes(statuses, code):
-    assert exit_code(statuses) == code
+def test_exit_codes():
+    codes = [exit_code(statuses) for statuses in (["ok", "missing", "unsupported"], ["ok", "timeout"], ["missing"])]
+    assert codes == [EXIT_OK, EXIT_FAILED, EXIT_FAILED]
 
 
 def test_a_second_run_has_folders_of_its_own_and_one_that_cannot_be_made_is_said(tmp_path):
@@ -94,7 +86,7 @@ def test_a_run_that_goes_on_is_not_resumed(tmp_path):
 
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
     job = of_job.Job("torchaudio", "correctness")
-    (status,) = Local().execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
+    (status,) = Executor().execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
     assert status["status"] == "error" and str(tmp_path / "python") in status["reason"]
     assert "TMPDIR" in status["reason"]
 
@@ -151,12 +143,6 @@ def test_in_place_is_this_python_and_a_script_prefers_it():
     assert {interpreters.choose(row, in_place=True, prefer_here=False).python for row in IMPLEMENTATIONS} == {here}
     pytest.importorskip("torchaudio")
     assert interpreters.choose(BY_NAME["torchaudio"], in_place=False, prefer_here=True).python == here
-
-
-def test_devices():
-    assert interpreters.resolve_device("cpu", [Path(sys.executable)]) == "cpu"
-    with pytest.raises(UserError, match="cuda:99"):
-        interpreters.resolve_device("cuda:99", [Path(sys.executable)])
 
 
 def test_names_of_rows_in_another_environment():
@@ -254,10 +240,3 @@ def test_a_full_disk_behind_stdout(flags, tmp_path):
         assert_user_error(run_command("benchmark_all.py", "--list", stdout=full), "No space left")
         assert_user_error(run_command("rnnt-bench", "compare", log, log, stdout=full), "No space left")
     assert rows_of(log)["torchaudio"]["loss_error"] < 1e-4
-
-
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is an NVIDIA GPU here")
-def test_cuda_that_is_not_there(flags):
-    assert_user_error(
-        run_command("benchmark_torchaudio.py", *flags, "--device", "cuda"), "--device cuda", "no CUDA device"
-    )

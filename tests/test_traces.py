@@ -74,8 +74,6 @@ def test_real_traces_give_what_json_says(path):
 
 LAYOUTS = {
     "compact": lambda data: json.dumps(data, separators=(",", ":")),
-    "indent 2": lambda data: json.dumps(data, indent=2),
-    "sorted": lambda data: json.dumps(data, indent=4, sort_keys=True),
     "bare list": lambda data: json.dumps(data["traceEvents"]),
     "byte order mark": lambda data: "\ufeff" + json.dumps(data),
 }
@@ -198,10 +196,8 @@ def test_every_cut_of_a_trace_is_an_error_with_file_and_place(tmp_path):
         ("", "empty"),
         ("not json", "not JSON"),
         ("{}", "traceEvents"),
-        ('{"traceEvents": 3}', "traceEvents"),
         ("[" * 100_000, "nested"),
         ('{"traceEvents": [{"a": 1} {"a": 2}]}', "not JSON"),
-        ("\x00" * 500, "not JSON"),
         (kineto([*steps([100]), "  {\n    nonsense\n  }", *steps([100])]), "not JSON"),
     ],
 )

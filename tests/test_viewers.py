@@ -67,8 +67,8 @@ class Server:
 @contextmanager
 def started(target, output, **variables):
     """`make target NAME=value ...` with PORT=0; ended, with all it started, on the way out."""
-    command = ["make", "--silent", target, f"PYTHON={VIEWER}", "PORT=0"]
-    command += [f"{name}={value}" for name, value in variables.items()]
+    values = [f"{name}={value}" for name, value in {"PYTHON": VIEWER, "PORT": 0, **variables}.items()]
+    command = ["make", "--silent", target, *values]
     with output.open("w") as stream:
         process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=stream, start_new_session=True)
 

@@ -1,7 +1,5 @@
-"""Runs every benchmark script, from flags to a table and a report: an ordinary run, --sweep, --find-largest; --list.
-
-Every measuring command ends as this one does: what was measured is shown whatever stopped it, and tells the exit code.
-"""
+"""Runs every benchmark script, from flags to a table and a report.  Every measuring command ends as this one does: what
+was measured is shown whatever stopped it, and tells the exit code."""
 
 from __future__ import annotations
 
@@ -14,22 +12,18 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
-from common.analysis.logs import Log
 from common.cli import cluster, parser
 from common.core import flag_types, implementations, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, as_called, drop_stdout
 from common.core.files import ROOT, write_whole
-from common.core.implementations import LATTICES, find
-from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import rounds
 from common.jobs.job import plan
-from common.jobs.session import Executor, Local, Progress, Session
+from common.jobs.session import Executor, Progress, Session
 from common.records import store
 from common.records.run import open_runs
 from common.records.schema import MemoryLimit, as_written
 from common.setup import environments, extensions, interpreters
-from common.setup.interpreters import Choice
 from common.show import page, tables
 from common.system import memory
 from common.system.processes import output
@@ -51,15 +45,12 @@ def benchmark(
 ) -> int:
     """Measure the implementations `names` as the flags say and print the table; return the exit code.
 
-    Args:
-        names_of_script: those of the script that was started, which prefer the Python it was started with.
-        executor: in place of this machine's processes.
-    """
+    names_of_script: those of the script that was started, which prefer the Python it was started with."""
     if arguments.sweep and arguments.find_largest:
         raise UserError("--sweep does not go with --find-largest, which searches one configuration: remove one")
     if arguments.budget and (arguments.find_largest or arguments.sweep):
         raise UserError("--budget is for an ordinary run: leave --find-largest and --sweep out")
-    executor, given = executor or Local(), parser.given_settings(arguments)
+    executor, given = executor or Executor(), parser.given_settings(arguments)
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     interpreters.need_torch(python_of)
     device = interpreters.resolve_device(arguments.device, [choice.python for choice in python_of.values()])
@@ -84,10 +75,7 @@ def benchmark(
 
 
 def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    """Measure each cell on a node of a Ray cluster, and print the table; return the exit code.
-
-    words: the flags as they were given.
-    """
+    """Measure each cell, with these flags, on a node of a Ray cluster, and print the table; return the exit code."""
     _settings(arguments.sweep, parser.given_settings(arguments), "cpu" if arguments.device == "cpu" else "cuda")
     folders: List[Path] = []
     with measuring() as ended:
@@ -97,25 +85,21 @@ def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Optional[str]) -> List[str]:
-    """Return what of these is measured where no row was named.
-
-    Losses on another lattice only with --topology.  On a CPU no loop in Python, which would take most of the time.  For
-    a first answer the main environment's rows alone, and on a CPU not the one in plain torch, which nobody trains with
-    where another is installed.
-    """
+    """Return what of these is measured where no row was named: losses on another lattice only with --topology, on a CPU
+    no loop in Python, for a first answer the main environment's alone and on a CPU none in plain torch."""
     kept, device_type = [], device.partition(":")[0]
     for name in names:
-        implementation = find(name)
+        implementation = implementations.find(name)
         is_loop = device_type in implementations.described(implementation).python_loops
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
-        is_other_lattice = implementation.kind in LATTICES and not topology
+        is_other_lattice = implementation.kind in implementations.LATTICES and not topology
         is_late = is_short and (implementation.environment != "main" or is_plain)
         if not (is_loop or is_other_lattice or is_late):
             kept.append(name)
     return kept
 
 
-def _settings(axes: Sequence[settings.Axis], given: Dict[str, Any], device: str) -> List[Settings]:
+def _settings(axes: Sequence[settings.Axis], given: Dict[str, Any], device: str) -> List[settings.Settings]:
     """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError for flags that have
     no effect."""
     settings.check_axes(axes, given)
@@ -125,22 +109,15 @@ def _settings(axes: Sequence[settings.Axis], given: Dict[str, Any], device: str)
 
 
 def _measure(
-    python_of: Mapping[str, Choice],
-    resolved: Settings,
+    python_of: Mapping[str, interpreters.Choice],
+    resolved: settings.Settings,
     cell: Dict[str, Any],
     arguments: argparse.Namespace,
     given: Mapping[str, Any],
     executor: Executor,
     folders: List[Path],
 ) -> None:
-    """Measure one configuration, and add its folders to `folders`.
-
-    Args:
-        python_of: the Python of each row.
-        resolved: the settings.
-        cell: values of --sweep in this cell.
-        given: the settings that flags gave.
-    """
+    """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep; given: by flags."""
     extra: Dict[str, Any] = {"values": cell} if cell else {}
     if resolved.find_largest:
         limit = rounds.memory_limit(resolved, memory.total_memory(), memory.available_memory())
@@ -164,7 +141,7 @@ def _measure(
                 rounds.measure(session, jobs, limits=limits, wait=wait, budget=arguments.budget)
 
 
-def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
+def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
     """Print what is about to be measured.  limit: of --find-largest; given: the settings that flags gave."""
     joiner = (
         f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {count(resolved.rounds, 'round')}"
@@ -191,10 +168,7 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
 
 
 def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespace, own: Sequence[str] = ()) -> int:
-    """Print the table of these runs, write the report and return the exit code.
-
-    own: rows of the user's own, which fail the command where they cannot run.
-    """
+    """Print the table of these runs, write the report and return the exit code.  own: rows that must run."""
     if ended.mistake and not any(folder.exists() for folder in folders):
         raise ended.mistake
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
@@ -235,18 +209,12 @@ def finish(
     details: str,
     statuses: Sequence[str],
     arguments: argparse.Namespace,
-    log: Optional[Log] = None,
+    log: Optional[logs.Log] = None,
 ) -> int:
     """Print the table, write it whole and the report to --log-dir, and return the exit code.
 
-    Where stdout does not take the table, warn: the results are on disk.
-
-    Args:
-        short, details: the table as it is printed without and with --details.
-        statuses: of each row.
-        log: what --log-dir holds, where that is read already.
-
-    Raises the UserError that stopped the measuring."""
+    short, details: the table without and with --details; log: what --log-dir holds, where that is read already.  Raises
+    the UserError that stopped the measuring."""
     path, short, details = arguments.log_dir / DETAILS, as_called(short), as_called(details)
     kept = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
     try:
@@ -273,9 +241,9 @@ def finish(
     return ended.code or exit_code(statuses)
 
 
-def warn_of_load(executor: Executor, settings: Settings) -> None:
+def warn_of_load(executor: Executor, resolved: settings.Settings) -> None:
     """Warn on stderr, whatever --quiet says, where others keep this machine so busy that times will be wrong."""
-    disturbance = executor.disturbance(settings)
+    disturbance = executor.disturbance(resolved)
     if disturbance:
         print(f"warning: {disturbance}: times will be too long; wait until the machine is quiet", file=sys.stderr)
 

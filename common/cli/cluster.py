@@ -21,7 +21,6 @@ from typing import Any, Dict, Iterator, List, Sequence
 from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
 from common.core.files import ROOT
-from common.core.settings import worded
 from common.core.text import count, plain
 from common.records.run import claim_folder
 from common.setup import environments
@@ -41,15 +40,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Path]:
-    """Run every cell on the cluster; yield each folder of a run that comes back.
-
-    words: the flags as they were given.  Raises UserError, also at the end where a cell was not measured.
-    """
+    """Run every cell, with the flags `words`, on the cluster; yield each folder of a run that comes back.  Raises
+    UserError, also at the end where a cell was not measured."""
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
     cells, lost = settings.cells(arguments.sweep), 0
-    axes = [[f"--sweep={settings.flag(key)}={worded(value)}" for key, value in cell.items()] for cell in cells]
+    axes = [[f"--sweep={settings.flag(key)}={settings.worded(value)}" for key, value in cell.items()] for cell in cells]
     commands = [[*shared(words), *of_cell] for of_cell in axes]
     for answer in _answers({"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address):
         where = settings.words(cells[answer["cell"]]) or "the run"

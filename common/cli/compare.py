@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Sequence
 
 from common.analysis import comparison, logs
-from common.analysis.comparison import Sides
 from common.analysis.row import SCOPES
 from common.cli.parser import Parser, add_logs
 from common.core import flag_types
@@ -72,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def sides_of(options: argparse.Namespace) -> Sides:
+def sides_of(options: argparse.Namespace) -> comparison.Sides:
     """Return the pairs to compare, and what could not be paired.  Raises UserError."""
     sides = options.sides
     if options.baseline:
@@ -83,7 +82,7 @@ def sides_of(options: argparse.Namespace) -> Sides:
     if options.only and options.log:
         raise UserError("--only is for BASELINE and NEW; --in names two already")
     if options.log:
-        return Sides(comparison.within(options.log, *sides))
+        return comparison.Sides(comparison.within(options.log, *sides))
     baseline, new = map(Path, sides)
     return comparison.two_sides(baseline, new, options.only)
 

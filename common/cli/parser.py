@@ -1,8 +1,4 @@
-"""The parser of every command; the flags of every benchmark script, and what is read from them.
-
-``--help-all`` shows every flag; ``--help`` those that are given a short text.  No torch here: ``--help`` and a wrong
-flag answer at once.
-"""
+"""The parser of every command; the flags of every benchmark script, and what is read from them.  No torch here."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from common.core import errors, files, flag_types, settings
-from common.core.errors import EXIT_USAGE, UserError, finished, safe_streams
-from common.core.files import make_folder, write_whole
 from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
 from common.core.text import closest
 
@@ -56,23 +50,13 @@ HELP = {
 }
 
 
-class Made(BaseException):
-    """Raised in place of parsing, with the parser, while Parser.hands_over is set."""
-
-    def __init__(self, parser: argparse.ArgumentParser):
-        self.parser = parser
-
-
 class Parser(argparse.ArgumentParser):
     """argparse's parser, but an error is one line, and an epilog of several lines is printed as it is.
 
-    examples: commands that the short --help ends with; flags with a text for it (add) stand above them, and
-    --help-all shows every flag.  hands_over: to parse is to raise Made, for completion."""
-
-    hands_over = False
+    examples: commands that the short --help ends with, below the flags with a text for it (add)."""
 
     def __init__(self, *arguments: Any, examples: str = "", **options: Any):
-        safe_streams()  # before --help or an error is printed
+        errors.safe_streams()  # before --help or an error is printed
         if "\n" in (options.get("epilog") or ""):
             options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         called = errors.program_called or options.get("prog") or Path(sys.argv[0]).name
@@ -102,8 +86,6 @@ class Parser(argparse.ArgumentParser):
         return "\n\n".join(parts)
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        if Parser.hands_over:
-            raise Made(self)
         if "_ARGCOMPLETE" in os.environ:  # the shell asks what could follow
             with suppress(ImportError):
                 import argcomplete  # type: ignore[import-not-found, unused-ignore]  # a user's own
@@ -121,10 +103,10 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: --"):
             flag = message.split()[2].partition("=")[0]
             message += closest(flag, self._option_string_actions)
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
+        self.exit(errors.EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
 
     def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
-        super().exit(finished(status), message)
+        super().exit(errors.finished(status), message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         with suppress(OSError):  # as Python 3.12 does: a help that cannot be written is no error
@@ -178,12 +160,14 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
 
         path, advice = shape_file.resolve(), "make one with generate_shape_info.py or remove the flag"
         if problem := files.not_a_file(shape_file):
-            raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
+            raise errors.UserError(f"--shape-file {shape_file}: {problem}; {advice}")
         given["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
         given["file_vocab_size"] = shapes.known_vocab_size(path)
     shortest, longest = given["min_duration"], given["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
-        raise UserError(f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between")
+        raise errors.UserError(
+            f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between"
+        )
     return given
 
 
@@ -203,10 +187,8 @@ def wait(arguments: argparse.Namespace) -> float:
 
 
 def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
-    """Return the type of a flag that takes names of the table, and files such as benchmark_flash.py.
-
-    A name or file may have :VARIANT and @ENVIRONMENT behind it; the row of a file is known from then on.  "all" is
-    `everything`."""
+    """Return the type of a flag that takes names of the table, and files such as benchmark_flash.py, whose rows are
+    known from then on, with :VARIANT and @ENVIRONMENT behind them.  "all" is `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
         words = []
@@ -227,28 +209,26 @@ def add_loss(group: Any) -> None:
 
 
 def own_loss(text: str) -> str:
-    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION; return the name of its row, which is known from then on.
-
-    Writes the script that measures it beside what is compiled.
-    """
+    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION, and write the script that measures it beside what is
+    compiled; return the name of its row."""
     name, _, target = text.rpartition("=")
     module, _, function = target.rpartition(":")
     if not (module and function):
-        raise UserError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
+        raise errors.UserError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
     folders: Tuple[str, ...] = ()
     if module.endswith(".py"):
         path = Path(module).resolve()
         problem = files.not_a_file(path)
         if problem:
-            raise UserError(f"{module}: {problem}")
+            raise errors.UserError(f"{module}: {problem}")
         name, target = name or f"{path.stem}.{function}", f"{path}:{function}"
     else:
         name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
     script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     body = f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n"
     head = f'"""Made by --loss {target}."""\nfrom common.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
-    make_folder(script.parent, "make it writable")
-    write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
+    files.make_folder(script.parent, "make it writable")
+    files.write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
     return of_file(str(script)).name
 
 
@@ -258,7 +238,9 @@ def _folder_of(package: str) -> str:
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
     place = next(filter(None, places), None)
     if place is None:
-        raise UserError(f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION")
+        raise errors.UserError(
+            f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
+        )
     return str(Path(place).resolve().parent)
 
 

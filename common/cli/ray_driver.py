@@ -28,15 +28,11 @@ RETRIES, REACH_SECONDS = 3, 10.0
 
 def run(words: List[str]) -> Tuple[int, str, str, bytes]:
     """Run benchmark_all.py in the node's checkout; return its exit code, last words, the node, and the packed folder.
-
-    It is sent to the nodes by value, so it imports nothing of the suite.
-    """
+    Ray sends this by value."""
 
     def ready() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray's threads block some, which processes inherit
-        ctypes.CDLL(None).prctl(
-            1, signal.SIGTERM
-        )  # told when Ray ends this task: what is measured is kept, none is left
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # told when Ray ends this task: what is measured is kept
 
     root = os.environ.get(CHECKOUT) or os.path.dirname(os.path.dirname(sys.prefix))
     python, node = os.path.join(root, ".venv", "main", "bin", "python"), socket.gethostname()

@@ -1,9 +1,5 @@
-"""One job, a process that measures one thing: the file that describes it to that process, its status, the process.
-
-common.system.processes calls ``main`` in the process that an executor started.  It runs what the job measures and
-writes each record at once, so that what was measured outlives a crash.  The last record is a ``status``, or a
-``user_error`` for a mistake of the user's.
-"""
+"""One job, a process that measures one thing: common.system.processes calls ``main`` there.  Each record is written at
+once, so that it outlives a crash; the last is a ``status``, or a ``user_error`` for a mistake of the user's."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
-from common.core.files import BUILD, ROOT
 from common.core.implementations import find
 from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
 from common.core.text import clipped, reason_of
@@ -81,13 +76,8 @@ class Runnable:
 
 @dataclass(frozen=True)
 class Job(Runnable):
-    """One process to start for an implementation, in its Python.
-
-    Args:
-        round: number from 1, in the timing and limits passes.
-        size: with --find-largest, the batch size that is tried.
-        limit_bytes: limit on its memory.
-    """
+    """One process to start for an implementation, in its Python.  round: from 1, in the timing and limits passes; size,
+    limit_bytes: with --find-largest, the batch size that is tried, within this memory."""
 
     implementation: str
     pass_name: str
@@ -121,13 +111,8 @@ class Job(Runnable):
 
 @dataclass(frozen=True)
 class Task(Runnable):
-    """One process to start for a tool that measures no loss.
-
-    Args:
-        given: what its subject reads beside the settings.
-        python: interpreter of its process, where it is not the run's.
-        environment: variables of its process.
-    """
+    """One process to start for a tool that measures no loss.  given: what its subject reads beside the settings;
+    python: its interpreter, where it is not the run's; environment: its variables."""
 
     name: str
     subject: str
@@ -149,10 +134,7 @@ class Task(Runnable):
 
 
 def plan(names: Sequence[str], settings: Settings) -> List[Job]:
-    """Return the jobs of a run in their order: correctness of all, the timing rounds, memory, traces.
-
-    The seed shuffles the implementations of each round.
-    """
+    """Return the jobs of a run in their order; the seed shuffles the implementations of each round."""
     jobs = [Job(name, "correctness") for name in names if "correctness" in settings.passes]
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)
@@ -170,7 +152,7 @@ def plan(names: Sequence[str], settings: Settings) -> List[Job]:
 def own_line(error: BaseException, script: str) -> str:
     """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own, for a script of a loss that
     the table does not know; "" where there is none."""
-    foreign = (str(ROOT / "common"), str(BUILD), sys.prefix, sys.base_prefix, "<")
+    foreign = (str(files.ROOT / "common"), str(files.BUILD), sys.prefix, sys.base_prefix, "<")
     frames = traceback.extract_tb(error.__traceback__) if script.endswith(".py") else []
     mine = [frame for frame in frames if not frame.filename.startswith(foreign)]
     mine = [frame for frame in mine if "site-packages" not in frame.filename]
@@ -206,7 +188,7 @@ def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, 
 def main(path: str) -> int:
     now = time.perf_counter_ns  # which the script of a loss may replace
     begin = now()
-    os.environ.setdefault("TRITON_CACHE_DIR", str(BUILD / "triton"))  # as all else that is compiled here
+    os.environ.setdefault("TRITON_CACHE_DIR", str(files.BUILD / "triton"))  # as all else that is compiled here
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     files.scratch = Path(path).parent
     with open(job["output"], "a", encoding="utf-8") as output:

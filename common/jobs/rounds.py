@@ -1,8 +1,7 @@
 """The jobs of a run of losses in their order: timing rounds, or with --find-largest the sizes of a search.
 
-Correctness of all comes first.  Every loss gets the same rounds; with --budget, three at least, and none begins when
-the time is over.  A search tries sizes by doubling and bisection, each in a process of its own (the probe pass); then
-the throughput at the largest is measured, in fresh processes.  A size at which that runs out of memory counts as too
+Correctness of all comes first.  Every loss gets the same rounds.  A search tries each size in a process of its own (the
+probe pass); then the throughput at the largest is measured.  A size at which that runs out of memory counts as too
 large, and the search goes on.  The next job follows from the records alone, so that --resume tries nothing twice.
 """
 
@@ -14,17 +13,15 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from common.core import text
 from common.core.errors import UserError
 from common.core.flag_types import bytes_of
 from common.core.settings import FEWEST_ROUNDS, Settings
 from common.core.statistics import mean, median
-from common.core.text import GIB
-from common.core.text import number as worded
 from common.jobs.job import Job
 from common.jobs.session import Session
 from common.records import schema, store
 from common.records.run import Run
-from common.records.schema import Sample
 from common.setup import interpreters
 
 #: The device's limits are measured in the first of so many rounds: the best of all repeats counts.
@@ -43,13 +40,8 @@ def measure(
 ) -> None:
     """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its loss are skipped.
 
-    Args:
-        limits: measure the device's limits too, at the begin of every third timing round.
-        wait: seconds to wait, in all, for a quiet machine before rounds that ran beside other load are repeated.
-        budget: seconds after which no round begins.
-
-    Raises Interrupted, and UserError for a mistake of the user's (a broken shape file, say).
-    """
+    limits: measure the device's too; wait: seconds, in all, to wait for a quiet machine before rounds that ran beside
+    other load are repeated; budget: seconds after which no round begins.  Raises Interrupted, and UserError."""
     pending = [job for job in jobs if session.run_of[job.implementation].needs(job.name)]
     rounds = _by_round(pending)
     with_limits = list(rounds)[::LIMITS_EVERY] if limits else []
@@ -72,20 +64,18 @@ def _by_round(jobs: Sequence[Job]) -> Dict[int, List[Job]]:
 
 
 class Rounds:
-    """The timing rounds of a run: how fast each loss is so far, and which rounds ran beside other load.
-
-    Attributes:
-        ms: by loss, then by round and batch; in a round all measure the same batches.
-        loaded: whether a loss ran beside other load, by loss and round.
-    """
+    """The timing rounds of a run.  ms: how fast each loss is so far, by loss, then by round and batch; loaded: whether
+    a loss ran beside other load, by loss and round."""
 
     def __init__(self, session: Session, budget: Optional[float] = None):
         self.session, self.ends, self.no_limits = session, time.monotonic() + (budget or math.inf), False
         self.ms: Dict[str, Dict[Tuple[int, Any], float]] = {}
         self.loaded: Dict[Tuple[str, int], bool] = {}
-        for name, run in session.run_of.items():
-            for number, samples in run.timed_rounds().items():
-                self.note(name, number, samples)
+        for name, run in session.run_of.items():  # whose samples are on disk alone
+            for lines in store.latest_jobs(store.read(run.path)).values():
+                end, samples = lines[-1], [line for line in lines if isinstance(line, schema.Sample)]
+                if isinstance(end, schema.Status) and samples and (end.pass_name, end.status) == ("timing", "ok"):
+                    self.note(name, end.round or 0, samples)
 
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run the jobs of a round, and say who is ahead."""
@@ -110,18 +100,19 @@ class Rounds:
         end, records = self.session.carry_out(job)
         if end.status == "ok":
             lines = [schema.typed(record) for record in records]
-            self.note(job.implementation, job.round or 0, [line for line in lines if isinstance(line, Sample)])
+            self.note(job.implementation, job.round or 0, [line for line in lines if isinstance(line, schema.Sample)])
 
-    def note(self, name: str, number: int, samples: Sequence[Sample]) -> None:
+    def note(self, name: str, number: int, samples: Sequence[schema.Sample]) -> None:
         """Take in the samples of a loss in a round."""
-        times_of: Dict[Tuple[str, Any], List[float]] = defaultdict(list)
+        times_of: Dict[str, Dict[int, List[schema.Sample]]] = defaultdict(lambda: defaultdict(list))
         for sample in samples:
             if not sample.warmup:
-                times_of[sample.scope, (number, sample.batch)].append(sample.total_wall_ns / 1e6)
-        scope = "step" if any(scope == "step" for scope, _ in times_of) else "loss"
-        times = {batch: median(ms) for (of_scope, batch), ms in times_of.items() if of_scope == scope}
+                times_of[sample.scope][sample.batch].append(sample)
+        batches = times_of.get("step", times_of.get("loss", {})).items()
+        times = {(number, batch): median([sample.total_wall_ns / 1e6 for sample in of]) for batch, of in batches}
         self.ms.setdefault(name, {}).update(times)
-        self.loaded[name, number] = bool(store.loaded_scopes(samples))
+        of_scopes = ([sample for of in by_batch.values() for sample in of] for by_batch in times_of.values())
+        self.loaded[name, number] = any(map(store.is_loaded, of_scopes))
 
     def words(self) -> str:
         """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches that were timed, of the losses
@@ -133,7 +124,7 @@ class Rounds:
         for kind, names in kinds.items():
             most = max(len(self.ms[name]) for name in names)
             means = {name: mean(list(self.ms[name].values())) for name in names if len(self.ms[name]) == most > 0}
-            timed = ", ".join(f"{name} {worded(means[name])}" for name in sorted(means, key=means.__getitem__))
+            timed = ", ".join(f"{name} {text.number(means[name])}" for name in sorted(means, key=means.__getitem__))
             lines += [f"{kind}: {timed} ms"] if timed else []
         return "; ".join(lines)
 
@@ -161,12 +152,8 @@ class Rounds:
         progress.done(job.name, status["status"], status["reason"], LIMITS)
 
     def repeat(self, rounds: Sequence[Sequence[Job]], wait: float) -> None:
-        """Repeat each round in which a loss ran beside other load, as a whole.
-
-        Each begins when the machine is quiet, and replaces what its losses measured before, whatever the times are.  At
-        most len(rounds) repetitions are made in all; one round may be repeated twice.  Raises Interrupted and
-        UserError.
-        """
+        """Repeat each round in which a loss ran beside other load, as a whole, when the machine is quiet; it replaces
+        what its losses measured before, whatever the times are.  At most len(rounds) repetitions are made in all."""
         session, left, patience = self.session, len(rounds), wait
         while left:
             crowded = [jobs for jobs in rounds if any(self.loaded.get((job.like[0], job.round or 0)) for job in jobs)]
@@ -197,13 +184,8 @@ class Rounds:
 
 
 def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
-    """Return the size to try next; None once the largest is known to within TOLERANCE, or 1.
-
-    Args:
-        answers: whether each size fits.  A size that fits does not count where a smaller one did not fit.
-        low, cap: the lowest and highest size worth a try.
-        start: from here on sizes are doubled until one fails, then the gap is halved.
-    """
+    """Return the size to try next, from `low` to `cap`; None once the largest is known to within TOLERANCE, or 1.  From
+    `start` on sizes are doubled until one fails, then the gap is halved.  answers: whether each size fits."""
     fits, fails = store.bounds(answers)
     if fails is None:
         if fits is None:
@@ -228,7 +210,7 @@ def memory_limit(settings: Settings, total: Optional[int], available: Optional[i
     if settings.memory_limit is not None:
         size = bytes_of(settings.memory_limit, total)
         if size > available:
-            used = f"the limit is {most / GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
+            used = f"the limit is {most / text.GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
             store.warn(f"{source}: {used}; larger batches may fit where all of it is free")
             size, source = most, f"{source}; {used}"
     return schema.MemoryLimit(bytes=size, source=source)

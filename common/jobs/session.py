@@ -1,8 +1,5 @@
-"""Carries out jobs, one after the other, by an executor, keeps what they measure, and shows how far they are.
-
-A job that crashes, hangs, is killed or runs out of memory costs only its own row: however its process ended, that
-becomes a status record.
-"""
+"""Carries out jobs, one after the other, by an executor, keeps what they measure, and shows how far they are.  However
+the process of a job ended, that becomes a status record, and costs only its own row."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import signal
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +14,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core import errors
-from common.core.errors import EXIT_USAGE, NOT_RUNNABLE, UserError
 from common.core.files import ROOT
 from common.core.settings import Settings
 from common.core.statistics import mean
@@ -59,28 +54,10 @@ class Interrupted(KeyboardInterrupt):
         self.records = records
 
 
-class Executor(ABC):
-    """Runs jobs, one after the other."""
+class Executor:
+    """Runs jobs on this machine.  shared: a folder in which jobs leave what later ones need; removed with it."""
 
-    @abstractmethod
-    def execute(
-        self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
-    ) -> List[Record]:
-        """Run a job to its end and return its records, the last of which is its status.
-
-        Args:
-            python: the interpreter of its process.
-            folder: the folder of the run, where traces go.
-            timeout: seconds.
-            note: called now and then with how far the job is.
-
-        Whatever ends the process becomes a status.  Raises UserError for a mistake in the user's input that the process
-        found, and Interrupted.
-        """
-
-    def get_ready(self, jobs: Sequence[Job], pythons: Sequence[Path], settings: Settings) -> None:
-        """Start what these jobs of one round need before the first of them is timed, in as little time as it takes."""
-        return
+    shared: Optional[tempfile.TemporaryDirectory[str]] = None
 
     def disturbance(self, settings: Settings, seconds: float = 0.0) -> str:
         """Return how busy others keep this machine, as machine.disturbance does.  seconds: how long to look."""
@@ -88,16 +65,8 @@ class Executor(ABC):
         time.sleep(seconds)
         return machine.disturbance(others, settings.threads if on_cpu else 1)
 
-
-class Local(Executor):
-    """Runs jobs on this machine, one after the other.
-
-    shared: a folder in which jobs leave what later ones need; removed with the executor.
-    """
-
-    shared: Optional[tempfile.TemporaryDirectory[str]] = None
-
     def get_ready(self, jobs: Sequence[Job], pythons: Sequence[Path], settings: Settings) -> None:
+        """Start what these jobs of one round need before the first of them is timed."""
         variables = {tuple(job.variables(settings).items()) for job in jobs}
         if len(variables) == 1 and len(pythons) > 1:
             start_servers(pythons, WORKER, ROOT, dict(next(iter(variables))), jobs[0].round, IMPORTS_OF_A_ROUND)
@@ -105,6 +74,8 @@ class Local(Executor):
     def execute(
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
     ) -> List[Record]:
+        """Run a job to its end, or for `timeout` seconds, and return its records, the last of which is its status.
+        Raises UserError for a mistake in the user's input that the process found, and Interrupted."""
         ending: Optional[Ending] = None
         stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
@@ -135,14 +106,14 @@ def _records(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Reco
     """Return the records of the process, the last of which is the status of the job.  ending: set where we ended it."""
     records = [{**record, "job": job.name} for record in child.records]
     last = records[-1] if records else {}
-    if last.get("record") == "user_error" and child.returncode == EXIT_USAGE:
-        raise UserError(last["message"])
+    if last.get("record") == "user_error" and child.returncode == errors.EXIT_USAGE:
+        raise errors.UserError(last["message"])
     if last.get("record") == "status":
         records[-1] = job.status(last["status"], last["reason"], last["wall_ns"])
     else:
         status, reason = ending or how_it_died(child.returncode, child.killed_for_memory, child.stderr)
         records.append(job.status(status, reason, child.wall_ns))
-    if records[-1]["status"] not in ("ok", *NOT_RUNNABLE):
+    if records[-1]["status"] not in ("ok", *errors.NOT_RUNNABLE):
         records[-1]["stderr_tail"] = [clipped(line) for line in child.stderr]
     return records
 
@@ -236,9 +207,7 @@ class Progress:
             (errors.say if self.bar is None else self.say)(f"warning: {plain(warning)}")
 
     def left(self) -> str:
-        """Return "about 12 min left", or "" while there is nothing to tell by.
-
-        A job takes as long as those of its like so far, else as others' same pass, else as all."""
+        """Return "about 12 min left", by jobs of the like, else of the same pass, else by all; "" without any."""
         seconds = 0.0
         for like in self.coming if self.took else ():
             same_pass = [each for (_, name), took in self.took.items() if name == like[1] for each in took]
@@ -250,12 +219,7 @@ class Progress:
 
 @dataclass
 class Session:
-    """The runs that a command measures.
-
-    Args:
-        run_of, python_of: the run and the Python of each implementation, or task.
-        timeout: seconds for one job.
-    """
+    """The runs that a command measures, by implementation or task; timeout: seconds for one job."""
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, Choice]

@@ -107,7 +107,6 @@ def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) 
     return Limits(
         **facts(device),
         dtype=settings.dtype,
-        cache_bytes=cache_bytes(device),
         streams=moved,
         products=multiplied,
         foreign_cpu=foreign,

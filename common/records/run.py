@@ -23,32 +23,26 @@ from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import plain
 from common.records import schema, store
-from common.records.schema import FirstLine, Header, Line, Record, Status
 from common.system import machine
 
 #: In the folder of a run, or of a sweep, as long as a process measures into it.
 LOCK_NAME = ".measuring.lock"
-Head = TypeVar("Head", bound=FirstLine)
+Head = TypeVar("Head", bound=schema.FirstLine)
 
 
 class Run:
     """The records of one implementation, in memory and in a file; each addition is written before the next job starts.
 
-    Attributes:
-        path: the file.
-        records: its records, without the samples, of which a job has hundreds: they are in the file alone.
-        existing: the records that were in the file already.
-        claim: the lock of the folder, if it belongs to this run alone.
-        failed: whether a job that this process added did not end well.
-    """
+    records: those without the samples, which are in the file alone; claim: the lock of the folder, if it belongs to
+    this run alone; failed: whether a job that this process added did not end well."""
 
-    def __init__(self, path: Path, existing: Sequence[Line] = (), claim: Optional[Claim] = None):
+    def __init__(self, path: Path, existing: Sequence[schema.Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
         self.records = _without_samples(existing)
-        self.unwritten: List[Record] = []
+        self.unwritten: List[schema.Record] = []
         self.failed = False
 
-    def add(self, new: Union[Record, Iterable[Record]]) -> None:
+    def add(self, new: Union[schema.Record, Iterable[schema.Record]]) -> None:
         """Add records.  Where the disk has no room for a job, the job becomes one that failed, on disk too if there is
         room for that. Raises NotWritten for records that are not the end of a job; the next addition tries to write
         them again."""
@@ -62,10 +56,10 @@ class Run:
             del self.records[known[0] :], self.unwritten[known[1] :]
             with suppress(store.NotWritten):
                 self._add([{**added[-1], "status": "error", "reason": str(error)}])
-        ends = (record.status for record in self.records[known[0] :] if isinstance(record, Status))
+        ends = (record.status for record in self.records[known[0] :] if isinstance(record, schema.Status))
         self.failed = self.failed or any(status != "ok" for status in ends)
 
-    def _add(self, new: Sequence[Record]) -> None:
+    def _add(self, new: Sequence[schema.Record]) -> None:
         """Raises NotWritten, and ValueError for a record that is not as the schema says."""
         self.records += _without_samples(map(schema.typed, new))
         self.unwritten += new
@@ -82,24 +76,15 @@ class Run:
         """Tell whether the job is still to be carried out, and can be."""
         return not (self.failed or self.is_done(job))
 
-    def timed_rounds(self) -> Dict[int, List[schema.Sample]]:
-        """Return the samples of each timing round on disk that ended well.  Raises UserError."""
-        rounds = {}
-        for lines in store.latest_jobs(store.read(self.path)).values():
-            end, samples = lines[-1], [line for line in lines if isinstance(line, schema.Sample)]
-            if isinstance(end, Status) and (end.pass_name, end.status) == ("timing", "ok") and end.round and samples:
-                rounds[end.round] = samples
-        return rounds
-
     @property
-    def header(self) -> Header:
+    def header(self) -> schema.Header:
         header = self.records[0]
-        assert isinstance(header, Header)
+        assert isinstance(header, schema.Header)
         return header
 
     @property
-    def last_status(self) -> Status:
-        return next(record for record in reversed(self.records) if isinstance(record, Status))
+    def last_status(self) -> schema.Status:
+        return next(record for record in reversed(self.records) if isinstance(record, schema.Status))
 
     def close(self) -> None:
         """Let other processes write into the folder."""
@@ -108,12 +93,12 @@ class Run:
 
     def discard_if_empty(self) -> None:
         """Remove the folder of a run that never measured anything."""
-        if all(isinstance(record, FirstLine) for record in self.records):
+        if all(isinstance(record, schema.FirstLine) for record in self.records):
             self.close()
             remove(self.path)
 
 
-def _without_samples(lines: Iterable[Line]) -> List[Line]:
+def _without_samples(lines: Iterable[schema.Line]) -> List[schema.Line]:
     return [line for line in lines if not isinstance(line, schema.Sample)]
 
 
@@ -125,10 +110,7 @@ def remove(path: Path) -> None:
 
 
 def claim_folder(log_dir: Path, base: str) -> Claim:
-    """Make a folder `base` (or base.2, base.3, ...) in `log_dir` and return its lock.
-
-    Raises UserError if none can be made.
-    """
+    """Make a folder `base` (or base.2, base.3, ...) in `log_dir` and return its lock.  Raises UserError."""
     for number in itertools.count(1):
         folder = log_dir / (base if number == 1 else f"{base}.{number}")
         try:
@@ -180,7 +162,7 @@ def again(path: Path) -> Run:
         raise
 
 
-def origin() -> Record:
+def origin() -> schema.Record:
     """Return the keys of a file's first record that tell when, where and by which revision it is measured."""
     (revision, dirty), started = machine.git_state(ROOT), datetime.now(timezone.utc).isoformat(timespec="seconds")
     state = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
@@ -203,18 +185,6 @@ def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head,
     return sorted(here, key=lambda one: one[0].started)
 
 
-def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, cell: Record) -> List[Tuple[Header, Path]]:
-    """Return the files of the newest run under `log_dir` with the same settings; [] if there is none.  cell: its values
-    in a sweep."""
-    wanted = read_back(settings.to_json())
-    fitting = [
-        (head, path)
-        for head, path in earlier(log_dir, schema.FILE_NAME, Header)
-        if head.name in names and head.settings == wanted and head.values == cell
-    ]
-    return [(head, path) for head, path in fitting if head.run_id == fitting[-1][0].run_id]
-
-
 @contextmanager
 def open_runs(
     names: Sequence[str],
@@ -224,24 +194,24 @@ def open_runs(
     extra: Optional[Mapping[str, Any]] = None,
     or_anew: bool = False,
 ) -> Iterator[Dict[str, Run]]:
-    """Yield a Run for each implementation: new folders, or those of the newest run with the same settings when
-    resuming.
+    """Yield a Run for each implementation: new folders, or to resume those of the newest run with the same settings.
 
-    Args:
-        extra: further keys of the ``run`` records; when resuming, those of the run that is continued.
-        or_anew: start a run where there is none to resume.
-
-    Raises UserError when there is nothing to resume, or when another process is measuring it.
-    """
+    extra: further keys of the ``run`` records; or_anew: start a run where there is none to resume.  Raises UserError
+    where there is none, or when another process is measuring it."""
     shared = {**origin(), "settings": settings.to_json(), **(extra or {})}
-    heads = _resumable(names, settings, log_dir, shared.get("values", {})) if resume else []
+    wanted, cell = read_back(settings.to_json()), shared.get("values", {})
+    heads = [
+        (head, path)
+        for head, path in (earlier(log_dir, schema.FILE_NAME, schema.Header) if resume else ())
+        if head.name in names and head.settings == wanted and head.values == cell
+    ]
     if resume and not (heads or or_anew):
         raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
     if heads:
-        first, _ = heads[0]
+        first = heads[-1][0]
         limit = {"memory_limit": schema.as_written(first.memory_limit)} if first.memory_limit else {}
         shared.update(run_id=first.run_id, started=first.started, **limit)
-    paths = {head.name: path for head, path in heads}
+    paths = {head.name: path for head, path in heads if head.run_id == heads[-1][0].run_id}
     opened: Dict[str, Run] = {}
     try:
         for name in names:

@@ -499,7 +499,6 @@ class Limits(Line, kw_only=True, tag="limits"):
         torch, device, device_name, threads, tf32: as in ``environment``
         dtype: of the matrices
         gpu: state of the GPU right after the measurement
-        cache_bytes: size of all last-level caches
         streams: reads and writes of buffers of several sizes
         products: of matrices of the dtype
         flags: as of ``sample``
@@ -514,7 +513,6 @@ class Limits(Line, kw_only=True, tag="limits"):
     dtype: Optional[str] = None
     tf32: Optional[bool] = None
     gpu: Optional[Gpu] = None
-    cache_bytes: Optional[Bytes] = None
     streams: List[Stream] = []
     products: List[Products] = []
     foreign_cpu: ForeignCpu = None

@@ -14,7 +14,6 @@ from common.core.errors import UserError
 from common.core.files import cannot_write, open_file, read_bytes
 from common.core.text import clipped, plain
 from common.records import schema
-from common.records.schema import FILE_NAME, Environment, FirstLine, Header, JobLine, Line, Record, Sample, Status
 
 #: The folder of a log folder that has the runs that `compare --save-baseline` kept: readers leave it out.
 BASELINES = "baselines"
@@ -27,7 +26,7 @@ class NotWritten(UserError):
     """Records could not be brought to disk; the file is as it was before."""
 
 
-def append(path: Path, new: Iterable[Record]) -> None:
+def append(path: Path, new: Iterable[schema.Record]) -> None:
     """Add `new` at the end of the file `path`, made where it is missing.  Raises NotWritten where the disk does not
     take all of it; then the file is as it was before."""
     lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in new]
@@ -72,23 +71,19 @@ def _ends_addition(line: bytes) -> bool:
 
 
 def files_named(name: str, path: Path) -> List[Path]:
-    """Return the files of this name at or under `path`, sorted; `path` itself where it is such a file."""
+    """Return the files of this name at or under `path`, sorted, without those of baselines."""
     if os.path.isfile(path):
         return [path] if path.name == name else []
-    found = []
-    for folder, below, names in os.walk(path):
-        below[:] = sorted({*below} - {BASELINES})
-        found += [Path(folder) / name] if name in names else []
-    return sorted(found)
+    return sorted(file for file in path.rglob(name) if BASELINES not in file.relative_to(path).parts)
 
 
-def read(path: Path) -> List[Line]:
+def read(path: Path) -> List[schema.Line]:
     """Return the records of a results.jsonl, or of the folder that holds it, in file order.
 
     What is no record is left out, with one warning for the file; a last line cut short (a killed writer) is, without.
     Raises UserError for a file that does not begin with a record, and for one that a newer version of this suite wrote.
     """
-    path = path / FILE_NAME if path.is_dir() else path
+    path = path / schema.FILE_NAME if path.is_dir() else path
     try:
         lines = read_bytes(path).split(b"\n")
     except OSError as error:
@@ -96,7 +91,7 @@ def read(path: Path) -> List[Line]:
     newer = schema.version(lines[0])
     if newer > schema.SCHEMA:
         raise UserError(f"{path}: written by a newer version (schema {newer}, this one reads {schema.SCHEMA})")
-    records: List[Line] = []
+    records: List[schema.Line] = []
     broken: Dict[int, str] = {}
     for number, line in enumerate(lines, start=1):
         try:
@@ -122,40 +117,37 @@ def warn(text: str) -> None:
     print(f"warning: {plain(text)}", file=sys.stderr)
 
 
-def read_run(path: Path) -> Tuple[Header, List[Line]]:
+def read_run(path: Path) -> Tuple[schema.Header, List[schema.Line]]:
     """Return the header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
     records = read(path)
-    if not records or not isinstance(records[0], Header):
-        path = path / FILE_NAME if path.is_dir() else path
+    if not records or not isinstance(records[0], schema.Header):
+        path = path / schema.FILE_NAME if path.is_dir() else path
         raise UserError(f"{path}: does not begin with a run record; {ANEW}")
     return records[0], records
 
 
-def first(path: Path) -> Optional[FirstLine]:
+def first(path: Path) -> Optional[schema.FirstLine]:
     """Return the first record of a file; None where it cannot be read."""
     try:
         with open_file(path) as stream:
             record = schema.decoded(stream.readline(LONGEST_LINE))
     except (OSError, ValueError, RecursionError):
         return None
-    return record if isinstance(record, FirstLine) else None
+    return record if isinstance(record, schema.FirstLine) else None
 
 
-def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
-    """Return the records by job, for each only those of its last attempt that ended well.
-
-    Where none did, those of the last that ended (with a ``status`` record), or else of the last that there is.  So a
-    round that is measured again keeps its place only when it ends well.
-    """
-    open_attempts: Dict[str, List[JobLine]] = {}
-    ended: Dict[str, List[JobLine]] = {}
+def latest_jobs(records: Iterable[schema.Line]) -> Dict[str, List[schema.JobLine]]:
+    """Return the records by job, for each only those of its last attempt that ended well; where none did, those of the
+    last that ended (with a ``status`` record), or else of the last that there is."""
+    open_attempts: Dict[str, List[schema.JobLine]] = {}
+    ended: Dict[str, List[schema.JobLine]] = {}
     for record in records:
-        if isinstance(record, JobLine):
+        if isinstance(record, schema.JobLine):
             attempt = open_attempts.setdefault(record.job, [])
-            if isinstance(record, Environment):  # the records before it have lost their status
+            if isinstance(record, schema.Environment):  # the records before it have lost their status
                 attempt.clear()
             attempt.append(record)
-        if isinstance(record, Status):
+        if isinstance(record, schema.Status):
             attempt = open_attempts.pop(record.job)
             before = status_of(ended[record.job]) if record.job in ended else None
             if record.status == "ok" or before is None or before.status != "ok":
@@ -163,43 +155,33 @@ def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
     return {**open_attempts, **ended}
 
 
-def is_loaded(samples: Sequence[Sample]) -> bool:
+def is_loaded(samples: Sequence[schema.Sample]) -> bool:
     """Return whether samples of one process ran beside other load for more than half of their time."""
     loaded = sum(sample.total_wall_ns for sample in samples if sample.beside_load)
     return 2 * loaded > sum(sample.total_wall_ns for sample in samples)
 
 
-def loaded_scopes(lines: Iterable[Line]) -> List[str]:
-    """Return the scopes whose samples, those of one timing job, ran mostly beside other load."""
-    samples = [line for line in lines if isinstance(line, Sample) and not line.warmup]
-    scopes = dict.fromkeys(sample.scope for sample in samples)
-    return [scope for scope in scopes if is_loaded([sample for sample in samples if sample.scope == scope])]
-
-
-def status_of(lines: Sequence[JobLine]) -> Optional[Status]:
+def status_of(lines: Sequence[schema.JobLine]) -> Optional[schema.Status]:
     """Return the status with which a job ended; None where it did not."""
-    return lines[-1] if isinstance(lines[-1], Status) else None
+    return lines[-1] if isinstance(lines[-1], schema.Status) else None
 
 
 # What a search knows so far.
 
-Jobs = Mapping[str, Sequence[JobLine]]
+Jobs = Mapping[str, Sequence[schema.JobLine]]
 
 #: Does a size fit, by the status of its probe?  Any other status is no answer.
 OUTCOMES = {"ok": True, "oom": False, "timeout": False}
 TOO_LARGE = ("oom", "timeout")
 
 
-def ends(jobs: Jobs, pass_name: str) -> List[Status]:
+def ends(jobs: Jobs, pass_name: str) -> List[schema.Status]:
     """Return the status records of the jobs of a pass."""
     return [end for end in map(status_of, jobs.values()) if end and end.pass_name == pass_name]
 
 
 def answers(jobs: Jobs) -> Dict[int, bool]:
-    """Return whether each size fits, as far as it was tried.
-
-    A size at which the throughput pass ran out of memory or time does not.
-    """
+    """Return whether each tried size fits; one at which the throughput pass ran out of memory or time does not."""
     known = {end.size: OUTCOMES[end.status] for end in ends(jobs, "probe") if end.status in OUTCOMES}
     known.update({end.size: False for end in ends(jobs, "throughput") if end.status in TOO_LARGE})
     return {size: fits for size, fits in known.items() if size is not None}

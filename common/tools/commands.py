@@ -15,7 +15,7 @@ from common.core.errors import UserError
 from common.core.settings import SETTINGS, Settings
 from common.core.text import count
 from common.jobs.job import Task
-from common.jobs.session import Executor, Local, Progress, Session
+from common.jobs.session import Executor, Progress, Session
 from common.records import run, schema
 from common.setup.interpreters import Choice
 from common.show.tables import FORMATS
@@ -95,7 +95,7 @@ def measured(
 
     Raises UserError, also for what is missing; a run without results leaves nothing then.  config: a Struct that tells
     the run from others, and that `answer` reads again.  timed: whether other load makes longer what it measures."""
-    executor = executor or Local()
+    executor = executor or Executor()
     header = dict(record="tool", tool=tool, name=name, config=schema.as_written(config), settings=settings.to_json())
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
         if not arguments.quiet:

@@ -107,12 +107,7 @@ class Counters(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """Hold the fields of an event that are used.
-
-    Attributes:
-        ts, dur: in microseconds.
-        salvaged: it was no valid JSON.
-    """
+    """Hold the fields of an event that are used; ts, dur: in microseconds; salvaged: it was no valid JSON."""
 
     ph: Optional[str] = None
     cat: Optional[str] = None
@@ -234,16 +229,10 @@ class Step(NamedTuple):
 
 @dataclass
 class Trace:
-    """Hold one trace file, which is one window of the profiler's schedule.
+    """Hold one trace file, which is one window of the profiler's schedule; times are microseconds.
 
-    Attributes:
-        steps: sorted by their begin.
-        spans: (begin, end, name) of each other span of record_function, in microseconds.
-        memory: by device, (microseconds, bytes allocated) in the order of the file.
-        operators: when each operator began, sorted.
-        on_cuda: the file has CUDA kernels or CUDA memory.
-        salvaged: number of events that were not valid JSON.
-    """
+    spans: (begin, end, name) of each other span of record_function; memory: by device, (times, bytes allocated) in the
+    order of the file; operators: when each began, sorted; salvaged: number of events that were not valid JSON."""
 
     path: Path
     steps: List[Step] = field(default_factory=list)
@@ -266,10 +255,7 @@ class Trace:
         return bisect_left(self.operators, step.begin + step.duration) - bisect_left(self.operators, step.begin)
 
     def fullest(self, kind: Optional[int] = None) -> Optional[Device]:
-        """Return the GPU with the highest count, or the CPU if no GPU allocated; None where no device did.
-
-        kind: CPU or CUDA, for that kind of device alone.
-        """
+        """Return the GPU with the highest count, or the CPU if no GPU allocated; None where none did, of this kind."""
         devices = [device for device in self.memory if kind in (None, device[0])]
         on_cuda = [device for device in devices if device[0] == CUDA]
         return max(on_cuda or devices, key=lambda device: max(self.memory[device][1]), default=None)
@@ -295,10 +281,7 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """Read one trace (.json or .json.gz, told apart by content), with steps or without.
-
-    Raises TraceError for a file that cannot be read, is cut short or broken.
-    """
+    """Read one trace (.json or .json.gz), with steps or without.  Raises TraceError."""
     trace = Trace(path)
     try:
         with unpacked(path) as stream:

@@ -17,14 +17,13 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from common.core import statistics
 from common.core.text import MB
 from common.traces import reader
-from common.traces.reader import Device, Step, Trace, TraceError
 
 MOST_POINTS = 600  # of a curve as it is drawn
 FEW = 4  # a step is short, or has few operators, if it has less than 1/FEW of the usual duration or count
 FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
 
 #: A file, and its contents or the reason why it cannot be read.
-Window = Tuple[Path, Union[Trace, TraceError]]
+Window = Tuple[Path, Union[reader.Trace, reader.TraceError]]
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,8 @@ class WindowNumbers:
 
 @dataclass
 class Profiled:
-    """The numbers of all traces of one worker.
-
-    Attributes:
-        average_step_time_us: over the complete steps of all windows.
-        label_us: microseconds per step by label.
-        step_us: of each readable window, the microseconds of its complete steps.
-        error: why the first unreadable window could not be read; the numbers are then None.
-    """
+    """The numbers of all traces of one worker, over the complete steps of all windows; label_us: per step; step_us: of
+    each readable window; error: why the first unreadable window could not be read; the numbers are then None."""
 
     windows: List[WindowNumbers] = field(default_factory=list)
     average_step_time_us: Optional[float] = None
@@ -66,28 +59,26 @@ def read_windows(files: List[Path]) -> List[Window]:
         try:
             trace = reader.read(path)
             if not trace.steps:
-                raise TraceError(f"{path}: has no ProfilerStep span: call prof.step() in the profiled loop")
+                raise reader.TraceError(f"{path}: has no ProfilerStep span: call prof.step() in the profiled loop")
             windows.append((path, trace))
-        except TraceError as error:
+        except reader.TraceError as error:
             windows.append((path, error))
     return windows
 
 
 def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
-    """Return the numbers of one worker from its windows, sorted by time.
-
-    With `to_the_end` the profiled loop is known to have ended as planned, so that no step counts as cut off.
-    """
+    """Return the numbers of one worker from its windows, sorted by time.  to_the_end: the profiled loop is known to
+    have ended as planned, so that no step counts as cut off."""
     result = Profiled()
-    before: Optional[Trace] = None
+    before: Optional[reader.Trace] = None
     for at, (path, trace) in enumerate(windows, start=1):
-        if isinstance(trace, TraceError):
+        if isinstance(trace, reader.TraceError):
             result.windows.append(WindowNumbers(path.name, flags=[str(trace)]))
             result.error = result.error or str(trace)
             continue
         later = windows[at][1] if at < len(windows) else None
         # Another loop that writes to the same folder counts its steps from the start again.
-        goes_on = isinstance(later, Trace) and later.steps[0].number > trace.steps[-1].number
+        goes_on = isinstance(later, reader.Trace) and later.steps[0].number > trace.steps[-1].number
         unreadable = f"{trace.salvaged} events are not valid JSON and were read field by field"
         flags, whole = [unreadable] if trace.salvaged else [], trace.steps
         if not to_the_end and not goes_on and _is_cut_off(trace, before):
@@ -112,18 +103,22 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
     else:
         result.average_step_time_us = statistics.mean(steps)
         result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
-        _peak(result)
+        peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
+        if peaks:
+            result.peak_memory_mb = max(peaks) if result.on_cuda else result.windows[0].peak_memory_mb
+        if peaks and len(windows) > 1 and not result.on_cuda:
+            result.notes.append(FIRST_WINDOW)
     return result
 
 
-def _is_cut_off(trace: Trace, before: Optional[Trace]) -> bool:
+def _is_cut_off(trace: reader.Trace, before: Optional[reader.Trace]) -> bool:
     """Return whether the loop ended within the last step of a trace.
 
     Such a step is shorter than the others and also holds fewer operators (torch 1.13 adds one there by itself); a
     complete step may be either, but not both.  One that is alone is held against the window before.
     """
     *others, last = trace.steps
-    usual: Sequence[Step] = others or (before.steps if before else [])
+    usual: Sequence[reader.Step] = others or (before.steps if before else [])
     whole = trace if others else before
     if whole is None or last.duration * FEW >= statistics.median([step.duration for step in usual]):
         return False
@@ -131,27 +126,12 @@ def _is_cut_off(trace: Trace, before: Optional[Trace]) -> bool:
     return operators >= FEW and trace.operators_in(last) * FEW < operators
 
 
-def _peak(result: Profiled) -> None:
-    """Set the peak: the highest of all windows on CUDA, that of the first on a CPU, whose counter drifts."""
-    peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
-    if not peaks:
-        return
-    if result.on_cuda:
-        result.peak_memory_mb = max(peaks)
-        return
-    result.peak_memory_mb = result.windows[0].peak_memory_mb
-    if len(result.windows) > 1:
-        result.notes.append(FIRST_WINDOW)
-
-
 # Memory over time.
 
 
 class Span(NamedTuple):
-    """Bytes allocated at the start of a span, at most within it, and at its end, above the level at the step's start.
-
-    The span of the whole step has the name "".
-    """
+    """Bytes allocated at the start of a span, at most within it, and at its end, above the level at the step's start;
+    the span of the whole step has the name ""."""
 
     name: str
     step: int
@@ -162,14 +142,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Hold the memory of one step over time.
-
-    Attributes:
-        file, step: the trace, and the number of the step.
-        ms: milliseconds since it began, one for each point.
-        mb: MB allocated at each point, above what was allocated when the step began.
-        stage_mb: the highest of these while each labelled stage ran, by label.
-    """
+    """Hold the memory of one step over time: at `ms` milliseconds since it began `mb` MB were allocated, above what was
+    when it began; stage_mb: the highest of these while each labelled stage ran."""
 
     file: str
     step: int
@@ -186,7 +160,7 @@ class Curve:
 class _Levels:
     """The allocated bytes of one device, sorted by time."""
 
-    def __init__(self, trace: Trace, device: Device):
+    def __init__(self, trace: reader.Trace, device: reader.Device):
         self.events = sorted(zip(*trace.memory[device]), key=lambda event: event[0])
         self.times = [time for time, _ in self.events]
 
@@ -200,10 +174,8 @@ class _Levels:
 
 
 def spans(path: Path, kind: Optional[int] = None) -> List[Span]:
-    """Return the spans of all steps, sorted by start within each step; empty if the trace has no memory events.
-
-    With `kind` reader.CPU or reader.CUDA, only that kind of device counts.  Raises TraceError.
-    """
+    """Return the spans of all steps, sorted by start within each step; none if the trace has no memory events.  kind:
+    reader.CPU or reader.CUDA, where only that kind of device counts.  Raises TraceError."""
     trace = reader.read(path)
     device = trace.fullest(kind)
     if device is None:
@@ -248,7 +220,7 @@ def curve(path: Path) -> Optional[Curve]:
     return Curve(trace.path.name, step.number, ms, mb, stage_mb)
 
 
-def rise(path: Path) -> Dict[Device, int]:
+def rise(path: Path) -> Dict[reader.Device, int]:
     """Return the bytes from the lowest to the highest count of each device.  The trace need not have steps; its counter
     may start above zero, at the level at which the window before ended.  Raises TraceError."""
     return {device: max(totals) - min(totals) for device, (_, totals) in reader.read(path).memory.items()}
