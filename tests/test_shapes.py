@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import has_words
+from commands import ROOT, has_words
 
 from common.core import settings
 from common.core.errors import UserError
@@ -17,8 +17,6 @@ from common.data import batching, shapes, streams
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.environment_contract
-
-REPOSITORY = Path(__file__).parents[1]
 
 
 class Code(str):
@@ -140,7 +138,7 @@ def test_subsampling():
 def test_the_draw_holds_to_the_published_figures_and_is_the_committed_file():
     known = json.loads(streams.FIGURES.read_text())
     rows, _ = streams.draw()
-    assert (shapes.load(REPOSITORY / "shape_info.pt") == rows).all()
+    assert (shapes.load(ROOT / "shape_info.pt") == rows).all()
     assert rows.dtype == np.int32 and rows.shape == (85617, 2)
     for column, name in enumerate("TU"):
         assert known[f"{name}_min"] <= rows[:, column].min() and rows[:, column].max() <= known[f"{name}_max"]
