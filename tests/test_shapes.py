@@ -44,14 +44,21 @@ def test_any_integer_tensor_loads_as_int32_rows(tmp_path, dtype):
     assert rows.dtype == np.int32 and rows.tolist() == [[5, 1], [3, 9]] and rows.flags.c_contiguous
 
 
-def test_what_is_saved_loads_and_is_described(tmp_path):
+def test_what_is_saved_is_described_and_what_cannot_be_written_changes_nothing(tmp_path):
     path = tmp_path / "s.pt"
     shapes.save(path, np.array([[5, 1], [3, 9]]), {"about": "two"}, (tmp_path / "more", b"beside"))
-    assert shapes.load(path).tolist() == [[5, 1], [3, 9]]
     described = json.loads((tmp_path / "s.json").read_text())
     known = {"name": "s.pt", "sha256": shapes.sha256(path), "utterances": 2}
     assert described["shape_file"] == {**known, "T_min": 3, "U_min": 1, "T_max": 5, "U_max": 9}
-    assert described["about"] == "two" and sorted(os.listdir(tmp_path)) == ["more", "s.json", "s.pt"]
+    assert described["about"] == "two" and (tmp_path / "more").read_bytes() == b"beside"
+    (tmp_path / "cuts.json").write_text('[{"id": "a"}]')
+    for wrong in (tmp_path / "missing" / "s.pt", tmp_path, tmp_path / "s.json", tmp_path / "cuts.pt"):
+        with pytest.raises(UserError, match="--output"):
+            shapes.save(wrong, np.array([[5, 1]]), {})
+    with pytest.raises(UserError, match="cannot write .*more"):
+        shapes.save(path, np.array([[5, 1]]), {}, (tmp_path / "nowhere" / "more", b""))
+    assert shapes.load(path).tolist() == [[5, 1], [3, 9]]
+    assert sorted(os.listdir(tmp_path)) == ["cuts.json", "more", "s.json", "s.pt"]
 
 
 @pytest.mark.parametrize(
@@ -101,20 +108,6 @@ def test_code_in_a_file_is_not_run(tmp_path):
     assert not marker.exists()
     pickle.loads(plain.read_bytes())  # the trap does work
     assert marker.exists()
-
-
-def test_an_output_that_cannot_be_written_changes_nothing(tmp_path):
-    rows = np.array([[5, 1]])
-    (tmp_path / "cuts.json").write_text('[{"id": "a"}]')
-    for path in (tmp_path / "missing" / "s.pt", tmp_path, tmp_path / "s.json", tmp_path / "cuts.pt"):
-        with pytest.raises(UserError, match="--output"):
-            shapes.save(path, rows, {})
-    shapes.save(tmp_path / "s.pt", rows, {})
-    before = (tmp_path / "s.pt").read_bytes()
-    with pytest.raises(UserError, match="cannot write .*more"):
-        shapes.save(tmp_path / "s.pt", rows + 1, {}, (tmp_path / "nowhere" / "more", b""))
-    assert (tmp_path / "s.pt").read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["cuts.json", "s.json", "s.pt"]
 
 
 def test_subsampling():
