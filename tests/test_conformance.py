@@ -12,7 +12,7 @@ import re
 
 import pytest
 import torch
-from commands import ROOT, assert_user_error, run
+from commands import ROOT, run
 from fixtures_model_runs import made, write_check
 
 from common.conformance import show
@@ -312,10 +312,10 @@ def test_a_wrong_loss_is_caught_by_its_case(name, case):
 
 
 def test_nan_in_the_gradient_of_an_infinite_loss_passes_and_is_marked():
-    outcomes = {kind: outcome_of(kind, "impossible-target") for kind in (Reference, NanWithoutPath)}
-    assert [outcome.result for outcome in outcomes.values()] == [PASS, PASS]
-    pages = [show.page(made(**{"impossible-target": outcome})) for outcome in outcomes.values()]
-    assert ["| \u2713\\* |" in printed for printed in pages] == [False, True]
+    for kind in (Reference, NanWithoutPath):
+        outcome = outcome_of(kind, "impossible-target")
+        marked = "| \u2713\\* |" in show.page(made(**{"impossible-target": outcome}))
+        assert outcome.result == PASS and marked == (kind is NanWithoutPath)
 
 
 def test_differences_in_a_simulator_compute_one_gradient():
@@ -462,7 +462,7 @@ def test_each_lattice_has_a_table_whose_short_heads_differ():
         assert len(set(heads)) == len(heads)
 
 
-def test_every_outcome_is_a_row_and_what_was_not_judged_fails(tmp_path):
+def test_every_outcome_is_a_row_and_what_was_not_judged_fails():
     cells = {"ragged": Outcome(PASS, "", 1e-8, 2.04e-7), "V-2": Outcome(DIFFERS, "", math.inf)}
     answer = show.answer_of(made(**cells))
     rows = {(row["loss"], row["case"]): row for row in json.loads(answer.render("json"))}
@@ -524,7 +524,6 @@ def test_a_target_that_the_template_may_not_emit_leaves_its_gradient_finite():
             assert abs(value - right) < 1e-5 and (leaf.grad - truth.grad).abs().max() < 1e-5
 
 
-def test_bad_flags_and_the_list():
-    assert_user_error(run("rnnt-bench", "check", "--cases", "everything"), "--cases", "everything")
+def test_the_list():
     listed = run("rnnt-bench", "check", "--list")
     assert listed.returncode == 0 and all(case.name in listed.stdout for case in CASES)

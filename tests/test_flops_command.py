@@ -20,14 +20,12 @@ from common.records import schema
 from common.tools.flops import command
 from common.tools.flops import show as flops
 
-MODEL = '''
+MODEL = """
 import torch
 from torch import nn
 
 
 class Encoder(nn.Module):
-    """Two layers and a residual of its own."""
-
     def __init__(self, features=3, hidden=5, frozen=False):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, features))
@@ -40,19 +38,15 @@ class Encoder(nn.Module):
         return self(self(x))
 
 
-class Waves(nn.Module):
-    """Takes (N, samples)."""
-
+class Waves(nn.Conv1d):
     def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv1d(1, 2, 10, stride=5, bias=False)
+        super().__init__(1, 2, 10, stride=5, bias=False)
 
     def forward(self, x):
-        return self.conv(x[:, None])
+        return super().forward(x[:, None])
 
 
 def Nested():
-    """A layer three names deep."""
     return nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(3, 5))))
 
 
@@ -64,7 +58,7 @@ class Unknown(nn.Module):
 
 made = Encoder()
 number = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -95,8 +89,7 @@ def count(capsys, tmp_path):
             code = in_process(command, *words, "--log-dir", tmp_path / "log", "--quiet")
         except SystemExit as stopped:
             code = stopped.code
-        printed = capsys.readouterr()
-        return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
+        return SimpleNamespace(returncode=code, **dict(zip(("stdout", "stderr"), capsys.readouterr())))
 
     return call
 
@@ -123,16 +116,13 @@ def test_the_command_helps_counts_and_ends_in_one_line(model, tmp_path):
     assert [path.name for path in (tmp_path / "log").iterdir() if path.is_dir()] == ["flops-encoder.py-Encoder"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_file_s_class_by_module(answer, model, device):
-    rows = answer(f"{model}:Encoder", "--input-shape", "4x3", "--device", device)
+def test_module_depth_class_and_operator(answer, model):
+    given = (f"{model}:Encoder", "--input-shape", "4x3")
+    rows = answer(*given)
+    assert rows == answer(*given, "--device", "meta")
     assert (rows["total"]["macs"], rows["total"]["flops"]) == (4 * (15 + 15), 140 + 20 + (120 + 12) + 12)
     assert rows[""]["flops"] == rows["total"]["flops"] and rows["layers"]["flops"] == 292
     assert rows["layers.0"]["macs_share"] == 0.5 and rows["layers.0"]["trainable"] == 20
-
-
-def test_depth_class_and_operator(answer, model):
-    given = (f"{model}:Encoder", "--input-shape", "4x3")
     assert list(answer(*given, "--depth", "1")) == ["", "layers", "total"]
     linear, rows = answer(*given, "--by", "class")["Linear"], answer(*given, "--by", "operator")
     assert (linear["calls"], linear["macs"], linear["trainable"]) == (2, 120, 38)
@@ -193,7 +183,6 @@ def test_what_is_not_counted(count, model, tmp_path):
         (["torchaudio.models:wav2vec2_bas", "--input-shape", "1x3"], ["wav2vec2_base"]),
         (["Model", "--input-shape", "1x3"], ["package.module:name"]),
         (["{model}:number", "--input-shape", "1x3"], ["int"]),
-        (["{model}:Encoder", "--input-shape", "4xx"], ["4xx"]),
         (["{model}:Encoder", "--input-shape", "4x3:int65"], ["int65"]),
         (["{model}:Encoder", "--input-shape", "1xS"], ["--audio"]),
         (["{model}:Encoder", "--arg", "hiden=4", "--input-shape", "4x3"], ["hiden", "hidden"]),
