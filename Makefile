@@ -61,11 +61,11 @@ help:
 	@echo 'make clean        remove .venv, .build and caches; log/ and ~/.cache/rnnt-bench stay'
 
 setup: needs-python
-	@$(PYTHON) -m common.setup $$ENVIRONMENTS
+	@$(PYTHON) -m common.setup.environments build $$ENVIRONMENTS
 
 # The main environment alone, and no round begins after five minutes.
 try: needs-python
-	@$(PYTHON) -m common.setup main
+	@$(PYTHON) -m common.setup.environments build main
 	@$(MAIN) benchmark_all.py --budget 5m $(ARGS)
 
 bench: setup
@@ -112,7 +112,7 @@ lint: dev
 	@$(DEV)/ruff format --check
 	@$(DEV)/mypy --python-executable $(MAIN)
 	@$(DEV)/lint-imports --no-cache --no-logo
-	@$(DEV)/shellcheck .ci/run benchmarks/gpu_node.sh
+	@$(DEV)/shellcheck .ci/run benchmarks/gpu_node.sh fused_transducer/wheels.sh
 	@$(MAIN) tests/size.py
 
 coverage: setup

@@ -8,6 +8,7 @@ work=$(mktemp -d)
 mkdir -p "$target"
 rm -f "$target"/*.whl "$target"/*.tar.gz
 exec 3>&1 >"$target/build.log" 2>&1
+status=0
 trap 'status=$?; rm -rf "$work"; [ $status = 0 ] || echo "wheels: failed, see dist/build.log" >&3' EXIT
 "${PYTHON:-python3}" -m venv "$work/tools"
 PATH=$work/tools/bin:$PATH
@@ -23,7 +24,7 @@ for machine in x86_64 aarch64; do
     rm -rf "$work/raw" "$work/source/build"
     CXX=$compiler FUSED_TRANSDUCER_MACHINE=$machine \
         python -m build --wheel --outdir "$work/raw" "$work/source"
-    if ls "$work/raw" | grep -- '-any.whl'; then exit 1; fi # the C++ code was not compiled
+    for wheel in "$work"/raw/*-any.whl; do [ ! -e "$wheel" ] || exit 1; done # the C++ code was not compiled
     auditwheel repair --exclude libgomp.so.1 --wheel-dir "$target" "$work"/raw/*.whl
 done
 ls "$target" >&3

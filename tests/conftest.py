@@ -58,11 +58,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 
 def is_of(item: pytest.Item, environment: str) -> bool:
     """Return whether a test is of an implementation that is measured in this environment, or of none."""
-    given = getattr(item, "callspec", None)
-    asked = [value for value in given.params.values() if isinstance(value, Implementation)] if given else []
-    return environment not in environments() or all(
-        value.environment == environment or value.control for value in asked
-    )
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    asked = [value for value in given if isinstance(value, Implementation)]
+    return environment not in environments() or all(of.environment == environment or of.control for of in asked)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -109,8 +109,8 @@ def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):
 
 GRAIN = setting(
     3,
-    settings.BATCHES,
     "grains of each batch",
+    settings.BATCHES,
     short="grains",
     type=flag_types.whole(1),
     metavar="G",

@@ -30,7 +30,6 @@ torch = pytest.importorskip("torch")
 DRIVER = """\
 import sys
 from common.setup import environments
-from common.setup.__main__ import setup
 Environment = environments.Environment
 environments.ENVIRONMENTS = {e.name: e for e in (
     Environment("main", "a wheel", required=True),
@@ -95,14 +94,9 @@ class Checkout(Copy):
         (folder / ".venv" / ".uv").symlink_to(UV)  # no test fetches it
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, "-S", "drive.py", *arguments],  # nothing installed can be imported
-            cwd=self.folder,
-            env={**self.environment, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-S", "drive.py", *arguments]  # nothing installed can be imported
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.folder, env={**self.environment, **variables}, **pipes)
 
     def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
         """(exit code, stdout, stderr)"""
@@ -113,9 +107,7 @@ class Checkout(Copy):
 
     def installed(self, name: str) -> str:
         """VERSION of the tiny package that the environment's Python imports."""
-        code, stdout, stderr = self.run("path", name)
-        assert code == 0, stderr
-        command = [stdout.strip(), "-c", "import tiny; print(tiny.VERSION)"]
+        command = [self.run("path", name)[1].strip(), "-c", "import tiny; print(tiny.VERSION)"]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
     def venv(self, *parts: str) -> Path:
@@ -157,17 +149,13 @@ def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
 def test_what_one_environment_cannot_have_is_its_reason_and_the_others_go_on(checkout):
     checkout.lock("other", "tiny==1 --hash=sha256:" + 64 * "0" + "\n")
     code, _, stderr = checkout.run("setup")
-    assert code == 0
-    assert checkout.installed("main") == "1"
+    assert code == 0 and checkout.installed("main") == "1"
     assert "other: left out" in stderr and "old: left out" in stderr
-
     for name, expected in (("old", f"needs Python 3.2; this is Python {RUNNING}"), ("other", "Hash mismatch")):
         note = checkout.venv(f"{name}.reason").read_text()
         assert expected in note and "make setup" in note and note.count("\n") == 1
         assert checkout.run("path", name) == (1, "", note)
-    assert not checkout.venv("other").exists()
-    assert 64 * "0" in checkout.venv("other.log").read_text()
-
+    assert not checkout.venv("other").exists() and 64 * "0" in checkout.venv("other.log").read_text()
     checkout.lock("other", make_wheel(checkout.wheels, "1"))  # the cause is gone: so is the reason
     assert checkout.run("setup", "other")[0] == 0
     assert not checkout.venv("other.reason").exists()
@@ -185,9 +173,8 @@ def test_an_optional_one_is_made_when_it_is_named_and_kept_current_then(checkout
 def test_no_main_environment_is_an_error(checkout):
     checkout.lock("main", "no-such-package==1 --hash=sha256:" + 64 * "0" + "\n")
     code, _, stderr = checkout.run("setup")
-    assert code == 1
-    last = stderr.strip().splitlines()[-1]
-    assert last.startswith("environments: error: main cannot be set up: ") and "no-such-package was not found" in last
+    assert code == 1 and "environments: error: main cannot be set up: " in stderr.splitlines()[-1]
+    assert "no-such-package was not found" in stderr.splitlines()[-1]
     assert not checkout.venv("other").exists()  # no two minutes for the others first
 
 
@@ -195,8 +182,7 @@ def test_a_python_without_ensurepip_is_told_what_to_install(checkout, tmp_path):
     (tmp_path / "ensurepip.py").write_text("raise ImportError\n")  # as on Debian without python3-venv
     checkout.venv(".uv").unlink()
     code, _, stderr = checkout.run("setup", "main", PYTHONPATH=str(tmp_path))
-    assert code == 1
-    assert f"apt install python{RUNNING}-venv" in stderr.splitlines()[-1]
+    assert code == 1 and f"apt install python{RUNNING}-venv" in stderr.splitlines()[-1]
 
 
 def test_killed_half_way_its_children_keep_the_lock_and_the_next_one_starts_over(checkout):
@@ -257,17 +243,9 @@ def test_another_build_in_an_extra_index_is_not_taken_and_what_the_index_lacks_i
 
 def test_what_cannot_be_compiled_does_not_stop_set_up(checkout):
     shutil.copy(ROOT / "requirements" / "sources.txt", checkout.folder / "requirements")
-    (checkout.folder / "drive.py").write_text(DRIVER.replace("environments.main()", "setup(sys.argv[1:])"))
-    code, _, stderr = checkout.run()
+    code, _, stderr = checkout.run("build")
     assert code == 0 and "other: ready" in stderr
     assert "left out" in stderr and "has no torch" in stderr  # main has one tiny package here
-
-
-def test_two_at_once_install_once(checkout):
-    both = [checkout.start("setup", "main"), checkout.start("setup", "main")]
-    stderr = "".join(process.communicate(timeout=300)[1] for process in both)
-    assert [process.returncode for process in both] == [0, 0]
-    assert stderr.count("main: installing") == 1
 
 
 def test_ctrl_c_is_one_line(checkout):
@@ -285,9 +263,8 @@ def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
     options = ("#", "--only-binary :all:", "--no-binary antlr4-python3-runtime")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(options)]
-    assert lines
-    for line in lines:
-        assert re.match(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+    pinned = re.compile(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}")
+    assert lines and not [line for line in lines if not pinned.match(line)]
     if name == "k2":
         assert re.search(r"^k2==1\.23\.4 +--hash=sha256:5b5f709b12b9[0-9a-f]{52}$", text, re.MULTILINE)  # one wheel
     assert "://" not in text and "--index" not in text and "--find-links" not in text
@@ -309,18 +286,17 @@ def test_a_lock_keeps_only_the_chosen_hash():
 # A package with the layout of optimized_transducer's sdist: same names, no torch in its C++, so seconds to compile.
 PYTHON_FOLDER = "optimized_transducer/python/optimized_transducer"
 STAND_IN = {
-    "setup.py": (  # one for CUDA alone refuses without a GPU
-        "import setuptools, torch\nassert torch.cuda.is_available()\n"
-        "setuptools.setup(name='optimized_transducer', version='1.4')\n"
-    ),
+    "setup.py": """\
+import setuptools, torch
+assert torch.cuda.is_available()  # one for CUDA alone refuses without a GPU
+setuptools.setup(name='optimized_transducer', version='1.4')
+""",
     "PKG-INFO": "Metadata-Version: 2.1\nName: optimized_transducer\nVersion: 1.4\n",
-    f"{PYTHON_FOLDER}/__init__.py": (
-        "import math, torch, _optimized_transducer\n"
-        "from .torch_version import built_for\n"
-        "assert built_for == torch.__version__\n"
-        "def transducer_loss(logits, *_, **__):\n"
-        "    return logits.new_tensor(_optimized_transducer.answer() * math.log(2))\n"
-    ),
+    f"{PYTHON_FOLDER}/__init__.py": """\
+import torch, _optimized_transducer
+from .torch_version import built_for
+assert built_for == torch.__version__ and _optimized_transducer.answer() == 2
+""",
     f"{PYTHON_FOLDER}/torch_version.py.in": 'built_for = "@TORCH_VERSION@"\n',
     "optimized_transducer/csrc/cpu.cc": "int answer() { return ANSWER; }\n",
     "optimized_transducer/csrc/transducer-loss.cc": "\n",
@@ -402,12 +378,8 @@ def test_fetched_compiled_and_then_taken_from_the_cache(sources):
     loaded, reason = sources.load()
     (folder,) = [path for path in sources.cache.glob("optimized_transducer-1.4-cpu-*") if path.is_dir()]
     assert Path(loaded) == folder / "optimized_transducer" / "__init__.py"
-    assert "fetching" in reason and "compiling" in reason
-    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == [
-        "_optimized_transducer.so",
-        "optimized_transducer",
-    ]
-    assert sources.load() == (loaded, "")
+    assert "fetching" in reason and "compiling" in reason and sources.load() == (loaded, "")
+    assert {path.name for path in folder.iterdir()} - {"__pycache__"} == {"_optimized_transducer.so", folder.name[:20]}
 
     shutil.rmtree(folder)
     (sources.cache / "sources" / "optimized_transducer-1.4.tar.gz").write_bytes(b"garbled")
@@ -442,26 +414,20 @@ def test_what_does_not_compile_says_its_first_error_and_where_the_log_is(tmp_pat
     assert "nonsense" in log.read_text() and "run `make setup`" in outcome
 
 
-def test_what_cannot_be_fetched(sources):
-    shutil.rmtree(sources.folder / "index")
-    outcome, _ = sources.load()
-    assert outcome.startswith("missing: optimized_transducer cannot be fetched: No matching distribution found")
-    assert "put optimized_transducer-1.4.tar.gz into" in outcome
-
-
-def test_no_compiler(sources):
+def test_no_compiler_and_no_source_package(sources):
     outcome, _ = sources.load(CXX="/nowhere/c++")
     assert outcome.startswith("missing: ") and "`/nowhere/c++`" in outcome and "install gcc and g++" in outcome
+    shutil.rmtree(sources.folder / "index")
+    outcome, _ = sources.load()
+    assert outcome.startswith("missing: ") and "No matching distribution found" in outcome
+    assert "put optimized_transducer-1.4.tar.gz into" in outcome
 
 
 def test_an_installed_package_is_used_where_it_can_be_imported(sources):
     package = sources.folder / "optimized_transducer"
     package.mkdir()
-    (package / "__init__.py").write_text(
-        "import math\ndef transducer_loss(logits, *_, **__):\n    return logits.new_tensor(2 * math.log(2))\n"
-    )
+    (package / "__init__.py").touch()
     assert sources.load() == (str(package / "__init__.py"), "")
-
     (package / "__init__.py").write_text("raise ImportError('built for another torch')\n")
     outcome, reason = sources.load()
     assert "compiled" in reason  # our own build instead, imported although the broken one comes first on the path
@@ -505,19 +471,20 @@ def test_the_toolkit_of_torchs_cuda_is_taken_among_several(monkeypatch, tmp_path
     assert variables["CUDA_HOME"] == str(fitting) and variables["TORCH_CUDA_ARCH_LIST"] == extensions.ARCHITECTURES
 
 
+SEARCH = """
+#include <cstdio>
+#include "moderngpu/kernel_load_balance.hxx"
+int main() {
+  const int starts[] = {0, 0, 3, 3, 3, 4, 9};
+  for (int item = 0; item < 12; ++item) std::printf("%d ", mgpu::segment_of(item, starts, 7));
+}
+"""
+
+
 @needs_compiler
 def test_each_item_finds_its_segment(tmp_path):
     program = tmp_path / "search.cc"
-    program.write_text(
-        """
-        #include <cstdio>
-        #include "moderngpu/kernel_load_balance.hxx"
-        int main() {
-          const int starts[] = {0, 0, 3, 3, 3, 4, 9};
-          for (int item = 0; item < 12; ++item) std::printf("%d ", mgpu::segment_of(item, starts, 7));
-        }
-        """
-    )
+    program.write_text(SEARCH)
     compiler = ["c++", "-Wall", "-Werror", f"-I{ROOT / 'common' / 'setup' / 'headers'}", str(program)]
     subprocess.run([*compiler, "-o", str(tmp_path / "search")], check=True)
     done = subprocess.run([str(tmp_path / "search")], capture_output=True, text=True, check=True)
@@ -552,21 +519,15 @@ def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():
     assert caught.value.status == "unsupported"
 
 
-@pytest.mark.parametrize(
-    "log, line",
-    [
-        ("[1/2] c++ a.cc\nFAILED: a.o\na.cc:3:1: error: x\nninja: build stopped.", "a.cc:3:1: error: x"),
-        (
-            "a.cc:1:1: fatal error: a.h: No such file\ncompilation terminated.",
-            "a.cc:1:1: fatal error: a.h: No such file",
-        ),
-        (
-            "/usr/bin/ld: cannot find -lcudart: No such file\ncollect2: error: ld returned 1 exit status",
-            "/usr/bin/ld: cannot find -lcudart: No such file",
-        ),
-        ("c++: internal\nKilled\n\n", "Killed"),
-        ("", "no output"),
-    ],
-)
-def test_the_meaningful_line_of_a_log(log, line):
-    assert extensions.meaningful_line(log) == line
+#: The output of a compilation, whose meaningful line is marked.
+LOGS = [
+    "[1/2] c++ a.cc\nFAILED: a.o\n*a.cc:3:1: error: x\nninja: build stopped.",
+    "*a.cc:1:1: fatal error: a.h: No such file\ncompilation terminated.",
+    "*/usr/bin/ld: cannot find -lcudart: No such file\ncollect2: error: ld returned 1 exit status",
+    "c++: internal\n*Killed\n\n",
+]
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_the_meaningful_line_of_a_log(log):
+    assert extensions.meaningful_line(log.replace("*", "")) == log.partition("*")[2].partition("\n")[0]

@@ -1,8 +1,4 @@
-"""Define the errors that a user can cause and the exit codes, and end every command: with its code, and one line for a
-mistake instead of a traceback.
-
-Leaves out programming errors: those keep their traceback.
-"""
+"""The errors that a user can cause, the exit codes, and the end of every command: one line for a user's mistake."""
 
 from __future__ import annotations
 
@@ -27,18 +23,15 @@ EXIT_INTERRUPTED = 130  # Ctrl-C
 
 
 class UserError(ArgumentTypeError):
-    """Raised for bad input.  The message is one line: what, where, what to do next.  Commands print it and exit with
-    EXIT_USAGE; where the type of a flag raises it, argparse puts the flag's name before it."""
+    """Raised for bad input.  The message is one line: what, where, what to do next."""
 
 
-#: Statuses of an implementation that cannot run here, which is no failure of the run.
+#: Statuses that are no failure of the run: no package; not for this device, dtype or shape.
 NOT_RUNNABLE = ("missing", "unsupported")
 
 
 class NotRunnable(Exception):
-    """Raised where an implementation cannot run.  The message is the reason shown in its row.
-
-    status: "missing" (no package) or "unsupported" (not for this device, dtype or shape)."""
+    """Raised where an implementation cannot run.  The message is the reason shown in its row; status: one above."""
 
     def __init__(self, status: str, reason: str):
         super().__init__(reason)
@@ -67,10 +60,7 @@ def say(line: str) -> None:
 
 
 def require(package: str) -> None:
-    """Restart the command in the main environment where the running Python lacks `package`.
-
-    Where that is impossible, end it with one line on stderr and EXIT_USAGE.
-    """
+    """Restart the command in the main environment where the running Python lacks `package`, or end it with a line."""
     if importlib.util.find_spec(package) is not None:
         return
     script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
@@ -136,9 +126,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
     """Run the body of the command `program` and return its exit code.
 
     A mistake of the user, a full stdout and a lack of memory are one line on stderr and EXIT_USAGE; a closed pipe
-    behind stdout is EXIT_FAILED.  Ctrl-C prints `interrupted` and returns EXIT_INTERRUPTED; SIGTERM and SIGHUP
-    likewise, and return EXIT_SIGNAL and their number.
-    """
+    behind stdout is EXIT_FAILED; Ctrl-C, SIGTERM and SIGHUP print `interrupted`."""
     safe_streams()
     line, code = "", EXIT_USAGE
     with _interruptions() as signals:
@@ -184,9 +172,7 @@ def drop_stdout() -> None:
 def _interruptions() -> Iterator[List[int]]:
     """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields its number in a list.
 
-    One that is ignored stays so.  Later ones are ignored, since they must not stop the writing of the results:
-    `timeout` sends two, and a terminal sends its own to a benchmark and to what started it.
-    """
+    One that is ignored stays so.  Later ones must not stop the writing of the results: `timeout` sends two."""
     raised: List[int] = []
 
     def interrupt(number: int, _: Any) -> None:

@@ -1,7 +1,7 @@
 """Say where the suite lies and what is wrong with a path that a user gives; read, write and lock files.
 
-Files are read and written whole.  The kernel releases a lock when its holder dies, however it dies; the package
-filelock cannot be used: set-up takes a lock before any package is installed, and its children inherit it.
+The kernel releases a lock when its holder dies; the package filelock cannot be used: set-up takes a lock before any
+package is installed, and its children inherit it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import platform
 import secrets
 import stat
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple, Union
@@ -30,23 +31,8 @@ BUILD = (
 LOG = Path("log") if INSTALLED else ROOT / "log"
 
 
-def not_a_file(path: Union[str, Path]) -> str:
-    """Return why a file cannot be read: "no such file", "Permission denied", "a link that leads nowhere"; "" if it
-    can."""
-    return _why_not(path, "file", stat.S_ISREG, os.R_OK)
-
-
-def not_a_folder(path: Union[str, Path]) -> str:
-    """Return why a folder cannot be listed; "" if it can."""
-    return _why_not(path, "folder", stat.S_ISDIR, os.R_OK | os.X_OK)
-
-
-def not_there(path: Union[str, Path]) -> str:
-    """Return why there is neither a file nor a folder; "" if there is one."""
-    return _why_not(path, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode), os.R_OK)
-
-
-def _why_not(path: Union[str, Path], kind: str, fits: Callable[[int], bool], needed: int) -> str:
+def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: Union[str, Path]) -> str:
+    """Return why a path is none of the kind or cannot be read ("no such file", "Permission denied"); "" if it can."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -56,6 +42,11 @@ def _why_not(path: Union[str, Path], kind: str, fits: Callable[[int], bool], nee
     if not fits(mode):
         return f"not a {kind}"
     return "" if os.access(path, needed) else os.strerror(errno.EACCES)
+
+
+not_a_file = partial(_why_not, "file", stat.S_ISREG, os.R_OK)
+not_a_folder = partial(_why_not, "folder", stat.S_ISDIR, os.R_OK | os.X_OK)
+not_there = partial(_why_not, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode), os.R_OK)
 
 
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
@@ -74,8 +65,7 @@ def scratch_folder() -> TemporaryDirectory[str]:
 
 
 def open_file(path: Union[str, Path]) -> BinaryIO:
-    """Open a regular file to read its bytes, without waiting for a writer.  Raises OSError where it cannot be opened,
-    and for a pipe, a socket or a device, which may never end."""
+    """Open a regular file to read its bytes.  Raises OSError, also for a pipe or a device, which may never end."""
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
@@ -123,23 +113,22 @@ def make_folder(folder: Path, advice: str) -> None:
 
 
 def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
-    """Write each (path, content) in order to a new file beside it, then rename all.
-
-    So a reader, or a full disk, meets the old files or the new ones.  A link is replaced; a pipe or /dev/stdout is
-    written to.  Raises UserError.  advice: see `cannot_write`."""
+    """Write each (path, content) to a new file beside it, then rename all: a reader, or a full disk, meets the old ones
+    or the new.  A link is replaced; a pipe or /dev/stdout is written to.  Raises UserError with `advice`."""
     new: List[Tuple[Path, Path]] = []
     path = Path()
     try:
         for path, content in contents:
-            if path.parent in _DEVICES or (path.exists() and not path.is_file()):
-                with open(path, "wb") as stream:
-                    _write(stream, content)
-                continue
-            new.append((path.parent / f".{secrets.token_hex(6)}.tmp", path))
-            with open(new[-1][0], "xb") as stream:
-                _write(stream, content)
+            in_place = path.parent in _DEVICES or (path.exists() and not path.is_file())
+            new += [] if in_place else [(path.parent / f".{secrets.token_hex(6)}.tmp", path)]
+            with open(path if in_place else new[-1][0], "wb" if in_place else "xb") as stream:
+                if callable(content):
+                    content(stream)
+                else:
+                    stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
                 stream.flush()
-                os.fsync(stream.fileno())
+                if not in_place:
+                    os.fsync(stream.fileno())
         for temporary, path in new:
             os.replace(temporary, path)
     except OSError as error:
@@ -150,25 +139,15 @@ def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
                 temporary.unlink()
 
 
-def _write(stream: BinaryIO, content: Content) -> None:
-    if callable(content):
-        content(stream)
-    else:
-        stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
-
-
 class Held(Exception):
-    """Another process has the lock; the message is its process id and computer, "unknown" if it could not write
-    them."""
+    """Another process has the lock; the message is its process id and computer, or "unknown"."""
 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
-    """Hold the lock file `path`, which is made if it is missing; call `waiting` once if another process has it.
+    """Hold the lock file `path`; call `waiting` once if another process has it.  Yields the descriptor.
 
-    Yields the descriptor.  A child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so no
-    other process writes its files even if its parent is killed.
-    """
+    A child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, even if its parent is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _taken(path, waiting)
     try:
@@ -180,8 +159,7 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
 class Claim:
     """Hold the lock file `path` until `release`, which removes it, or until this process ends.  Does not wait.
 
-    A file that a killed process left behind is no lock.  Raises Held, and OSError if the file cannot be made.
-    """
+    Raises Held, and OSError if the file cannot be made."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -200,10 +178,7 @@ class Claim:
 
 
 def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
-    """Lock the file and return its descriptor; without locks of the file system, return it unlocked.
-
-    Raises Held if `waiting` is None and another process has the lock.
-    """
+    """Lock the file, where the file system has locks, and return its descriptor.  Raises Held if `waiting` is None."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written to
         try:

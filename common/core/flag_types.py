@@ -51,13 +51,9 @@ seed = Whole(0, 2**53)
 
 
 def threads(text: str) -> int:
-    """Parse a number of threads: at most MOST_THREADS for each CPU that this process may use, since thousands bring the
-    machine to a standstill."""
+    """Parse a number of threads: at most MOST_THREADS a CPU, since thousands bring the machine to a standstill."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    value, most = Whole(1)(text), MOST_THREADS * cpus
-    if value > most:
-        raise UserError(f"must be at most {most}, {MOST_THREADS} for each CPU here, not {value}")
-    return value
+    return Whole(1, MOST_THREADS * cpus)(text)
 
 
 def named(text: str) -> str:
@@ -127,13 +123,8 @@ def device(text: str) -> str:
 
 #: Other names of dtypes, as frameworks have them.
 DTYPE_NAMES = {
-    "fp16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "float": "float32",
-    "fp64": "float64",
-    "double": "float64",
+    **{"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"},
+    **{"float": "float32", "fp64": "float64", "double": "float64"},
 }
 
 
@@ -167,8 +158,7 @@ def words(text: str) -> Tuple[str, ...]:
 
 
 def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) -> Callable[[str], Tuple[str, ...]]:
-    """Return the type of a comma-separated list out of `choices`, which gives them in their order; "all" (or "both") is
-    `everything`, by default all of them."""
+    """Return the type of a comma-separated list out of `choices`, in their order; "all", "both": `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
         given = _parts(text)

@@ -1,8 +1,7 @@
 """The table of implementations, one line each; and the scripts that hold their adapters.
 
 Adding one = one losses/benchmark_<x>.py and a line.  A copy of benchmark_mine.py, wherever it is, is an implementation
-of its own: its workers load that very file, and its row has the copy's name.  No torch and no loss is imported here,
-unless a user's script does at its top: the parent process and the summarizer read this too.
+of its own.  No torch and no loss is imported here, unless a user's script does at its top.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: Those that fused_transducer takes: a new one has no such row before the package has it.
 OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "star", "delay-penalty")
 #: Kinds of losses, in the order of the tables; losses of different kinds are never ranked against each other.
-#: exact: the transducer loss of Graves 2012; one of LATTICES: exact, on that lattice; pruned: approximates by design.
 KINDS = ("exact", *LATTICES, "pruned")
 #: Layout that a loss takes (see common.losses.layouts) -> the kind of that loss.  The kind of an exact one on another
 #: lattice is the name of the lattice.
@@ -49,10 +47,7 @@ LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pr
 
 
 def durations_of(kind: str, given: Optional[str] = None) -> Tuple[int, ...]:
-    """Return the frames of the columns behind the V symbols of a kind of loss.
-
-    given: as --durations has them ("0,1,2"); None: those of DURATIONS.
-    """
+    """Return the frames of the columns behind the V symbols of a kind of loss.  given: as --durations has them."""
     usual = DURATIONS.get(kind, ())
     return tuple(map(int, given.split(","))) if usual and given is not None else usual
 
@@ -62,14 +57,10 @@ class Implementation:
     """One loss of the table.
 
     Args:
-        name: as in tables and log folders.
         script: the module that holds its ADAPTER, or the path of such a file.
         environment: the key of common.setup.environments.ENVIRONMENTS that has it.
-        package: the package that it calls.
         built: whether the suite can build the package from source where it is not installed.
-        kind: one of KINDS.
         variants: other ways to call it, each with its kind; the adapter has what they set.
-        variant: the way that this one is called; "" for the first.
         template: whether benchmark_all.py leaves it out unless it is named.
         control: whether it runs under any torch; the default run then measures it in other environments too that have
             losses of its kind.
@@ -206,8 +197,7 @@ BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTAT
 
 
 def find(name: str) -> Implementation:
-    """Return the implementation of a name as in tables: NAME, NAME:VARIANT, either with @ENVIRONMENT behind it.  Raises
-    UserError."""
+    """Return the implementation of NAME, NAME:VARIANT, either with @ENVIRONMENT behind it.  Raises UserError."""
     called, at, environment = name.partition("@")
     base, _, variant = called.partition(":")
     if base not in BY_NAME:
@@ -249,10 +239,7 @@ class Attributes:
         return replace(self, **{key: value for key, value in changed.items() if key in vars(self)})
 
     def kind(self, name: str) -> str:
-        """Return one of common.core.implementations.KINDS, by the layout and the topology.
-
-        Raises UserError, which calls the implementation `name`, for a layout that does not exist.
-        """
+        """Return one of KINDS.  Raises UserError, which names the implementation `name`, for an unknown layout."""
         if self.layout not in LAYOUTS:
             raise UserError(f"{name}: layout = {self.layout!r} is none; choose one of {', '.join(LAYOUTS)}")
         kind = LAYOUTS[self.layout]
@@ -260,12 +247,9 @@ class Attributes:
 
 
 def load(script: str) -> Any:
-    """Return the ADAPTER of a script, see Implementation.script; that of a file is in the table of this process from
-    then on.
+    """Return the ADAPTER of a script (Implementation.script); that of a file is in the table of this process from then.
 
-    Raises what importing it raises, NotRunnable for a module that it lacks, and UserError for a file that cannot be a
-    row.
-    """
+    Raises what importing it raises, NotRunnable for a module that it lacks, UserError for a file that is no row."""
     if not script.endswith(".py"):
         return importlib.import_module(script).ADAPTER
     try:
@@ -279,14 +263,12 @@ def load(script: str) -> Any:
 def of_file(file: str) -> Implementation:
     """Return the implementation that the script `file` measures: its line of the table, or else a row of its own.
 
-    Raises UserError for a file that cannot be read, holds no adapter, or takes another script's name.
-    """
+    Raises UserError for a file that cannot be read, holds no adapter, or takes another script's name."""
     path = Path(os.path.abspath(file))
     for implementation in BY_NAME.values():
         if file_of(implementation) == Path(os.path.realpath(path)):
             return implementation
-    problem = not_a_file(path)
-    if problem:
+    if problem := not_a_file(path):
         raise UserError(f"{file}: {problem}; give a copy of benchmark_mine.py")
     return _row(path, _attributes_of_file(path))
 
@@ -300,11 +282,9 @@ def described(implementation: Implementation) -> Attributes:
 
 @cache
 def _attributes_of_file(path: Path) -> Attributes:
-    """Return the attributes of the ADAPTER in a file.
+    """Return the attributes of the ADAPTER in a file; the defaults where it cannot be imported: its row says why.
 
-    One that cannot be imported has the defaults: its worker says in its row what is wrong.  Raises UserError for a file
-    that is no Python or holds no ADAPTER.
-    """
+    Raises UserError for a file that is no Python or holds no ADAPTER."""
     search = list(sys.path)
     try:
         with redirect_stdout(sys.stderr):
@@ -329,8 +309,7 @@ def _row(path: Path, attributes: Attributes) -> Implementation:
     """Return the row of a file whose adapter has these attributes, and add it to the table of this process.
 
     Its name is the adapter's; where that says none or still the template's, the file's: benchmark_flash.py is "flash".
-    Raises UserError for a name that belongs to another script, or would not do in a flag or as a folder.
-    """
+    Raises UserError for a name that belongs to another script, or would not do in a flag or as a folder."""
     variants = attributes.variants
     if not isinstance(variants, Mapping) or not all(isinstance(changed, Mapping) for changed in variants.values()):
         raise UserError(f"{path}: variants = {variants!r}: give {{name: {{attribute: value}}}}")
@@ -342,8 +321,7 @@ def _row(path: Path, attributes: Attributes) -> Implementation:
     owner = BY_NAME.get(name)
     if owner is not None and file_of(owner) != Path(os.path.realpath(path)):
         raise UserError(f"{path}: its name {name!r} is that of {file_of(owner)}; give it a name of its own")
-    kinds = {variant: attributes.of_variant(variant).kind(name) for variant in variants}
-    kind = attributes.kind(name)
+    kind, kinds = attributes.kind(name), {of: attributes.of_variant(of).kind(name) for of in variants}
     BY_NAME[name] = Implementation(name, str(path), "main", "torch", kind=kind, variants=kinds, template=True)
     return BY_NAME[name]
 
@@ -354,8 +332,7 @@ def file_of(implementation: Implementation) -> Path:
 
 
 def imported(path: Path) -> ModuleType:
-    """Import a file as Python does a script: what lies beside it can be imported, and `inspect` finds its source.  The
-    current folder stays."""
+    """Import a file as Python does a script, with what lies beside it, so that `inspect` finds its source."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -1,13 +1,10 @@
-"""Every setting of a run, each declared in one field, and how flags, presets, defaults and --sweep
-become the settings of runs.
-
-No torch here: the parent process, which only plans and waits, reads this too, and so do the readers of records.
-"""
+"""Every setting of a run, each declared in one field, and how flags, presets, defaults and --sweep become settings."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from common.core import flag_types
@@ -46,11 +43,9 @@ class Setting:
     Args:
         default: its value where neither a flag nor a preset gives another.
         group: the title of its flags in --help.
-        help: what it means, for --help: a capital first, no full stop at the end; its default is added.
+        help: for --help: a capital first, no full stop at the end; its default is added.
         short: the sentence of the short --help; "" leaves it out there.
         type: turns the flag's text into a value, or raises UserError.
-        choices: the values that the flag takes, if they are few.
-        metavar: how --help names the value.
         extra: other arguments of argparse's add_argument.
         presets: its values by size ("quick"), workload ("chars"), both ("cpu,chars"), or with "--find-largest".
         default_text: how --help words the default; "" words it from `default` and `presets`.
@@ -58,13 +53,11 @@ class Setting:
         unset: the word for None in comparisons, where None would say that nothing is known.
         in_rows: whether rows keep it though `label` is "".
         parts_tables: whether rows with other values stand in other tables.
-        heading: what a table's heading says of it.
-        heading_of_default: whether the heading also says so of the default.
+        heading_of_default: whether a table's heading also says so of the default.
         only: (key, values) of the setting, or "device" or "kind", without which this one has no effect.
         refused: whether giving it without `only` is an error.
         sweepable: whether --sweep takes it: it says what is measured, and not how.
-        key: its name in Settings, set by `declared`.
-        flag: its flag; by default its key with dashes.
+        key, flag: set by `declared`; the flag is by default the key with dashes.
     """
 
     default: Any
@@ -132,17 +125,20 @@ class Setting:
         return self.heading.format("on" if value is True else "off" if value is False else value)
 
 
-def setting(default: Any, group: str, help: str, **details: Any) -> Any:
+def setting(default: Any, help: str, group: str, **details: Any) -> Any:
     """Return the dataclass field that declares a setting; the arguments are those of Setting."""
     return field(default_factory=lambda: default, metadata={"setting": Setting(default, group, help, **details)})
 
 
+def flag(key: str) -> str:
+    """Return a setting as it is written on the command line: "vocab-size"."""
+    return key.replace("_", "-")
+
+
 def declared(fields: Sequence[Any]) -> Dict[str, Setting]:
     """Return the settings that dataclass fields declare, by name."""
-    settings = {item.name: item.metadata["setting"] for item in fields}
-    return {
-        key: replace(value, key=key, flag=value.flag or "--" + key.replace("_", "-")) for key, value in settings.items()
-    }
+    known = {item.name: item.metadata["setting"] for item in fields}
+    return {key: replace(value, key=key, flag=value.flag or f"--{flag(key)}") for key, value in known.items()}
 
 
 def worded(value: Any) -> str:
@@ -165,10 +161,22 @@ MEASURED, BATCHES, LENGTHS, FITS, TIMING, TRACE = (
     "timing (profiler off)",
     "trace (torch.profiler, for TensorBoard)",
 )
+_measured, _of_batches, _of_lengths, _of_fit, _of_timing, _of_trace = (
+    partial(setting, group=title) for title in (MEASURED, BATCHES, LENGTHS, FITS, TIMING, TRACE)
+)
 
-_BOOL = {"type": flag_types.str2bool, "metavar": "BOOL"}
-_COUNT = {"type": flag_types.whole(1), "metavar": "K"}
-_SECONDS = {"type": flag_types.positive, "metavar": "S"}
+
+def _takes(type: Callable[[str], Any], metavar: str) -> Dict[str, Any]:
+    return {"type": type, "metavar": metavar}
+
+
+def _unusual(heading: str) -> Dict[str, Any]:
+    """Return the details of a setting that a heading names where it is not the default."""
+    return {"heading": heading, "heading_of_default": False}
+
+
+_BOOL, _COUNT = _takes(flag_types.str2bool, "BOOL"), _takes(flag_types.whole(1), "K")
+_SECONDS = _takes(flag_types.positive, "S")
 _HOW = {"sweepable": False}  # how a run measures, not what
 _ON_CPU = {"only": ("device", ("cpu",))}
 _ON_CUDA = {"only": ("device", ("cuda",)), "refused": True}
@@ -202,64 +210,54 @@ def _threads_heading(known: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run as resolved.  Each field is declared by `Setting`, whose help is that of
-    its flag.
+    """The settings of a run as resolved.
 
     `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in there, so that runs of
     two checkouts can be compared; `spread` is the half-width of the interval as a fraction of the median; `schedule`
     counts steps; durations are in seconds; `memory_limit` is as it was given ("4GiB", "80%")."""
 
-    preset: str = setting(
+    preset: str = _measured(
         "",
-        MEASURED,
         "How much is measured (a size), of what (a workload), or both: cpu,chars. Other flags override parts of it. "
         f"{flag_types.listed('Size', flag_types.SIZES)} {flag_types.listed('Workload', flag_types.WORKLOADS)} "
         f"Note that {flag_types.ESTIMATE}",
         short="Size (full, cpu, quick) and workload (bpe500, chars, ...).",
-        type=flag_types.preset,
-        metavar="SIZE,WORKLOAD",
+        **_takes(flag_types.preset, "SIZE,WORKLOAD"),
         default_text="full on CUDA, cpu on a CPU, and bpe500",
         **_HOW,
     )
-    passes: Tuple[str, ...] = setting(
+    passes: Tuple[str, ...] = _measured(
         PASSES,
-        MEASURED,
         "What to measure: correctness, timing, memory, trace, or all. Each runs in processes of its own. Correctness "
         "always comes first, and a loss that fails it is not measured",
         short="What to measure: some of correctness, timing, memory, trace.",
-        type=flag_types.some_of(PASSES),
-        metavar="A,B",
+        **_takes(flag_types.some_of(PASSES), "A,B"),
         default_text="all",
         presets={SEARCH: ("correctness",)},
         **_HOW,
     )
-    scopes: Tuple[str, ...] = setting(
+    scopes: Tuple[str, ...] = _measured(
         SCOPES,
-        MEASURED,
         "What a timed step covers. loss: from logits to their gradient; step: from encoder and decoder outputs through "
         "the joiner and the loss to the gradients of the outputs and of the joiner; loss,step: both",
         flag="--scope",
-        type=flag_types.some_of(SCOPES),
-        metavar="A,B",
+        **_takes(flag_types.some_of(SCOPES), "A,B"),
         default_text="both; step with --find-largest",
         presets={SEARCH: ("step",)},
         in_rows=True,
         parts_tables=False,
         **_HOW,
     )
-    shape_file: str = setting(
+    shape_file: str = _of_batches(
         "shape_info.pt",
-        BATCHES,
         "File with (T, U) of every utterance, as generate_shape_info.py writes it",
         short="File with (T, U) of your utterances, from generate_shape_info.py.",
-        type=flag_types.path,
-        metavar="FILE",
+        **_takes(flag_types.path, "FILE"),
         default_text="the suite's shape_info.pt",
         **_HOW,
     )
-    sort_utterance: bool = setting(
+    sort_utterance: bool = _of_batches(
         False,
-        BATCHES,
         "How batches are formed. true: sort utterances by length and fill batches up to --max-frames; false: take "
         "--batch-size utterances in file order",
         short="Sort by length and fill batches up to --max-frames.",
@@ -267,32 +265,27 @@ class Settings:
         label="sorted",
         **_BOOL,
     )
-    batch_size: int = setting(
+    batch_size: int = _of_batches(
         30,
-        BATCHES,
         "Utterances in a batch that is not sorted by length",
         short="Utterances in a batch, in file order.",
-        type=flag_types.whole(1),
-        metavar="N",
+        **_takes(flag_types.whole(1), "N"),
         presets={"cpu": 2, "quick": 2, "full,long-form": 8, "cpu,long-form": 1, "quick,long-form": 1},
         label="batch size",
         only=("sort_utterance", (False,)),
         refused=True,
     )
-    max_frames: int = setting(
+    max_frames: int = _of_batches(
         10000,
-        BATCHES,
         "Largest sum of T in a batch of utterances sorted by length",
-        type=flag_types.whole(1),
-        metavar="FRAMES",
+        **_takes(flag_types.whole(1), "FRAMES"),
         presets={"cpu": 1000, "quick": 1000},
         label="max frames",
         only=("sort_utterance", (True,)),
         refused=True,
     )
-    batches: str = setting(
+    batches: str = _of_batches(
         "random",
-        BATCHES,
         "Which batches are measured. first, longest: the same in every round; random, spread: others in every round, "
         "drawn at random or spread over the whole range of lengths",
         choices=("first", "longest", "random", "spread"),
@@ -300,24 +293,21 @@ class Settings:
         label="choice of batches",
         heading=_batches_heading,
     )
-    num_batches: int = setting(
+    num_batches: int = _of_batches(
         14,
-        BATCHES,
         "Number of batches that each round measures, with --find-largest at the largest size",
         presets={"cpu": 2, "quick": 2, SEARCH: 2},
         label="number of batches",
         **_COUNT,
     )
-    seed: int = setting(
+    seed: int = _of_batches(
         20220227,
-        BATCHES,
         "Seed of inputs, weights, the choice of batches and the order of processes",
         type=flag_types.seed,
         label="seed",
     )
-    min_duration: Optional[float] = setting(
+    min_duration: Optional[float] = _of_lengths(
         None,
-        LENGTHS,
         "Leave out shorter utterances of the shape file, as recipes do (icefall: 1 s). Durations follow from the "
         "frames, to within 0.03 s",
         short="Leave out shorter utterances.",
@@ -327,9 +317,8 @@ class Settings:
         **_AS_IN_FILE,
         **_SECONDS,
     )
-    max_duration: Optional[float] = setting(
+    max_duration: Optional[float] = _of_lengths(
         None,
-        LENGTHS,
         "Leave out longer utterances (icefall: 20 s)",
         short="Leave out longer utterances.",
         default_text="none",
@@ -338,97 +327,79 @@ class Settings:
         **_AS_IN_FILE,
         **_SECONDS,
     )
-    concatenate: int = setting(
+    concatenate: int = _of_lengths(
         1,
-        LENGTHS,
         "Long form: join each K utterances in a row into one, adding up T and U; --batch-size counts the joined ones",
         presets={"long-form": 4},
         label="utterances as one",
-        heading="{} utterances as one",
-        heading_of_default=False,
+        **_unusual("{} utterances as one"),
         **_COUNT,
     )
-    subsampling: int = setting(
+    subsampling: int = _of_lengths(
         4,
-        LENGTHS,
         "Subsampling factor of the front end. 4: the shape file as it is; 6, 8: the frames, at least 1, that the same "
         "audio has then",
         type=int,
         choices=(4, 6, 8),
         presets={"bpe4096-x8": 8},
         label="subsampling",
-        heading="x{} frames",
-        heading_of_default=False,
+        **_unusual("x{} frames"),
     )
-    token_scale: float = setting(
+    token_scale: float = _of_lengths(
         1.0,
-        LENGTHS,
         "Multiply U by F and round it, for a vocabulary of longer or shorter tokens than BPE 500 "
         f"({flag_types.ESTIMATE})",
-        type=flag_types.positive,
-        metavar="F",
+        **_takes(flag_types.positive, "F"),
         presets={"bpe4096-x8": 0.66, "chars": 2.66},
         label="token scale",
-        heading="{:g} x tokens",
-        heading_of_default=False,
+        **_unusual("{:g} x tokens"),
     )
-    frames: Optional[int] = setting(
+    frames: Optional[int] = _of_lengths(
         None,
-        LENGTHS,
         "Give every utterance T frames, whatever the shape file and --subsampling say",
-        type=flag_types.whole(1),
-        metavar="T",
+        **_takes(flag_types.whole(1), "T"),
         default_text="their own",
         label="T of every utterance",
         heading="T {}",
         **_AS_IN_FILE,
     )
-    tokens: Optional[int] = setting(
+    tokens: Optional[int] = _of_lengths(
         None,
-        LENGTHS,
         "Give every utterance U target tokens, whatever the shape file and --token-scale say",
-        type=flag_types.whole(0),
-        metavar="U",
+        **_takes(flag_types.whole(0), "U"),
         default_text="their own",
         label="U of every utterance",
         heading="U {}",
         **_AS_IN_FILE,
     )
-    logits: str = setting(
+    logits: str = _measured(
         "random",
-        MEASURED,
         "Kind of logits. random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; "
         "early, middle, trained: those of a small speech model after 20 steps, in mid-training, and at the end",
         choices=LOGITS,
         label="logits",
-        heading="{} logits",
-        heading_of_default=False,
+        **_unusual("{} logits"),
     )
-    vocab_size: int = setting(
+    vocab_size: int = _measured(
         500,
-        MEASURED,
         "Number of symbols, blank included. A shape file that records this number, as generate_shape_info.py does for "
         "a corpus, replaces the default",
         short="Number of symbols, blank included.",
-        type=flag_types.whole(2),
-        metavar="V",
+        **_takes(flag_types.whole(2), "V"),
         presets={"quick": 50, "bpe4096-x8": 4096, "chars": 30},
         label="vocabulary",
         heading="V {}",
     )
-    encoder_dim: int = setting(
+    encoder_dim: int = _measured(
         512,
-        MEASURED,
         "Dimension of encoder and decoder outputs and of the joiner's input",
-        type=flag_types.whole(1),
-        metavar="D",
+        **_takes(flag_types.whole(1), "D"),
         presets={"quick": 32},
         label="joiner dimension",
         heading="joiner {}",
     )
-    dtype: str = setting(
+    dtype: str = _measured(
         "float32",
-        MEASURED,
         "Data type of encoder and decoder outputs, joiner and logits",
         short="Data type: float32, float64, float16 or bfloat16.",
         type=flag_types.dtype,
@@ -436,19 +407,16 @@ class Settings:
         label="dtype",
         heading="{}",
     )
-    mode: str = setting(
+    mode: str = _measured(
         "training",
-        MEASURED,
         "What is timed and takes memory. training: forward and backward; forward: the loss without gradients, as "
         "validation computes it",
         choices=("training", "forward"),
         label="mode",
-        heading="{} only",
-        heading_of_default=False,
+        **_unusual("{} only"),
     )
-    device: str = setting(
+    device: str = _measured(
         "auto",
-        MEASURED,
         "Device to measure on: auto, cpu, cuda or cuda:N",
         short="Device to measure on: cpu, cuda or cuda:N.",
         type=flag_types.device,
@@ -458,42 +426,35 @@ class Settings:
         heading=lambda known: " ".join(str(known[key]) for key in ("device", "device_name") if known.get(key)),
         **_HOW,
     )
-    prune_range: int = setting(
+    prune_range: int = _measured(
         5,
-        MEASURED,
         "Symbols that the pruned losses keep for each frame",
-        type=flag_types.whole(2),
-        metavar="S",
+        **_takes(flag_types.whole(2), "S"),
         label="prune range",
         **_OF_PRUNED,
     )
-    durations: Optional[str] = setting(
+    durations: Optional[str] = _measured(
         None,
-        MEASURED,
         "Frames that a token (tdt) or a longer blank (multi-blank) may last, in the order of the joiner's columns",
-        type=flag_types.durations,
-        metavar="D,D",
+        **_takes(flag_types.durations, "D,D"),
         default_text="0,1,2,3,4 for tdt; 2,4,8 for multi-blank",
         label="durations",
         unset="the default",
         heading="durations {}",
         only=("kind", ("tdt", "multi-blank")),
     )
-    sigma: Optional[float] = setting(
+    sigma: Optional[float] = _measured(
         None,
-        MEASURED,
         "Number to subtract from the log-probability of each token of tdt and multi-blank",
-        type=flag_types.not_negative,
-        metavar="NATS",
+        **_takes(flag_types.not_negative, "NATS"),
         default_text="0.05",
         label="sigma",
         unset="the default",
         heading="sigma {:g}",
         only=("kind", ("tdt", "multi-blank")),
     )
-    find_largest: Optional[str] = setting(
+    find_largest: Optional[str] = _of_fit(
         None,
-        FITS,
         "Instead of the passes, find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
         "step, by doubling and bisection, each try in a process of its own. Then measure the throughput at that size",
         short="Find the largest batch that fits (--memory-limit 16GB).",
@@ -501,93 +462,78 @@ class Settings:
         default_text="no search",
         **_HOW,
     )
-    memory_limit: Optional[str] = setting(
+    memory_limit: Optional[str] = _of_fit(
         None,
-        FITS,
         "Memory that a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80% of the device. "
         "It is enforced: on a CPU by a limit on address space; on CUDA by holding back the rest of the device",
-        type=flag_types.memory_size,
-        metavar="SIZE",
+        **_takes(flag_types.memory_size, "SIZE"),
         default_text="nine tenths of what is available now on a CPU, all that is free on CUDA",
         **_IN_SEARCH,
     )
-    largest_cap: Optional[int] = setting(
+    largest_cap: Optional[int] = _of_fit(
         None,
-        FITS,
         "Try no more than this many utterances or frames",
         default_text="all of the shape file",
         **_COUNT,
         **_IN_SEARCH,
     )
-    rounds: int = setting(
+    rounds: int = _of_timing(
         6,
-        TIMING,
         "Number of fresh processes for each implementation, in shuffled order",
         short="Fresh processes for each loss; intervals are over them.",
-        type=flag_types.whole(1, 10_000),
-        metavar="K",
+        **_takes(flag_types.whole(1, 10_000), "K"),
         presets={"cpu": 10, "quick": 1, SEARCH: 3},
         **_HOW,
     )
-    budget: Optional[float] = setting(
+    budget: Optional[float] = _of_timing(
         None,
-        TIMING,
         "Time to spend, such as 90s, 5m or 1h: after the third no timing round begins when it is over. Without --only, "
         "losses of other environments are left out; without --passes there is no trace",
         short="Time to spend, such as 5m: no round begins when it is over.",
-        type=flag_types.duration,
-        metavar="TIME",
+        **_takes(flag_types.duration, "TIME"),
         default_text="all rounds",
         **_HOW,
     )
-    spread: float = setting(
+    spread: float = _of_timing(
         0.02,
-        TIMING,
         "Stop sampling a scope once the 95% interval of its median is narrower than +-P% and every batch is measured",
-        type=flag_types.percentage,
-        metavar="P%",
+        **_takes(flag_types.percentage, "P%"),
         default_text="2%",
         **_HOW,
     )
-    max_seconds: float = setting(
+    max_seconds: float = _of_timing(
         60.0,
-        TIMING,
         "Most seconds of samples of one scope in one round; each batch is sampled at least once",
         presets={"cpu": 0.7, "quick": 0.5},
         **_SECONDS,
         **_HOW,
     )
-    max_samples: int = setting(
+    max_samples: int = _of_timing(
         28,
-        TIMING,
         "Most samples of one scope in one round; each batch is sampled at least once",
         presets={"cpu": 20, "quick": 400},
         **_COUNT,
         **_HOW,
     )
-    threads: Optional[int] = setting(
+    threads: Optional[int] = _of_timing(
         None,
-        TIMING,
         "Number of torch's CPU threads, at most 4 for each CPU that the process may use",
         short="Number of torch's CPU threads.",
-        type=flag_types.threads,
-        metavar="K",
+        **_takes(flag_types.threads, "K"),
         default_text="the CPUs this process may use",
         label="threads",
         heading=_threads_heading,
     )
-    denormals: str = setting(
+    denormals: str = _of_timing(
         "flush",
-        TIMING,
         "Subnormal numbers on the CPU. flush: count as zero, as in training on a GPU; keep: are computed, slowly",
         choices=("flush", "keep"),
         label="denormals",
         heading="denormals: {}",
         **_ON_CPU,
     )
-    allocator: str = setting(
+    allocator: str = _of_timing(
         "reuse",
-        TIMING,
         "Memory on a CPU. reuse: glibc keeps freed memory for the next step, as caching allocators do on a GPU and in "
         "tuned training; system: tensors above 32 MiB are mapped anew in every step",
         choices=("reuse", "system"),
@@ -595,9 +541,8 @@ class Settings:
         heading="allocator: {}",
         **_ON_CPU,
     )
-    tf32: bool = setting(
+    tf32: bool = _of_timing(
         False,
-        TIMING,
         "On CUDA: whether float32 products of the joiner may round their inputs to TF32, whatever the environment "
         "says. The correctness pass never does",
         label="tf32",
@@ -605,9 +550,8 @@ class Settings:
         **_ON_CUDA,
         **_BOOL,
     )
-    l2: str = setting(
+    l2: str = _of_timing(
         "cold",
-        TIMING,
         "On CUDA: the L2 cache before each sample. cold: is written over, untimed, as nvbench does; warm: keeps what "
         "making the inputs put there",
         choices=("cold", "warm"),
@@ -616,23 +560,20 @@ class Settings:
         heading="L2: {}",
         **_ON_CUDA,
     )
-    schedule: Mapping[str, int] = setting(
+    schedule: Mapping[str, int] = _of_trace(
         {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
-        TRACE,
         "Steps of the profiler's schedule",
-        type=flag_types.schedule,
-        metavar="wait=A,warmup=B,active=C,repeat=D",
+        **_takes(flag_types.schedule, "wait=A,warmup=B,active=C,repeat=D"),
         presets={"cpu": _SMALL_SCHEDULE, "quick": _SMALL_SCHEDULE},
         **_HOW,
     )
-    record_shapes: bool = setting(True, TRACE, "Record the shapes of operators' inputs", **_BOOL, **_HOW)
-    with_stack: bool = setting(True, TRACE, "Record Python stacks", **_BOOL, **_HOW)
-    profile_memory: bool = setting(True, TRACE, "Record allocations", **_BOOL, **_HOW)
+    record_shapes: bool = _of_trace(True, "Record the shapes of operators' inputs", **_BOOL, **_HOW)
+    with_stack: bool = _of_trace(True, "Record Python stacks", **_BOOL, **_HOW)
+    profile_memory: bool = _of_trace(True, "Record allocations", **_BOOL, **_HOW)
 
     @property
     def suffix(self) -> str:
-        """Return the part of the log folder's name that names the batches: "30", "max-frames-10000",
-        "largest-batch-size"."""
+        """Return how the log folder's name ends: "30", "max-frames-10000", "largest-batch-size"."""
         if self.find_largest:
             return f"largest-{self.find_largest}"
         return f"max-frames-{self.max_frames}" if self.sort_utterance else str(self.batch_size)
@@ -645,8 +586,7 @@ class Settings:
     @property
     def trace_steps(self) -> int:
         """Return the number of steps of the trace pass, each followed by ``prof.step()``."""
-        schedule = self.schedule
-        return (schedule["wait"] + schedule["warmup"] + schedule["active"]) * schedule["repeat"]
+        return sum(self.schedule[of] for of in ("wait", "warmup", "active")) * self.schedule["repeat"]
 
     def to_json(self) -> Dict[str, Any]:
         return asdict(self)
@@ -655,8 +595,7 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         """Return the settings that `data` has, with defaults for the others; ignore other keys."""
         known = {key: value for key, value in data.items() if key in SETTINGS}
-        values: Dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in known.items()}
-        return cls(**values)
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
 
 
 #: The declaration of every setting, by name.
@@ -705,10 +644,8 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     size, workload = flag_types.parts(given.get("preset") or flag_types.DEFAULT_WORKLOAD)
     size = size or ("cpu" if device == "cpu" else "full")
     names = [size, workload, f"{size},{workload}", *([SEARCH] if given.get("find_largest") else [])]
-    values: Dict[str, Any] = {
-        "device": device,
-        "preset": size if workload == flag_types.DEFAULT_WORKLOAD else f"{size},{workload}",
-    }
+    preset = size if workload == flag_types.DEFAULT_WORKLOAD else f"{size},{workload}"
+    values: Dict[str, Any] = {"device": device, "preset": preset}
     for key, declaration in SETTINGS.items():
         chosen = [declaration.presets[name] for name in names if name in declaration.presets]
         if given.get(key) is not None:
@@ -719,8 +656,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
         values["vocab_size"] = given["file_vocab_size"]
     if values["find_largest"]:
         values["sort_utterance"] = _sorted_for_search(given)
-    passes = ("correctness", *values["passes"])  # no time without it
-    values["passes"] = tuple(name for name in PASSES if name in passes)
+    values["passes"] = tuple(name for name in PASSES if name in ("correctness", *values["passes"]))
     if given.get("batches") is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first" if values["find_largest"] else "random"
     _check(given, values)
@@ -728,8 +664,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
 
 
 def _sorted_for_search(given: Mapping[str, Any]) -> bool:
-    """Return whether the utterances of --find-largest are sorted.  Raises UserError for flags that do not go with
-    it."""
+    """Return whether the utterances of --find-largest are sorted.  Raises UserError for flags against it."""
     kind = given["find_largest"]
     if given.get("passes"):
         raise UserError("--passes has no effect with --find-largest, which has passes of its own: remove one of them")
@@ -763,18 +698,15 @@ class Axis(NamedTuple):
 
 def axis(text: str) -> Axis:
     """Parse "vocab-size=500,1000", with values as --vocab-size takes them.  Raises UserError."""
-    name, _, listed = text.partition("=")
-    name = name.strip()
+    name, listed = text.partition("=")[0].strip(), text.partition("=")[2].split(",")
     setting = SWEEPABLE.get(flag(name))
     if setting is None:
-        keys = ", ".join(SWEEPABLE)
-        advice = closest(flag(name), SWEEPABLE)
-        raise UserError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {keys}{advice}")
-    words = [word.strip() for word in listed.split(",") if word.strip()]
-    if not words:
+        advice = f"{', '.join(SWEEPABLE)}{closest(flag(name), SWEEPABLE)}"
+        raise UserError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {advice}")
+    if not any(map(str.strip, listed)):
         raise UserError(f"{text!r}: give at least one value, as in {name}=A,B")
     try:
-        values = tuple(setting.parse(word) for word in words)
+        values = tuple(setting.parse(word.strip()) for word in listed if word.strip())
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     repeated = [str(value) for index, value in enumerate(values) if value in values[:index]]
@@ -783,17 +715,10 @@ def axis(text: str) -> Axis:
     return Axis(setting.key, values)
 
 
-def flag(key: str) -> str:
-    """Return a setting as it is written on the command line: "vocab-size"."""
-    return key.replace("_", "-")
-
-
 def cells(axes: Sequence[Axis]) -> List[Dict[str, Any]]:
     """Return all combinations, the values of the last axis varying fastest."""
-    return [
-        {axis.key: value for axis, value in zip(axes, values)}
-        for values in itertools.product(*(axis.values for axis in axes))
-    ]
+    keys = [axis.key for axis in axes]
+    return [dict(zip(keys, values)) for values in itertools.product(*(axis.values for axis in axes))]
 
 
 def words(cell: Mapping[str, Any]) -> str:

@@ -14,8 +14,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Return the `fraction` (0..1) quantile, linear between the two nearest samples (type 7, the default of numpy and
-    R)."""
+    """Return the `fraction` (0..1) quantile, linear between the two nearest samples (type 7, as numpy's)."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
@@ -37,14 +36,10 @@ def mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """Describe samples of several batches.
+    """Samples of several batches: the mean over batches of each one's median, and their number.
 
-    Attributes:
-        median: the mean over batches of each one's median.
-        p20, p80: the median times the 20th and 80th percentile of samples over the median of their own batch, so that
-            batches of different size are no spread; None where no batch has two samples.
-        n: number of samples.
-    """
+    p20, p80: that mean times the 20th and 80th percentile of samples over the median of their own batch, so that
+    batches of different size are no spread; None where no batch has two samples."""
 
     median: float
     p20: Optional[float] = None
@@ -71,7 +66,6 @@ def geometric_mean(values: Sequence[float]) -> float:
 @cache
 def student_t(confidence: float, freedom: float) -> float:
     """Return the t that Student's distribution exceeds, on both sides together, with probability 1 - `confidence`.
-    freedom: its degrees of freedom, at least 1.
 
     With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and Newton's method do,
     from 0 up to the point of one degree, tan(confidence * pi / 2).
@@ -91,9 +85,7 @@ def student_t(confidence: float, freedom: float) -> float:
 def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tuple[float, float]]:
     """Return the interval (low, high) of the geometric mean of independent positive values, such as one per round.
 
-    Student's t on the logarithms: right for few rounds, and wide for two or three, as it should be.  None for fewer
-    than two values, which tell nothing about their spread.
-    """
+    Student's t on the logarithms: right for few rounds, and wide for two or three.  None for fewer than two."""
     if len(values) < 2:
         return None
     logarithms = log_values(values)
@@ -123,18 +115,14 @@ TOLERANCE = 0.02
 def verdict(low: Optional[float], high: Optional[float], tolerance: float = 0.0) -> str:
     """Return "faster", "slower", "same" or "unclear" for the interval of a ratio new / baseline.
 
-    tolerance: the change that does not matter, 0.02 for 2%.  Same: the whole interval is within it; faster, slower:
-    the whole interval is beyond it; unclear: the interval straddles a border, or there is none.
-    """
+    Same: the whole interval is within the tolerance (0.02: 2%); faster, slower: the whole is beyond it."""
     if low is None or high is None:
         return "unclear"
     if high < 1 / (1 + tolerance):
         return "faster"
     if low > 1 + tolerance:
         return "slower"
-    if low >= 1 / (1 + tolerance) and high <= 1 + tolerance:
-        return "same"
-    return "unclear"
+    return "same" if low >= 1 / (1 + tolerance) and high <= 1 + tolerance else "unclear"
 
 
 def log_values(values: Sequence[float]) -> List[float]:

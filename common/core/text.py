@@ -82,8 +82,7 @@ def escaped(text: Any) -> str:
 
 
 def plain(text: Any) -> str:
-    """Return text on one line, without what a terminal would obey: its commands, control, direction and format
-    characters, surrogates."""
+    """Return text on one line, without what a terminal would obey: commands, control and direction characters."""
     spaced = re.sub(r"\s+", " ", str(text))
     if spaced.isprintable():
         return spaced

@@ -1,9 +1,8 @@
-"""Which Python each implementation needs: the virtual environments in .venv, created, reused and created anew.
+"""The virtual environments in .venv, created, reused and created anew.
 
 An environment is current while its stamp, the last file written into it, names today's lock file and a Python it may
-have; so a half-made one is never taken for a complete one.  What cannot be had (no such Python, a failed download) is a
-reason in ``.venv/<name>.reason``, shown in the rows of its implementations.  Leaves out what is compiled from a source
-package (extensions).  Standard library only: it runs before anything is installed.
+have.  What cannot be had (no such Python, a failed download) is a reason in ``.venv/<name>.reason``, shown in the rows
+of its implementations.  Standard library only: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 
+from common.core import implementations
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError, guarded, say
 from common.core.files import ROOT, locked
 
@@ -45,10 +45,10 @@ VARIABLES = {
 
 
 class Uv:
-    """The pinned uv with the user's settings.  Installs it where it is not there.  log: the file that takes what the
-    commands print; keep: descriptors that the commands keep open.  A command that fails raises
-    subprocess.CalledProcessError, and its error is in the log.  So does __init__ when uv cannot be installed; a Python
-    without the means to is NotRunnable("missing")."""
+    """The pinned uv with the user's settings.  Installs it where it is not there.
+
+    log: takes what the commands print; keep: descriptors that they keep open.  A command that fails raises
+    subprocess.CalledProcessError.  __init__ raises NotRunnable("missing") for a Python without venv."""
 
     def __init__(self, log: TextIO, keep: Sequence[int] = ()):
         self._options: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": log, "text": True, "pass_fds": keep}
@@ -70,9 +70,8 @@ class Uv:
         return self._run(str(UV / "bin" / "uv"), *arguments, stdout=subprocess.PIPE)
 
     def install(self, python: Path, requirements: Path) -> None:
-        """Make the environment of `python` what the lock file `requirements` says.  pip's extra indexes and links are
-        used only where its index lacks something: uv would take another build of the same version from there (torch
-        2.11.0+cpu), which the lock does not allow."""
+        """Make the environment of `python` what the lock file says.  pip's extra indexes and links are used only where
+        its index lacks something: uv would take another build from there (torch 2.11.0+cpu), against the lock."""
         # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would cost seconds more.
         # Elsewhere the first import of a module writes its own: all of them take 18 seconds, and few are ever imported.
         compiled = ("--compile-bytecode",) if sys.dont_write_bytecode else ()
@@ -87,8 +86,7 @@ class Uv:
             self.run(*command, str(requirements))
 
     def find_python(self, versions: Sequence[str]) -> Tuple[str, str]:
-        """Return (command, minor version) of a Python with one of `versions`: the running one where it fits, else one
-        that uv finds.  Raises NotRunnable("missing") when there is none."""
+        """Return (command, minor version) of this Python or one that uv finds.  Raises NotRunnable("missing")."""
         if RUNNING in versions:
             return PYTHON, RUNNING
         for version in versions:
@@ -116,8 +114,7 @@ class Uv:
         stamp.write_text(wanted, encoding="utf-8")
 
     def _settings_of_pip(self) -> Dict[str, str]:
-        """Return pip's settings as uv's variables. PIP_ variables come before settings for `pip install` alone, and
-        these before settings for all of pip."""
+        """Return pip's settings as uv's variables: PIP_ variables come before those of `pip install`, then of all."""
         variables: Dict[str, str] = {}
         listed = self._run(str(UV / "bin" / "python"), "-m", "pip", "config", "list", stdout=subprocess.PIPE)
         for section in ("global.", "install.", ":env:."):
@@ -143,13 +140,8 @@ LOCK = FOLDER / ".lock"
 class Environment:
     """A virtual environment of the suite.
 
-    Args:
-        name: name of its folder in .venv, and of its lock file in requirements/.
-        description: what set-up prints while it installs.
-        pythons: supported minor versions, in the order tried if the running Python is none of them.
-        required: whether set-up fails without it.
-        optional: whether it is made only when it is named; it is kept current from then on.
-    """
+    pythons: supported minor versions, in the order tried if the running Python is none of them; required: whether
+    set-up fails without it; optional: whether it is made only when it is named, and kept current from then on."""
 
     name: str
     description: str
@@ -180,8 +172,7 @@ class Environment:
         return FOLDER / f"{self.name}.{suffix}"
 
     def stamp(self) -> Dict[str, str]:
-        """Return the hash of the lock file and the Python version that it was made with; {} for one that is not
-        complete."""
+        """Return the hash of the lock file and the Python that it was made with; {} for one that is not complete."""
         try:
             return dict(json.loads((self.folder / "stamp").read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -214,8 +205,7 @@ ENVIRONMENTS = {
 
 
 def interpreter(name: str) -> Optional[Path]:
-    """Return the Python of environment `name`, or None when that is not there, half-made or out of date (see
-    `reason`)."""
+    """Return the Python of environment `name`, or None when that is not there, half-made or out of date."""
     environment = _environment(name)
     return environment.python if environment.current() else None
 
@@ -232,12 +222,9 @@ def reason(name: str) -> str:
 
 
 def setup(names: Iterable[str] = ()) -> int:
-    """Make the environments `names` current (default: all but the optional ones that are not there) and return an exit
-    code.
+    """Make the environments current (default: all but the optional ones that are not there); return an exit code.
 
-    Only a missing required environment (main) is a failure; the others leave their reason.  Raises UserError for a name
-    that is none.
-    """
+    Only a missing required environment (main) is a failure.  Raises UserError for a name that is none."""
     usual = [known for known in ENVIRONMENTS.values() if not known.optional or known.folder.exists()]
     wanted = [_environment(name) for name in names] or usual
     with locked(LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
@@ -254,6 +241,34 @@ def setup(names: Iterable[str] = ()) -> int:
                     return EXIT_FAILED
                 say(f"{environment.name}: left out: {error}")
     return EXIT_OK
+
+
+def setup_and_build(names: List[str]) -> int:
+    """Do what `make setup` does: main first; then compile the source packages for it while the environments `names` are
+    installed, and for those the losses that tell their torch from main's.  Returns an exit code."""
+    code = setup(["main"])
+    if code != EXIT_OK:
+        return code
+    builds: List[subprocess.Popen[bytes]] = []
+
+    def build(environment: str, *packages: str) -> None:
+        if python := interpreter(environment):
+            command = [str(python), "-m", "common.setup.extensions", *packages]
+            builds.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL))
+
+    try:
+        build("main")
+        code = setup(names)
+        controls = {loss.package for loss in implementations.IMPLEMENTATIONS if loss.control and loss.built}
+        for name in set(implementations.environments()).intersection(ENVIRONMENTS) - {"main"}:
+            build(name, *controls)
+        for process in builds:
+            process.wait()
+        return code
+    finally:
+        for process in builds:  # after Ctrl-C; what has ended is left alone
+            process.terminate()
+            process.wait()
 
 
 def _create(environment: Environment, lock: int) -> None:
@@ -297,10 +312,11 @@ def _environment(name: str) -> Environment:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m common.setup.environments",
-        description="The environments in .venv. setup: create what is missing or out of date. path: print the Python "
-        "of each, or why there is none, and then exit with 1. clean: remove .venv.",
+        description="The environments in .venv. setup: create what is missing or out of date. build: main, these, and "
+        "what is compiled for them. path: print the Python of each, or why there is none, and then exit with 1. clean: "
+        "remove .venv.",
     )
-    parser.add_argument("command", choices=("setup", "path", "clean"))
+    parser.add_argument("command", choices=("setup", "build", "path", "clean"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="Default: all environments but the optional ones")
     parsed = parser.parse_args(arguments)
     return guarded("environments", lambda: _run(parsed.command, parsed.names), interrupted=INTERRUPTED)
@@ -308,8 +324,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _run(command: str, names: List[str]) -> int:
     try:
-        if command == "setup":
-            return setup(names)
+        if command in ("setup", "build"):
+            return setup(names) if command == "setup" else setup_and_build(names)
         if command == "clean":
             with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
                 shutil.rmtree(FOLDER)

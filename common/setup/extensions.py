@@ -3,8 +3,7 @@
 A build is named after the package, torch, Python, compiler and device, and gets that name only when it is complete.
 Sources and Python package are the sdist's own, compiled with torch.utils.cpp_extension: the sdist's cmake downloads
 pybind11 and moderngpu and wants another C++ standard than today's torch.  An installed package that imports is used
-instead.  Leaves out how a loss is called (the adapters).  torch is imported only to compile, and described from its
-files, so that finding a build that is there takes milliseconds.
+instead.  torch is imported only to compile: finding a build that is there takes milliseconds.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ SOURCE_PACKAGES = {
     source.package: source
     for source in (
         SourcePackage(
-            package="optimized_transducer",
+            "optimized_transducer",
             python="optimized_transducer/python/optimized_transducer",
             templates=("torch_version.py",),
             module="_optimized_transducer",
@@ -125,11 +124,8 @@ ARCHITECTURES = "8.0;9.0+PTX"
 
 
 def tools(source: SourcePackage, device: str) -> Tuple[Dict[str, str], str]:
-    """Return the variables under which torch.utils.cpp_extension compiles `source` for `device` ("cpu" or "cuda"), and
-    a hash of everything that the result depends on.
-
-    Raises NotRunnable: "missing" without torch or a compiler, "unsupported" where the package, torch or the machine has
-    no CUDA."""
+    """Return the variables under which torch.utils.cpp_extension compiles `source`, and a hash of everything that the
+    result depends on.  Raises NotRunnable: "missing" without torch or a compiler, "unsupported" without CUDA."""
     spec, compiler = importlib.util.find_spec("torch"), os.environ.get("CXX", "c++")
     if device not in source.devices:
         raise NotRunnable("unsupported", f"{source.package} has no {device} version")
@@ -156,8 +152,8 @@ def tools(source: SourcePackage, device: str) -> Tuple[Dict[str, str], str]:
 
 
 def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
-    """Return (folder, release) of a CUDA toolkit with nvcc and headers for the CUDA of torch: the one that the user
-    named, this Python's own (NVIDIA's packages of the index), or the machine's.  Raises NotRunnable."""
+    """Return (folder, release) of a toolkit for the CUDA of torch: the one that the user named, this Python's own
+    (NVIDIA's packages of the index), or the machine's.  Raises NotRunnable."""
     major = torch_cuda.partition(".")[0]
     of_python = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{major}")
     named = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
@@ -177,9 +173,7 @@ def _architectures() -> str:
 
 
 def meaningful_line(log: str) -> str:
-    """Return the first error in the output of a compilation; without one, the last line.
-
-    A linker says its error before the compiler's "ld returned 1 exit status"."""
+    """Return the first error in the output of a compilation; without one, the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no output"]
     of_linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
     errors = (line for line in lines if re.search(rf"{of_linker}|\b(fatal )?error\b( \w*\d+)?:", line, flags=re.I))
@@ -199,9 +193,9 @@ _TORCH_WITH_A_GPU = {
 
 
 def load(package: str, device: str) -> ModuleType:
-    """Import `package` such that it runs on `device` ("cpu", "cuda" or simulated.DEVICE), compiling it first when need
-    be.  Raises NotRunnable, with what to do: "missing" (no torch, compiler, download, or a failed compilation),
-    "unsupported" (no CUDA, no headers)."""
+    """Import `package` such that it runs on `device` ("cpu", "cuda" or simulated.DEVICE), compiled first when need be.
+
+    Raises NotRunnable: "missing" (torch, compiler, download, a failed compilation), "unsupported" (no CUDA)."""
     try:
         if device == simulated.DEVICE:
             raise ImportError("an installed package has kernels for a GPU")
@@ -221,8 +215,7 @@ def load(package: str, device: str) -> ModuleType:
 
 
 def build(package: str, device: str) -> Path:
-    """Return the folder with `package` and its compiled module for this Python and torch, compiled first when it is not
-    there. Raises NotRunnable like `load`."""
+    """Return the folder with `package` and its compiled module for this Python and torch.  Raises like `load`."""
     source = SOURCE_PACKAGES[package]
     variables, key = tools(source, device)
     folder = CACHE / f"{package}-{pinned(package)[0]}-{device}-{key}"
@@ -253,15 +246,8 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
     fit = (available_memory() or 2**32) >> 31  # compilers, with 2 GB of free memory each
     environment = {"MAX_JOBS": str(max(1, min(os.cpu_count() or 1, fit))), **os.environ, **variables}
     with log.open("w", encoding="utf-8") as stream:
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            pass_fds=(lock,),
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, env=environment, cwd=ROOT, pass_fds=(lock,), **streams)  # type: ignore[call-overload]
     if done.returncode != 0:
         error = meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
         raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
@@ -271,11 +257,7 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
 
 
 def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
-    """Compile a source package with torch.utils.cpp_extension, in a process of its own, and import the module once.
-
-    Makes INTO/<package>/ and its compiled module, beside or inside it, from the unpacked sdist.  What it prints is the
-    log.
-    """
+    """Make INTO/<package>/ and its compiled module from the unpacked sdist, and import the module once."""
     import torch
     from torch.utils import cpp_extension
 
@@ -330,9 +312,8 @@ def _runtime_library(folder: Path) -> List[str]:
 def _fetch(package: str) -> Path:
     """Return the sdist of `package` in the cache, downloaded unless it is there.  Raises NotRunnable("missing").
 
-    pip is the client, so that the user's index, proxy and certificates are used.  It runs the sdist's setup.py even to
-    download, which may refuse where there is no GPU, or no torch: it gets a torch that has one.
-    """
+    pip uses the user's index, proxy and certificates.  It runs the sdist's setup.py even to download, which may refuse
+    where there is no GPU, or no torch: it gets a torch that has one."""
     version, digest = pinned(package)
     target = CACHE / "sources" / f"{package}-{version}.tar.gz"
     if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == digest:

@@ -29,8 +29,9 @@ class Choice(NamedTuple):
 
 
 def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool) -> Choice:
-    """Return the Python for one implementation. in_place: the running one, whatever it has; prefer_here: the running
-    one where it has torch, and the package or the means to build it."""
+    """Return the Python for one implementation.
+
+    in_place: the running one, whatever it has; prefer_here: the running one where it can run it."""
     here = Path(sys.executable)
     managed = environments.interpreter(implementation.environment)
     if in_place or INSTALLED:
@@ -50,8 +51,7 @@ def choose_all(names: Sequence[str], in_place: bool, prefer_here: Sequence[str] 
 def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
     """Return the rows that measure a loss in an environment with another torch too: {"fast_rnnt@k2": its Python}.
 
-    One for each such environment and each kind of its rows in `python_of`: a loss of that kind that runs under both.
-    """
+    One for each such environment and each kind of its rows in `python_of`: a loss of that kind that runs under both."""
     chosen: Dict[str, Choice] = {}
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
@@ -106,11 +106,8 @@ def continue_in(environment: str) -> None:
 
 
 def with_torch(*packages: str) -> Path:
-    """Return the running Python, for a command that needs torch.
-
-    Where it lacks torch or one of `packages`, first restart the command in the main environment.  Raises UserError
-    where there is no torch then.
-    """
+    """Return the running Python, for a command that needs torch; without that or one of `packages`, restart the command
+    in the main environment.  Raises UserError where there is no torch then."""
     if lacks("torch", *packages):
         continue_in("main")
     need_torch({"": Choice(Path(sys.executable))})
@@ -152,10 +149,8 @@ def resolve_device(wanted: str, pythons: Iterable[Optional[Path]]) -> str:
     """Return "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
 
     "auto" is decided by the Python with the newest torch, which most rows run in: a driver that is too old for it may
-    still serve k2's.  Each Python is asked for itself, and a line on stderr names those whose torch does not see the
-    device: in a run on CUDA their rows are unsupported, and never measured on the CPU in silence.  Raises UserError
-    when CUDA was asked for and no torch of this run sees the device.
-    """
+    still serve k2's.  A line on stderr names each whose torch does not see the device: in a run on CUDA its rows are
+    unsupported.  Raises UserError when CUDA was asked for and no torch of this run sees the device."""
     if wanted == "cpu":
         return wanted
     distinct, index = dict.fromkeys(filter(None, pythons)), int(wanted.partition(":")[2] or 0)

@@ -1,6 +1,4 @@
-"""Describe this computer, and measure how much of its CPU time other processes take.  Reads /proc, /sys and NVML.
-
-What describes it are fields of the records of common.records.schema, by name; None where the system does not tell.
+"""Describe this computer, in fields of common.records.schema; measure how much of its CPU time other processes take.
 
 /proc/stat counts the whole machine; in a container, that of the host.  A step is slowed by a process on a core that it
 needs.  So only the CPUs of this process's affinity count, and cores that its threads leave free may bear some load.
@@ -74,9 +72,8 @@ def cache_bytes() -> Optional[int]:
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
     """Return (revision, whether there are uncommitted changes) of the checkout, or (None, None) outside one.
 
-    Changes in docs/ and results/ do not count: no measurement reads them, and keeping one writes both.  A git hook has
-    variables that name its repository; they are not handed on, and no lock is taken that another git may wait for.
-    """
+    Changes in docs/ and results/ do not count: keeping a measurement writes both.  Variables of a git hook, which name
+    its repository, are not handed on, and no lock is taken that another git may wait for."""
     if not (root / ".git").exists():  # a repository around an installed suite is the user's
         return None, None
     variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or "CONFIG_" in key}
@@ -93,26 +90,16 @@ def gpu_may_be_here() -> bool:
 
 #: Bits of NVML's nvmlClocksThrottleReason..., in its words.
 THROTTLED_BY = {
-    0x1: "idle",
-    0x2: "application clocks",
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clocks",
-    0x200: "board limit",
-    0x400: "reliability",
+    **{0x1: "idle", 0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost"},
+    **{0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown", 0x80: "hardware power brake"},
+    **{0x100: "display clocks", 0x200: "board limit", 0x400: "reliability"},
 }
 
 
 def gpu(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
-    """Return what NVIDIA's driver tells of a GPU at this moment (schema.Gpu): driver, clocks, power, throttling, ECC.
+    """Return what NVIDIA's driver tells of a GPU at this moment (schema.Gpu); None without nvidia-ml-py or the device.
 
-    None without the package nvidia-ml-py, the driver or the device.  uuid: of the device, as torch has it; None is
-    enough for a machine with one GPU.
-    """
+    uuid: of the device, as torch has it; None is enough for a machine with one GPU."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -152,8 +139,7 @@ def gpu(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
 
 #: Environment variable with the folder of the host's /proc, where a container mounts it (a convention of monitors).
 PROC = "HOST_PROC"
-#: A sample that needs all cores is flagged "busy" if others use more cores than this: a step waits for all of its
-#: threads, also for the one that shares its core.
+#: A sample that needs all cores is flagged "busy" if others use more cores than this: a step waits for all its threads.
 BUSY_CORES = 0.1
 #: The same limit as a share of the CPUs: a large server always runs something else.
 BUSY_SHARE = 0.01
@@ -181,22 +167,18 @@ def cores(cpus: AbstractSet[int] = CPUS, root: Path = Path("/sys/devices/system/
 def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
     """Return the CPU time that all processes have used on these CPUs since the machine started, in seconds.
 
-    Time stolen by a hypervisor counts, and time for which a quota held us back.  None if the system does not tell.
-    """
+    Time stolen by a hypervisor counts, and time for which a quota held us back.  None if the system does not tell."""
     try:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return None
     mine = [row for row in rows if row[0][3:].isdigit() and int(row[0][3:]) in cpus] or rows[:1]
-    ticks = 0
-    for row in mine:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, row[1:9])
-        ticks += user + nice + system + irq + softirq + steal
+    ticks = sum(int(row[column]) for row in mine for column in (1, 2, 3, 6, 7, 8))  # all but idle and iowait
     return ticks / os.sysconf("SC_CLK_TCK") + throttled_seconds() if mine else None
 
 
 def _own_seconds() -> float:
-    """Return the CPU time of this process and its ended children, in seconds."""
+    """Return the CPU time of this process and its ended children."""
     return sum(os.times()[:4])
 
 
@@ -237,27 +219,17 @@ def busy_flags(
         threads: number that what was measured keeps busy; None: as many as there are cores.
         cpus, physical: how many CPUs this process may use, and how many cores these are; None: as this machine says.
     """
-    physical = physical or cpus or cores()
-    cpus = cpus or len(CPUS)
+    physical, cpus = physical or cpus or cores(), cpus or len(CPUS)
     free = 0 if threads is None else max(physical - threads, 0)
-    bearable = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free
-    taken = (share or 0.0) * cpus
-    if taken <= bearable:
-        return []
-    return ["busy", "loaded"] if taken > LOADED * bearable else ["busy"]
+    bearable, taken = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free, (share or 0.0) * cpus
+    return ["busy", "loaded"] if taken > LOADED * bearable else ["busy"] if taken > bearable else []
 
 
 def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float = 1.0) -> str:
     """Return how busy others keep this machine ("load 24 on 2 cores, others use 97% of the CPU"), "" if it is quiet.
 
     The load average alone tells of the last minute, the user's own set-up included: where only that is high, a longer
-    look decides.
-
-    Args:
-        load: since when others are looked at; where that was just now, this waits.
-        threads: see busy_flags.
-        longer: seconds of that look.
-    """
+    look (seconds) decides.  load: since when others are looked at; where that was just now, this waits."""
     time.sleep(max(0, SHORTEST_WINDOW_NS - (time.perf_counter_ns() - load.since)) / 1e9)
     share, average = load.share(), 0.0
     with suppress(OSError, ValueError, IndexError):

@@ -1,7 +1,4 @@
-"""Read how much memory is free and how much this process holds, and recognise out-of-memory errors.
-
-All sizes are in bytes, and None without /proc.
-"""
+"""Read how much memory is free and how much this process holds, in bytes; recognise out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ CGROUPS, CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
-    """Return the words of these files of each cgroup around this process that has one of them, innermost first.
-
-    controller: "cpu" or "memory".
-    """
+    """Return the words of these files of each cgroup around this process, innermost first; controller: cpu, memory."""
     groups_values = []
     for line in CGROUP.read_text().splitlines() if CGROUP.exists() else []:
         _, controllers, path = line.split(":", 2)
@@ -55,16 +49,8 @@ def throttled_seconds() -> float:
 #: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library and its loader,
 #: cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
 NO_MEMORY = (
-    "out of memory",
-    "out_of_memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "failed to map segment",
-    "bad_alloc",
-    "alloc_failed",
-    "status_not_initialized",
-    "memoryallocation",
-    "memoryerror",
+    *("out of memory", "out_of_memory", "can't allocate memory", "cannot allocate memory", "failed to map segment"),
+    *("bad_alloc", "alloc_failed", "status_not_initialized", "memoryallocation", "memoryerror"),
     "thread creation failed",
 )
 #: Error of torch's stable ABI (used by torchaudio's kernels) when it could not make a tensor.  The reason goes to
@@ -122,11 +108,8 @@ def give_back_free_memory() -> None:
 
 
 def widen_heap(count: int) -> None:
-    """Allocate, touch and free one block of `count` bytes, so that later allocations find its pages.
-
-    glibc keeps them under MALLOC_MMAP_MAX_=0 and a large MALLOC_TRIM_THRESHOLD_.  Does nothing without glibc, or if
-    more than half of the free memory would be taken.
-    """
+    """Allocate, touch and free one block of `count` bytes, so that later allocations find its pages, which glibc keeps
+    under REUSE_VARIABLES.  Does nothing without glibc, or if more than half of the free memory would be taken."""
     if count <= 0 or count > (available_memory() or 0) // 2:
         return
     try:
@@ -144,10 +127,9 @@ def widen_heap(count: int) -> None:
 
 def oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory since it started; 0 if it does not tell."""
-    match = None
     with suppress(OSError):
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
-    return int(match[1]) if match else 0
+        return sum(map(int, re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)))
+    return 0
 
 
 def tells_of_no_memory(text: str) -> bool:
@@ -157,9 +139,6 @@ def tells_of_no_memory(text: str) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator raised `error`: of torch (CUDA, CPU), numba or Python.
-
-    Not for a UserError: its message may name memory and mean a flag.
-    """
+    """Return whether an allocator of torch, numba or Python raised `error`.  Not for a UserError."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or tells_of_no_memory(str(error))

@@ -44,10 +44,7 @@ _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask Linux, in a fork, to kill this process when `parent` ends; exit now if it has ended already.
-
-    So a killed run leaves nothing measuring behind.  It holds for the program that this process executes, too.
-    """
+    """Ask Linux, in a fork, to kill this process, or the program that it executes, when `parent` ends."""
     if _LIBRARY is not None:
         _LIBRARY.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of prctl(2)
     if os.getppid() != parent:
@@ -65,10 +62,7 @@ def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
 
 
 def output(command: Sequence[str], timeout: Optional[float] = None, **options: Any) -> str:
-    """Return what `command` prints on stdout; "" if it fails, is missing, or takes more than `timeout` seconds.
-
-    options: of subprocess.run.
-    """
+    """Return what `command` prints on stdout; "" if it fails, is missing, or takes more than `timeout` seconds."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "timeout": timeout, **options}
     try:
         return str(subprocess.run(command, check=True, errors="replace", stdin=subprocess.DEVNULL, **options).stdout)
@@ -94,11 +88,7 @@ def _wanted(
 
 
 class Server:
-    """A process that forks itself for each job, so that no job waits for imports.
-
-    It runs one job at a time.  errors: file for what the server itself prints.  Raises OSError if there is no such
-    Python.
-    """
+    """A process that forks itself for each job, one at a time.  errors: file for what the server itself prints."""
 
     def __init__(self, wanted: Wanted, errors: Path):
         self.wanted, self.busy, self.ready = wanted, False, False
@@ -169,10 +159,8 @@ def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
 
 
 def start_servers(pythons: Sequence[Path], *arguments: Any) -> None:
-    """Start the servers of these Pythons that do not wait already, all at once, and return when they are ready.
-
-    arguments: those of Child.run after the job.  What fails to start fails again, and is said, at its first job.
-    """
+    """Start the servers of these Pythons, all at once, and return when they are ready.  One that fails to start says so
+    at its first job.  arguments: those of Child.run after the job."""
     for python in pythons:
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
             with _server(_wanted(python, *arguments), Path(scratch) / "stderr.txt"):
@@ -186,13 +174,8 @@ def start_servers(pythons: Sequence[Path], *arguments: Any) -> None:
 class Child:
     """A process that runs a Python module, which reads a job and appends JSON records to a file; see `run`.
 
-    Attributes, set at the end of the ``with`` block of `run`:
-        records: that it wrote.
-        stderr: its last lines.
-        returncode: its exit code, or minus the signal that killed it.
-        killed_for_memory: whether the kernel killed a process for lack of memory meanwhile.
-        wall_ns: how long it ran.
-    """
+    Set at the end of the ``with`` block of `run`: records; stderr, its last lines; returncode, or minus the signal that
+    killed it; killed_for_memory, whether the kernel killed any process for lack of memory meanwhile; wall_ns."""
 
     def __init__(self, server: Server, output: Path, errors: Path):
         self.server, self.output, self.errors = server, output, errors
@@ -219,9 +202,6 @@ class Child:
         no such Python, or no room for its files.
 
         Args:
-            python: interpreter.
-            module: its dotted name.
-            job: for its main function.
             root: current folder of the process, from which it imports.
             variables: added to its environment.
             generation: jobs of another generation get a server of their own, and so another layout of addresses.
@@ -282,10 +262,7 @@ class Child:
 
 
 def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
-    """Fork for a request, and return the process id; the fork calls `main` and exits with what that returns.
-
-    The fork has a session of its own, so that it can be ended with all that it starts.
-    """
+    """Fork for a request, and return the process id; the fork, a session of its own, exits with what `main` returns."""
     parent, number = os.getpid(), os.fork()
     if number:
         return number
