@@ -21,25 +21,23 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.m
 MKDOCS, SHELLCHECK = (ROOT / ".venv" / "dev" / "bin" / name for name in ("mkdocs", "shellcheck"))
 
 
-def text_of(page: Path) -> str:
-    """Return the text of a page without blocks of code."""
+def prose(page: Path) -> str:
+    """Return the text of `page` without blocks of code."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives the headings of `page`."""
-    headings = re.findall(r"^#+ +(.+?) *$", text_of(page), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ +(.+?) *$", prose(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_are_there(page):
-    prose = re.sub(r"`[^`\n]*`", "code", text_of(page))
-    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"", prose)
+    text = re.sub(r"`[^`\n]*`", "code", prose(page))
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"", text)
     broken = []
-    for link in (first or second for first, second in links):
-        if re.match(r"[a-z]+:", link):
-            continue
+    for link in (link for link in map("".join, links) if not re.match(r"[a-z]+:", link)):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
@@ -51,8 +49,8 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 def diffs() -> dict[str, str]:
     """The diffs of CONTRIBUTING.md, by the heading that they are under."""
     parts = re.split(r"^## (.+)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    blocks = (re.findall(r"^```diff\n(.*?)^```", text, flags=re.M | re.S) for text in parts[2::2])
-    return {title: "".join(texts) for title, texts in zip(parts[1::2], blocks) if texts}
+    blocks = [re.findall(r"^```diff\n(.*?)^```", text, flags=re.M | re.S) for text in parts[2::2]]
+    return {title: "".join(texts) for title, texts in zip(parts[1::2], blocks)}
 
 
 @pytest.fixture
@@ -68,9 +66,7 @@ def checkout(tmp_path) -> Path:
 
 def apply(diff: str, folder: Path) -> None:
     """Apply a diff of CONTRIBUTING, whose hunks may have no context below: an entry added there is no conflict."""
-    git = ["git", "apply", "--unidiff-zero", "-"]
-    done = subprocess.run(git, cwd=folder, input=diff, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    subprocess.run(["git", "apply", "--unidiff-zero", "-"], cwd=folder, input=diff, text=True, check=True)
 
 
 def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_path):
@@ -86,11 +82,10 @@ def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_pa
 def test_the_metric_of_contributing_is_in_the_table_and_in_json(diffs, checkout):
     apply(diffs["Add a metric"], checkout)
     measured = min((ROOT / "results").rglob("torchaudio*/results.jsonl")).parent
-    table, answer = (
-        run(checkout / "summarize.py", measured, "--format", how, cwd=checkout).stdout for how in ("markdown", "json")
-    )
-    (row,) = json.loads(answer)
-    assert "steps /s" in table and row["steps_per_second"] == pytest.approx(1000 / row["step_ms"])
+    line = (checkout / "summarize.py", measured, "--format")
+    shown, text = (run(*line, how, cwd=checkout).stdout for how in ("markdown", "json"))
+    (row,) = json.loads(text)
+    assert "steps /s" in shown and row["steps_per_second"] == pytest.approx(1000 / row["step_ms"])
 
 
 @pytest.mark.thorough
@@ -98,9 +93,7 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
     if not MKDOCS.exists():
         pytest.skip("no dev environment: make setup ENVIRONMENTS=dev")
     build = [MKDOCS, "build", "--config-file", ".ci/mkdocs.yml", "--strict", "--quiet", "--site-dir", tmp_path]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    subprocess.run(build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
     pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
     assert "utterances_per_second" in pages["metrics.html"] and "total_wall_ns" in pages["records.html"]
     assert "--find-largest" in pages["flags.html"] and "--fail-on-slower" in pages["flags.html"]
@@ -112,12 +105,9 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
 def test_pages_have_what_the_records_say():
     """If this fails, run docs/_figures.py."""
     figures = runpy.run_path(str(ROOT / "docs" / "_figures.py"))
-    blocks = 0
-    for path in figures["PAGES"]:
-        page = path.read_text(encoding="utf-8")
-        blocks += len(figures["BLOCK"].findall(page))
-        assert figures["written"](page) == page, path
-    assert blocks >= 9
+    pages = {path: path.read_text(encoding="utf-8") for path in figures["PAGES"]}
+    assert sum(len(figures["BLOCK"].findall(page)) for page in pages.values()) >= 9
+    assert {path: figures["written"](page) for path, page in pages.items()} == pages
 
 
 def test_the_sbatch_script_sets_up_and_hands_its_end_on(tmp_path):
@@ -133,13 +123,12 @@ def test_the_sbatch_script_sets_up_and_hands_its_end_on(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path)}
-    environment["SLURM_JOB_NAME"] = "losses"
-    ran = "python benchmark_all.py --log-dir log/losses"
+    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NAME": "losses"}
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **slurm}
     for flags in ("", " --resume"):  # then submitted again
         done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
         assert done.returncode == -15  # the process that Slurm signals is the benchmark itself
-        assert done.stdout.splitlines() == ["make setup", ran + flags]
+        assert done.stdout.splitlines() == ["make setup", f"python benchmark_all.py --log-dir log/losses{flags}"]
         (tmp_path / "log" / "losses").mkdir(parents=True, exist_ok=True)
 
 
@@ -153,10 +142,7 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     assert f"If an approximation will do: **{pruned.row.name}**" in pick
     ratios = re.findall(r"(\S+)'s (?:step takes )?([\d.]+) times", pick)
     assert len(ratios) >= 3 and {name: f"{rows[name].over_fastest:.2f}" for name, _ in ratios} == dict(ratios)
-    low, high = re.findall(r"\(([\d.]+) to ([\d.]+)\)", pick)[0]
     ratio = rows[ratios[0][0]].against_fastest.ratio
-    assert (low, high) == (f"{ratio.low:.2f}", f"{ratio.high:.2f}")
-    peaks = [f"{row.peak_mb:.0f}" for row in (quick.row, pruned.row)]
-    assert re.findall(r"(\d+) MB", pick) == peaks
-    gap = 100 * pruned.row.gap
-    assert re.findall(r"(\d+)% off", pick) == [f"{gap:.0f}"]
+    assert f"({ratio.low:.2f} to {ratio.high:.2f})" in pick
+    assert re.findall(r"(\d+) MB", pick) == [f"{row.peak_mb:.0f}" for row in (quick.row, pruned.row)]
+    assert re.findall(r"(\d+)% off", pick) == [f"{100 * pruned.row.gap:.0f}"]

@@ -46,11 +46,8 @@ def test_same_bits_in_every_environment():
 
 def test_sizes_ranges_and_types():
     batch = make()
-    assert (
-        batch.encoder_out.shape == (3, 52, 33)
-        and batch.decoder_out.shape == (3, 15, 33)
-        and batch.targets.shape == (3, 14)
-    )
+    shapes = [tuple(each.shape) for each in (batch.encoder_out, batch.decoder_out, batch.targets)]
+    assert shapes == [(3, 52, 33), (3, 15, 33), (3, 14)]
     assert batch.encoder_out.dtype == torch.float32 and batch.targets.dtype == torch.int32
     assert batch.encoder_out.is_leaf and batch.encoder_out.requires_grad and batch.decoder_out.requires_grad
     assert 0 <= batch.encoder_out.min() and batch.encoder_out.max() < 1
@@ -60,8 +57,7 @@ def test_sizes_ranges_and_types():
 
 def test_uniform_has_the_moments_of_a_uniform():
     drawn = streams.uniform(200_001, 1, 2, 3)
-    assert len(drawn) == 200_001
-    assert abs(drawn.mean() - 0.5) < 0.005 and abs(drawn.var() - 1 / 12) < 0.002
+    assert len(drawn) == 200_001 and abs(drawn.mean() - 0.5) < 0.005 and abs(drawn.var() - 1 / 12) < 0.002
 
 
 def test_all_symbols_but_blank_are_drawn():
@@ -102,13 +98,8 @@ def losses_of(flags, shapes=PASSAGES):
 
 def test_a_passage_by_hand():
     """Two utterances of 4 and 3 frames, with two symbols and one."""
-    arrays = {
-        "encoder_out": np.zeros((7, 1)),
-        "targets": np.array([5, 6, 7]),
-        "frames": np.array([1, 3, 5]),
-        "T_lengths": np.array([4, 3]),
-        "U_lengths": np.array([2, 1]),
-    }
+    lists = {"targets": [5, 6, 7], "frames": [1, 3, 5], "T_lengths": [4, 3], "U_lengths": [2, 1]}
+    arrays = {"encoder_out": np.zeros((7, 1)), **{key: np.array(values) for key, values in lists.items()}}
 
     def passage(*given):
         return tuple(part.tolist() for part in inputs.passage(arrays, *given))
@@ -127,8 +118,8 @@ def test_sizes_of_a_batch_and_the_same_bits_for_a_key():
         model, batch = made(chosen(), key=key)
         assert batch.encoder_out.shape == (5, 300, H) and batch.decoder_out.shape == (5, 61, H)
         assert batch.targets.min() >= 1 and batch.targets.max() < V and torch.isfinite(batch.encoder_out).all()
-        tensors = (batch.encoder_out, batch.decoder_out, batch.targets, model.output.weight, model.output.bias)
-        digests.add(hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest())
+        weights = model.output.weight, model.output.bias
+        digests.add(digest(batch.encoder_out, batch.decoder_out, batch.targets, *weights))
     assert len(digests) == 2
 
 

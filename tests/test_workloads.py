@@ -35,7 +35,6 @@ def vary(**options):
         ({"token_scale": 2.66}, [[352, 160], [1, 0], [10, 3], [33, 8], [7, 13]]),
         # utterances in a row become one, and the rest is kept
         ({"concatenate": 2}, [[353, 60], [43, 4], [7, 5]]),
-        ({"concatenate": 100}, [[403, 69]]),
         ({"concatenate": 2, "subsampling": 8, "token_scale": 0.5}, [[176, 30], [21, 2], [3, 2]]),
         ({"frames": 9}, [[9, 60], [9, 0], [9, 1], [9, 3], [9, 5]]),
         ({"tokens": 0, "frames": 3, "subsampling": 8, "token_scale": 3}, [[3, 0]] * 5),
@@ -97,19 +96,15 @@ def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
         (None, "cpu", "cpu", {"vocab_size": 500, "batch_size": 2, "subsampling": 4}),
         ("bpe500", "cuda", "full", {"vocab_size": 500, "batch_size": 30}),
         ("quick,bpe500", "cpu", "quick", {"vocab_size": 50}),
-        ("chars", "cpu", "cpu,chars", {"vocab_size": 30, "token_scale": 2.66, "batch_size": 2}),
         ("chars, seed", "cpu", "full,chars", {"vocab_size": 30, "batch_size": 30}),
         ("quick,bpe4096-x8", "cpu", "quick,bpe4096-x8", {"vocab_size": 4096, "encoder_dim": 32, "subsampling": 8}),
-        ("long-form", "cuda:1", "full,long-form", {"concatenate": 4, "batch_size": 8}),
         ("cpu,long-form", "cpu", "cpu,long-form", {"concatenate": 4, "batch_size": 1}),
     ],
 )
 def test_a_preset_is_a_size_a_workload_or_both(text, device, preset, expected):
     chosen = settings.resolve({"preset": text}, device)
-    assert chosen.preset == preset
-    assert {key: getattr(chosen, key) for key in expected} == expected
-    assert settings.resolve({"preset": preset}, device) == chosen
-    assert flag_types.note(preset)
+    assert chosen.preset == preset and chosen.to_json().items() >= expected.items()
+    assert settings.resolve({"preset": preset}, device) == chosen and flag_types.note(preset)
 
 
 def test_flags_win_over_both_presets():
@@ -117,7 +112,7 @@ def test_flags_win_over_both_presets():
     assert (chosen.vocab_size, chosen.token_scale, chosen.batch_size) == (7, 1.5, 3)
 
 
-@pytest.mark.parametrize("text", ["large", "cpu,quick", "chars,long-form", "cpu,cpu", "cpu,", ""])
+@pytest.mark.parametrize("text", ["large", "cpu,quick", "chars,long-form", "cpu,"])
 def test_other_presets_are_refused(text):
     with pytest.raises(UserError, match="bpe4096-x8"):
         flag_types.parts(text)
@@ -128,62 +123,43 @@ def test_bad_flags_in_one_line():
     assert_user_error(run("benchmark_torchaudio.py", "--subsampling", "5"), "--subsampling", "5", "8")
 
 
+#: Settings of other inputs: a value, and the words of a heading.
 OTHERS = {
-    "min_duration": 1.0,
-    "max_duration": 20.5,
-    "subsampling": 8,
-    "token_scale": 2.66,
-    "concatenate": 4,
-    "frames": 100,
-    "tokens": 0,
-    "logits": "trained",
-    "mode": "forward",
+    "min_duration": (1.0, "at least 1 s"),
+    "max_duration": (20.5, "at most 20.5 s"),
+    "subsampling": (8, "x8 frames"),
+    "token_scale": (2.66, "2.66 x tokens"),
+    "concatenate": (4, "4 utterances as one"),
+    "frames": (100, "T 100"),
+    "tokens": (0, "U 0"),
+    "logits": ("trained", "trained logits"),
+    "mode": ("forward", "forward only"),
 }
-
 DEFAULTS = {key: settings.SETTINGS[key].default for key in OTHERS}
 
 
-def test_every_workload_setting_has_words_and_decides_what_is_compared():
-    assert settings.described({}) == settings.described(DEFAULTS) == []
-    assert settings.described(settings.in_rows(DEFAULTS, "cpu", "exact")) == []
-    assert settings.described(OTHERS) == [
-        *(
-            "at least 1 s",
-            "at most 20.5 s",
-            "4 utterances as one",
-            "x8 frames",
-            "2.66 x tokens",
-            "T 100",
-            "U 0",
-            "trained logits",
-            "forward only",
-        )
-    ]
-
-
-@pytest.mark.parametrize("key", sorted(OTHERS))
+@pytest.mark.parametrize("key", OTHERS)
 def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     """A run from before these settings counts as one with the defaults."""
-    value = OTHERS[key]
+    value, words = OTHERS[key]
     write_run(tmp_path / "a", "torchaudio")
     write_run(tmp_path / "b", "k2", **DEFAULTS)
     write_run(tmp_path / "c", "k2", **{**DEFAULTS, key: value})
     of_run = groups(logs.rows([tmp_path]))
     assert sorted(sorted(row.folder.name for row in group) for group in of_run) == [["a", "b"], ["c"]]
-    words = settings.described({key: value})[0]
+    assert settings.described(settings.in_rows(DEFAULTS, "cpu", "exact")) == settings.described(DEFAULTS) == []
+    assert settings.described({key: value}) == [words]
     assert [words in heading(group) for group in of_run] == [len(group) == 1 for group in of_run]
 
     old, same, other = (comparison.read_runs(tmp_path / name)[0] for name in "abc")
-    assert differences(old, same) == []
-    assert differences(old, other) == differences(same, other) != []
+    assert differences(old, same) == [] != differences(old, other) == differences(same, other)
 
 
 def test_a_workload_end_to_end(tiny_shapes, tmp_path):
     done = run(
         "benchmark_torchaudio.py",
         *("--in-place", "--preset", "quick,chars", "--max-seconds", "0.05", "--passes", "timing", "--scope", "loss"),
-        *("--batches", "first"),
-        *("--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", "--limits", "false"),
+        *("--batches", "first", "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", "--limits", "false"),
     )
     assert done.returncode == 0, done.stderr
     assert "2.66 x tokens, V 30" in " ".join(done.stdout.split()) and "preset quick,chars" in done.stderr

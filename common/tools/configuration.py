@@ -99,10 +99,12 @@ def python_name(value: str, config: Path) -> str:
     return f"{located(file, config)}{colon}{name}" if file.endswith(".py") else value
 
 
-def interpreter(value: str, config: Path, where: str) -> str:
-    """Return the path of a Python that a configuration names.  Raises UserError."""
+def file(
+    value: str, config: Path, where: str, advice: str = "the path of a Python, such as .venv/k2/bin/python"
+) -> str:
+    """Return the path of a file, of a Python without `advice`, that a configuration names.  Raises UserError."""
     path = located(value, config)
     problem = not_a_file(path)
     if problem:
-        raise UserError(f"{where}: {path}: {problem}; give the path of a Python, such as .venv/k2/bin/python")
+        raise UserError(f"{where}: {path}: {problem}; give {advice}")
     return str(path)

@@ -18,7 +18,7 @@ from common.core import files, implementations, text
 from common.core.errors import NotRunnable, UserError
 
 #: Packages that models come from, which are named where they are missing.
-PACKAGES = ("s3prl", "speechbrain", "torchaudio", "transformers")
+PACKAGES = ("s3prl", "soundfile", "speechbrain", "torchaudio", "transformers")
 #: A model of s3prl takes a list of waveforms in place of a batch.
 S3PRL, HUGGING_FACE = "s3prl:", "hf:"
 #: Weights have to be here already: whoever tries to fetch some is refused at once.

@@ -115,16 +115,14 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     config = configuration.converted(values, Profile, str(path))
     model, dimensions = config.pretrained_model, config.profiling_dimensions
     if model.python:
-        model.python = configuration.interpreter(model.python, path, f"{path}: pretrained_model.python")
+        model.python = configuration.file(model.python, path, f"{path}: pretrained_model.python")
     if model.type == "factory":
         model.source = configuration.python_name(model.source, path)
     elif configuration.located(model.source, path).exists():
         model.source = str(configuration.located(model.source, path))
     if dimensions.example_audio is not None:
-        audio = configuration.located(dimensions.example_audio, path)
-        if not audio.is_file():
-            raise UserError(f"{path}: example_audio: {audio}: no such file; give another, or null for random data")
-        dimensions.example_audio = str(audio)
+        advice = "another, or null for random data"
+        dimensions.example_audio = configuration.file(dimensions.example_audio, path, f"{path}: example_audio", advice)
     for key, count in (("audio_mockup_secs", 2), ("batch_sizes", 1)) if quick else ():
         if key not in given.get("profiling_dimensions", ()):
             setattr(dimensions, key, sorted(getattr(dimensions, key))[:count])

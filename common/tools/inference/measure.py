@@ -1,7 +1,6 @@
 """Measures one cell of an inference profile: a model, a length of audio, a batch size, a way to run the model.
 
-Time comes first, then the peaks of the process or the device, then six batches under torch.profiler.
-"""
+Time comes first, then the peaks of the process or the device, then six batches under torch.profiler."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Loads the models that can be profiled behind one interface, waves (N, samples) in and any outputs, and their audio.
 
 A `type` is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a pipeline) or a class of
-SpeechBrain.  Audio is a file, one channel at the model's rate, or noise.
-"""
+SpeechBrain.  Audio is a file, one channel at the model's rate, or noise."""
 
 from __future__ import annotations
 
@@ -145,11 +144,7 @@ def _argument(label: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optiona
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
     """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError."""
-    try:
-        import soundfile
-        from torchaudio.functional import resample
-    except ImportError as error:
-        raise UserError(f"reading audio needs soundfile and torchaudio ({error}): pip install them") from error
+    soundfile, resample = loading.module("soundfile"), loading.imported("torchaudio.functional:resample")
     reason = files.not_a_file(path)
     if reason:
         raise UserError(f"cannot read {path}: {reason}")

@@ -1,7 +1,6 @@
 """One stage of a speech system on one example: its time, then its peaks, then its operations.
 
-A stage's inputs are made before it is timed, from what the stage before it left in a file of the run.
-"""
+A stage's inputs are made before it is timed, from what the stage before it left in a file of the run."""
 
 from __future__ import annotations
 
@@ -58,9 +57,8 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
         model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
         if not callable(model):
             raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
-        module = model.to(device).eval() if isinstance(model, torch.nn.Module) else model
         inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source)
-        call = Call(module, inputs)
+        call = Call(model.to(device).eval() if isinstance(model, torch.nn.Module) else model, inputs)
         costs = measured(call, stage, device)
         if number < len(config.stages) - 1:
             outputs = call.outputs()

@@ -136,7 +136,7 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
             raise UserError(f"{path}: two stages are called {shown(stage.name)}; give each a name of its own")
         for name in ("factory", "builder", "converter"):
             setattr(stage, name, getattr(stage, name) and configuration.python_name(getattr(stage, name), path))
-        stage.python = stage.python and configuration.interpreter(stage.python, path, f"{path}: {key}.python")
+        stage.python = stage.python and configuration.file(stage.python, path, f"{path}: {key}.python")
         stages.append(stage)
     return Pipeline(general=general, stages=stages)
 

@@ -165,14 +165,11 @@ def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -
     paths = [path for path, _ in model.named_modules() if path]
     label_of: Dict[str, str] = {}
     for label, pattern in ((label, pattern) for label, listed in patterns.items() for pattern in listed):
-        depth = pattern.count(".")
-        matched = [
-            path
-            for path in paths
-            if path.count(".") == depth and all(map(fnmatchcase, path.split("."), pattern.split(".")))
-        ]
+        depth, words = pattern.count("."), pattern.split(".")
+        near = [path for path in paths if path.count(".") <= depth]
+        matched = [path for path in near if path.count(".") == depth and all(map(fnmatchcase, path.split("."), words))]
         if not matched:
-            known = list(dict.fromkeys(_starred(path) for path in paths if path.count(".") <= depth))
+            known = list(dict.fromkeys(map(_starred, near)))
             raise UserError(f"--label {label}={pattern}: matches no module; there are {', '.join(known[:40])}")
         label_of.update((path, label) for path in matched if path not in label_of)
     return label_of
@@ -181,8 +178,8 @@ def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -
 def by_depth(model: torch.nn.Module, depth: int) -> Dict[str, str]:
     """Return {path: label} of all modules at most `depth` names below; those of a list share a label, "layers.*"."""
     lists = torch.nn.ModuleList, torch.nn.ModuleDict
-    called = [path for path, module in model.named_modules() if not isinstance(module, lists)]
-    return {path: _starred(path) for path in called if path and path.count(".") < depth}
+    called = [path for path, module in model.named_modules() if path and not isinstance(module, lists)]
+    return {path: _starred(path) for path in called if path.count(".") < depth}
 
 
 def _starred(path: str) -> str:

@@ -1,8 +1,7 @@
 """Where a training step goes: time, memory and operations of each label.
 
 Timed steps with labels alternate with bare ones, so that the hooks' own cost is known.  Memory is from a trace of a few
-more steps, FLOPs from one counted step of each batch: no pass is part of another.
-"""
+more steps, FLOPs from one counted step of each batch: no pass is part of another."""
 
 from __future__ import annotations
 

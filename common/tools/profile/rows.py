@@ -1,7 +1,6 @@
 """Tells from the records of a profile where a step went: each label with and without what lies in it, in each phase.
 
-Times are means over the labelled steps, so that they add up: all labels and `other` to the step.
-"""
+Times are means over the labelled steps, so that they add up: all labels and `other` to the step."""
 
 from __future__ import annotations
 
@@ -200,8 +199,7 @@ def parts_of(found: Measured) -> List[Part]:
     for part in parts:
         ms, of_memory = part["ms"], memory.get("" if part is step else part["name"])
         part.update(share=ms / step["ms"], ms_per_call=ms * steps / part["calls"] if part["calls"] else None)
-        part["flops_per_second"] = part["flops"] / ms * 1e3 if ms > 0 else None
-        part.update({"device_ms": ms} if cuda else {})
+        part.update({"device_ms": ms} if cuda else {}, flops_per_second=part["flops"] / ms * 1e3 if ms > 0 else None)
         if of_memory:
             part.update((f"{key}_mb", getattr(of_memory, key) / MB) for key in ("peak", "rise", "left"))
     return parts

@@ -1,8 +1,7 @@
 """The model of the profile: a Conformer transducer of the shape of icefall's pruned_transducer_stateless2, built of
 torchaudio.models.Conformer and torch.nn, with any loss of this suite.
 
-docs/profile.md has the parameters of both, part by part, and why they differ.
-"""
+docs/profile.md has the parameters of both, part by part, and why they differ."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from common.core.errors import UserError
 from common.data.shapes import subsampled
 from common.losses import layouts
 from common.losses.inputs import Batch, Joiner
+from common.tools import loading
 from common.tools.profile.rows import Sizes
 
 SUBSAMPLING = 4
@@ -42,14 +41,9 @@ class Embed(nn.Module):
 class Encoder(nn.Module):
     def __init__(self, of: Sizes):
         super().__init__()
-        try:
-            from torchaudio.models import Conformer
-        except ImportError as error:
-            raise UserError(
-                "the Conformer is torchaudio's, which does not import here: pip install torchaudio, or give --model"
-            ) from error
+        make = loading.imported("torchaudio.models:Conformer")
         self.embed = Embed(of)
-        self.conformer = Conformer(of.encoder_dim, of.heads, of.feed_forward, of.layers, of.kernel, dropout=of.dropout)
+        self.conformer = make(of.encoder_dim, of.heads, of.feed_forward, of.layers, of.kernel, dropout=of.dropout)
 
     def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and lengths (N,)."""
@@ -98,9 +92,8 @@ class Criterion(nn.Module):
         layers: Joiner = self.layout.model(device, torch.float32)
         self.joiner, self.projections = Part(layers), layers.extra
         self.exact = partial(torch.autocast, device.type, enabled=False)
-        for name in (
-            ("rnnt_loss_simple", "rnnt_loss_pruned") if isinstance(self.layout, layouts.Pruned) else ("rnnt_loss",)
-        ):
+        is_pruned = isinstance(self.layout, layouts.Pruned)
+        for name in ("rnnt_loss_simple", "rnnt_loss_pruned") if is_pruned else ("rnnt_loss",):
             setattr(self, name, Part())
 
     def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
