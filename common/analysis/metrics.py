@@ -118,7 +118,7 @@ def _half(row: Row, scope: str) -> str:
 
 def _spread(row: Row, scope: str) -> str:
     """Return the median, its spread and the number of samples, as "574.1 +-1.2% 40"."""
-    times = row.ms(scope)
+    times = row.of(scope).ms
     return f"{text.number(times.median)} {_half(row, scope)} {times.n}" if times else "-"
 
 

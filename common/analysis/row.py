@@ -151,11 +151,8 @@ class Row:
     def of(self, scope: str) -> Times:
         return self.step if scope == "step" else self.loss_alone
 
-    def ms(self, scope: str) -> Optional[statistics.Summary]:
-        return self.of(scope).ms
-
     def median_ms(self, scope: str) -> Optional[float]:
-        times = self.ms(scope)
+        times = self.of(scope).ms
         return times.median if times else None
 
     @property
@@ -165,7 +162,7 @@ class Row:
 
     @property
     def times(self) -> Optional[statistics.Summary]:
-        return self.ms(self.scope)
+        return self.of(self.scope).ms
 
     @property
     def rounds(self) -> int:

@@ -89,11 +89,10 @@ def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
     taking = [row for row in _ok(rows) if row.loss_alone.ms]
     loss, step = by_time(taking, "loss"), by_time(taking, "step")
-    if loss is None:
-        return None
     both = [pick for pick in (step, loss) if pick]
     agreed = [pick for pick in both if pick.sure and all(pick.row in [each.row, *each.rivals] for each in both)]
-    return LogitsPick(loss, step, agreed[0] if agreed and not any(each.withheld for each in both) else None)
+    best = agreed[0] if agreed and not any(each.withheld for each in both) else None
+    return LogitsPick(loss, step, best) if loss else None
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
@@ -157,8 +156,6 @@ def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float, most: bool = Fal
 
 Words = List[Union[str, parts.Link]]
 
-#: Of a loss whose gradients are further off than float32 makes them.
-COARSE = "computes in less than float32"
 #: Corners of a loss that a verdict names.
 MOST_CAVEATS = 4
 #: Made logits whose name says too little.
@@ -205,8 +202,7 @@ def headline(pick: Pick) -> str:
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
-        names = [name_of(row) for row in [pick.row, *pick.rivals]]
-        return f"{either(names)}: too close to tell"
+        return f"{either([name_of(row) for row in [pick.row, *pick.rivals]])}: too close to tell"
     name = name_of(pick.row)
     if pick.next is None or pick.times is None:
         return f"Use {name}, the only exact loss that was compared"
@@ -266,8 +262,8 @@ def logits_words(picks: LogitsPick) -> Words:
     if step is None or loss.withheld or step.withheld:
         return answer(loss, time_of("loss")) if step is None else [WITHHELD]
     if best is None:
-        by_loss = named(loss, time_of("loss"))
-        return ["unclear: by the step ", *named(step, time_of("step")), "; by the loss alone ", *by_loss]
+        by_step, by_loss = (named(pick, time_of(pick.scope)) for pick in (step, loss))
+        return ["unclear: by the step ", *by_step, "; by the loss alone ", *by_loss]
     by_best, other = named(best, time_of(best.scope)), loss if best is step else step
     if other.sure:
         return [*by_best, f"; its {other.scope} is the fastest too"]
@@ -317,14 +313,12 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
 def corners(pick: Pick) -> Tuple[str, str]:
     """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
     name = pick.row.name
-    caveats = [*([COARSE] if pick.row.is_coarse else []), *(pick.caveats or [])]
-    if not caveats and pick.caveats is None:
-        return "corners", f"{name} was not judged yet: ./rnnt-bench check --only {name}"
+    caveats = [*(["computes in less than float32"] if pick.row.is_coarse else []), *(pick.caveats or [])]
+    more, others = f"./rnnt-bench check --only {name}", len(caveats) - MOST_CAVEATS
     if not caveats:
-        return "corners", f"rnnt-bench check found nothing wrong with {name}"
-    others, shown = len(caveats) - MOST_CAVEATS, caveats[:MOST_CAVEATS]
-    if others > 0:
-        shown.append(f"{others} more: ./rnnt-bench check --only {name}")
+        right = f"rnnt-bench check found nothing wrong with {name}"
+        return "corners", f"{name} was not judged yet: {more}" if pick.caveats is None else right
+    shown = [*caveats[:MOST_CAVEATS], *([f"{others} more: {more}"] if others > 0 else [])]
     return "beware", f"{name}: {'; '.join(shown)}"
 
 

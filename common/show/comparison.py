@@ -69,8 +69,8 @@ def screen(
     names = gathered((line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines)
     answers = {"times": _power(shown), **{verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names}}
     reasons = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
-    if reasons:
-        answers[BESIDE_LOAD] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
+    beside = "; ".join(f"{', '.join(dict.fromkeys(of))}: {why}" for why, of in reasons.items())
+    answers.update({BESIDE_LOAD: beside} if beside else {})
     return spaced(
         [
             [line for text in origins(shown)[:2] for line in tables.wrapped(text, width, "  ")],
@@ -95,9 +95,9 @@ def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> p
 
 def _measured(rows: Sequence[comparison.Change]) -> Sequence[comparison.Change]:
     """Return the rows of which a side has something to compare; all where none has."""
-    sides = [(row, (row.pair.baseline, row.pair.new)) for row in rows]
-    known = [row for row, of in sides if any(run.timed or run.peaks_mb or run.checked.loss_error for run in of)]
-    return known or rows
+    runs = ((row, run) for row in rows for run in (row.pair.baseline, row.pair.new))
+    known = [id(row) for row, run in runs if run.timed or run.peaks_mb or run.checked.loss_error is not None]
+    return [row for row in rows if id(row) in known] or rows
 
 
 def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[str]:

@@ -117,21 +117,16 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     devices = ", ".join(dict.fromkeys(row.device_name for row in rows if row.device_name))
     days = sorted({row.header.started[:10] for row in rows} - {""})
     losses = len({row.loss for row in rows if row.is_measured})
-    words = [f"{losses} loss{'' if losses == 1 else 'es'} measured"]
-    words += [f"on {devices}"] if devices else []
-    return ", ".join([*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))]) + "."
+    words = [f"{losses} loss{'' if losses == 1 else 'es'} measured", devices and f"on {devices}"]
+    return ", ".join(filter(None, [*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))])) + "."
 
 
 def _section(group: Group, index: int, many: int, folders: Paths) -> parts.Section:
     title = "Largest batch" if group.search else "Answer" if many == 1 else "Configuration"
-    rows = group.rows
-    measured = [row for row in rows if row.is_measured]
-    failed = [row for row in rows if row.reason]
+    rows, measured = group.rows, [row for row in group.rows if row.is_measured]
     kinds = [kind_title(row) for row in measured]
     columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
-    figures: List[Optional[parts.Figure]] = []
-    if not group.search:
-        figures = [plots.time_and_memory(rows), plots.drift(rows), plots.memory_within(rows)]
+    drawn = () if group.search else (plots.time_and_memory, plots.drift, plots.memory_within)
     return parts.Section(
         f"group-{index}",
         title if many == 1 else f"{title}, {index + 1} of {many}",
@@ -142,9 +137,10 @@ def _section(group: Group, index: int, many: int, folders: Paths) -> parts.Secti
         tables=[tables.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
         failures=[
             parts.Failure(row.status, row.label, [parts.Link(row.status, row.folder), f": {row.reason}"])
-            for row in failed
+            for row in rows
+            if row.reason
         ],
-        figures=[figure for figure in figures if figure],
+        figures=[figure for of in drawn if (figure := of(rows))],
         notes=[("", [f"{line}."]) for line in tables.notes(rows)],
         facts=[("Settings", group.heading), *cards.machine(rows)],
         conditions=[cards.versions(rows)],
