@@ -202,12 +202,9 @@ def test_speed_perturbation_is_lhotse_s(run, tmp_path, lhotse, model):
     everything.to_file(tmp_path / "cuts.jsonl")
     assert run("--manifest", tmp_path / "cuts.jsonl", "--bpe-model", model, "--speed-perturbation", 0.9, 1, 1.1)[0] == 0
     rows = shapes.load(tmp_path / "out.pt")
-    expected = []
-    for speed in (0.9, 1.0, 1.1):
-        for number in everything:
-            seconds = number.duration if speed == 1.0 else number.perturb_speed(speed).duration
-            expected.append(shapes.subsampled(lhotse.utils.compute_num_frames(seconds, 0.01, 16000)))
-    assert rows[:, 0].tolist() == expected
+    at_speeds = [each if speed == 1 else each.perturb_speed(speed) for speed in (0.9, 1, 1.1) for each in everything]
+    frames = [lhotse.utils.compute_num_frames(each.duration, 0.01, 16000) for each in at_speeds]
+    assert rows[:, 0].tolist() == list(map(shapes.subsampled, frames))
     assert rows[[0, 5, 10], 0].tolist() == [128, 115, 105]  # 74,400 samples are 82,667 at 0.9 and 67,636 at 1.1
     assert rows[:5, 1].tolist() == rows[5:10, 1].tolist() == rows[10:, 1].tolist()
 
@@ -284,7 +281,6 @@ def test_real_manifests(run, tmp_path, lhotse):
     ("content", "words"),
     [
         (b"", ["empty manifest"]),
-        (b"not a manifest\n", ["entry 1", "JSONDecodeError"]),
         (b'{"about": "figures"}\n', ["entry 1"]),
         (b"[1, 2]", ["entry 1"]),
         (b"\x80\x02binary", ["damaged, or not a lhotse manifest"]),

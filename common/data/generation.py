@@ -201,6 +201,4 @@ def _processor(model: bytes) -> Any:
     import sentencepiece
 
     sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
-    processor = sentencepiece.SentencePieceProcessor()
-    processor.LoadFromSerializedProto(model)
-    return processor
+    return sentencepiece.SentencePieceProcessor(model_proto=model)

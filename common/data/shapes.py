@@ -162,5 +162,4 @@ def known_vocab_size(shape_file: Path) -> Optional[int]:
 def frame_shift(shape_file: Path) -> float:
     """Return the seconds between its feature frames."""
     shift: Any = part(shape_file, "options").get("frame_shift")
-    known = type(shift) in (int, float) and 0 < shift < math.inf
-    return float(shift) if known else FRAME_SHIFT
+    return float(shift) if type(shift) in (int, float) and 0 < shift < math.inf else FRAME_SHIFT
