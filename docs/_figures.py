@@ -231,19 +231,7 @@ def logits(folder: str) -> str:
 
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
-    for writer in (
-        table,
-        use,
-        screen,
-        session,
-        head,
-        comparison,
-        runs,
-        machines,
-        fused,
-        logits,
-        sweep,
-    )
+    for writer in (table, use, screen, session, head, comparison, runs, machines, fused, logits, sweep)
 }
 
 

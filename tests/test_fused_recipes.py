@@ -31,13 +31,7 @@ from fused_transducer import recipes  # noqa: E402
 PAGE = (ROOT / "docs" / "switching.md").read_text()
 LENGTHS = [(9, 4), (6, 4), (8, 1), (1, 2), (5, 0)]
 E, D, H, V = 7, 6, 12, 11
-LAYERS = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "sigmoid": nn.Sigmoid,
-    "leaky_relu": nn.LeakyReLU,
-    "none": nn.Identity,
-}
+LAYERS = {"tanh": nn.Tanh, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, "leaky_relu": nn.LeakyReLU, "none": nn.Identity}
 
 
 def lines_of(toolkit, sign):

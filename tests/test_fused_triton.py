@@ -111,8 +111,7 @@ def test_a_gpu_of_99_kb_of_shared_memory_takes_the_small_blocks():
 
 
 @pytest.mark.parametrize(
-    "programs, blocks, least",
-    [(160, 1584, 0.9), (16, 1584, 0.95), (1, 1584, 0.1), (132, 64, 1.0), (133, 1584, 0.85)],
+    "programs, blocks, least", [(160, 1584, 0.9), (16, 1584, 0.95), (1, 1584, 0.1), (132, 64, 1.0), (133, 1584, 0.85)]
 )
 def test_splits_of_the_weight_s_gradient_keep_the_gpu_busy(programs, blocks, least):
     splits, share = triton_backend._splits(programs, blocks, 16, 132)

@@ -9,17 +9,7 @@ import runpy
 
 import pytest
 from commands import ROOT, run, within
-from fixtures_runs import (
-    change,
-    header,
-    memory,
-    read_rows,
-    records_of,
-    timed,
-    timing,
-    write_records,
-    write_run,
-)
+from fixtures_runs import change, header, memory, read_rows, records_of, timed, timing, write_records, write_run
 
 from common.core import files, settings
 from common.core.errors import UserError
