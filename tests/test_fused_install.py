@@ -88,9 +88,6 @@ def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(tmp_pa
     assert done.stdout.split() == [f"{installed}/fused_transducer/__init__.py", "native", "True"], done.stderr
 
 
-# -- the compiled code ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def compiler(tmp_path):
     """Give the test a home of its own, and no other folder, and return a compiler; undo what it sets, CXX too."""

@@ -61,8 +61,6 @@ def same(first, second):
     return torch.equal(first[0], second[0]) and all(torch.equal(first[1][name], second[1][name]) for name in NAMES)
 
 
-# -- values and gradients ------------------------------------------------------------------------------------------
-
 CASES = [
     *({"dtype": dtype, "activation": name, "H": 33, "V": 70} for name in ACTIVATIONS for dtype in (F64, F32)),
     *({"lengths": lengths, "activation": "relu"} for lengths in ([(1, 0)], [(1, 1)], [(2, 9)], [(30, 1), (3, 20)])),
@@ -201,9 +199,6 @@ def test_a_log_likelihood_of_minus_two_thousand(topology):
     assert made["loss"] < 1e-6 and max(made.values()) < 1e-5
 
 
-# -- numbers -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_an_impossible_target_costs_inf_and_a_nan_shows(dtype):
     case = problem([(5, 2), (4, 2)], V=6, dtype=dtype, **EXACT)
@@ -260,9 +255,6 @@ def test_bfloat16_loses_nothing_where_the_activations_need_eight_bits(H, V):
     assert error(computed(case)[0], right(case)[0]) < 2e-6
 
 
-# -- the same bits -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("V", [30, 1600])  # of 1,600 symbols, backward has some at a time
 @pytest.mark.parametrize("cells", [1, 29, 10**6])
 def test_kept_logits_give_the_same_bits(cells, V):
@@ -297,9 +289,6 @@ def test_repeats_and_any_number_of_threads_give_the_same_bits(backend, V, dtype)
     assert all(same(made[0], other) for other in made[1:])
 
 
-# -- dropout -------------------------------------------------------------------------------------------------------
-
-
 def test_another_seed_is_another_mask_and_torchs_generator_draws_it():
     case = problem(RAGGED, H=40, dropout=0.5, dropout_seed=1, **EXACT)
     losses = [case.loss(case.leaves(), dropout_seed=seed).detach() for seed in (1, 1, 2, 1 + 2**32, -1)]
@@ -323,9 +312,6 @@ def test_the_mask_looks_random():
             first, second = (apart.narrow(dimension, begin, size) for begin in (0, step))
             assert abs((first * second).mean().item()) < 5 / first.numel() ** 0.5
     assert drops.sum(-1).flatten().var().item() == pytest.approx(256 * 0.16, rel=0.1)  # binomial
-
-
-# -- reductions, weights, what is dropped, posteriors, paths -------------------------------------------------------
 
 
 def test_reductions_and_weights_of_utterances():
@@ -419,9 +405,6 @@ def test_the_best_path_obeys_the_delay_penalty_and_has_none_where_no_path_is():
     assert scores[1] == -torch.inf and (frames[1] == -1).all()
 
 
-# -- of the C++ alone ----------------------------------------------------------------------------------------------
-
-
 @OF_NATIVE
 @pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set(instruction_set, monkeypatch, tmp_path):
@@ -462,8 +445,6 @@ print(peak() - before)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < {"native": 25, "torch": 50}[backend]
 
-
-# -- few cells: the C++ code on logits of a trained model, beside the loss of all cells -----------------------------
 
 SHAPES = [(90, 18), (60, 14), (120, 25), (40, 6)]  # as speech() has them
 #: What may be missing of a loss, by the certificate of csrc/follow.h.

@@ -46,9 +46,6 @@ def of_operator(case: Problem, backend: str, cells=None, kept=0, gradient=True, 
     return [*case.leaves(), *integers(case), None, options, backend, gradient, room if cells is None else cells, kept]
 
 
-# -- operators -----------------------------------------------------------------------------------------------------
-
-
 @BACKENDS
 @pytest.mark.parametrize("V", [11, 1100])
 def test_the_registration_of_both_operators(backend, V):
@@ -114,9 +111,6 @@ def test_frozen_inputs_skip_their_products(wanted, each):
     with Products() as made:
         plain.backward(call, torch.ones(1, dtype=torch.float64), arcs, kept, gradients)
     assert made.count == each * tiles
-
-
-# -- graphs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,9 +184,6 @@ def test_shapes_and_dtypes_on_the_meta_device(dtype, reduction):
     loss.sum().backward()
     assert (loss.shape, loss.dtype) == (expected.shape, expected.dtype)
     assert all((leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, dtype) for leaf in leaves)
-
-
-# -- autograd ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -316,9 +307,6 @@ def test_under_ddp_and_fsdp(tmp_path, request):
         transducer_loss(*case.tensors[:2], sharded.weight, None, *inputs[2:])
 
 
-# -- modules -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_module_is_its_joiner_and_drops_in_training_alone(activation):
     case = problem(RAGGED, blank=3, activation=activation, **EXACT)
@@ -373,8 +361,6 @@ def test_modules_of_lattices_and_an_existing_tied_layer():
         assert error(embedding.weight.grad, expected[1]["weight"]) < 1e-11
     assert TDTLoss(12, 11, durations=[0, 1, 2]).output_linear.weight.shape == (14, 12)
 
-
-# -- refusals ------------------------------------------------------------------------------------------------------
 
 LAYER = torch.nn.Linear(12, 11, dtype=torch.float64)
 OTHER = torch.nn.Linear(12, 11, dtype=torch.float64)
@@ -509,9 +495,6 @@ def test_what_looks_odd_and_is_allowed():
 def test_a_module_checks_its_options_when_it_is_made(options, kind, word):
     with pytest.raises(kind, match=word):
         TransducerLoss(**{"joiner_dim": 8, "vocab_size": 11, **options})
-
-
-# -- without a compiler --------------------------------------------------------------------------------------------
 
 
 def test_without_a_compiler_the_plain_code_runs_and_says_so_once(monkeypatch):

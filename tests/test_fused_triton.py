@@ -141,9 +141,6 @@ def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
     assert launched == [[torch.device("cuda:1")]] * 2
 
 
-# -- with a GPU ----------------------------------------------------------------------------------------------------
-
-
 def on_gpu(case):
     case.tensors = [tensor.cuda() for tensor in case.tensors]
     case.targets, case.T_lengths, case.U_lengths = (

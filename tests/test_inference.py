@@ -101,9 +101,6 @@ def measured(path, *words, code=0, executor=None):
     return [row for answer in answers([log], "inference", rows.answer) for row in answer.rows]
 
 
-# -- audio and outputs -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not REAL.exists(), reason="no ../shared/data/librispeech")
 def test_audio_is_resampled_and_looped_to_exactly_the_asked_duration():
     samples = len(recognisers.read(REAL, 16000))
@@ -118,9 +115,6 @@ def test_noise_is_of_the_seed_and_audio_that_is_none_is_one_line(tmp_path):
     (tmp_path / "text.wav").write_text("no audio")
     with pytest.raises(UserError, match="text.wav"):
         recognisers.read(tmp_path / "text.wav", 16000)
-
-
-# -- models ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,9 +145,6 @@ def test_the_shipped_transducers_decode_every_utterance(name):
     if model.stream:
         pieces = list(outputs(model, 0.4, call=model.stream))
         assert len(pieces) == 2 * 3 and whole == [pieces[2], pieces[5]]  # 41 frames in sixteens
-
-
-# -- the configuration -----------------------------------------------------------------------------------------------
 
 
 def test_values_of_the_command_line_are_over_those_of_the_file(config, capsys):
@@ -191,9 +182,6 @@ def test_a_quick_profile_of_a_shipped_configuration_is_of_the_smallest_cells(pat
         assert {task.name for task in cli.planned(quick, None)} == cells
     file, _, name = quick.pretrained_model.source.rpartition(":")
     assert file == str(SHIPPED) and f"class {name}(" in SHIPPED.read_text()
-
-
-# -- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_triangle_skips_exactly_the_heavy_corner():
@@ -234,9 +222,6 @@ def test_a_run_is_text_rows_and_a_section_and_a_broken_one_is_a_line(tmp_path):
     assert len(made.tables) == 4 and "line 1" in str(broken.failures) and shown.holds(tmp_path)
     found = json.loads(run("summarize.py", tmp_path, "--format", "json").stdout)
     assert [row["rtf"] for row in found] == [0.1, 0.025, 0.05, None]
-
-
-# -- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_measures_every_cell(config, capsys):
@@ -300,8 +285,6 @@ def test_a_run_for_real(config):
     assert_user_error(run("rnnt-bench", "inference", path.parent / "nosuch.yaml"), "nosuch.yaml")
 
 
-# -- SpeechBrain -----------------------------------------------------------------------------------------------------
-
 ESTIMATION = """
 sample_rate: 16000
 snrmin: 0
@@ -353,9 +336,6 @@ def test_a_model_of_speechbrain_is_that_of_its_folder(tmp_path):
     torch.save(weights, tmp_path / "model.ckpt")
     answer, again = (outputs(made("SNREstimator", tmp_path), size=3) for _ in range(2))
     assert answer.shape == (6,) and answer.min() > 0 and answer.max() < 10 and torch.allclose(answer, again, rtol=1e-4)
-
-
-# -- torchaudio ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -424,9 +404,6 @@ def test_what_is_no_model():
         made("EncoderDecoder", "x")
     with pytest.raises(UserError, match="wav2vec2-base-960h cannot be made"):
         made("transformers", "facebook/wav2vec2-base-960h")
-
-
-# -- Hugging Face ----------------------------------------------------------------------------------------------------
 
 
 def test_a_pipeline_of_hugging_face(tmp_path):

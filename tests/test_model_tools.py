@@ -33,9 +33,6 @@ def test_a_busy_machine_is_told_before_anything_is_measured(tmp_path, capsys):
         assert errors.count("warning: load 24 on 2 cores") == (not words) and "no package" in errors
 
 
-# -- counts in the log -------------------------------------------------------------------------------------------------
-
-
 def test_a_quick_count_needs_no_input_and_no_weights(tmp_path, capsys):
     words = ("torchaudio.models:wav2vec2_base", "--preset", "quick", "--format", "csv", "--log-dir", tmp_path)
     assert command(flops, *words) == 0 and "pseudo,1,1.0,1.0," in capsys.readouterr().out
@@ -48,8 +45,6 @@ def test_a_count_is_kept_and_shown(tmp_path):
     assert "Operations of a model" in text and "torch.nn-Linear" in text and "30 MACs" in text
     assert "30 MACs" in run("summarize.py", tmp_path).stdout
 
-
-# -- models, sizes and configurations that nobody should give: one clear line -----------------------------------------
 
 MODELS = """
 import torch

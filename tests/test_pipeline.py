@@ -82,9 +82,6 @@ def measured(path, *words, code=0, executor=None, log=None):
     return [answer.rows for answer in answers([log], "pipeline", rows.answer)][-1] if code == 0 else None
 
 
-# -- what adds up ----------------------------------------------------------------------------------------------------
-
-
 def test_a_cascade_adds_times_and_operations_and_takes_the_largest_memory(tmp_path):
     """Sleeps of 0.2 and 0.4 s; peaks of 100 and 140; medians, so that one slow call is none; two of four failed."""
     jobs = {
@@ -158,9 +155,6 @@ def test_a_stage_that_fails_or_gives_what_cannot_go_to_the_next_is_named(name, w
     assert words in capsys.readouterr().err
 
 
-# -- the configuration -----------------------------------------------------------------------------------------------
-
-
 def test_a_stage_is_over_general_and_that_over_the_command_line(config):
     text = "general: {repeats: 4, dataset_size: 2, builder: 'x:y'}\nstage1: {factory: 'a:b'}\n"
     path = config(f"{text}stage2: {{factory: 'a:b', repeats: 9}}\n")
@@ -204,9 +198,6 @@ def test_the_shipped_configurations_run(path, tmp_path):
     *_, whole = measured(path, "--made-seconds", "0.1", "--preset", "quick", log=tmp_path)
     assert whole["flops"] > 0 and whole["run_time_s"] > 0 and whole["rtf"] > 0 and not whole["not_counted"]
     assert {rows.configured(path, {}, {}).general.model_type for path in SHIPPED} == set(rows.MODEL_TYPES)
-
-
-# -- data sets -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -78,9 +78,6 @@ def twelve(tmp_path_factory, shapes):
     return *profiled(log, shapes, "--steps", 8, "--batch-size", 2, "--optimizer", layers=12), log
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------
-
-
 def criterion():
     adapter = implementations.load(implementations.find("fast_rnnt-pruned").script)(settings.resolve({}, "cpu"), "")
     adapter.load("cpu")
@@ -138,9 +135,6 @@ def test_double_swish_and_balancer_have_the_published_gradients():
     torch.testing.assert_close(x.grad, 1 + torch.stack([small, many], dim=1))
 
 
-# -- labels ------------------------------------------------------------------------------------------------------------
-
-
 class Twice(nn.Module):
     """A shared layer, a keyword argument, one tensor given three times, an input without a gradient."""
 
@@ -193,9 +187,6 @@ def test_patterns_are_of_whole_names():
     assert labelling.by_depth(model, 2) == {"layers.0": "layers.*", "layers.1": "layers.*"}
     with pytest.raises(UserError, match=r"layers\.\*"):
         labelling.by_patterns(model, {"x": ("layer.*",)})
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def test_twelve_layers_and_eight_steps_are_96_calls_and_times_add_up(twelve):

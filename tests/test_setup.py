@@ -281,8 +281,6 @@ def test_a_lock_keeps_only_the_chosen_hash():
         lock.keep_one_hash(text, "a", "sha256:dd")
 
 
-# -- source packages -----------------------------------------------------------------------------------------------
-
 # A package with the layout of optimized_transducer's sdist: same names, no torch in its C++, so seconds to compile.
 PYTHON_FOLDER = "optimized_transducer/python/optimized_transducer"
 STAND_IN = {
