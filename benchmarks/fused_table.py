@@ -29,7 +29,7 @@ from common.core.errors import (  # noqa: E402
     EXIT_OK,
     EXIT_USAGE,
     UserError,
-    guarded,  # noqa: E402
+    guarded,
 )
 from common.core.settings import LOGITS  # noqa: E402
 from common.core.statistics import geometric_mean, median  # noqa: E402
