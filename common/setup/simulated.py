@@ -25,20 +25,15 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
 
 
 def flags() -> List[str]:
-    """Return the flags of the compiler, with those of RNNT_SIMULATED_FLAGS, such as -fsanitize=address.  Assertions of
-    kernels hold, as nvcc compiles them."""
+    """Return the compiler's flags, with those of RNNT_SIMULATED_FLAGS, such as -fsanitize=address; assertions hold."""
     return ["-O2", "-U_FORTIFY_SOURCE", *os.environ.get("RNNT_SIMULATED_FLAGS", "").split()]
 
 
 def rewritten(source: str) -> str:
     """Return the text of a CUDA or C++ source as C++ for simulated_cuda.h."""
     source = _WORD.sub(lambda match: _WORDS[match[0]], _INCLUDE.sub("", source))
-    return _LAUNCH.sub(_call, source)
-
-
-def _call(launch: re.Match[str]) -> str:
-    kernel, sizes, no_arguments = launch.groups()
-    return f"simulated::Launch({sizes}).of([](auto... values) {{ {kernel}(values...); }}{no_arguments or ', '}"
+    call = r"simulated::Launch(\2).of([](auto... values) { \1(values...); }"
+    return _LAUNCH.sub(lambda launch: launch.expand(call) + (launch[3] or ", "), source)
 
 
 def rewrite(folder: Path) -> None:

@@ -1,10 +1,8 @@
 // CUDA kernels as plain C++ on the CPU: enough of CUDA to run the kernels of the losses that are compiled from source.
 //
-// The blocks of a launch run in turn, in the order of their index.  The threads of a block are fibres of the thread that
-// launches: one runs until it waits in __syncthreads, __syncwarp or a shuffle.  A warp goes on when its threads that have
-// not returned wait, a block when all of its threads do; anything else ends the process with a line.  It is one order of
-// many: no race is found by it.  Included before each source of the package, whose launches are rewritten
-// (common/setup/simulated.py).
+// Blocks run in turn.  Threads are fibres: one runs until it waits in __syncthreads, __syncwarp or a shuffle.  A warp goes
+// on when its threads that have not returned wait, a block when all of its threads do; anything else ends the process with
+// a line.  It is one order of many: no race is found by it.  Included before each source that simulated.py has rewritten.
 #pragma once
 
 #ifdef TORCH_EXTENSION_NAME
@@ -41,7 +39,7 @@ namespace simulated {
 
 constexpr std::size_t kStack = 256 * 1024;
 constexpr int kLongestValue = 8;
-enum class Waits { nothing, warp, block };
+enum class State { idle, runs, waits_for_warp, waits_for_block };
 
 struct Fibre {
   ucontext_t context;  // of its beginning; from then on _longjmp, which makes no system call
@@ -49,8 +47,7 @@ struct Fibre {
   bool begun = false;
   std::unique_ptr<char[]> stack{new char[kStack]};
   unsigned thread = 0;
-  Waits waits = Waits::nothing;
-  bool busy = false;  // between the first and the last statement of a thread
+  State state = State::idle;
 };
 
 // What the threads of a block share.  Fibres are kept from block to block: a thread that never waits takes no new one.
@@ -69,13 +66,9 @@ inline void place(unsigned thread) {
   threadIdx = dim3(thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / (blockDim.x * blockDim.y));
 }
 
-inline void leave() {
+inline void leave(State state) {
+  block.current->state = state;
   if (!_setjmp(block.current->here)) _longjmp(block.scheduler, 1);
-}
-
-inline void wait(Waits what) {
-  block.current->waits = what;
-  leave();
 }
 
 // The life of a fibre: one thread after the other, as long as there are some; then it waits for the next block.
@@ -83,20 +76,19 @@ inline void live() {
   for (Fibre *self = block.current;;) {
     while (block.begun < block.threads) {
       self->thread = block.begun++;
-      self->busy = true;
+      self->state = State::runs;
       place(self->thread);
       block.kernel();
-      self->busy = false;
       --block.running[self->thread / warpSize];
       ++block.ended;
     }
-    leave();
+    leave(State::idle);
   }
 }
 
 inline void resume(Fibre &fibre) {
   block.current = &fibre;
-  if (fibre.busy) place(fibre.thread);
+  if (fibre.state != State::idle) place(fibre.thread);
   if (_setjmp(block.scheduler)) return;
   if (fibre.begun) _longjmp(fibre.here, 1);
   fibre.begun = true;
@@ -105,7 +97,7 @@ inline void resume(Fibre &fibre) {
 
 inline Fibre &idle_fibre() {
   for (auto &fibre : block.fibres)
-    if (!fibre->busy) return *fibre;
+    if (fibre->state == State::idle) return *fibre;
   block.fibres.emplace_back(new Fibre);
   Fibre &fibre = *block.fibres.back();
   getcontext(&fibre.context);
@@ -120,16 +112,15 @@ inline bool release() {
   std::vector<unsigned> waiting(block.running.size());
   unsigned at_barrier = 0;
   for (auto &fibre : block.fibres) {
-    if (!fibre->busy) continue;
-    waiting[fibre->thread / warpSize] += fibre->waits == Waits::warp;
-    at_barrier += fibre->waits == Waits::block;
+    if (fibre->state == State::waits_for_warp) ++waiting[fibre->thread / warpSize];
+    at_barrier += fibre->state == State::waits_for_block;
   }
-  bool whole = at_barrier == block.threads - block.ended, any = whole;
+  bool whole = at_barrier == block.threads - block.ended, any = false;
   block.taken = block.given;
   for (auto &fibre : block.fibres) {
     unsigned warp = fibre->thread / warpSize;
-    bool goes_on = fibre->waits == Waits::warp ? waiting[warp] == block.running[warp] : whole;
-    if (fibre->busy && goes_on) fibre->waits = Waits::nothing, any = true;
+    bool its_warp = fibre->state == State::waits_for_warp && waiting[warp] == block.running[warp];
+    if (its_warp || (whole && fibre->state == State::waits_for_block)) fibre->state = State::runs, any = true;
   }
   return any;
 }
@@ -141,10 +132,10 @@ inline void run_block() {
   while (block.ended < block.threads) {
     while (block.begun < block.threads) resume(idle_fibre());
     for (std::size_t at = 0; at < block.fibres.size(); ++at)
-      if (block.fibres[at]->busy && block.fibres[at]->waits == Waits::nothing) resume(*block.fibres[at]);
+      if (block.fibres[at]->state == State::runs) resume(*block.fibres[at]);
     if (block.ended < block.threads && !release()) {
-      std::fprintf(stderr, "simulated CUDA: threads of block (%u, %u, %u) wait for each other for ever\n", blockIdx.x,
-                   blockIdx.y, blockIdx.z);
+      auto [x, y, z] = blockIdx;
+      std::fprintf(stderr, "simulated CUDA: threads of block (%u, %u, %u) wait for each other for ever\n", x, y, z);
       std::abort();
     }
   }
@@ -158,25 +149,22 @@ struct Launch {
 
   template <typename Kernel, typename... Arguments>
   void of(Kernel kernel, Arguments... arguments) {
-    gridDim = grid;
-    blockDim = threads;
+    gridDim = grid, blockDim = threads;
     block.kernel = [&] { kernel(arguments...); };
     block.threads = threads.x * threads.y * threads.z;
     block.running.assign((block.threads + warpSize - 1) / warpSize, 0);
     block.given.assign(block.threads * kLongestValue, 0);
-    for (unsigned z = 0; z < grid.z; ++z)
-      for (unsigned y = 0; y < grid.y; ++y)
-        for (unsigned x = 0; x < grid.x; ++x) {
-          blockIdx = dim3(x, y, z);
-          run_block();
-        }
+    for (unsigned at = 0; at < grid.x * grid.y * grid.z; ++at) {
+      blockIdx = dim3(at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y);
+      run_block();
+    }
   }
 };
 
 }  // namespace simulated
 
-inline void __syncthreads() { simulated::wait(simulated::Waits::block); }
-inline void __syncwarp(unsigned = ~0u) { simulated::wait(simulated::Waits::warp); }
+inline void __syncthreads() { simulated::leave(simulated::State::waits_for_block); }
+inline void __syncwarp(unsigned = ~0u) { simulated::leave(simulated::State::waits_for_warp); }
 inline void __threadfence() {}
 
 template <typename T>
@@ -184,7 +172,7 @@ T __shfl_up_sync(unsigned, T value, unsigned distance) {
   static_assert(sizeof(T) <= simulated::kLongestValue);
   unsigned thread = simulated::block.current->thread;
   std::memcpy(&simulated::block.given[thread * simulated::kLongestValue], &value, sizeof(T));
-  simulated::wait(simulated::Waits::warp);
+  __syncwarp();
   if (thread % warpSize < distance) return value;
   std::memcpy(&value, &simulated::block.taken[(thread - distance) * simulated::kLongestValue], sizeof(T));
   return value;
