@@ -60,21 +60,17 @@ def _flags() -> Iterator[str]:
     from common.command import COMMANDS
 
     parsers = {name: _parser_of("rnnt-bench", name) for name in COMMANDS if name not in LIKE_RUN}
-    common = {flag for action in parsers["run"]._actions for flag in action.option_strings}
     for name, parser in parsers.items():
         yield from _section(f"rnnt-bench {name}", parser)
     yield "\n## benchmark_&lt;implementation&gt;.py\n"
-    yield "They take the flags of `rnnt-bench run` but `--only` and `--skip`, which only a template has, and these:\n"
-    yield "| script | measures | its own flags |\n| --- | --- | --- |"
+    yield "They take the flags of `rnnt-bench run` but `--only` and `--skip`, which only a template has.\n"
+    yield "| script | measures |\n| --- | --- |"
     scripts = [*ROOT.glob("benchmark_*.py"), *ROOT.glob("losses/benchmark_*.py")]
     for path in sorted(scripts, key=lambda path: path.name):
         if path.name == "benchmark_all.py":
             continue
-        parser = _parser_of(str(path.relative_to(ROOT)))
-        flags = [action for action in parser._actions if not common.intersection(action.option_strings)]
-        first = (parser.description or "").strip().partition("\n\n")[0]
-        own = "; ".join(f"{_flag(action)}: {_help(action)}" for action in flags)
-        yield f"| `{path.relative_to(ROOT)}` | {_cell(first)} | {own} |"
+        script = str(path.relative_to(ROOT))
+        yield f"| `{script}` | {_cell((_parser_of(script).description or '').strip().partition(chr(10) * 2)[0])} |"
 
 
 def _records() -> Iterator[str]:
