@@ -23,9 +23,7 @@ from fixtures_runs import (
 
 from common.analysis import logs, metrics, ratios, standing, verdict
 from common.analysis.groups import collect, groups
-from common.analysis.ratios import Ratio
 from common.analysis.row import Row
-from common.analysis.standing import Margins, Standing
 from common.analysis.times import Times
 from common.core import statistics
 from common.records.schema import Environment, Header
@@ -249,12 +247,14 @@ def test_a_row_is_compared_by_its_step_or_by_its_loss():
 
 
 def ratio(value=1.5, low=1.4, high=1.6, baseline=(1.0,) * 4, new=(1.5,) * 4, error=0.01):
-    return Ratio(value, low, high, 2, baseline, new, error, len(new) - 1)
+    return ratios.Ratio(value, low, high, 2, baseline, new, error, len(new) - 1)
 
 
 def judged(of, paired=True, busy=(0.0, 0.0), tolerance=0.02, **fields):
     rounds = len(of.baseline), len(of.new)
-    return Standing(Row("a"), Row("b"), "step", Margins(tolerance), of, paired, rounds=rounds, busy=busy, **fields)
+    return standing.Standing(
+        Row("a"), Row("b"), "step", standing.Margins(tolerance), of, paired, rounds=rounds, busy=busy, **fields
+    )
 
 
 def test_who_may_be_as_fast_as_the_fastest():

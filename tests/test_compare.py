@@ -20,7 +20,6 @@ from fixtures_runs import change, correctness, environment, memory, status, time
 from msgspec.structs import replace
 
 from common.analysis import comparison, measured
-from common.analysis.comparison import Pair
 from common.analysis.row import Row
 from common.core import statistics
 from common.records import schema, store
@@ -60,7 +59,7 @@ def drawn(run, rounds, run_id, factor=1.0, calm=False):
 def separate_runs(run, seed, rounds, **options):
     """Two groups of rounds that have nothing to do with each other."""
     chosen = random.Random(seed).sample(timing_jobs(run), 2 * rounds)
-    return Pair(
+    return comparison.Pair(
         drawn(run, chosen[:rounds], "one", calm=True), drawn(run, chosen[rounds:], "other", calm=True, **options)
     )
 
@@ -71,7 +70,9 @@ def in_alternation(run, seed, rounds, **options):
     pairs = luck.sample([jobs[start : start + 2] for start in range(0, len(jobs) - 1, 2)], rounds)
     for pair in pairs:
         luck.shuffle(pair)
-    return Pair(drawn(run, [first for first, _ in pairs], "x"), drawn(run, [two for _, two in pairs], "x", **options))
+    return comparison.Pair(
+        drawn(run, [first for first, _ in pairs], "x"), drawn(run, [two for _, two in pairs], "x", **options)
+    )
 
 
 def verdicts(pairs, **options):
@@ -158,7 +159,7 @@ def test_memory(ratio, exact, verdict):
         counters = {"device_allocated": {}, "torch_allocated": {"0": peak} if exact else {}, "process": {"0": peak}}
         return Row("a", peaks_mb={"step": counters})
 
-    (change,) = comparison.compare([Pair(side(100.0), side(100 * ratio))], ["step"])
+    (change,) = comparison.compare([comparison.Pair(side(100.0), side(100 * ratio))], ["step"])
     assert change.memory["step"].verdict == verdict
 
 
@@ -181,7 +182,7 @@ def test_errors(baseline, new, expected):
         of = errors and {"loss_error": errors[0], "grad_error": errors[1], "tolerance": 1e-4, "ok": max(errors) < 1e-4}
         return Row("a", checked=schema.Correctness(**(of or {})))
 
-    (change,) = comparison.compare([Pair(side(baseline), side(new))])
+    (change,) = comparison.compare([comparison.Pair(side(baseline), side(new))])
     assert change.errors.verdict == expected
 
 

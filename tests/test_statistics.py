@@ -24,11 +24,9 @@ from fixtures_runs import (
 )
 
 from common.analysis import logs, ratios, times
-from common.analysis.ratios import Padding, independent_ratio, paired_ratio
 from common.analysis.row import Row
 from common.analysis.standing import Standing
 from common.core import settings, statistics
-from common.core.statistics import describe, geometric_mean, interval, median, quantile, student_t, verdict
 from common.losses import oracle
 from common.losses.passes import timing
 from common.measure import peaks
@@ -46,11 +44,16 @@ from common.system import machine, memory
     ],
 )
 def test_quantile_is_linear_between_samples(values, fraction, expected):
-    assert quantile(values, fraction) == expected
+    assert statistics.quantile(values, fraction) == expected
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda: quantile([], 0.5), lambda: geometric_mean([]), lambda: geometric_mean([1, -2])]
+    "ask",
+    [
+        lambda: statistics.quantile([], 0.5),
+        lambda: statistics.geometric_mean([]),
+        lambda: statistics.geometric_mean([1, -2]),
+    ],
 )
 def test_what_has_no_answer_is_refused(ask):
     with pytest.raises(ValueError):
@@ -60,9 +63,9 @@ def test_what_has_no_answer_is_refused(ask):
 def test_describe():
     """A batch ten times as long is no spread, and one with a single sample tells of none."""
     samples = {0: [1, 2, 3, 4, 5, 6], 1: [10, 20, 30, 40, 50, 60]}
-    assert astuple(describe(samples)) == pytest.approx((19.25, 11, 27.5, 12))
-    assert astuple(describe({0: [1, 2, 3], 1: [16]})) == pytest.approx((9, 6.3, 11.7, 4))
-    assert astuple(describe({0: [2], 1: [4]})) == (3, None, None, 2) and describe({}) is None
+    assert astuple(statistics.describe(samples)) == pytest.approx((19.25, 11, 27.5, 12))
+    assert astuple(statistics.describe({0: [1, 2, 3], 1: [16]})) == pytest.approx((9, 6.3, 11.7, 4))
+    assert astuple(statistics.describe({0: [2], 1: [4]})) == (3, None, None, 2) and statistics.describe({}) is None
 
 
 @pytest.mark.parametrize(
@@ -77,8 +80,8 @@ def test_describe():
     ],
 )
 def test_student_t(confidence, freedom, expected):
-    assert student_t(confidence, freedom) == pytest.approx(expected, abs=1e-3)
-    assert student_t(confidence, freedom) > student_t(confidence, freedom + 0.5)
+    assert statistics.student_t(confidence, freedom) == pytest.approx(expected, abs=1e-3)
+    assert statistics.student_t(confidence, freedom) > statistics.student_t(confidence, freedom + 0.5)
 
 
 @pytest.mark.parametrize(
@@ -91,21 +94,21 @@ def test_student_t(confidence, freedom, expected):
     ],
 )
 def test_interval_by_hand(logs, confidence, center, half):
-    low, high = interval(list(map(math.exp, logs)), confidence)
+    low, high = statistics.interval(list(map(math.exp, logs)), confidence)
     assert (math.log(low), math.log(high)) == pytest.approx((center - half, center + half), abs=1e-3)
 
 
 def test_interval_is_over_rounds_not_over_samples_and_needs_two():
-    assert interval([]) is None and interval([5.0]) is None
+    assert statistics.interval([]) is None and statistics.interval([5.0]) is None
     rounds = {1: {0: [1.0] * 1000}, 2: {0: [math.e**2 - 1] * 1000, 1: [math.e**2 + 1]}}
-    assert statistics.interval_of_rounds(rounds) == pytest.approx(interval([1.0, math.e**2]))
-    assert median([3, 1, 2]) == 2 and geometric_mean([2, 8]) == pytest.approx(4)
+    assert statistics.interval_of_rounds(rounds) == pytest.approx(statistics.interval([1.0, math.e**2]))
+    assert statistics.median([3, 1, 2]) == 2 and statistics.geometric_mean([2, 8]) == pytest.approx(4)
 
 
 def test_paired_ratio_by_hand():
     baseline = {1: {0: [10, 10, 90], 1: [100]}, 2: {0: [20], 1: [100]}}
     new = {1: {0: [20], 1: [200]}, 2: {0: [40, 40], 1: [200]}}
-    estimate = paired_ratio(baseline, new)
+    estimate = ratios.paired_ratio(baseline, new)
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((2, 2, 2))
     assert estimate.batches == 2 and estimate.error == pytest.approx(0, abs=1e-9)
     assert estimate.baseline == pytest.approx((math.sqrt(1000), math.sqrt(2000)))
@@ -115,18 +118,21 @@ def test_paired_ratio_by_hand():
 def test_paired_ratio_has_the_interval_of_the_rounds_ratios():
     baseline = {round: {0: [time]} for round, time in enumerate([1, 10, 100])}  # a drift that both sides share
     new = {round: {0: [time]} for round, time in enumerate([math.exp(-1), 10, 100 * math.e])}
-    estimate = paired_ratio(baseline, new)
-    assert (estimate.low, estimate.high) == pytest.approx(interval([math.exp(-1), 1, math.e]))
+    estimate = ratios.paired_ratio(baseline, new)
+    assert (estimate.low, estimate.high) == pytest.approx(statistics.interval([math.exp(-1), 1, math.e]))
     assert estimate.error == pytest.approx(1 / math.sqrt(3))
 
 
 def test_paired_ratio_uses_only_what_both_have():
     baseline = {1: {0: [10], 1: [1]}, 2: {0: [10], 1: [1]}, 3: {0: [1]}}
     new = {1: {0: [10]}, 2: {0: [10], 1: [1000]}}  # died on batch 1 in round 1
-    estimate = paired_ratio(baseline, new)
+    estimate = ratios.paired_ratio(baseline, new)
     assert (estimate.ratio, len(estimate.baseline), estimate.batches) == (pytest.approx(1), 2, 1)
-    assert paired_ratio({1: {0: [1]}}, {2: {0: [1]}}) is None and paired_ratio({1: {0: [1]}}, {1: {1: [1]}}) is None
-    assert paired_ratio({1: {0: [1]}}, {1: {0: [3]}}).low is None
+    assert (
+        ratios.paired_ratio({1: {0: [1]}}, {2: {0: [1]}}) is None
+        and ratios.paired_ratio({1: {0: [1]}}, {1: {1: [1]}}) is None
+    )
+    assert ratios.paired_ratio({1: {0: [1]}}, {1: {0: [3]}}).low is None
 
 
 def test_independent_ratio_by_hand():
@@ -134,18 +140,20 @@ def test_independent_ratio_by_hand():
     # Welch: (13/12)^2 / ((1/9 + 9/16) / 2) = 3.485 degrees of freedom.
     baseline = {round: {0: [math.exp(log)]} for round, log in enumerate([-1, 0, 1])}
     new = {round: {0: [math.exp(log)]} for round, log in enumerate([2, 3.5, 5])}
-    estimate = independent_ratio(baseline, new)
+    estimate = ratios.independent_ratio(baseline, new)
     assert math.log(estimate.ratio) == pytest.approx(3.5) and estimate.error == pytest.approx(math.sqrt(13 / 12))
-    half = student_t(0.95, (13 / 12) ** 2 / ((1 / 9 + 9 / 16) / 2)) * estimate.error
+    half = statistics.student_t(0.95, (13 / 12) ** 2 / ((1 / 9 + 9 / 16) / 2)) * estimate.error
     assert (math.log(estimate.low), math.log(estimate.high)) == pytest.approx((3.5 - half, 3.5 + half))
 
 
 def test_independent_ratio_of_different_rounds_and_of_too_few():
-    estimate = independent_ratio({1: {0: [2.0]}, 2: {0: [2.0], 1: [9]}}, {7: {0: [4.0]}, 8: {0: [4.0]}, 9: {0: [4.0]}})
+    estimate = ratios.independent_ratio(
+        {1: {0: [2.0]}, 2: {0: [2.0], 1: [9]}}, {7: {0: [4.0]}, 8: {0: [4.0]}, 9: {0: [4.0]}}
+    )
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((2, 2, 2))
     assert (len(estimate.baseline), len(estimate.new), estimate.batches) == (2, 3, 1)
-    assert independent_ratio({1: {0: [1]}}, {1: {0: [3]}, 2: {0: [3]}}).low is None
-    assert independent_ratio({}, {1: {0: [3]}}) is None
+    assert ratios.independent_ratio({1: {0: [1]}}, {1: {0: [3]}, 2: {0: [3]}}).low is None
+    assert ratios.independent_ratio({}, {1: {0: [3]}}) is None
 
 
 @pytest.mark.parametrize(
@@ -162,7 +170,7 @@ def test_independent_ratio_of_different_rounds_and_of_too_few():
     ],
 )
 def test_verdict(low, high, tolerance, expected):
-    assert verdict(low, high, tolerance) == expected
+    assert statistics.verdict(low, high, tolerance) == expected
 
 
 def sides(logs):
@@ -176,7 +184,7 @@ def test_the_ratio_is_that_of_the_file_at_its_mean_padding():
     """Without noise the line is found exactly: log ratio 0.1 + 0.8 x, at the file's mean of 0.3."""
     x = {f"{at}-{number}": 0.05 * at + 0.1 * number for at in range(4) for number in range(3)}
     logs = {at: {f"{at}-{number}": 0.1 + 0.8 * x[f"{at}-{number}"] for number in range(3)} for at in range(4)}
-    estimate, paired = ratios.ratio(*sides(logs), together=False, padding=Padding(x, 0.3))
+    estimate, paired = ratios.ratio(*sides(logs), together=False, padding=ratios.Padding(x, 0.3))
     assert not paired and estimate.of_file and estimate.batches == 12
     assert estimate.ratio == pytest.approx(math.exp(0.34))
     assert (estimate.low, estimate.high) == pytest.approx((estimate.ratio, estimate.ratio))
@@ -190,7 +198,7 @@ def test_the_interval_is_over_rounds_as_clusters():
     d = 0.02
     logs = {at: {f"{at}-{index}": (at - 1) * d for index in range(4)} for at in range(3)}
     center, error = sum(x.values()) / len(x), 0.0
-    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, center))
+    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=ratios.Padding(x, center))
     cells = [(x[batch], y) for cells_of_round in logs.values() for batch, y in cells_of_round.items()]
     slope = sum((a - center) * y for a, y in cells) / sum((a - center) ** 2 for a, _ in cells)
     squares = sum((value - center) ** 2 for value in x.values())
@@ -199,21 +207,23 @@ def test_the_interval_is_over_rounds_as_clusters():
         along = sum((x[batch] - center) / 12 for batch in cells_of_round) ** 2 / squares
         error += residual**2 * (4 / 144) / (4 / 144 - (4 / 12) ** 2 / 12 - along)
     assert estimate.error == pytest.approx(math.sqrt(error))
-    assert math.log(estimate.high / estimate.ratio) == pytest.approx(student_t(0.95, 2) * math.sqrt(error))
+    assert math.log(estimate.high / estimate.ratio) == pytest.approx(statistics.student_t(0.95, 2) * math.sqrt(error))
 
 
 def test_with_one_batch_a_round_the_line_takes_a_degree_of_freedom_more():
     logs = {at: {at: 0.1 + 0.01 * (at % 3)} for at in range(10)}
-    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=Padding({at: 0.05 * at for at in range(10)}, 0.2))
+    estimate, _ = ratios.ratio(
+        *sides(logs), together=True, padding=ratios.Padding({at: 0.05 * at for at in range(10)}, 0.2)
+    )
     assert estimate.of_file and estimate.freedom == 8
-    assert math.log(estimate.high / estimate.ratio) == pytest.approx(student_t(0.95, 8) * estimate.error)
+    assert math.log(estimate.high / estimate.ratio) == pytest.approx(statistics.student_t(0.95, 8) * estimate.error)
 
 
 @pytest.mark.parametrize("rounds, batches", [(2, 6), (3, 3)])
 def test_with_few_rounds_or_batches_it_is_of_the_measured_batches_alone(rounds, batches):
     logs = {at: {(at, index): 0.1 * at for index in range(batches)} for at in range(rounds)}
     x = {batch: 0.01 * number for number, batch in enumerate(batch for each in logs.values() for batch in each)}
-    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, 5.0))
+    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=ratios.Padding(x, 5.0))
     assert not estimate.of_file and estimate.ratio == pytest.approx(math.exp(0.05 * (rounds - 1)))
     assert estimate.low < estimate.ratio < estimate.high
 

@@ -41,7 +41,6 @@ from fixtures_runs import (
 )
 
 from common.analysis import logs, metrics
-from common.analysis.metrics import Metric
 from common.core import settings
 from common.records import schema
 from common.show import tables
@@ -395,7 +394,7 @@ def test_the_head_says_what_else_changes_the_numbers(tmp_path, device, settings_
 @pytest.fixture
 def with_rtf(monkeypatch):
     """Seconds of compute for a second of speech, with_rtf up: ten times the step's seconds."""
-    metric = Metric("rtf", "RTF", lambda row: row.step.ms and row.step.ms.median / 100, better="lower")
+    metric = metrics.Metric("rtf", "RTF", lambda row: row.step.ms and row.step.ms.median / 100, better="lower")
     monkeypatch.setitem(metrics.METRICS, "rtf", metric)
 
 
