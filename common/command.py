@@ -149,11 +149,8 @@ def script_main(file: str, description: Optional[str]) -> int:
     from common.core.errors import UserError
     from common.core.implementations import LATTICES
 
-    parser = Parser(
-        description=description,
-        examples=EXAMPLES,
-        epilog="docs/reading.md tells how to read the table; summarize.py prints it again for any log folder.",
-    )
+    epilog = "docs/reading.md tells how to read the table; summarize.py prints it again for any log folder."
+    parser = Parser(description=description, examples=EXAMPLES, epilog=epilog)
     try:
         implementation = implementations.of_file(file)
     except UserError as error:

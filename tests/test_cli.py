@@ -107,18 +107,9 @@ def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):
 
 # A setting is declared in one place.
 
-GRAIN = setting(
-    3,
-    "grains of each batch",
-    settings.BATCHES,
-    short="grains",
-    type=flag_types.whole(1),
-    metavar="G",
-    presets={"quick": 1, "chars": 2},
-    label="grain",
-    heading="{} grains",
-    heading_of_default=False,
-)
+TITLES = {"short": "grains", "metavar": "G", "label": "grain", "heading": "{} grains", "heading_of_default": False}
+PRESETS = {"quick": 1, "chars": 2}
+GRAIN = setting(3, "grains of each batch", settings.BATCHES, type=flag_types.whole(1), presets=PRESETS, **TITLES)
 
 
 def test_one_field_makes_a_setting(monkeypatch):

@@ -84,9 +84,8 @@ def outcome(*line, **variables):
 
 def test_an_old_python_is_one_line():
     """Played by a new one: no older one is at hand."""
-    done = outcome(
-        sys.executable, "-c", "import sys; sys.version_info = (3, 8); sys.argv = ['summarize.py']; import common"
-    )
+    code = "import sys; sys.version_info = (3, 8); sys.argv = ['summarize.py']; import common"
+    done = outcome(sys.executable, "-c", code)
     assert done.returncode == 2 and "3.9 or newer" in done.stderr and len(done.stderr.splitlines()) == 1
     for path in [*ROOT.glob("*.py"), ROOT / "common" / "__init__.py"]:  # what it reads before it says so
         ast.parse(path.read_bytes(), feature_version=(3, 8))
@@ -193,17 +192,15 @@ def test_how_a_job_ends(folder, do, code, words):
 
 
 def test_a_server_that_is_killed_costs_its_job_alone(folder):
-    ended = child(folder, "os.kill(os.getppid(), 9)")
-    assert ended.returncode == -9
+    assert child(folder, "os.kill(os.getppid(), 9)").returncode == -9
     assert child(folder).returncode == 0
 
 
 def test_a_broken_package_is_told_by_the_job(folder):
     """Imported twice in one process, it would say something else."""
     (folder / "torch.py").write_text("import broken_part\nbroken_part.count()\n")
-    (folder / "broken_part.py").write_text(
-        "LEFT = [1]\ndef count():\n    LEFT.pop()\n    raise OSError('no such library')\n"
-    )
+    text = "LEFT = [1]\ndef count():\n    LEFT.pop()\n    raise OSError('no such library')\n"
+    (folder / "broken_part.py").write_text(text)
     assert child(folder, "__import__('torch')").stderr[-1] == "OSError: no such library"
 
 

@@ -18,9 +18,7 @@ from common.cli import cluster
 from common.setup import environments
 
 PYTHON = os.environ.get(cluster.PYTHON) or environments.interpreter("ray")
-needs_ray = pytest.mark.skipif(
-    not PYTHON, reason="no Ray: make setup ENVIRONMENTS=ray, or name its Python in RAY_PYTHON"
-)
+needs_ray = pytest.mark.skipif(not PYTHON, reason="no Ray: make setup ENVIRONMENTS=ray, or RAY_PYTHON=its Python")
 QUICK = ["--preset", "quick", "--device", "cpu", "--passes", "correctness,timing", "--scope", "loss"]
 
 
@@ -59,13 +57,9 @@ def test_without_ray_it_says_what_to_do(tmp_path):
 @pytest.fixture(scope="module")
 def nodes():
     """The address of a cluster, and the process numbers of its nodes."""
-    process = subprocess.Popen(
-        [str(PYTHON), str(Path(__file__).with_name("ray_nodes.py")), str(ROOT)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    line = [str(PYTHON), str(Path(__file__).with_name("ray_nodes.py")), str(ROOT)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(line, text=True, **pipes)
     yield json.loads(process.stdout.readline())
     process.stdin.close()
     process.wait()

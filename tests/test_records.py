@@ -68,8 +68,7 @@ def test_what_newer_versions_add_is_ignored_and_what_older_lack_has_its_default(
     newer = [{**RUN, "colour": ["red"]}, {"record": "profile", "encoder": {}}, {**ENDED, "watts": 3}]
     first, end = store.read(write_records(tmp_path, newer))
     assert (first.name, end.status) == ("x", "ok")
-    older = [RUN, {"record": "limits"}, ENDED]
-    first, limits, end = store.read(write_records(tmp_path, older))
+    first, limits, end = store.read(write_records(tmp_path, [RUN, {"record": "limits"}, ENDED]))
     assert (first.kind, first.machine.cores, limits.streams, end.reason, end.round) == ("exact", None, [], "", None)
 
 
@@ -84,16 +83,13 @@ def test_a_job_that_ran_again_counts_once(tmp_path):
     died = [{"record": "fit", "job": "timing-1", "loss": 3.0}]
     other = [{"record": "fit", "job": "trace", "loss": 4.0}]
     latest = store.latest_jobs(store.read(write_records(tmp_path, [RUN, *first, *again, *died, *other])))
-    assert {job: [schema.as_written(line) for line in lines] for job, lines in latest.items()} == {
-        "timing-1": again,
-        "trace": other,
-    }
+    lines_of = {job: [schema.as_written(line) for line in lines] for job, lines in latest.items()}
+    assert lines_of == {"timing-1": again, "trace": other}
 
 
 def test_the_schema_tells_every_kind_and_every_field():
     """The docs need it: each field has a type and words; every part that is named is there too."""
-    describe = runpy.run_path(str(ROOT / "docs" / "_records.py"))["describe"]
-    rows = {each.name: each for each in describe()}
+    rows = {each.name: each for each in runpy.run_path(str(ROOT / "docs" / "_records.py"))["describe"]()}
     assert {"run", "environment", "sample", "status", "Batch"} <= set(rows) and len(rows) > 20
     assert all(each.text and each.fields for each in rows.values())
     named = {word for each in rows.values() for field in each.fields for word in re.findall(r"\b[A-Z]\w+", field.type)}

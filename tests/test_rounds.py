@@ -175,10 +175,8 @@ def test_a_pipe_gets_a_line_a_round_and_of_what_fails(tmp_path, capsys):
 
 def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):
     script = tmp_path / "benchmark_own_hat.py"
-    text = (ROOT / "benchmark_mine.py").read_text()
-    script.write_text(
-        text.replace('    name = "mine"\n', '    topology = "hat"\n').replace("    hint = ", "    note = ")
-    )
+    text = (ROOT / "benchmark_mine.py").read_text().replace("    hint = ", "    note = ")
+    script.write_text(text.replace('    name = "mine"\n', '    topology = "hat"\n'))
     executor, name = Canned(), implementations.of_file(str(script)).name
     arguments = parsed(*QUICK, "--log-dir", tmp_path / "log", "--passes", "correctness")
     assert benchmark([name, "torchaudio", "torchaudio:hat"], arguments, [name], executor) == EXIT_OK

@@ -82,8 +82,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout_gives_the_same_answer(tmp_path, layout):
     expected = read(REAL_FILES[-1])
-    data = json.loads(gzip.decompress(REAL_FILES[-1].read_bytes()))
-    trace = read(write(tmp_path / "t.json", LAYOUTS[layout](data)))
+    trace = read(write(tmp_path / "t.json", LAYOUTS[layout](json.loads(gzip.decompress(REAL_FILES[-1].read_bytes())))))
     assert (trace.steps, trace.memory, trace.label_us) == (expected.steps, expected.memory, expected.label_us)
 
 

@@ -27,10 +27,7 @@ from common.core.text import plain
 from common.setup import environments
 
 VIEWER = environments.interpreter("viewer")
-needs_viewer = pytest.mark.skipif(
-    VIEWER is None or shutil.which("make") is None,
-    reason="no viewer environment or no make here: `make setup` makes the environment",
-)
+needs_viewer = pytest.mark.skipif(not (VIEWER and shutil.which("make")), reason="no viewer environment or no make here")
 
 
 #: A machine that is busy with other tests takes minutes to start TensorBoard.

@@ -28,12 +28,8 @@ from common.show import page, tables
 from common.system import memory
 from common.system.processes import output
 
-#: Passes of a run with --budget, without --passes.
-BUDGET_PASSES = ("correctness", "timing", "memory")
 #: The file in --log-dir that has the last tables with the lines below them.
 DETAILS = "details.txt"
-#: Words of the list behind the place of a loss that has yet to be compiled.
-TO_COMPILE = ", compiled when it is first run"
 FINDS = "import importlib.util as u, json, sys; print(json.dumps([p for p in sys.argv[1:] if u.find_spec(p)]))"
 
 
@@ -63,7 +59,7 @@ def benchmark(
         if not (arguments.find_largest or arguments.budget):
             python_of.update(interpreters.controls(python_of, device))
     if arguments.budget:
-        given["passes"] = given["passes"] or BUDGET_PASSES
+        given["passes"] = given["passes"] or ("correctness", "timing", "memory")
     cells, settings_of = settings.cells(arguments.sweep), _settings(arguments.sweep, given, device)
     folders: List[Path] = []
     with measuring() as ended:
@@ -137,15 +133,13 @@ def _measure(
                 rounds.search(session, names)
             else:
                 limits, wait = parser.with_limits(arguments, resolved), parser.wait(arguments)
-                jobs = plan(names, resolved)
-                rounds.measure(session, jobs, limits=limits, wait=wait, budget=arguments.budget)
+                rounds.measure(session, plan(names, resolved), limits=limits, wait=wait, budget=arguments.budget)
 
 
 def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
     """Print what is about to be measured.  limit: of --find-largest; given: the settings that flags gave."""
-    joiner = (
-        f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {count(resolved.rounds, 'round')}"
-    )
+    of_rounds = count(resolved.rounds, "round")
+    joiner = f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {of_rounds}"
     symbols = given.get("file_vocab_size")
     if symbols not in (None, resolved.vocab_size):
         note = f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols"
@@ -261,9 +255,7 @@ def show_list(wanted: str) -> int:
     """Print the list for a device, as --device names it; return the exit code."""
     rows = implementations.with_variants()
     choices = interpreters.choose_all([row.name for row in rows], in_place=False)
-    places = states(
-        choices, interpreters.resolve_device(wanted, [choice.python for choice in choices.values()]).partition(":")[0]
-    )
+    places = states(choices, interpreters.resolve_device(wanted, [choice.python for choice in choices.values()]))
     for row in rows:
         print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
     names = ", ".join(f"NAME@{environment}" for environment in implementations.environments())
@@ -290,7 +282,7 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
             places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
         elif row.built:
             compiled = any(extensions.CACHE.glob(f"{row.package}-*-{kind}-*/"))
-            places[name] = where + ("" if compiled else TO_COMPILE)
+            places[name] = where if compiled else f"{where}, compiled when it is first run"
         elif row.package in installed[choice.python]:
             places[name] = where
         else:

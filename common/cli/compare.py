@@ -45,29 +45,33 @@ an implementation is above P%, or if one that the baseline measured failed or is
 2 for bad usage and for two runs that cannot be compared (other shapes, batches, sizes, dtype, device, threads,
 denormals, seed or CPU, or two losses under two torches); 130 after Ctrl-C, 143 after SIGTERM.
 """
+#: The longer texts of --help.
+HELP = {
+    "--save-baseline": "Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG, in place of an "
+    "older NAME.",
+    "--baseline": "Compare the baseline NAME of LOG (default: log) with what LOG holds now.",
+    "--tolerance": "Largest change of time or memory that does not matter. Default: 2%%",
+    "--fail-on-slower": "Exit with 1 when a time grew by more than P%%. Default: never",
+    "--output": "Also write a page that opens offline, such as FILE.html.",
+    "--format": "Format of what is printed; json is a list of objects. Default: table",
+}
 
 
 def parser() -> argparse.ArgumentParser:
     usage = f"{NAME} [options] BASELINE NEW | --in LOG A B | [--save-]baseline NAME [LOG]"
     result = Parser(prog=NAME, description=DESCRIPTION, epilog=EXIT_CODES, usage=usage)
     add, share = result.add_argument, flag_types.percentage
-    add("sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="The two sides, the baseline first.")
+    add("sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="The baseline first.")
     add("--in", dest="log", type=flag_types.path, metavar="LOG", help="Compare two implementations of this log folder.")
-    saved = "Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG, in place of an older NAME."
-    add("--save-baseline", type=flag_types.named, metavar="NAME", help=saved)
-    with_saved = "Compare the baseline NAME of LOG (default: log) with what LOG holds now."
-    add("--baseline", type=flag_types.named, metavar="NAME", help=with_saved)
+    add("--save-baseline", type=flag_types.named, metavar="NAME", help=HELP["--save-baseline"])
+    add("--baseline", type=flag_types.named, metavar="NAME", help=HELP["--baseline"])
     add("--only", type=flag_types.words, default=(), metavar="A,B", help="Only these implementations. Default: all")
     add("--scope", choices=SCOPES, help="Compare only the whole step or the loss alone. Default: both")
-    tolerance = "Largest change of time or memory that does not matter. Default: 2%%"
-    add("--tolerance", type=share, default=TOLERANCE, metavar="P%", help=tolerance)
-    slower = "Exit with 1 when a time grew by more than P%%. Default: never"
-    add("--fail-on-slower", type=share, metavar="P%", help=slower)
+    add("--tolerance", type=share, default=TOLERANCE, metavar="P%", help=HELP["--tolerance"])
+    add("--fail-on-slower", type=share, metavar="P%", help=HELP["--fail-on-slower"])
     add("--details", action="store_true", help="Print every number with its reason, and what changed in the code.")
-    page = "Also write a page that opens offline, such as FILE.html."
-    add("--output", type=flag_types.path, metavar="FILE", help=page)
-    formats = "Format of what is printed; json is a list of objects. Default: table"
-    add("--format", choices=FORMATS, default="table", help=formats)
+    add("--output", type=flag_types.path, metavar="FILE", help=HELP["--output"])
+    add("--format", choices=FORMATS, default="table", help=HELP["--format"])
     return result
 
 

@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from common.core import errors, files, flag_types, settings
+from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
 from common.core.text import closest
 
@@ -69,8 +70,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
 
     def print_help(self, file: Any = None) -> None:
-        text = self.format_short_help() if self.examples else self.format_help()
-        self._print_message(text, file or sys.stdout)
+        self._print_message(self.format_short_help() if self.examples else self.format_help(), file or sys.stdout)
 
     def format_short_help(self) -> str:
         """Return the first paragraph of the description, the flags that have a short text, and the examples."""
@@ -101,8 +101,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: --"):
-            flag = message.split()[2].partition("=")[0]
-            message += closest(flag, self._option_string_actions)
+            message += closest(message.split()[2].partition("=")[0], self._option_string_actions)
         self.exit(errors.EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
 
     def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
@@ -152,22 +151,19 @@ def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     """Return the flags that are settings of the run (see common.core.settings), None for those not given.  Raises
     UserError for a shape file that is not there, before anything is started."""
-    values = vars(arguments)
-    given = {key: values.get(key) for key in settings.SETTINGS if key != "device"}
+    given = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
     shape_file: Optional[Path] = given["shape_file"]
     if shape_file is not None:
         from common.data import shapes  # brings numpy, which no reader waits for
 
         path, advice = shape_file.resolve(), "make one with generate_shape_info.py or remove the flag"
         if problem := files.not_a_file(shape_file):
-            raise errors.UserError(f"--shape-file {shape_file}: {problem}; {advice}")
+            raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
         given["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
         given["file_vocab_size"] = shapes.known_vocab_size(path)
     shortest, longest = given["min_duration"], given["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
-        raise errors.UserError(
-            f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between"
-        )
+        raise UserError(f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between")
     return given
 
 
@@ -214,13 +210,13 @@ def own_loss(text: str) -> str:
     name, _, target = text.rpartition("=")
     module, _, function = target.rpartition(":")
     if not (module and function):
-        raise errors.UserError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
+        raise UserError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
     folders: Tuple[str, ...] = ()
     if module.endswith(".py"):
         path = Path(module).resolve()
         problem = files.not_a_file(path)
         if problem:
-            raise errors.UserError(f"{module}: {problem}")
+            raise UserError(f"{module}: {problem}")
         name, target = name or f"{path.stem}.{function}", f"{path}:{function}"
     else:
         name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
@@ -238,9 +234,7 @@ def _folder_of(package: str) -> str:
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
     place = next(filter(None, places), None)
     if place is None:
-        raise errors.UserError(
-            f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
-        )
+        raise UserError(f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION")
     return str(Path(place).resolve().parent)
 
 
@@ -258,8 +252,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose implementations; `chosen` reads them."""
     group = parser.add_argument_group("which implementations")
-    names = [implementation.name for implementation in with_variants()]
-    variants = ", ".join(name for name in names if ":" in name)
+    variants = ", ".join(row.name for row in with_variants() if ":" in row.name)
     which = (
         f"Only these losses: {', '.join(standard())}; variants, which call them in another way: {variants}; "
         "or a loss of your own, by its file (benchmark_flash.py). With @ENVIRONMENT a loss runs under the torch of "

@@ -197,7 +197,6 @@ def main(path: str) -> int:
         except UserError as error:
             write_record(output, {"record": "user_error", "message": clipped(str(error))})
             return EXIT_USAGE
-        wall_ns = now() - begin
-        end = {"record": "status", "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+        end = {"record": "status", "status": status, "reason": clipped(reason), "wall_ns": now() - begin}
         write_record(output, end)  # the command adds which job it is
     return EXIT_OK

@@ -123,10 +123,8 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
         except OSError as error:  # a file, or a link that leads nowhere, may be where a folder should be
             if isinstance(error, FileExistsError) and os.path.isdir(log_dir):
                 continue
-            why = not_a_folder(error.filename) or error.strerror
-            raise UserError(
-                f"--log-dir {log_dir}: cannot write {error.filename} ({why}); name another folder"
-            ) from error
+            words = f"cannot write {error.filename} ({not_a_folder(error.filename) or error.strerror})"
+            raise UserError(f"--log-dir {log_dir}: {words}; name another folder") from error
     raise AssertionError("unreachable")
 
 
@@ -181,8 +179,7 @@ def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head,
     skipped = ", ".join(plain(path.parent.name) for head, path in heads if not isinstance(head, kind))
     if skipped:
         print(f"warning: --resume: skipped {skipped} in {log_dir}: the first line cannot be read", file=sys.stderr)
-    here = [(head, path) for head, path in heads if isinstance(head, kind)]
-    return sorted(here, key=lambda one: one[0].started)
+    return sorted([(head, path) for head, path in heads if isinstance(head, kind)], key=lambda one: one[0].started)
 
 
 @contextmanager

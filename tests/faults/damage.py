@@ -19,8 +19,7 @@ def mutated(content: bytes, chance: random.Random) -> Tuple[bytes, List[bytes]]:
     """Return the damaged content, and the lines of the content that are whole in it, wherever they stand."""
     packed = content[:2] == b"\x1f\x8b"
     plain = gzip.decompress(content) if packed else content
-    change = chance.choice([_bytes, _lines, _values, _values])
-    damaged = change(plain, chance)
+    damaged = chance.choice([_bytes, _lines, _values, _values])(plain, chance)
     left = set(damaged.split(b"\n")[:-1])
     kept = [line for line in plain.split(b"\n")[:-1] if line in left]
     return (gzip.compress(damaged, 1) if packed else damaged), kept

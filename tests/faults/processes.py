@@ -46,14 +46,9 @@ class Place:
     def start(self, *words: Any, **options: Any) -> subprocess.Popen[str]:
         """Start benchmark_all.py; words: more flags, or others of the same name."""
         flags = [*BENCHMARK, "--passes", "correctness,memory", "--shape-file", self.shapes, "--log-dir", self.log]
-        variables = {
-            "TMPDIR": str(self.scratch),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **dict([self.mark.split("=")]),
-            **options.pop("env", {}),
-        }
-        line = command("benchmark_all.py", *flags, *words)
-        return piped(line, cwd=ROOT, env={**os.environ, **variables}, errors="replace", **options)
+        variables = {"TMPDIR": str(self.scratch), "PYTHONDONTWRITEBYTECODE": "1", **dict([self.mark.split("=")])}
+        env = {**os.environ, **variables, **options.pop("env", {})}
+        return piped(command("benchmark_all.py", *flags, *words), cwd=ROOT, env=env, errors="replace", **options)
 
     def run(self, *words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         return ended(self.start(*words, **options))
