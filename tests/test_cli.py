@@ -73,9 +73,6 @@ def test_the_vocabulary_is_that_of_the_shape_file(tiny_shapes):
     assert settings.resolve(given(*file), "cpu").vocab_size == 500
 
 
-# Help and lists.
-
-
 @pytest.mark.parametrize("script", ["benchmark_all.py", "benchmark_ot.py", "benchmark_mine.py"])
 def test_help_is_short_and_names_flags_that_are_there(script):
     """About 25 lines of flags and five examples, which parse."""
@@ -104,8 +101,6 @@ def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):
     assert run("benchmark_all.py", "--help", env={**where, "_ARGCOMPLETE": "1"}).stdout == "asked\n"
     assert "asked" not in run("benchmark_all.py", "--help", env=where).stdout
 
-
-# A setting is declared in one place.
 
 TITLES = {"short": "grains", "metavar": "G", "label": "grain", "heading": "{} grains", "heading_of_default": False}
 PRESETS = {"quick": 1, "chars": 2}

@@ -67,9 +67,6 @@ def test_a_users_mistake_leaves_no_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# Budgets.
-
-
 def test_no_round_begins_when_the_budget_is_spent(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -112,9 +109,6 @@ def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
     assert default_rows(["fused:tdt", "reference:tdt"], "cpu", True, "tdt") == ["fused:tdt", "reference:tdt"]
 
 
-# Limits of the device.
-
-
 @pytest.mark.parametrize("well", [True, False])
 def test_limits_are_measured_in_every_third_round_until_that_fails(tmp_path, well):
     def answer(job, chosen):
@@ -141,9 +135,6 @@ def test_the_newest_torch_is_found_without_importing_it(tmp_path):
     assert interpreters.torch_version(tmp_path / "gone") == ()
 
 
-# Progress.
-
-
 def test_the_time_left_is_of_jobs_like_those_to_come():
     progress = Progress(quiet=True)
     progress.expect([("a", "correctness"), ("b", "correctness"), ("a", "timing"), ("b", "timing"), ("a", "timing")])
@@ -168,9 +159,6 @@ def test_a_pipe_gets_a_line_a_round_and_of_what_fails(tmp_path, capsys):
     of_rounds = [line for line in lines if line.startswith("round ")]
     assert [line.partition(":")[0] for line in of_rounds] == ["round 1/2", "round 2/2"]
     assert "reference 15" in of_rounds[0] and sum(" timing-" in line for line in lines) == 1
-
-
-# Losses of the user's own.
 
 
 def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):

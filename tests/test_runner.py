@@ -135,9 +135,6 @@ def test_a_run_without_room_for_its_first_line_leaves_no_folder(tmp_path):
         assert not list((tmp_path / "log").iterdir())
 
 
-# Which Python, which device.
-
-
 def test_in_place_is_this_python_and_a_script_prefers_it():
     here = Path(sys.executable)
     assert {interpreters.choose(row, in_place=True, prefer_here=False).python for row in IMPLEMENTATIONS} == {here}
@@ -190,9 +187,6 @@ def test_the_default_run_has_a_control_for_each_environment_with_another_torch()
     assert controls("torchaudio", "reference") == controls("torchaudio", "k2") == {}  # one torch, or no loss under both
     kinds = {find(name).kind: name for name in controls(*standard()) if name.endswith("@k2")}
     assert kinds["exact"] in ("fast_rnnt@k2", "reference@k2")  # where gcc is, fast_rnnt's
-
-
-# With real processes.
 
 
 @pytest.fixture

@@ -109,9 +109,6 @@ def test_names_that_are_not_json_are_salvaged_over_many_small_chunks(tmp_path, m
     assert highest(trace) == {(CPU, -1): 6 * MIB}
 
 
-# The stub that a loop leaves that ends early.
-
-
 @pytest.mark.parametrize("version, stub", [("1.13.1", 6), ("2.11.0", 7)])
 def test_a_real_stub_is_left_out_of_the_average(version, stub):
     windows = read_windows(sorted((REAL / f"torch-{version}-stub").iterdir()))
@@ -153,9 +150,6 @@ def test_a_last_step_is_a_stub_if_it_is_short_and_has_few_operators(tmp_path, of
     assert sum("stub" in note for note in numbers.notes) == stubs
 
 
-# Memory.
-
-
 def test_a_curve_is_of_the_last_step_above_its_start_and_spans_of_all(tmp_path, monkeypatch):
     events = [
         span("ProfilerStep#1", 0, 100),
@@ -175,9 +169,6 @@ def test_a_curve_is_of_the_last_step_above_its_start_and_spans_of_all(tmp_path, 
     monkeypatch.setattr(traced, "MOST_POINTS", 2)
     assert traced.curve(path).mb == [0, 7, 20, 2]  # it begins at its start and keeps its peak
     assert traced.curve(write(tmp_path / "none.pt.trace.json", kineto(steps([100])))) is None
-
-
-# Damage.
 
 
 def test_every_cut_of_a_trace_is_an_error_with_file_and_place(tmp_path):

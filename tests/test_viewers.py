@@ -151,9 +151,6 @@ def test_broken_folders_cost_nobody_else_and_an_earlier_file_is_replaced(tmp_pat
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1 and "no such folder" in missing.stderr
 
 
-# One trace in Perfetto.
-
-
 def ask(server, path, host):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     connection.request("GET", path, headers={"Host": host.format(server.port)})

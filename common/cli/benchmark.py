@@ -174,9 +174,6 @@ def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespac
     return finish(ended, short + "\n", tables.whole(shown) + "\n", statuses, arguments, log)
 
 
-# The end of every measuring command.
-
-
 @dataclass
 class Ending:
     """Describe how measuring ended.  mistake: the user's mistake or the full disk that stopped it."""
@@ -246,9 +243,6 @@ def exit_code(statuses: Sequence[str]) -> int:
     """Return 0 when every row that could run did (and at least one could), else 1."""
     ran = [status for status in statuses if status not in NOT_RUNNABLE]
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
-
-
-# The list.
 
 
 def show_list(wanted: str) -> int:

@@ -154,8 +154,6 @@ def _compared(options: argparse.Namespace) -> int:
     return EXIT_FAILED if failures else EXIT_OK
 
 
-# The report.
-
 OF_REPORT = """Write one HTML page that opens offline: verdicts, table, plots of time and memory, samples over time,
 and the runs of other commands in the log folders (check, flops, profile, inference, pipelines).  Every number links to
 its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this page into

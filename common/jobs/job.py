@@ -146,9 +146,6 @@ def plan(names: Sequence[str], settings: Settings) -> List[Job]:
     return jobs + [Job(name, pass_name) for pass_name in of_passes for name in names]
 
 
-# The process.
-
-
 def own_line(error: BaseException, script: str) -> str:
     """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own, for a script of a loss that
     the table does not know; "" where there is none."""

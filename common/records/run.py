@@ -1,9 +1,5 @@
-"""A run of one implementation: its folder under the log directory, and its records in memory and on disk.
-
-A folder belongs to one run: ``<name>-<suffix>``, and ``.2``, ``.3`` ... behind it when an earlier run is there, so that
-TensorBoard and the summary never take windows of two runs for one.  A process that measures into a folder holds a lock
-there, so that no other one continues the same run.
-"""
+"""A run of one implementation: its folder under the log directory, of this run alone, and its records.  A process that
+measures into a folder holds a lock there, so that no other one continues the same run."""
 
 from __future__ import annotations
 

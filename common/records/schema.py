@@ -4,14 +4,12 @@ A run of an implementation owns one folder, ``log/<name>-<suffix>/``, with its r
 and their key_averages, and, as long as a process measures into it, a lock file.  The folder can be moved, copied or
 deleted on its own.  A record is one JSON object on one line; its key ``record`` is its kind.
 
-A sweep is ordinary runs whose settings differ: the first line of each has the `values` of its cell.
+A sweep is ordinary runs whose settings differ: the first line of each has the `values` of its cell.  A tool owns one
+folder for each run, with ``tool.jsonl``: a header, then the records of its jobs, whose content is the tool's own.
 
-A tool (profile, inference, pipelines) owns one folder for each run, with ``tool.jsonl``: a header, then the records of
-its jobs, whose content is the tool's own.
-
-All these files only grow.  A job that ran again (--resume) appears again: its later records replace the earlier ones
-(see ``store.latest_jobs``).  Fields with a default are absent in records of older versions; what a newer version adds,
-kinds and fields, is ignored.  The types are checked when a file is read, so no other code does it.
+All these files only grow.  A job that ran again (--resume) appears again: its later records replace the earlier ones.
+Fields with a default are absent in records of older versions; what a newer version adds, kinds and fields, is ignored.
+The types are checked when a file is read, so no other code does it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Find the chrome traces of torch.profiler (torch 1.13 to 2.11) in a folder, and read their steps, spans and memory.
 
 Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); their "gpu_user_annotation" copies are
-shorter and do not count.  Memory is "Total Allocated" of the "[memory]" events of each device.  Leaves out kernels,
-stacks and everything else: TensorBoard and Perfetto show those.  No torch.
+shorter and do not count.  Memory is "Total Allocated" of the "[memory]" events of each device.  No torch.
 
 Events are decoded piece by piece, in bounded memory.  Kineto writes names and stacks without escaping (torch 1.13
 always, later ones in places), so an event may be invalid JSON; it is read field by field:
