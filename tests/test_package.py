@@ -251,20 +251,15 @@ def test_every_folder_of_results_is_complete_and_consistent(folder):
     assert not list(submit.problems(folder))
 
 
-def put_secrets(folder):
-    """Put text of the user's into every field that takes a text, and into a new one."""
-    path, head = "/home/jane/corpus/speech-x.pt", records_of(folder)[0]
-    settings, machine = {**head["settings"], "shape_file": path}, {**head["machine"], "os": f"Linux of jane, {path}"}
-    change(folder, "run", new=path, command=["benchmark_all.py", path], settings=settings, machine=machine)
-    variables = {"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"}
-    change(folder, "environment", new=path, shape_file=path, warnings=[path], variables=variables)
-    change(folder, "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"])
-
-
 def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     log = tmp_path / "log"
     shutil.copytree(WHOLE, log)
-    put_secrets(log / "fused-30")
+    path, head = "/home/jane/corpus/speech-x.pt", records_of(log / "fused-30")[0]
+    settings, machine = {**head["settings"], "shape_file": path}, {**head["machine"], "os": f"Linux of jane, {path}"}
+    command, variables = ["benchmark_all.py", path], {"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"}
+    change(log / "fused-30", "run", new=path, command=command, settings=settings, machine=machine)
+    change(log / "fused-30", "environment", new=path, shape_file=path, warnings=[path], variables=variables)
+    change(log / "fused-30", "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"])
     (log / "report.html").write_text("x")
     (log / "fused-30" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
     (log / "fast_rnnt-30").rename(tmp_path / "elsewhere")

@@ -1,13 +1,11 @@
 """Set-up, for real but small and without a network: environments with one wheel made here, in a checkout of their own;
-source packages: optimized_transducer itself from the cache, the rest with a stand-in of seconds.
-"""
+a stand-in for a source package."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
-import math
 import os
 import re
 import shutil
@@ -170,15 +168,12 @@ def test_an_optional_one_is_made_when_it_is_named_and_kept_current_then(checkout
     assert checkout.installed("heavy") == "2" and checkout.installed("other") == "1"
 
 
-def test_no_main_environment_is_an_error(checkout):
+def test_no_main_environment_is_an_error(checkout, tmp_path):
     checkout.lock("main", "no-such-package==1 --hash=sha256:" + 64 * "0" + "\n")
     code, _, stderr = checkout.run("setup")
     assert code == 1 and "environments: error: main cannot be set up: " in stderr.splitlines()[-1]
     assert "no-such-package was not found" in stderr.splitlines()[-1]
     assert not checkout.venv("other").exists()  # no two minutes for the others first
-
-
-def test_a_python_without_ensurepip_is_told_what_to_install(checkout, tmp_path):
     (tmp_path / "ensurepip.py").write_text("raise ImportError\n")  # as on Debian without python3-venv
     checkout.venv(".uv").unlink()
     code, _, stderr = checkout.run("setup", "main", PYTHONPATH=str(tmp_path))
@@ -216,23 +211,17 @@ def test_settings_in_a_file_of_pip_are_used(checkout, tmp_path):
     assert checkout.installed("main") == "1"
 
 
-def make_index(folder: Path, wheels: Path, pattern: str) -> str:
-    """URL of a package index with the wheels of package ``tiny`` that match `pattern`."""
-    (folder / "tiny").mkdir(parents=True)
-    links = [f'<a href="{wheel.as_uri()}">{wheel.name}</a>' for wheel in sorted(wheels.glob(pattern))]
-    (folder / "tiny" / "index.html").write_text("".join(links))
-    return folder.as_uri()
-
-
 def test_another_build_in_an_extra_index_is_not_taken_and_what_the_index_lacks_is(checkout, tmp_path):
     for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
         del checkout.environment[name]
     make_wheel(checkout.wheels, "1+cpu")
     checkout.lock("other", make_wheel(checkout.wheels, "2"))
-    indexes = {
-        "PIP_INDEX_URL": make_index(tmp_path / "first", checkout.wheels, "tiny-1-*"),
-        "PIP_EXTRA_INDEX_URL": make_index(tmp_path / "extra", checkout.wheels, "tiny-[12][+-]*"),
-    }
+    indexes = {}
+    for variable, pattern in (("PIP_INDEX_URL", "tiny-1-*"), ("PIP_EXTRA_INDEX_URL", "tiny-[12][+-]*")):
+        (tmp_path / variable / "tiny").mkdir(parents=True)
+        links = [f'<a href="{wheel.as_uri()}">{wheel.name}</a>' for wheel in sorted(checkout.wheels.glob(pattern))]
+        (tmp_path / variable / "tiny" / "index.html").write_text("".join(links))
+        indexes[variable] = (tmp_path / variable).as_uri()
     assert checkout.run("setup", "main", **indexes)[0] == 0
     assert checkout.installed("main") == "1"
     assert checkout.run("setup", "other", PIP_INDEX_URL=indexes["PIP_INDEX_URL"])[0] == 0
@@ -357,21 +346,6 @@ def sources(tmp_path):
     return Sources(tmp_path / "sources")
 
 
-@needs_compiler
-@pytest.mark.compiles
-def test_optimized_transducer_itself():
-    module = extensions.load("optimized_transducer", "cpu")
-    assert extensions.load("optimized_transducer", "cpu") is module
-    # T = 2, U = 1, V = 2 at zero logits: two paths of three symbols, each symbol 1/2, so the loss is ln 4.
-    logits = torch.zeros(4, 2, requires_grad=True)
-    targets, T, U = (torch.tensor(value, dtype=torch.int32) for value in ([[1]], [2], [1]))
-    loss = module.transducer_loss(logits * 1, targets, T, U, blank=0, from_log_softmax=False, reduction="sum")
-    loss.backward()
-    assert math.isclose(loss.item(), math.log(4), rel_tol=1e-6)
-    # Each row of the gradient sums to zero: adding a constant to all logits of a cell changes nothing.
-    assert logits.grad.sum(dim=1).abs().max() < 1e-6 and logits.grad.abs().max() > 0.1
-
-
 def test_fetched_compiled_and_then_taken_from_the_cache(sources):
     loaded, reason = sources.load()
     (folder,) = [path for path in sources.cache.glob("optimized_transducer-1.4-cpu-*") if path.is_dir()]
@@ -404,10 +378,8 @@ def test_a_compilation_killed_half_way_starts_over(sources, tmp_path):
 
 @needs_compiler
 def test_what_does_not_compile_says_its_first_error_and_where_the_log_is(tmp_path):
-    sources = Sources(tmp_path / "sources", answer="nonsense")
-    outcome, _ = sources.load()
-    assert outcome.startswith("missing: optimized_transducer does not compile: ")
-    assert "error: 'nonsense' was not declared" in outcome.replace("‘", "'").replace("’", "'")
+    outcome, _ = Sources(tmp_path / "sources", answer="nonsense").load()
+    assert outcome.startswith("missing: optimized_transducer does not compile: ") and ": error: " in outcome
     log = Path(outcome.partition("see ")[2].partition(",")[0])
     assert "nonsense" in log.read_text() and "run `make setup`" in outcome
 
@@ -434,12 +406,11 @@ def test_an_installed_package_is_used_where_it_can_be_imported(sources):
 
 def toolkit(folder, release):
     """A folder that looks like a CUDA toolkit of that release."""
-    for name in ("bin", "include"):
-        (folder / name).mkdir(parents=True)
-    (folder / "include" / "cuda_runtime.h").touch()
-    nvcc = folder / "bin" / "nvcc"
-    nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.0\n")
-    nvcc.chmod(0o755)
+    nvcc, header = folder / "bin" / "nvcc", folder / "include" / "cuda_runtime.h"
+    for path in (nvcc, header):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.0\n")
+        path.chmod(0o755)
     return folder
 
 
@@ -454,7 +425,6 @@ def cuda_of_torch():
 
 
 def test_the_toolkit_of_torchs_cuda_is_taken_among_several(monkeypatch, tmp_path, cuda_of_torch):
-    """Among those that the user names, and that of the packages of the index."""
     monkeypatch.setattr(extensions.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(extensions, "_architectures", lambda: "")
     for name in ("TORCH_CUDA_ARCH_LIST", "CUDA_PATH"):

@@ -48,7 +48,7 @@ class WrongResult(Exception):
 
 #: Environment variable: the command as the user typed it, when it is not the script's name.
 CALLED = "RNNT_BENCH_CALLED"
-#: "rnnt-bench run"; "" for a script.  Not handed on to the processes that a command starts.
+#: "rnnt-bench run"; "" for a script.
 program_called = os.environ.pop(CALLED, "")
 #: Patterns of texts, and what stands in their place under rnnt-bench: "rnnt-bench summarize" for "summarize.py".
 names_of_scripts: Dict[str, str] = {}

@@ -182,8 +182,6 @@ def schedule(text: str) -> Dict[str, int]:
     return {key: Whole(low)(given[key]) for key, low in lows.items()}
 
 
-# -- sizes of memory ---------------------------------------------------------------------------------------------------
-
 #: The largest size that records keep.
 MOST_BYTES = 2**53
 
@@ -217,8 +215,6 @@ def bytes_of(text: str, device_bytes: int) -> int:
         raise UserError(f"must be at least a byte and at most {MOST_BYTES}, not {text}")
     return int(value * units[unit])
 
-
-# -- presets -----------------------------------------------------------------------------------------------------------
 
 SIZES = {
     "full": "batches of 30 utterances (or 10,000 frames when sorted), some 80 in all",

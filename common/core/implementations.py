@@ -6,7 +6,6 @@ of its own.  No torch and no loss is imported here, unless a user's script does 
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import re
@@ -32,8 +31,7 @@ LATTICES = {
     "star": "frames may be skipped",
     "delay-penalty": "late targets cost more",
 }
-#: Lattice -> frames of the columns that its joiner has behind the V symbols, as papers use them: durations of a token,
-#: and longer blanks.
+#: Lattice -> frames of the columns that its joiner has behind the V symbols, as papers use them.
 DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
@@ -41,8 +39,7 @@ ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "star", "delay-penalty")
 #: Kinds of losses, in the order of the tables; losses of different kinds are never ranked against each other.
 KINDS = ("exact", *LATTICES, "pruned")
-#: Layout that a loss takes (see common.losses.layouts) -> the kind of that loss.  The kind of an exact one on another
-#: lattice is the name of the lattice.
+#: Layout that a loss takes (common.losses.layouts) -> its kind; that of an exact one on another lattice is its name.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
 
@@ -111,10 +108,10 @@ class Implementation:
 #: Variants of the full losses of k2 and of fast_rnnt, from which k2's was made.
 OF_K2 = {name: name for name in ("modified", "constrained", "delay-penalty", "hat")}
 
+HAT = {"hat": "hat"}
+
 IMPLEMENTATIONS = (
-    Implementation(
-        "torchaudio", "benchmark_torchaudio", "main", "torchaudio", variants={"log-probs": "exact", "hat": "hat"}
-    ),
+    Implementation("torchaudio", "benchmark_torchaudio", "main", "torchaudio", variants={"log-probs": "exact", **HAT}),
     Implementation(
         "optimized_transducer",
         "benchmark_ot",
@@ -156,9 +153,7 @@ IMPLEMENTATIONS = (
         built=True,
         variants={"gather": "exact", "compact": "exact", "hat": "hat"},
     ),
-    Implementation(
-        "warp-transducer", "losses.benchmark_warp_transducer", "main", "warprnnt_pytorch", variants={"hat": "hat"}
-    ),
+    Implementation("warp-transducer", "losses.benchmark_warp_transducer", "main", "warprnnt_pytorch", variants=HAT),
     Implementation("speechbrain", "losses.benchmark_speechbrain", "main", "speechbrain", variants={"hat": "hat"}),
     Implementation("apex", "losses.benchmark_apex", "main", "apex", variants={"packed": "exact"}),
     Implementation(
@@ -192,7 +187,7 @@ IMPLEMENTATIONS = (
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned", variants={"hat": "pruned"}),
 )
 
-#: The implementations by name: those of the table, and those that are loaded from other files.
+#: Those of the table, and those that are loaded from other files.
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 
 
@@ -222,7 +217,7 @@ def with_variants() -> Tuple[Implementation, ...]:
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of the class ADAPTER of a script, with the defaults of a script that does not say them."""
+    """Attributes of the class ADAPTER of a script, with their defaults."""
 
     name: Any = ""  # a text, if the script is right
     hint: str = ""

@@ -177,12 +177,12 @@ def _unusual(heading: str) -> Dict[str, Any]:
 
 _BOOL, _COUNT = _takes(flag_types.str2bool, "BOOL"), _takes(flag_types.whole(1), "K")
 _SECONDS = _takes(flag_types.positive, "S")
-_HOW = {"sweepable": False}  # how a run measures, not what
-_ON_CPU = {"only": ("device", ("cpu",))}
-_ON_CUDA = {"only": ("device", ("cuda",)), "refused": True}
-_IN_SEARCH = {"only": ("find_largest", tuple(FIND_LARGEST)), "refused": True, **_HOW}
-_OF_PRUNED = {"only": ("kind", ("pruned",)), "parts_tables": False}
-_AS_IN_FILE = {"unset": "as in the shape file", "heading_of_default": False}
+_HOW: Dict[str, Any] = {"sweepable": False}  # how a run measures, not what
+_ON_CPU: Dict[str, Any] = {"only": ("device", ("cpu",))}
+_ON_CUDA: Dict[str, Any] = {"only": ("device", ("cuda",)), "refused": True}
+_IN_SEARCH: Dict[str, Any] = {"only": ("find_largest", tuple(FIND_LARGEST)), "refused": True, **_HOW}
+_OF_PRUNED: Dict[str, Any] = {"only": ("kind", ("pruned",)), "parts_tables": False}
+_AS_IN_FILE: Dict[str, Any] = {"unset": "as in the shape file", "heading_of_default": False}
 _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
 
 
@@ -595,7 +595,8 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         """Return the settings that `data` has, with defaults for the others; ignore other keys."""
         known = {key: value for key, value in data.items() if key in SETTINGS}
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+        values: Dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in known.items()}
+        return cls(**values)
 
 
 #: The declaration of every setting, by name.
@@ -604,9 +605,8 @@ SWEEPABLE = {value.flag[2:]: value for value in SETTINGS.values() if value.sweep
 
 
 def in_rows(values: Mapping[str, Any], device: Optional[str], kind: Optional[str]) -> Dict[str, Any]:
-    """Return the settings by which rows are compared or told apart, from those of a record.
-
-    None: the record does not have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
+    """Return the settings by which rows are compared or told apart, from those of a record.  None: the record does not
+    have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
     known = {**values, "device": device, "kind": kind, "sort_utterance": bool(values.get("sort_utterance"))}
     kept = {}
     for key, declaration in SETTINGS.items():
@@ -635,11 +635,7 @@ def heading(known: Mapping[str, Any]) -> List[str]:
 def resolve(given: Mapping[str, Any], device: str) -> Settings:
     """Return the settings of a run: what is `given`, else what the preset says, else the defaults.
 
-    Args:
-        given: values by setting, None for what no flag gave; "file_vocab_size": symbols of the shape file, in place of
-            the default for sizes without a vocabulary of their own.
-        device: "cpu", "cuda" or "cuda:N", already found; "cpu" is measured at size cpu by default, others at full.
-
+    given: with "file_vocab_size", symbols of the shape file, the default of sizes without a vocabulary of their own.
     Raises UserError for a setting that has no effect on this device or beside the others."""
     size, workload = flag_types.parts(given.get("preset") or flag_types.DEFAULT_WORKLOAD)
     size = size or ("cpu" if device == "cpu" else "full")

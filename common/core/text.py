@@ -118,8 +118,6 @@ def gathered_twice(lines: Iterable[Tuple[Key, Inner, Value]]) -> Dict[Key, Dict[
     return {key: gathered(pairs) for key, pairs in outer.items()}
 
 
-# -- amounts with their units ------------------------------------------------------------------------------------------
-
 MB = 2**20
 GIB = 2**30
 

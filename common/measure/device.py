@@ -112,7 +112,7 @@ def environment(settings: Settings, device: Any) -> Environment:
     """Return the ``environment`` record of a job that runs in this process."""
     import torch
 
-    known, cpus = facts(device), machine.affinity()
+    known, cpus = facts(device), memory.proc_field("/proc/self/status", "Cpus_allowed_list")
     shared = device.type == "cpu" and known["threads"] > len(machine.CPUS)
     return Environment(
         **known,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import importlib.util
 import os
 import re
@@ -28,9 +27,7 @@ from typing import Dict, List, Optional, Tuple
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
 from common.core.files import ROOT, locked
 from common.setup import simulated
-from common.system import machine
-from common.system.memory import available_memory
-from common.system.processes import output
+from common.system import machine, memory, processes
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def tools(source: SourcePackage, device: str) -> Tuple[Dict[str, str], str]:
     if spec is None or spec.origin is None:
         raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
     of_torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    version = output([compiler, "--version"]).partition("\n")[0].strip()
+    version = processes.output([compiler, "--version"]).partition("\n")[0].strip()
     if not version:
         lacking = f"a C++ compiler; `{compiler}` is none: install gcc and g++ (or set CXX)"
         raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
@@ -159,7 +156,7 @@ def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
     named = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     of_machine = [f"/usr/local/cuda-{torch_cuda}", "/usr/local/cuda", "/opt/cuda"]
     for folder in [*map(Path, named), of_python, *map(Path, of_machine)]:
-        release = re.search(r"release ((\d+)\.\d+)", output([str(folder / "bin" / "nvcc"), "--version"]))
+        release = re.search(r"release ((\d+)\.\d+)", processes.output([str(folder / "bin" / "nvcc"), "--version"]))
         if release and release[2] == major and (folder / "include" / "cuda_runtime.h").exists():
             return folder, release[1]
     needed = f"nvcc of CUDA {major}, as this torch has: install the CUDA toolkit or set CUDA_HOME"
@@ -168,7 +165,7 @@ def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
 
 def _architectures() -> str:
     """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no nvidia-smi."""
-    lines = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
+    lines = processes.output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
     return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
 
 
@@ -181,7 +178,7 @@ def meaningful_line(log: str) -> str:
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" / "losses"
-#: As much of torch as the setup.py of an extension asks for before it says what the package is.
+#: As much of torch as the setup.py of an extension asks for.
 _TORCH_WITH_A_GPU = {
     "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
     "torch/utils/__init__.py": "",
@@ -239,11 +236,10 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
     shutil.unpack_archive(_fetch(source.package), partial / "sdist")
     (unpacked,) = (partial / "sdist").iterdir()
     say(f"{source.package}: compiling for {device} with {variables['CXX']}, about a minute")
-    # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
-    # this process is to load from the final folder.
+    # In a process of its own: torch.utils.cpp_extension loads what it has compiled, from a folder that moves.
     code = "import sys; from common.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
     command = [sys.executable, "-c", code, source.package, str(unpacked), str(partial), device]
-    fit = (available_memory() or 2**32) >> 31  # compilers, with 2 GB of free memory each
+    fit = (memory.available_memory() or 2**32) >> 31  # compilers, with 2 GB of free memory each
     environment = {"MAX_JOBS": str(max(1, min(os.cpu_count() or 1, fit))), **os.environ, **variables}
     with log.open("w", encoding="utf-8") as stream:
         streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": subprocess.STDOUT}

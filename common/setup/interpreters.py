@@ -17,8 +17,7 @@ from common.core.errors import UserError, go_on_with, say
 from common.core.files import INSTALLED, ROOT
 from common.core.implementations import Implementation, find
 from common.setup import environments
-from common.system import machine
-from common.system.processes import output
+from common.system import machine, processes
 
 
 class Choice(NamedTuple):
@@ -70,14 +69,14 @@ def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
 def _has(package: str, python: Path, device: str) -> bool:
     """Return whether the package is compiled for this Python, or can be."""
     build = ["-m", "common.setup.extensions", package, "--device", device.partition(":")[0]]
-    return bool(output([str(python), *build], stderr=None, cwd=ROOT))
+    return bool(processes.output([str(python), *build], stderr=None, cwd=ROOT))
 
 
 @functools.cache
 def torch_version(python: Path) -> Tuple[int, ...]:
     """Return the version of torch as (2, 11, 0), without importing it; () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
-    return version_numbers(output([str(python), "-c", code], timeout=120))
+    return version_numbers(processes.output([str(python), "-c", code], timeout=120))
 
 
 def version_numbers(version: str) -> Tuple[int, ...]:
@@ -141,7 +140,7 @@ print(json.dumps([found, torch.__version__, reason]))
 
 
 def _look(python: Path) -> Sight:
-    lines = output([str(python), "-c", _LOOK], timeout=120).strip().splitlines()
+    lines = processes.output([str(python), "-c", _LOOK], timeout=120).strip().splitlines()
     return Sight(*json.loads(lines[-1])) if lines else Sight(0, "none", "torch does not import")
 
 

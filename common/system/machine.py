@@ -16,22 +16,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import AbstractSet, Any, Dict, List, Optional, Tuple
 
-from common.system.memory import cgroup_cpus, proc_field, throttled_seconds, total_memory
-from common.system.processes import output
+from common.system import memory, processes
 
 
 def cpu_count() -> int:
     """Return how many CPUs this process may use: by its affinity, and by the quota of its cgroups, rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(count, math.ceil(cgroup_cpus() or count))
+    return min(count, math.ceil(memory.cgroup_cpus() or count))
 
 
 def describe() -> Dict[str, Any]:
     """Return this machine, as the ``run`` record keeps it (schema.Machine)."""
     return {
-        "cpu": proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": memory.proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": cpu_count(),
-        "memory_bytes": total_memory(),
+        "memory_bytes": memory.total_memory(),
         "os": platform.platform(),
         "python": platform.python_version(),
     }
@@ -49,11 +48,6 @@ def tuning() -> Dict[str, Any]:
         pages = modes[modes.index("[") + 1 : modes.index("]")]
     variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(TUNING)}
     return {"variables": variables, "transparent_huge_pages": pages}
-
-
-def affinity() -> Optional[str]:
-    """Return the CPUs of this process as a list of the kernel ("0-3,8"); None if the system does not tell."""
-    return proc_field("/proc/self/status", "Cpus_allowed_list")
 
 
 def cache_bytes() -> Optional[int]:
@@ -78,7 +72,7 @@ def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
         return None, None
     variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or "CONFIG_" in key}
     asked = ("status", "--porcelain=v2", "--branch", "--", ".", ":(exclude)docs", ":(exclude)results")
-    status = output(["git", "--no-optional-locks", "-C", str(root), *asked], timeout=30, env=variables)
+    status = processes.output(["git", "--no-optional-locks", "-C", str(root), *asked], timeout=30, env=variables)
     revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, flags=re.MULTILINE)
     return (revision[1], bool(re.search(r"^[^#]", status, flags=re.MULTILINE))) if revision else (None, None)
 
@@ -135,8 +129,6 @@ def gpu(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
     return None
 
 
-# -- load of other processes -------------------------------------------------------------------------------------------
-
 #: Environment variable with the folder of the host's /proc, where a container mounts it (a convention of monitors).
 PROC = "HOST_PROC"
 #: A sample that needs all cores is flagged "busy" if others use more cores than this: a step waits for all its threads.
@@ -174,7 +166,7 @@ def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
         return None
     mine = [row for row in rows if row[0][3:].isdigit() and int(row[0][3:]) in cpus] or rows[:1]
     ticks = sum(int(row[column]) for row in mine for column in (1, 2, 3, 6, 7, 8))  # all but idle and iowait
-    return ticks / os.sysconf("SC_CLK_TCK") + throttled_seconds() if mine else None
+    return ticks / os.sysconf("SC_CLK_TCK") + memory.throttled_seconds() if mine else None
 
 
 def _own_seconds() -> float:
@@ -214,11 +206,8 @@ def busy_flags(
 ) -> List[str]:
     """Return ["busy"] for what was measured beside noticeable load, ["busy", "loaded"] beside LOADED times as much.
 
-    Args:
-        share: of the CPUs that this process may use, from ForeignLoad; None where it is not known, which is no load.
-        threads: number that what was measured keeps busy; None: as many as there are cores.
-        cpus, physical: how many CPUs this process may use, and how many cores these are; None: as this machine says.
-    """
+    share: of the CPUs that this process may use, from ForeignLoad; threads: number that what was measured keeps busy
+    (None: all cores); cpus, physical: how many CPUs and cores there are (None: as this machine says)."""
     physical, cpus = physical or cpus or cores(), cpus or len(CPUS)
     free = 0 if threads is None else max(physical - threads, 0)
     bearable, taken = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free, (share or 0.0) * cpus

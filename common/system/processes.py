@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import importlib.util
 import json
 import os
@@ -93,15 +92,14 @@ class Server:
     def __init__(self, wanted: Wanted, errors: Path):
         self.wanted, self.busy, self.ready = wanted, False, False
         with errors.open("ab") as stream:
-            self.process: Any = subprocess.Popen(
-                **wanted[0],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stream,
-                bufsize=0,
-                start_new_session=True,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            pipes: Dict[str, Any] = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "stderr": stream,
+                "bufsize": 0,
+            }
+            die = partial(die_with_parent, os.getpid())
+            self.process: Any = subprocess.Popen(**wanted[0], **pipes, start_new_session=True, preexec_fn=die)
         self.poll = select.poll()
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
@@ -201,12 +199,9 @@ class Child:
         imported `imports`, in a session of its own, so that Ctrl-C reaches only this one.  Raises OSError if there is
         no such Python, or no room for its files.
 
-        Args:
-            root: current folder of the process, from which it imports.
-            variables: added to its environment.
-            generation: jobs of another generation get a server of their own, and so another layout of addresses.
-            imports: packages and modules that the server imports before its first job, where they are installed.
-        """
+        root: current folder of the process, from which it imports; variables: added to its environment; generation:
+        jobs of another one get a server of their own, and so another layout of addresses; imports: what the server
+        imports before its first job, where it is installed."""
         wanted = _wanted(python, module, root, variables, generation, imports)
         with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
