@@ -520,10 +520,11 @@ class Limits(Line, kw_only=True, tag="limits"):
 
 class Probe(JobLine, kw_only=True, tag="probe"):
     """Written with --find-largest before each step that must fit: of the batch with the most padded cells, then of
-    that with the most useful ones; its fields are those of ``Batch``.
+    that with the most useful ones.
 
     Attributes:
         scope: "loss" or "step"
+        index, N, frames, T_max, U_max, useful_cells, padded_cells: as of ``Batch``
         limit_bytes: above those of the loaded process
         warnings: a line for the user if less than --memory-limit was left
     """
