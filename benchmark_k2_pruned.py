@@ -27,9 +27,8 @@ class K2Pruned(K2):
     def load(self, device):
         super().load(device)
         if self.topology == "hat" and "use_hat_loss" not in inspect.signature(self.function()).parameters:
-            raise NotRunnable(
-                "unsupported", f"{self.package} {self.version()} has no use_hat_loss; k2 1.24.4 or newer has it"
-            )
+            here = f"{self.implementation.package} {self.version()}"
+            raise NotRunnable("unsupported", f"{here} has no use_hat_loss; k2 1.24.4 or newer has it")
 
     def simple_loss(self, am, lm, prepared):
         """Return (the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients of its arcs)."""

@@ -2,7 +2,7 @@
 """Benchmark NeMo's rnnt_logprobs_triton: blank's and the targets' log-probabilities of padded logits, in one kernel.
 
 It is half a loss: NeMo's own lattice needs k2's graphs, so this suite's lattice runs on top
-(common/losses/vectorised.py, a step of torch operations for each anti-diagonal), and its time counts.  It runs on CUDA
+(common/losses/topologies.py, a step of torch operations for each anti-diagonal), and its time counts.  It runs on CUDA
 only.  With TRITON_INTERPRET=1 its kernels run in Triton's interpreter on the CPU, for --passes correctness.
 """
 
@@ -35,10 +35,10 @@ class NemoTriton(Adapter):
         return {"blank_id": self.blank}
 
     def loss(self, logits, prepared):
-        from common.losses import vectorised
+        from common.losses import topologies
 
         label_arcs, blank_arcs = self.call({"logits": logits}, prepared)
-        losses = vectorised.arc_losses(blank_arcs, label_arcs, prepared.source_lengths, prepared.target_lengths)
+        losses = topologies.arc_losses(blank_arcs, label_arcs, prepared.source_lengths, prepared.target_lengths)
         return self.reduced(losses)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Benchmark this suite's own loss in plain PyTorch, common/losses/vectorised.py: the row that always runs.
+"""Benchmark this suite's own loss in plain PyTorch, common/losses/topologies.py: the row that always runs.
 
 It takes any device and any dtype and is twice differentiable, in a few readable lines: a baseline for the gain of a
 kernel.  It is not the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.
@@ -30,9 +30,9 @@ class Reference(Adapter):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
 
     def function(self):
-        from common.losses import vectorised
+        from common.losses import topologies
 
-        return vectorised.transducer_loss
+        return topologies.transducer_loss
 
     def options(self):
         return {

@@ -218,14 +218,14 @@ def topology_of(options: Dict[str, Any]):
 
 def right(case: Problem, large: bool = False):
     """Return the losses of the oracle in float64 and the gradients of their sum by name: for any lattice, with FastEmit
-    and the delay penalty as defined on its arcs.  large: those of the vectorised loss, of the regular lattice."""
-    from common.losses import oracle, topologies, vectorised
+    and the delay penalty as defined on its arcs.  large: those of plain PyTorch, of the regular lattice."""
+    from common.losses import oracle, topologies
 
     options, leaves = case.options, case.leaves(torch.float64)
     mask, blank = mask_of(case) if options.get("dropout") else None, options.get("blank", 0)
     logits = logits_of(leaves, options.get("activation", "tanh"), mask)
     if large:
-        losses = vectorised.transducer_loss(logits, case.targets, case.T_lengths, case.U_lengths, blank, "none")
+        losses = topologies.transducer_loss(logits, case.targets, case.T_lengths, case.U_lengths, blank, "none")
         losses.sum().backward()
         return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
     topology = topology_of(options)

@@ -16,7 +16,7 @@ def joint_loss(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_len
     """The summed loss of logits tanh(encoder_out[t] + decoder_out[u]) weight^T + bias."""
     import torch
 
-    from common.losses.vectorised import transducer_loss
+    from common.losses.topologies import transducer_loss
 
     class Times(torch.autograd.Function):
         @staticmethod

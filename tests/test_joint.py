@@ -14,15 +14,10 @@ from test_contract import context_of
 from common.core import implementations, settings
 from common.core.errors import NotRunnable
 from common.losses import layouts, step, subject
-from common.losses.passes import at_size
+from common.losses.passes import at_size, small_batches
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false", "--quiet", "--rounds", "1", "--max-seconds", "0.05"]
-
-
-@pytest.fixture
-def quick(tmp_path, tiny_shapes):
-    return [*QUICK, "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
 
 
 def adapter_of(**flags):
@@ -31,8 +26,9 @@ def adapter_of(**flags):
     return adapter
 
 
-def test_it_is_measured_beside_others_and_its_loss_columns_stay_empty(quick, tmp_path):
-    done = run("benchmark_all.py", "--only", f"{SCRIPT},reference", *quick)
+def test_it_is_measured_beside_others_and_its_loss_columns_stay_empty(tmp_path, tiny_shapes):
+    flags = [*QUICK, "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
+    done = run("benchmark_all.py", "--only", f"{SCRIPT},reference", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path / "log")
     row, other = rows["own_joint"], rows["reference"]
@@ -57,11 +53,29 @@ def test_each_of_its_gradients_is_judged(monkeypatch, name):
     context = context_of(adapter_of())
     right, _ = judged(context)
     assert right.ok and right.grad_error < 1e-4 and right.at_size.grad_error < 1e-4
+    monkeypatch.setitem(own_joint.FACTORS, name, 1.001)  # off by a thousandth
+    checked = small_batches.check(context.adapter, context.device, torch.float32)
+    assert f"gradient of {name}".replace("weight", "output.weight").replace("bias", "output.bias") in checked.wrong
+    assert checked.slope_error == pytest.approx(1e-3, rel=0.1)
     monkeypatch.setitem(own_joint.FACTORS, name, 1.01)
     wrong, _ = judged(context)
     assert not wrong.ok and wrong.grad_error == pytest.approx(1e-2, rel=1e-2)
     result, _ = at_size.check(context, 1e-4)
     assert not result.ok and result.grad_error == pytest.approx(1e-2, rel=1e-2)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "encoder_out"])
+def test_a_gradient_that_is_missing_where_another_is_not_wanted_is_refused(frozen, monkeypatch):
+    """As a kernel does that looks at one input alone to see which gradients are wanted."""
+    adapter = adapter_of()
+    right = adapter.loss_of
+
+    def stops(tensors, prepared):
+        wanted = tensors[frozen].requires_grad
+        return right({name: leaf if wanted else leaf.detach() + 0 * leaf for name, leaf in tensors.items()}, prepared)
+
+    monkeypatch.setattr(adapter, "loss_of", stops)
+    assert "frozen" in small_batches.check(adapter, torch.device("cpu"), torch.float32).wrong
 
 
 @pytest.mark.parametrize("name", ["encoder_out", "weight"])

@@ -111,11 +111,11 @@ pytest.importorskip("torch")
 PACKAGE = """
 import sys
 sys.path.insert(0, {root!r})
-from common.losses import vectorised
+from common.losses import topologies
 del sys.path[0]
 
 def loss(logits, targets, T_lengths, U_lengths, blank=0, reduction="mean"):
-    return vectorised.transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction=reduction)
+    return topologies.transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction=reduction)
 
 def broken(logits, targets, T_lengths, U_lengths):
     raise ValueError("as planned")
@@ -193,9 +193,9 @@ def test_a_script_measures_its_own_function(folder):
 
 
 def reference(logits, targets, T_lengths, U_lengths):
-    from common.losses import vectorised
+    from common.losses import topologies
 
-    return vectorised.transducer_loss(logits, targets, T_lengths, U_lengths, reduction="none")
+    return topologies.transducer_loss(logits, targets, T_lengths, U_lengths, reduction="none")
 
 
 def test_the_helper_for_tests_says_what_is_wrong():

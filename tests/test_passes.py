@@ -4,9 +4,7 @@ past torch's allocator."""
 from __future__ import annotations
 
 import gzip
-import json
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,18 +22,25 @@ ROUNDS = 3
 
 
 @pytest.fixture
-def measured(tiny_shapes):
-    return partial(measured_on, str(tiny_shapes))
+def ready(tiny_shapes):
+    def ready(number, of="timing", **given):
+        flags = {"preset": "quick", "shape_file": str(tiny_shapes), "max_samples": 4, "max_seconds": 0.05, **given}
+        job = {"script": "losses.benchmark_reference", "variant": "", "pass": of, "round": number}
+        return subject.prepare(job, settings.resolve(flags, "cpu"))
+
+    return ready
 
 
-def measured_on(shape_file, number, **given):
-    """The samples of round `number` of the reference, warm-up left out, as (scope, batch)."""
-    flags = {"preset": "quick", "rounds": ROUNDS, "batches": "random", "threads": 1, "max_seconds": 0.05}
-    flags.update(shape_file=shape_file, batch_size=2)
-    job = {"script": "losses.benchmark_reference", "variant": "", "pass": "timing", "round": number}
-    ready = subject.prepare(job, settings.resolve({**flags, "max_samples": 4, **given}, "cpu"))
-    samples = [line for line in timing.run(ready) if isinstance(line, timing.Sample)]
-    return ready.batches, [(line.scope, line.batch) for line in samples if not line.warmup]
+@pytest.fixture
+def measured(ready):
+    """The batches and the samples of a round of the reference, warm-up left out, as (scope, batch)."""
+
+    def measured(number, **given):
+        context = ready(number, rounds=ROUNDS, batches="random", threads=1, batch_size=2, **given)
+        samples = [line for line in timing.run(context) if isinstance(line, timing.Sample)]
+        return context.batches, [(line.scope, line.batch) for line in samples if not line.warmup]
+
+    return measured
 
 
 def of_scope(samples, scope):
@@ -49,6 +54,8 @@ def test_each_round_times_the_loss_alone_after_the_step_on_one_of_its_two_batche
     assert scopes == sorted(scopes, reverse=True)
     assert of_scope(samples, "step") == set(batches)
     assert of_scope(samples, "loss") == {batches[number % 2]}
+    batches, samples = measured(number, scopes=("loss",))  # on all batches where no step is timed
+    assert of_scope(samples, "loss") == set(batches)
 
 
 def test_of_many_batches_a_third_give_the_loss_alone_another_third_in_each_round(measured):
@@ -57,61 +64,40 @@ def test_of_many_batches_a_third_give_the_loss_alone_another_third_in_each_round
     assert places == [{2, 3}, {4, 5}, {0, 1}]
 
 
-def test_the_loss_alone_on_all_batches_where_no_step_is_timed(measured):
-    batches, samples = measured(3, scopes=("loss",))
-    assert of_scope(samples, "loss") == set(batches)
-
-
-def test_forward_alone_makes_no_gradient_and_its_loss_is_judged(tiny_shapes):
-    job = {"script": "losses.benchmark_reference", "variant": "", "pass": "timing", "round": 1}
-    flags = {
-        "preset": "quick",
-        "shape_file": str(tiny_shapes),
-        "mode": "forward",
-        "max_samples": 4,
-        "max_seconds": 0.05,
-    }
-    ready = subject.prepare(job, settings.resolve(flags, "cpu"))
+def test_forward_alone_makes_no_gradient_and_its_loss_is_judged(ready):
+    context = ready(1, mode="forward")
     for scope in settings.SCOPES:
-        taken = ready.step(scope, ready.batches[0])
+        taken = context.step(scope, context.batches[0])
         assert math.isfinite(taken.run()) and set(taken.gradients().values()) == {None}
-    ends = [line for line in timing.run(ready) if isinstance(line, timing.Stop)]
+    ends = [line for line in timing.run(context) if isinstance(line, timing.Stop)]
     assert len(ends) == 2 and all(end.loss_error < 1e-4 for end in ends)
-    assert not subject.prepare({**job, "pass": "correctness"}, settings.resolve(flags, "cpu")).forward_only
+    assert not ready(1, "correctness", mode="forward").forward_only
 
 
 # Traces.
 
 
-def two_traces(folder):
-    for name, text in (("small", "s" * 10), ("large", "l" * 1000)):
-        (folder / f"{name}.1.pt.trace.json").write_text(text)
-    return folder
-
-
-def test_large_traces_are_packed(tmp_path, monkeypatch):
-    monkeypatch.setattr(profiler, "LARGE", 500)
-    profiler.pack(two_traces(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"small.1.pt.trace.json", "large.1.pt.trace.json.gz"}
-    assert gzip.decompress((tmp_path / "large.1.pt.trace.json.gz").read_bytes()).decode()[0] == "l"
-
-
-def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch):
+def test_large_traces_are_packed_and_a_disk_that_fills_up_costs_none(tmp_path, monkeypatch):
     def full(source, target, length):
         target.write(b"x")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(profiler.shutil, "copyfileobj", full)
+    for name, text in (("small", "s" * 10), ("large", "l" * 1000)):
+        (tmp_path / f"{name}.1.pt.trace.json").write_text(text)
     monkeypatch.setattr(profiler, "LARGE", 500)
-    with pytest.raises(OSError, match="No space left"):
-        profiler.pack(two_traces(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.1.pt.trace.json", "small.1.pt.trace.json"]
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(profiler.shutil, "copyfileobj", full)
+        profiler.pack(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"small.1.pt.trace.json", "large.1.pt.trace.json"}
+    profiler.pack(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"small.1.pt.trace.json", "large.1.pt.trace.json.gz"}
+    assert gzip.decompress((tmp_path / "large.1.pt.trace.json.gz").read_bytes()).decode()[0] == "l"
 
 
 @pytest.fixture
 def flags(tmp_path, tiny_shapes):
-    chosen = ["--in-place", "--preset", "quick", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
-    return [*chosen, "--max-seconds", "0.05", "--limits", "false"]
+    where = ["--shape-file", tiny_shapes, "--log-dir", tmp_path]
+    return ["--in-place", "--preset", "quick", *where, "--max-seconds", "0.05", "--limits", "false"]
 
 
 def test_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
@@ -134,8 +120,7 @@ def test_loops_in_python_are_not_profiled_and_not_warmed_up(tmp_path, flags):
     done = run("losses/benchmark_warprnnt_numba.py", *flags, "--passes", "all", "--device", "cpu", "--scope", "step")
     assert done.returncode == 0, done.stderr
     row = rows_of(tmp_path)["warprnnt_numba"]
-    lines = (tmp_path / "warprnnt_numba-2" / "results.jsonl").read_text().splitlines()
-    samples = [line for line in map(json.loads, lines) if line["record"] == "sample"]
+    samples = [line for line in records_of(tmp_path / "warprnnt_numba-2") if line["record"] == "sample"]
     assert samples and not any(sample.get("warmup") for sample in samples)
     assert row["status"] == "ok" and row["average_step_time_us"] is None
     assert row["memory"]["step"]["process_mb"] > 0 and row["memory"]["step"]["torch_allocated_mb"] is None

@@ -45,14 +45,11 @@ def quick(tmp_path, tiny_shapes):
     return ["--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", *QUICK]
 
 
-def run_copy(path, *arguments):
-    return run(path, *arguments, cwd=path.parent, env={**os.environ, "PYTHONPATH": str(ROOT)})
-
-
 def test_a_copy_measures_its_own_file(copy, quick, tmp_path):
     """A wrong loss in the copy is found wrong, under the copy's name, though nobody changed `name`."""
     path = copy(replaced={RESULT: "return -2 * losses"})
-    done = run_copy(path, *quick, "--passes", "correctness", "--only", "reference")
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run(path, *quick, "--passes", "correctness", "--only", "reference", cwd=path.parent, env=variables)
     assert done.returncode == 1, done.stderr
     rows = rows_of(tmp_path / "log")
     assert set(rows) == {"flash", "reference"} and rows["reference"]["status"] == "ok"
@@ -61,9 +58,8 @@ def test_a_copy_measures_its_own_file(copy, quick, tmp_path):
 
 def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
     """Chosen by its file in benchmark_all.py, and continued by --resume; the variant says its kind itself."""
-    path = copy(
-        "lattice.py", replaced={'name = "mine"': 'name = "lat"\n    variants = {"again": {"fewest_targets": 1}}'}
-    )
+    named = 'name = "lat"\n    variants = {"again": {"fewest_targets": 1}}'
+    path = copy("lattice.py", {'name = "mine"': named})
     arguments = [*quick, "--passes", "correctness", "--only", f"reference,{path},{path}:again,{copy()}"]
     done = run("benchmark_all.py", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -77,9 +73,8 @@ def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
 def test_a_script_that_stops_the_clock_is_timed_all_the_same(copy, quick, tmp_path):
     stopped = "import sys\nimport time\n\ntime.perf_counter_ns = time.perf_counter = lambda: 0\nfrom"
     path = copy(replaced={"import sys\nfrom": stopped})
-    done = run(
-        "benchmark_all.py", "--only", path, *quick, "--passes", "timing", "--rounds", "1", "--max-seconds", "0.1"
-    )
+    flags = [*quick, "--passes", "timing", "--rounds", "1", "--max-seconds", "0.1"]
+    done = run("benchmark_all.py", "--only", path, *flags)
     assert done.returncode == 0, done.stderr
     samples = [record for record in records_of(tmp_path / "log" / "flash-2") if record["record"] == "sample"]
     assert samples and min(sample["total_wall_ns"] for sample in samples) > 100_000
@@ -120,11 +115,6 @@ def test_files_that_are_no_rows(copy, tmp_path):
     assert_user_error(run("rnnt-bench", "check", "--only", first), first, "line 1", "not Python")
 
 
-def test_a_file_of_the_table_is_its_line(tmp_path):
-    implementation = implementations.of_file(str(ROOT / "benchmark_ot.py"))
-    assert implementation.name == "optimized_transducer" and implementation.script == "benchmark_ot"
-
-
 def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
     """From a file beside it, and from the suite's own classes; the last word is that of the class itself."""
     (copy().parent / "beside.py").write_text(
@@ -153,25 +143,23 @@ def test_kinds_are_what_adapters_say(implementation):
     attributes = implementations.described(implementation)
     assert vars(attributes) == {key: getattr(adapter, key) for key in vars(attributes)}
     assert attributes.of_variant(implementation.variant).kind(implementation.name) == implementation.kind
+    of_file = implementations.of_file(str(ROOT / f"{implementation.script.replace('.', '/')}.py"))
+    assert of_file.script == implementation.script
 
 
 @pytest.mark.parametrize(
     "body, status, words",
     [
-        (
-            "return logits.sum((1, 2, 3))",
-            "error",
-            "correctness: ValueError: the loss has the shape (4,): return the sum over the batch",
-        ),
+        ("return logits.sum((1, 2, 3))", "error", "correctness: ValueError: the loss has the shape (4,)"),
         ("import flash_rnnt", "missing", "flash needs flash_rnnt: pip install what your loss needs"),
+        ("targets.reshape(-1, 1000003)", "error", "benchmark_flash.py, line {line}, in transducer_loss"),
     ],
 )
-def test_an_author_is_told_what_is_wrong(tmp_path, tiny_shapes, body, status, words):
-    text = (ROOT / "benchmark_mine.py").read_text().replace("    import torch\n", f"    {body}\n", 1)
-    (tmp_path / "benchmark_flash.py").write_text(text)
-    flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--quiet", "--shape-file", tiny_shapes]
-    done = run("benchmark_all.py", "--only", tmp_path / "benchmark_flash.py", "--log-dir", tmp_path / "log", *flags)
-    row = rows_of(tmp_path / "log")["flash"]
+def test_an_author_is_told_what_is_wrong(copy, quick, tmp_path, body, status, words):
+    path = copy(replaced={"    import torch\n": f"    {body}\n"})
+    done = run("benchmark_all.py", "--only", path, *quick, "--passes", "correctness", "--quiet")
+    row, line = rows_of(tmp_path / "log")["flash"], path.read_text().split(body)[0].count("\n") + 1
+    words = words.format(line=line)
     assert row["status"] == status and words in row["reason"] and words.split()[0] in done.stdout, done.stderr
 
 

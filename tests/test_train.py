@@ -17,14 +17,15 @@ import train  # noqa: E402
 SMALL = ("--steps", 4, "--utterances", 112, "--vocab", 9)
 
 
+def trained(*flags):
+    done = run("examples/train.py", *SMALL, *flags, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.thorough
 def test_the_curves_of_two_losses_agree():
-    made = []
-    for loss in ("torchaudio", "fused"):
-        done = run("examples/train.py", "--loss", loss, *SMALL, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        assert done.returncode == 0, done.stderr
-        made.append(json.loads(done.stdout))
-    torchaudio, fused = made
+    torchaudio, fused = (trained("--loss", loss) for loss in ("torchaudio", "fused"))
     assert len(fused["curve"]) == 4 and torchaudio["curve"] == pytest.approx(fused["curve"], rel=1e-6)
     assert fused["curve"][3] < fused["curve"][0] and fused["nats"] == pytest.approx(torchaudio["nats"], rel=1e-4)
 
@@ -32,15 +33,13 @@ def test_the_curves_of_two_losses_agree():
 @pytest.mark.thorough
 def test_a_model_is_saved_and_recognises(tmp_path):
     """Under autocast, whose joiner multiplies in bfloat16."""
-    flags = (*SMALL, "--steps", 20, "--autocast", 1, "--save", tmp_path)
-    done = run("examples/train.py", *flags, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
+    told = trained("--steps", 20, "--autocast", 1, "--save", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"6.pt", "20.pt"}
     saved = torch.load(tmp_path / "20.pt", weights_only=True)
     model = train.Model(9)
     model.load_state_dict(saved["model"])
     with torch.no_grad():
-        assert model.eval().error_rate(saved["held_out"]) == json.loads(done.stdout)["error_rate"] <= 2
+        assert model.eval().error_rate(saved["held_out"]) == told["error_rate"] <= 2
 
 
 def test_chords_where_espeak_is_not_there(monkeypatch):

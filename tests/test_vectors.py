@@ -15,7 +15,7 @@ from commands import ROOT
 from test_broken_losses import SMALL, Broken
 
 from common.core.implementations import LATTICES, imported
-from common.losses import vectorised
+from common.losses import topologies
 from common.losses.topologies import TOPOLOGIES
 
 FOLDER = ROOT / "vectors"
@@ -79,7 +79,7 @@ def test_every_topology_has_its_cases_and_the_folder_is_small():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_reference_is_right(dtype):
-    assert check.check(partial(answer, vectorised.transducer_loss, dtype)) == []
+    assert check.check(partial(answer, topologies.transducer_loss, dtype)) == []
 
 
 @pytest.mark.parametrize("kernel", [Broken, *SMALL], ids=lambda kernel: kernel.__name__)

@@ -105,20 +105,14 @@ def test_a_preset_is_a_size_a_workload_or_both(text, device, preset, expected):
     chosen = settings.resolve({"preset": text}, device)
     assert chosen.preset == preset and chosen.to_json().items() >= expected.items()
     assert settings.resolve({"preset": preset}, device) == chosen and flag_types.note(preset)
-
-
-def test_flags_win_over_both_presets():
-    chosen = settings.resolve({"preset": "quick,chars", "vocab_size": 7, "token_scale": 1.5, "batch_size": 3}, "cpu")
-    assert (chosen.vocab_size, chosen.token_scale, chosen.batch_size) == (7, 1.5, 3)
-
-
-@pytest.mark.parametrize("text", ["large", "cpu,quick", "chars,long-form", "cpu,"])
-def test_other_presets_are_refused(text):
-    with pytest.raises(UserError, match="bpe4096-x8"):
-        flag_types.parts(text)
+    flags = {"vocab_size": 7, "token_scale": 1.5, "batch_size": 3}
+    assert settings.resolve({"preset": text, **flags}, device).to_json().items() >= flags.items()
 
 
 def test_bad_flags_in_one_line():
+    for text in ("large", "cpu,quick", "chars,long-form", "cpu,"):
+        with pytest.raises(UserError, match="bpe4096-x8"):
+            flag_types.parts(text)
     assert_user_error(run("benchmark_torchaudio.py", "--preset", "cpu,words"), "--preset", "cpu,words", "chars")
     assert_user_error(run("benchmark_torchaudio.py", "--subsampling", "5"), "--subsampling", "5", "8")
 

@@ -6,7 +6,6 @@ error, and NotAsked if the case does not apply; common.conformance.judge turns t
 
 from __future__ import annotations
 
-import copy
 import math
 from contextlib import suppress
 from dataclasses import replace
@@ -69,9 +68,8 @@ def with_durations(
 
 def _lasting(exam: Examination, durations: Optional[str], sigma: Optional[float] = None) -> Examination:
     """Return the examination with other durations and another sigma; None: those of the lattice."""
-    adapter = copy.copy(exam.adapter)
-    adapter.settings = replace(adapter.settings, durations=durations, sigma=sigma)
-    return replace(exam, adapter=adapter)
+    changed = replace(exam.adapter.settings, durations=durations, sigma=sigma)
+    return replace(exam, adapter=exam.adapter.but(settings=changed))
 
 
 def unmet_cells(exam: Examination) -> Outcome:

@@ -152,7 +152,7 @@ class Examination:
         """
         N, T, U = inputs.padded_sizes(shapes)
         T, U = T + slack[0], U + slack[1]
-        adapter = self.adapter.widened(U) if repaired else self.adapter.widened(U).unrepaired()
+        adapter = self.adapter.but(prune_range=U + 1, repairs=repaired and self.adapter.repairs)
         if reduction not in (None, *adapter.reductions):
             raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(adapter.reductions)}")
         before = adapter.options()

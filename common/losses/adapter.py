@@ -43,9 +43,9 @@ def import_package(package: str, hint: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package.partition(".")[0]:
-            raise NotRunnable("missing", f"{package} is installed but needs {error.name}: {hint}") from error
-        raise NotRunnable("missing", f"{package} is not installed: {hint}") from error
+        itself = error.name == package.partition(".")[0]
+        reason = "is not installed" if itself else f"is installed but needs {error.name}"
+        raise NotRunnable("missing", f"{package} {reason}: {hint}") from error
     except (ImportError, OSError, AttributeError, RuntimeError) as error:  # built for another torch or CUDA
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NotRunnable("missing", f"{package} does not import ({line}): {hint}") from error
@@ -102,13 +102,8 @@ class Adapter:
     reduction = "sum"
 
     def __init__(self, settings: Settings, variant: str = ""):
-        implementation = BY_NAME[self.name].of_variant(variant) if variant else BY_NAME[self.name]
-        self.settings = settings
-        self.prune_range = settings.prune_range
-        self.package = implementation.package
-        self.built = implementation.built
-        self.called = implementation.name
-        self.kind = implementation.kind
+        self.implementation = BY_NAME[self.name].of_variant(variant) if variant else BY_NAME[self.name]
+        self.settings, self.prune_range = settings, settings.prune_range
         for attribute, value in self.variants[variant].items() if variant else ():
             setattr(self, attribute, value)
 
@@ -117,22 +112,23 @@ class Adapter:
     def load(self, device: str) -> None:
         """Import the package; raise NotRunnable if it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
         if device not in self.devices and not (device == "cpu" and self.simulated):
-            reason = f"{self.called} has no {device} version; it runs on {' and '.join(self.devices)}"
+            reason = f"{self.implementation.name} has no {device} version; it runs on {' and '.join(self.devices)}"
             if self.simulator:
                 reason += f", and for --passes correctness in the simulator of {self.simulator_variables}"
             raise NotRunnable("unsupported", reason)
         if self.settings.dtype not in self.dtypes:
-            reason = f"{self.called} does not take {self.settings.dtype}; use --dtype {' or '.join(self.dtypes)}"
-            raise NotRunnable("unsupported", reason)
+            reason = f"{self.implementation.name} does not take {self.settings.dtype}"
+            raise NotRunnable("unsupported", f"{reason}; use --dtype {' or '.join(self.dtypes)}")
         self.module = self.import_module(device)
 
     def import_module(self, device: str) -> ModuleType:
         """Return the module that holds `function`; build it first if the suite builds this package from source."""
-        if not self.built:
-            return import_package(self.imports or self.package, self.hint)
+        package = self.implementation.package
+        if not self.implementation.built:
+            return import_package(self.imports or package, self.hint)
         from common.setup import extensions, simulated
 
-        return extensions.load(self.package, simulated.DEVICE if self.simulated else device)
+        return extensions.load(package, simulated.DEVICE if self.simulated else device)
 
     @property
     def lattice(self) -> Topology:
@@ -203,16 +199,10 @@ class Adapter:
         """Return the sum of the losses (N,) of a package that has no sum; the losses themselves for "none"."""
         return losses if self.reduction == "none" else losses.sum()
 
-    def unrepaired(self) -> Adapter:
-        """Return a copy whose `loss` is the package's own, without corrections (`repairs`)."""
+    def but(self, **attributes: Any) -> Adapter:
+        """Return a copy with other attributes: prune_range=U + 1 prunes no symbol of at most U targets."""
         result = copy.copy(self)
-        result.repairs = False
-        return result
-
-    def widened(self, U: int) -> Adapter:
-        """Return a copy that prunes no symbol of at most `U` targets, so that it must equal the exact loss."""
-        result = copy.copy(self)
-        result.prune_range = U + 1
+        vars(result).update(attributes)
         return result
 
 

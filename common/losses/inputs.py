@@ -82,7 +82,7 @@ class Speech:
             key: names the stream that draws where each passage begins.
         """
         encoder_out, decoder_out, targets = np.empty_like(encoder_noise), np.empty_like(decoder_noise), targets.copy()
-        columns = self._columns()
+        columns = np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]  # what each of the D is a copy of
         for n, ((T, U), start) in enumerate(zip(shapes, uniform(len(shapes), ALIGNMENT, *key))):
             frames, symbols = passage(self.arrays, T, U, float(start))
             targets[n, :U] = symbols
@@ -92,10 +92,6 @@ class Speech:
             decoder_out[n, 1 : U + 1] = self.arrays["decoder"][symbols][:, columns]
         return encoder_out, decoder_out, targets
 
-    def _columns(self) -> np.ndarray:
-        """Return the model's dimension that each of the D is a copy of."""
-        return np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]
-
     def layer(self, name: str) -> Tuple[np.ndarray, np.ndarray]:
         """Return weights (V, D) and bias (V,) of one of LAYERS.
 
@@ -103,12 +99,11 @@ class Speech:
         """
         weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
         further = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
-        columns = self._columns()
+        columns = np.arange(self.encoder_dim) % weight.shape[1]
         copies = np.bincount(columns).astype(np.float32)
         weight = (weight / copies[: weight.shape[1]])[:, columns]
-        return np.concatenate([weight, weight[further]]), np.concatenate(
-            [bias, bias[further] - np.float32(LESS_LIKELY * (name != "lm"))]
-        )
+        less_likely = bias[further] - np.float32(LESS_LIKELY * (name != "lm"))
+        return np.concatenate([weight, weight[further]]), np.concatenate([bias, less_likely])
 
 
 def passage(arrays: Dict[str, np.ndarray], T: int, U: int, start: float) -> Tuple[np.ndarray, np.ndarray]:

@@ -14,10 +14,8 @@ from typing import Any, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from common.losses import topologies
-from common.losses.topologies import Arc, Topology
+from common.losses.topologies import REGULAR, Arc, Topology, chosen, next_targets
 
-REGULAR = topologies.TOPOLOGIES["regular"]
 LOG_ZERO = -math.inf
 
 
@@ -154,8 +152,8 @@ def arc_losses(
     Cells outside an utterance's (T, U+1) get zero gradient.  topology: one whose parts are blank and the next target
     alone.
     """
-    following = topologies.next_targets(targets, *log_probs.shape[1:3])
-    return _Lattice.apply(topologies.chosen(log_probs, following, blank).double(), shapes, topology)
+    following = next_targets(targets, *log_probs.shape[1:3])
+    return _Lattice.apply(chosen(log_probs, following, blank).double(), shapes, topology)
 
 
 def losses(
@@ -172,7 +170,7 @@ def losses(
         targets: (N, U) integers in [0, V) without `blank`.
         shapes: (T, U) of each utterance, T >= 1, U >= 0.
     """
-    following = topologies.next_targets(targets.cpu(), *logits.shape[1:3])
+    following = next_targets(targets.cpu(), *logits.shape[1:3])
     parts = topology.parts(logits.cpu().double(), following, blank)
     return _Lattice.apply(parts, shapes, topology)
 

@@ -1,7 +1,7 @@
 """Time one step and its named stages (joiner, loss, backward, ...), on the CPU or with CUDA events.
 
-A loss or a model marks a stage by ``with stage("joiner"):``.  This does nothing until a pass installs an observer: the
-timing pass measures the time of each stage, the trace pass labels it in the trace.
+A stage marked by ``with stage("joiner"):`` does nothing until a pass installs an observer: the timing pass measures its
+time, the trace pass labels it in the trace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def stage(name: str) -> ContextManager:
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Install `observer` for the stages that the block enters."""
     global _observer
     before, _observer = _observer, observer
     try:
@@ -49,7 +48,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
 class Clock:
     """Sets marks in time that are compared after the work is done: perf_counter_ns on the CPU, events on CUDA.
 
-    With `cold`, `cool` empties the L2 cache of a GPU before a sample.
+    With `cold`, writing over `over` empties the L2 cache of a GPU before a sample.
     """
 
     def __init__(self, device: torch.device, cold: bool = False):
@@ -61,18 +60,11 @@ class Clock:
         gc.collect()
         gc.freeze()  # loaded objects stay alive, so the collection before each sample need not scan them
 
-    def cool(self) -> None:
-        """Overwrite the L2 cache if the clock is cold."""
-        if self.over is not None:
-            self.over.zero_()
-
     def synchronize(self) -> None:
-        """Wait until the device has done all work."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def mark(self) -> Any:
-        """Return a mark of the present moment, for `between`."""
         if not self.cuda:
             return now()
         event = torch.cuda.Event(enable_timing=True)
@@ -103,7 +95,8 @@ def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
     with ExitStack() as stack:
         stack.callback(gc.enable)
         stack.enter_context(observed_by(observer))
-        clock.cool()
+        if clock.over is not None:
+            clock.over.zero_()
         clock.synchronize()
         wall_begin, begin = now(), clock.mark()
         marks: List[Any] = []

@@ -32,8 +32,8 @@ def set_up_torch(settings: Settings) -> Any:
 def import_torch(advice: str = "") -> Any:
     """Return the module torch.
 
-    Raises NotRunnable, with `advice` at the end of its message, if torch cannot be imported, and MemoryError if there
-    is too little memory for its libraries.
+    Raises NotRunnable, with `advice` at its end, if torch cannot be imported, MemoryError if memory is short of its
+    libraries.
     """
     try:
         import torch
@@ -47,10 +47,7 @@ def import_torch(advice: str = "") -> Any:
 
 
 def current(device: Any) -> Any:
-    """Return the device with its index; a GPU becomes torch's current device.
-
-    Raises NotRunnable if torch does not see that GPU.
-    """
+    """Return the device with its index, a GPU as torch's current device; raise NotRunnable if torch does not see it."""
     import torch
 
     if device.type == "cuda":

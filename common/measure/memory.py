@@ -26,8 +26,7 @@ from common.core.files import scratch_folder
 from common.core.flag_types import bytes_of
 from common.measure.clock import Step
 from common.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
-from common.traces import reader
-from common.traces import windows as traced
+from common.traces import reader, windows
 
 #: Seconds between two readings of the device's free memory.
 LOOK_SECONDS = 0.001
@@ -60,7 +59,7 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     with scratch_folder() as folder:
         path = Path(folder) / "step.pt.trace.json"
         events.export_chrome_trace(str(path))
-        sizes = [size for (kind, _), size in traced.rise(path).items() if kind == reader.CPU]
+        sizes = [size for (kind, _), size in windows.rise(path).items() if kind == reader.CPU]
     return {**result, "torch_allocated_bytes": max(sizes, default=None)}
 
 

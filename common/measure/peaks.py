@@ -1,9 +1,8 @@
 """Measure the best rates of the device in each timing round (the limits pass), instead of trusting a datasheet.
 
 Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone, in a buffer far
-above every cache, as the logits of a batch are.  Matrix rate: square products in the run's dtype, of
-2 n^3 operations each.  All use the run's threads and device.  Other load can only slow them down, so the best repeat of
-all rounds counts; the records keep every repeat.  Leaves out formats that the losses do not use (TF32 if it is off).
+above every cache, as the logits of a batch are.  Matrix rate: square products in the run's dtype, of 2 n^3 operations
+each.  Other load can only slow them down, so the best repeat of all rounds counts; the records keep every repeat.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SHORT, FEWEST_SHORT = 3, 10
 
 
 def repeated(action: Callable[[], Any], clock: Clock, seconds: float, fewest: int = FEWEST) -> List[int]:
-    """Repeat `action` and return the nanoseconds of each repeat, without those of a first one that warms up.
+    """Return the nanoseconds of repeats of `action`, without those of a first one that warms up.
 
     Repeats until `seconds` have passed, at least `fewest` and at most MOST times.
     """
@@ -65,10 +64,7 @@ def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stre
 
 
 def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Products]:
-    """Yield the times of products of square matrices, the smallest first.
-
-    After the SHORT smallest sizes it ends before a product that would take more than `seconds`.
-    """
+    """Yield the times of products of square matrices that take less than `seconds`, at least the SHORT smallest."""
     generator = torch.Generator().manual_seed(0)
     last = 0.0
     for number, size in enumerate(SIZES):
@@ -84,17 +80,12 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Limits]:
-    """Yield the ``limits`` record of a job of common.jobs.job; raise NotRunnable if torch cannot run it."""
     settings = Settings.from_json(job["settings"])
     yield measure(settings, set_up_torch(settings), max(SECONDS / settings.rounds, SHORTEST))
 
 
 def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) -> Limits:
-    """Return a ``limits`` record, measured for `seconds` for each size of a kind.
-
-    If this torch has no products of the dtype here (half precision on a CPU), they are empty, and the field "reason"
-    tells why.
-    """
+    """Return a ``limits`` record, `seconds` a size; its "reason" tells why there are no products of the dtype here."""
     clock, load, reason, multiplied = Clock(device), ForeignLoad(), "", []
     seconds = min(seconds, settings.max_seconds)
     with torch.no_grad():

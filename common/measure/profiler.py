@@ -35,19 +35,11 @@ def profile(
     name: str,
     on_cycle: Callable[[torch.profiler.profile], None] = lambda _: None,
 ) -> Optional[float]:
-    """Run the steps, one profiler step each, and write the traces, and the operator tables
-    (key_averages) of every cycle, to `folder`.
+    """Run the steps, one profiler step each, and write traces and operator tables of every cycle to `folder`.
 
     The device is synchronised before a profiler step ends, since the profiler measures host time only.  Returns the
-    share of the CPU that other processes took, None if the system does not tell or the steps were too short.
-
-    Args:
-        steps: each is run once.
-        settings: the schedule and the OPTIONS.
-        device: where the steps run.
-        folder: where the files are written.
-        name: name of the worker in the file names of the traces.
-        on_cycle: called with the profiler at the end of each cycle.
+    share of the CPU that other processes took, None if the system does not tell or the steps were too short.  name: of
+    the worker in the file names of the traces; on_cycle: called with the profiler at the end of each cycle.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
@@ -106,8 +98,7 @@ def self_times(profiler: torch.profiler.profile) -> Tuple[float, float]:
 
 
 def pack(folder: Path) -> None:
-    """Compress the traces of a folder above LARGE bytes to NAME.gz.  At every moment, even if the disk is full, one of
-    the two files is complete."""
+    """Compress the traces of a folder above LARGE bytes to NAME.gz; one of the two files is complete at any time."""
     for path in folder.glob("*.pt.trace.json"):
         if path.stat().st_size <= LARGE:
             continue

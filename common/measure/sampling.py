@@ -37,9 +37,9 @@ def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
 def relative_half_width(samples: Dict[int, List[int]]) -> float:
     """Return the half-width of the 95% interval of the median, as a fraction of it, over samples grouped by batch.
 
-    Each sample is divided by the median of its batch, so that different sizes of batches do not count as spread.  The
-    standard error of a median of normal samples is 1.253 sigma / sqrt(n).  sigma is the standard deviation, which
-    outliers raise, so noisy samples lead to more samples, up to the caps.  Infinite while no batch was measured twice.
+    Each sample is divided by the median of its batch, so that sizes of batches do not count as spread.  The standard
+    error of a median of normal samples is 1.253 sigma / sqrt(n).  sigma is the standard deviation, which outliers
+    raise, so noisy samples lead to more samples, up to the caps.  Infinite while no batch was measured twice.
     """
     repeated = [durations for durations in samples.values() if len(durations) >= 2]
     relative = [duration / statistics.median(durations) for durations in repeated for duration in durations]
@@ -49,14 +49,8 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
 def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float) -> str:
     """Return why sampling stops ("spread", "sample cap", "time cap"), "" if it continues; called before each sample.
 
-    Sampling stops only at the end of a sweep over all batches, so that each has as many samples.
-
-    Args:
-        samples: nanoseconds of the samples of each batch so far.
-        batches: number of batches.
-        spread: the relative half-width of the interval that suffices.
-        max_samples: cap on the samples of all batches.
-        max_seconds: cap on the time of all samples.
+    It stops only at the end of a sweep over all batches, so that each has as many samples.  spread: the relative
+    half-width that suffices; the caps are on the number and the time of all samples.
     """
     count = sum(len(durations) for durations in samples.values())
     if count == 0 or count % batches:
@@ -93,11 +87,7 @@ def warm_up(
 ) -> Generator[Any, None, str]:
     """Yield warm-up samples: of the first batch until it is warmed up, and one of each other batch.
 
-    Args:
-        sample: takes a sample.
-        batches: numbers of the batches.
-        max_seconds: time cap of the scope, of which warm-up takes WARM_UP_SHARE at most.
-        threads: see with_load.
+    max_seconds: time cap of the scope, of which warm-up takes WARM_UP_SHARE at most.
     """
 
     def samples() -> Generator[Any, None, str]:
@@ -116,14 +106,7 @@ def warm_up(
 def sweep(
     sample: Sampler, batches: Sequence[int], *, threads: Optional[int] = None, **caps: Any
 ) -> Generator[Any, None, str]:
-    """Yield samples of all batches in turn, with the load beside them, and return why they ended (see `enough`).
-
-    Args:
-        sample: takes a sample.
-        batches: numbers of the batches.
-        threads: see with_load.
-        caps: spread, max_samples and max_seconds, see `enough`.
-    """
+    """Yield samples of all batches in turn, with the load beside them; return why they ended; caps: see `enough`."""
 
     def samples() -> Generator[Any, None, str]:
         measured: Dict[int, List[int]] = {batch: [] for batch in batches}

@@ -25,7 +25,6 @@ from common.losses import layouts, oracle
 from common.losses.adapter import Adapter
 from common.losses.cells import Cells, largest
 from common.losses.passes import small_batches
-from common.losses.passes.small_batches import SLOPE_TOLERANCE
 from common.losses.step import changed, fingerprints
 from common.records.schema import AtSize
 
@@ -59,11 +58,8 @@ class Errors:
     """Collects errors of gradients part by part: `entries`, `sums` (largest share of the right sum) and `slopes`."""
 
     def __init__(self) -> None:
-        self.worst: Dict[str, float] = defaultdict(float)
-        self.largest: Dict[str, float] = defaultdict(float)
-        self.sums: Dict[str, float] = defaultdict(float)
-        self.products: Dict[str, float] = defaultdict(float)
-        self.squares: Dict[str, float] = defaultdict(float)
+        by_name: List[Dict[str, float]] = [defaultdict(float) for _ in range(5)]
+        self.worst, self.largest, self.sums, self.products, self.squares = by_name
         self.furthest = ""  # where the gradient of the logits is furthest off, in words
 
     def note(self, name: str, gradient: Optional[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
@@ -228,7 +224,7 @@ def check(
         what = SUMMED.get(name, f"a row of the {small_batches.of(name)}")
         most = sums if name in SUMMED else sums + 10 * lost / FLOOR  # a row adds up several
         judged.append((f"{what} in sum", error, math.inf if name in SUMMED else sums, most))
-    most = SLOPE_TOLERANCE[context.settings.dtype] + rounding + beside
+    most = small_batches.SLOPE_TOLERANCE[context.settings.dtype] + rounding + beside
     for name, error in errors.slopes.items():
         judged.append((f"{small_batches.of(name)} by a factor", error, math.inf, most))
     lines = [f"it overwrites {', '.join(sorted(overwritten))}"] if overwritten else []

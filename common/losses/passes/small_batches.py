@@ -264,9 +264,8 @@ def answered(
 
 def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype) -> Tuple[Adapter, Joiner, Batch]:
     """Return (the adapter with its range widened to all of U, the joiner, the batch) of a case."""
-    small = copy.copy(adapter)
-    sizes = TRAINED if case.logits == "trained" else RANDOM
-    small.settings = replace(adapter.settings, **sizes, logits=case.logits)
+    sizes, widest = TRAINED if case.logits == "trained" else RANDOM, max(U for _, U in case.shapes)
+    small = adapter.but(settings=replace(adapter.settings, **sizes, logits=case.logits), prune_range=widest + 1)
     model = layouts.of(small).model(device, dtype)
     key, source = (small.settings.seed, case.draw), inputs.source_of(small.settings)
     batch = inputs.make_batch(case.shapes, **sizes, device=device, dtype=dtype, key=key, source=source)
@@ -274,7 +273,7 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
         leaf.requires_grad_(False)
     if case.largest is not None:
         layouts.of(small).score_up_to(case.largest, model, batch)
-    return small.widened(max(U for _, U in case.shapes)), model, batch
+    return small, model, batch
 
 
 def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[List[str], List[str]]:

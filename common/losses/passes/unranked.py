@@ -29,8 +29,7 @@ from typing import Any, Iterator, Union
 from common.data.batching import heaviest
 from common.losses.passes import timing
 from common.losses.step import LossStep
-from common.measure import profiler
-from common.measure.device import host_threads
+from common.measure import device, profiler
 from common.measure.memory import AddressSpace, Device, Limit, peaks
 from common.records.schema import Fit, Memory, Probe, Sample, Schedule, Stop, Trace
 from common.system.machine import busy_flags
@@ -122,5 +121,5 @@ def trace(context) -> Iterator[Trace]:
         files=sorted(path.name for path in folder.glob("*.pt.trace.json*")),
         profiler={option: getattr(settings, option) for option in profiler.OPTIONS},
         foreign_cpu=foreign,
-        flags=busy_flags(foreign, host_threads(context.device)),
+        flags=busy_flags(foreign, device.host_threads(context.device)),
     )
