@@ -286,33 +286,18 @@ def test_a_run_for_real(config):
 
 
 ESTIMATION = """
-sample_rate: 16000
-snrmin: 0
-snrmax: 10
-separation_norm_type: stnorm
-encoder: !new:speechbrain.nnet.containers.Sequential
-    cnn: !new:speechbrain.nnet.CNN.Conv1d
-        in_channels: 2
-        out_channels: 4
-        kernel_size: 4
-        stride: 2
-        skip_transpose: True
-        padding: valid
-    relu: !new:torch.nn.ReLU
-stat_pooling: !new:speechbrain.nnet.pooling.StatisticsPooling
-encoder_out: !new:speechbrain.nnet.containers.Sequential
-    linear: !new:speechbrain.nnet.linear.Linear
-        input_size: 8
-        n_neurons: 1
-    sigmoid: !new:torch.nn.Sigmoid
-model: !new:torch.nn.ModuleList
-    - [!ref <encoder>, !ref <encoder_out>]
-modules:
-    encoder: !ref <encoder>
-    encoder_out: !ref <encoder_out>
-pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
-    loadables:
-        model: !ref <model>
+{sample_rate: 16000, snrmin: 0, snrmax: 10, separation_norm_type: stnorm,
+encoder: !new:speechbrain.nnet.containers.Sequential {
+    cnn: !new:speechbrain.nnet.CNN.Conv1d {
+        in_channels: 2, out_channels: 4, kernel_size: 4, stride: 2, skip_transpose: True, padding: valid},
+    relu: !new:torch.nn.ReLU {}},
+stat_pooling: !new:speechbrain.nnet.pooling.StatisticsPooling {},
+encoder_out: !new:speechbrain.nnet.containers.Sequential {
+    linear: !new:speechbrain.nnet.linear.Linear {input_size: 8, n_neurons: 1},
+    sigmoid: !new:torch.nn.Sigmoid {}},
+model: !new:torch.nn.ModuleList [[!ref <encoder>, !ref <encoder_out>]],
+modules: {encoder: !ref <encoder>, encoder_out: !ref <encoder_out>},
+pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer {loadables: {model: !ref <model>}}}
 """
 
 
