@@ -27,15 +27,12 @@ import time
 import torch
 from torch import nn
 
-
 class Tiny(nn.Module):
     sample_rate = 8000
-
     def __init__(self, seconds=0.0, limit=10**9, first=0.0):
         super().__init__()
         self.conv, self.out = nn.Conv1d(1, 8, 80, 40), nn.Linear(8, 4)
         self.seconds, self.limit, self.first = seconds, limit, first
-
     def forward(self, waves):
         if waves.numel() > self.limit:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
@@ -45,20 +42,16 @@ class Tiny(nn.Module):
         self.first = 0.0
         return self.out(torch.relu(self.conv(waves[:, None])).transpose(1, 2))
 
-
 class Silent(Tiny):
     def forward(self, waves):
         super().forward(waves)
-
 
 class Streaming(nn.Module):
     def __init__(self, pieces):
         super().__init__()
         self.pieces = pieces
-
     def forward(self, waves, lengths):
         return [waves.sum(1), self.pieces]
-
     def stream(self, waves, lengths):
         for piece in self.pieces:
             time.sleep(0.02)

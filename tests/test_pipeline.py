@@ -30,7 +30,6 @@ class Double(nn.Module):
     def __init__(self, size=4, wanted=0):
         super().__init__()
         self.layer, self.wanted = nn.Linear(size, size, bias=False), wanted
-
     def forward(self, rows):
         torch.empty(self.wanted, dtype=torch.uint8).fill_(1)
         return self.layer(rows)

@@ -35,7 +35,6 @@ class Whole(nn.Module):
         self.expected, self.still, self.dropout = expected, still, nn.Dropout(0.5)
         self.front, self.symbols, self.out = nn.Linear(80, 8), nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size)
         self.wanted = wanted
-
     def forward(self, features, lengths, symbols, symbol_lengths):
         torch.empty(self.wanted)
         if self.expected and str(self.front(features).dtype) != f"torch.{self.expected}":

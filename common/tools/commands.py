@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from common.cli import benchmark, parser
-from common.core import files, flag_types
+from common.core import files, flag_types, text
 from common.core.errors import UserError
 from common.core.settings import SETTINGS, Settings
-from common.core.text import count
 from common.jobs.job import Task
 from common.jobs.session import Executor, Progress, Session
 from common.records import run, schema
@@ -99,7 +98,7 @@ def measured(
     header = dict(record="tool", tool=tool, name=name, config=schema.as_written(config), settings=settings.to_json())
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
         if not arguments.quiet:
-            print(f"measuring {name} on {settings.device}: {count(len(tasks), 'job')}", file=sys.stderr)
+            print(f"measuring {name} on {settings.device}: {text.count(len(tasks), 'job')}", file=sys.stderr)
         pending = [task for task in tasks if not of_tool.is_done(task.name)]
         pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in pending}
         with benchmark.measuring() as ended:
@@ -118,5 +117,5 @@ def measured(
             run.remove(of_tool.path)
             raise ended.mistake
         found = answer(read(of_tool.path))
-        text = found.render(arguments.format)
-        return benchmark.finish(ended, text, text, found.statuses, arguments)
+        shown = found.render(arguments.format)
+        return benchmark.finish(ended, shown, shown, found.statuses, arguments)

@@ -160,8 +160,7 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
 
 def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
     """Return (samples,) of so many seconds, at least one sample, about as loud as speech."""
-    samples = max(round(seconds * sample_rate), 1)
-    return 0.1 * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
+    return 0.1 * torch.randn(max(round(seconds * sample_rate), 1), generator=torch.Generator().manual_seed(seed))
 
 
 def batch(path: Optional[str], seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:

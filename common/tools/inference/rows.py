@@ -10,8 +10,7 @@ from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence
 from msgspec import Meta, Struct, field
 
 from common.analysis.metrics import cells, values
-from common.core.statistics import median, quantile
-from common.core.text import GIB, MB, count, gathered
+from common.core import statistics, text
 from common.present import parts as show
 from common.records import schema
 from common.tools.configuration import Positive, Seconds, Text, check_list
@@ -86,8 +85,7 @@ def positions(config: Profile) -> List[Position]:
 def is_skipped(position: Position, grid: Dimensions) -> bool:
     """Tell whether a position is in the corner of long audio and large batches, which a triangle leaves out."""
     d, b = grid.audio_mockup_secs.index(position.seconds), grid.batch_sizes.index(position.size)
-    corner = d + b >= (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
-    return grid.triangle_only and d > 0 and b > 0 and corner
+    return grid.triangle_only and d > 0 and b > 0 and d + b >= (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
 
 
 class Cell(Struct, kw_only=True):
@@ -122,7 +120,7 @@ def factor(value: Optional[float]) -> str:
 
 
 _ms = partial(of_row, scale=1e3, unit="s", better="lower")
-_mb = partial(of_row, scale=1 / MB, unit="bytes", better="lower")
+_mb = partial(of_row, scale=1 / text.MB, unit="bytes", better="lower")
 #: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in this order.
 NUMBERS = (
     of_row("n"),
@@ -154,7 +152,7 @@ def row(position: Position, job: Job) -> Row:
     if job.status != "ok":
         return row
     (cell,), audio = job.of(Cell), position.size * position.seconds
-    parts = {part: quantile([ns / 1e9 for ns in cell.wall_ns], part / 100) for part in (20, 50, 80, 90, 99)}
+    parts = {part: statistics.quantile([ns / 1e9 for ns in cell.wall_ns], part / 100) for part in (20, 50, 80, 90, 99)}
     first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
     return {
         **row,
@@ -164,7 +162,7 @@ def row(position: Position, job: Job) -> Row:
         "n": len(cell.wall_ns),
         "rtf": parts[50] / audio,
         "utterances_per_second": position.size / parts[50],
-        "first_token_s": median(first) if first else None,
+        "first_token_s": statistics.median(first) if first else None,
         "streams": position.size * math.floor(position.seconds / parts[90]),
         "profiled_cpu_rtf": cell.cpu_us / (1e6 * cell.profiled * audio),
         "profiled_cuda_rtf": cell.cuda_us / (1e6 * cell.profiled * audio) or None,
@@ -190,7 +188,9 @@ GRIDS: Dict[str, Any] = {
     ),
     "memory_peaks": (
         "Memory peak: highest running sum of allocations in a batch, profiled",
-        lambda row: _both(lambda of: f"{of / GIB:.{4 if 0 < of < GIB / 100 else 2}f}", row, "{}_peak_bytes", " Gb"),
+        lambda row: _both(
+            lambda of: f"{of / text.GIB:.{4 if 0 < of < text.GIB / 100 else 2}f}", row, "{}_peak_bytes", " Gb"
+        ),
     ),
 }
 
@@ -231,7 +231,7 @@ def answer(kept: Kept) -> Answer:
         row(position, Job(SKIPPED) if is_skipped(position, dimensions) else kept.job(position.job))
         for position in positions(config)
     ]
-    parts = gathered((each["position"].variant, each) for each in rows)
+    parts = text.gathered((each["position"].variant, each) for each in rows)
     grids = [grid_of(name, part, how if len(parts) > 1 else "") for name in GRIDS for how, part in parts.items()]
     listed = [
         {
@@ -251,7 +251,7 @@ def answer(kept: Kept) -> Answer:
         **dict.fromkeys(kept.machine, True),
         f"audio: {example}, cut or looped": example,
         "audio: noise; for a model whose path depends on what is said (a beam search), give example_audio": not example,
-        f"{count(busy, 'cell')} ran beside other load: times are too long": busy,
+        f"{text.count(busy, 'cell')} ran beside other load: times are too long": busy,
         f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more": 0
         < fewest
         < 100,

@@ -10,10 +10,8 @@ from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional, Union
 from msgspec import Meta, Struct, field
 
 from common.analysis.metrics import cells, values
+from common.core import files, statistics, text
 from common.core.errors import UserError
-from common.core.files import read_text
-from common.core.statistics import mean, median
-from common.core.text import MB, closest, count, number, quantity, shown
 from common.present.parts import Cell, filled, tabulated
 from common.records import schema
 from common.tools import configuration
@@ -22,7 +20,7 @@ from common.tools.kept import NOT_RUN, Answer, Kept, of_row
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 #: Statuses of an example that ended by itself, and did not end well, are all but these.
 UNFAILED = ("ok", NOT_RUN, "interrupted")
-_mb = partial(of_row, scale=1 / MB, unit="bytes", better="lower")
+_mb = partial(of_row, scale=1 / text.MB, unit="bytes", better="lower")
 #: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this order.
 NUMBERS = (
     of_row("run_time_s", "run time s", unit="s", better="lower"),
@@ -31,8 +29,8 @@ NUMBERS = (
     _mb("most_memory_bytes", "at most MB"),
     _mb("process_bytes", "whole process MB"),
     _mb("most_process_bytes", "process at most MB"),
-    of_row("macs", "MACs", quantity, better="lower"),
-    of_row("flops", "FLOPs", quantity, better="lower"),
+    of_row("macs", "MACs", text.quantity, better="lower"),
+    of_row("flops", "FLOPs", text.quantity, better="lower"),
 )
 #: Columns that add up over the stages, which run one after the other. Memory does not.
 ADDED = ("run_time_s", "rtf", "macs", "flops")
@@ -113,9 +111,9 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     for key, given in values.items():
         if key not in ("general", *names):
             gap = "; stages are numbered from 1, without a gap" if key.startswith("stage") else ""
-            raise UserError(f"{path}: unknown key {shown(key)}{gap or closest(key, ['general', *names])}")
+            raise UserError(f"{path}: unknown key {text.shown(key)}{gap or text.closest(key, ['general', *names])}")
         if not isinstance(given, dict) and (key != "general" or given):
-            raise UserError(f"{path}: {key}: give keys and values, not {shown(given)}")
+            raise UserError(f"{path}: {key}: give keys and values, not {text.shown(given)}")
     if not names:
         raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
     of_stages = {*Stage.__struct_fields__} - {"name"}
@@ -133,7 +131,7 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     for key in names:
         stage = configuration.converted({"name": key, **below, **values[key], **above}, Stage, f"{path}: {key}")
         if stage.name in [other.name for other in stages]:
-            raise UserError(f"{path}: two stages are called {shown(stage.name)}; give each a name of its own")
+            raise UserError(f"{path}: two stages are called {text.shown(stage.name)}; give each a name of its own")
         for name in ("factory", "builder", "converter"):
             setattr(stage, name, getattr(stage, name) and configuration.python_name(getattr(stage, name), path))
         stage.python = stage.python and configuration.file(stage.python, path, f"{path}: {key}.python")
@@ -151,11 +149,11 @@ def examples(dataset: General) -> Dict[str, Union[float, Path]]:
         raise UserError("dataset_type raw needs dataset_path: a manifest")
     path = Path(dataset.dataset_path)
     result: Dict[str, Union[float, Path]] = {}
-    first, *others = read_text(path).splitlines() or [""]
+    first, *others = files.read_text(path).splitlines() or [""]
     root = (path.parent / first.strip()).resolve()
     if not first.strip() or not root.is_dir():
         raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
-    names = [(line, name) for line, text in enumerate(others, 2) if (name := text.partition("\t")[0].strip())]
+    names = [(line, name) for line, of in enumerate(others, 2) if (name := of.partition("\t")[0].strip())]
     for line, name in names[: dataset.dataset_size]:
         file = (root / name).resolve()
         if root not in file.parents or not file.is_file():
@@ -171,12 +169,12 @@ def examples(dataset: General) -> Dict[str, Union[float, Path]]:
 def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[str, Any]:
     """Return a stage over the examples that ended well.  seconds: of all their audio; failed: examples it ended.
     run_time_s is the mean of medians over repeats, rtf their sum over the seconds; bytes are means and largest."""
-    times = [median(each.wall_ns) / 1e9 for each in costs]
+    times = [statistics.median(each.wall_ns) / 1e9 for each in costs]
     row = {"stage": stage, "failed": failed, "not_counted": sorted({name for of in costs for name in of.not_counted})}
-    row.update(run_time_s=mean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
+    row.update(run_time_s=statistics.mean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
     for key in ("memory_bytes", "process_bytes", "macs", "flops"):
         known = [getattr(each, key) for each in costs if getattr(each, key) is not None]
-        row.update({key: mean(known) if known else None, f"most_{key}": max(known, default=None)})
+        row.update({key: statistics.mean(known) if known else None, f"most_{key}": max(known, default=None)})
     return row
 
 
@@ -214,13 +212,14 @@ def answer(kept: Kept) -> Answer:
     busy, unknown = sum(any(each.busy for each in costs) for costs in well), every[-1]["not_counted"]
     run_time, memory, flops = (every[-1][key] for key in ("run_time_s", "memory_bytes", "flops"))
     if run_time is not None and memory is not None:
-        words = f"run time {number(run_time)} s, memory {number(memory / MB)} MB, {quantity(flops, 'FLOPs')}"
-        result.total.append(f"{words} an utterance (mean of {count(len(well), 'example')})")
+        amounts = f"memory {text.number(memory / text.MB)} MB, {text.quantity(flops, 'FLOPs')}"
+        of = f"an utterance (mean of {text.count(len(well), 'example')})"
+        result.total.append(f"run time {text.number(run_time)} s, {amounts} {of}")
     told = {
         "run time, MACs and FLOPs of stages add up; memory is the largest of a stage": len(every) > 1,
         **dict.fromkeys(kept.machine, True),
         f"{len(failed)} of {len(config.examples)} examples failed: means are of the others alone": failed and well,
-        f"{count(busy, 'example')} ran beside other load: times are too long": busy,
+        f"{text.count(busy, 'example')} ran beside other load: times are too long": busy,
         f"not counted in FLOPs: {', '.join(unknown)}": unknown,
     }
     result.lines += [words for words, holds in told.items() if holds]

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from common.cli.parser import Parser, add_setting
-from common.core import files, flag_types, implementations, settings
+from common.core import files, flag_types, implementations, settings, text
 from common.core.errors import UserError
-from common.core.text import gathered
 from common.jobs import job, session
 from common.records.schema import as_written
 from common.setup import interpreters
@@ -79,8 +78,7 @@ def parser() -> Parser:
             "labelled. Default: encoder, embed, layers, their feed-forwards, attention and convolution, and decoder",
         ),
     ):
-        pair = flag_types.pair(form)
-        group.add_argument(flag, action="append", default=[], type=pair, metavar=form, help=words)
+        group.add_argument(flag, action="append", default=[], type=flag_types.pair(form), metavar=form, help=words)
     group.add_argument(
         "--depth",
         type=flag_types.whole(1),
@@ -165,7 +163,7 @@ def chosen(arguments: argparse.Namespace) -> Choice:
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
         config=named,
         arguments={**parsed, **paths},
-        labels=gathered(arguments.label),
+        labels=text.gathered(arguments.label),
         amp=arguments.amp is not None,
         **{key: getattr(arguments, key) for key in same},
     )

@@ -1,9 +1,8 @@
 """Label modules by hooks around their forward and backward, without editing the model.
 
 The backward of a call lasts from the gradient of an output to those of all inputs: an identity node of autograd's graph
-at each end tells.  A call whose inputs need no gradient ends with the next call that is not nested in it, or the step.
-Calls are nested as their forwards were; what a checkpoint computes again is of the backward.  Needs torch 2.1 or newer.
-"""
+at each end tells.  A call whose inputs need no gradient ends with the next call not nested in it, or with the step.
+What a checkpoint computes again is of the backward.  Needs torch 2.1 or newer."""
 
 from __future__ import annotations
 

@@ -154,10 +154,9 @@ class Profiling:
     def labelled(self, given: Tuple[Any, ...], span: Optional[labels.Span] = unseen) -> None:
         """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a step without labels."""
         hooks = labels.Labels(self.model, self.labels if span else {}, span or unseen)
-        amp = torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext()
         try:
             with hooks:
-                with amp:
+                with torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext():
                     loss = self.model(*given)
                 loss.backward()
                 hooks.end_backward()

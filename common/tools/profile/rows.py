@@ -10,8 +10,7 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple
 from msgspec import Meta, Struct
 
 from common.analysis.metrics import cells, values
-from common.core.statistics import mean, median
-from common.core.text import MB, gathered, number, percent, quantity
+from common.core import statistics, text
 from common.present.parts import Cell, Figure, tabulated
 from common.present.style import PALETTE, axis, bars, layout
 from common.records import schema
@@ -131,11 +130,9 @@ class Measured(Taken, kw_only=True):
     not_counted: List[str] = []
 
 
-#: A row: a label in one phase, wherever it lies; `other`, which no label has; or the step.  `name` is "self_attn" or
-#: "self_attn.backward", `depth` how many labels it lies in; those of NUMBERS that are known are of a mean step with all
-#: that lies in the label.  ms: of the device on CUDA, else of the host; own_ms: without what lies in it; calls: of all
-#: steps; peak_mb, rise_mb: most memory while inside, above the level at the begin of the step and at its own; left_mb:
-#: what its calls in a step leave allocated.
+#: A row: a label in a phase, `other`, which no label has, or the step.  `name` is "self_attn" or "self_attn.backward",
+#: `depth` how many labels it lies in; NUMBERS are of a mean step with all that lies in the label.  ms: of the device on
+#: CUDA, else of the host; own_ms: without what lies in it; calls: of all steps; peak_mb, rise_mb, left_mb: see Memory.
 Part = Dict[str, Any]
 
 
@@ -154,13 +151,13 @@ NUMBERS = (
     _ms("own_ms", "own ms"),
     _ms("host_ms", "host ms"),
     _ms("device_ms"),
-    of_row("share", "share", percent),
+    of_row("share", "share", text.percent),
     _mb("peak_mb", "peak MB"),
     _mb("rise_mb", "rise MB"),
     _mb("left_mb", "leaves MB"),
-    of_row("macs", "MACs", quantity),
-    of_row("flops", "FLOPs", quantity),
-    of_row("flops_per_second", "FLOPs /s", quantity, better="higher"),
+    of_row("macs", "MACs", text.quantity),
+    of_row("flops", "FLOPs", text.quantity),
+    of_row("flops_per_second", "FLOPs /s", text.quantity, better="higher"),
 )
 
 
@@ -168,7 +165,7 @@ def parts_of(found: Measured) -> List[Part]:
     """Return the labels as they begin, each backward after its forward, then `other` and the step."""
 
     def amounts(of: Taken) -> Dict[str, float]:
-        host, device = (mean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
+        host, device = (statistics.mean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
         return {"ms": device if cuda else host, "host_ms": host, "macs": of.macs, "flops": of.flops}
 
     cuda, steps = None not in found.device_ns, len(found.host_ns)
@@ -201,7 +198,7 @@ def parts_of(found: Measured) -> List[Part]:
         part.update(share=ms / step["ms"], ms_per_call=ms * steps / part["calls"] if part["calls"] else None)
         part.update({"device_ms": ms} if cuda else {}, flops_per_second=part["flops"] / ms * 1e3 if ms > 0 else None)
         if of_memory:
-            part.update((f"{key}_mb", getattr(of_memory, key) / MB) for key in ("peak", "rise", "left"))
+            part.update((f"{key}_mb", getattr(of_memory, key) / text.MB) for key in ("peak", "rise", "left"))
     return parts
 
 
@@ -214,17 +211,17 @@ def lines(choice: Choice, found: Measured, parts: List[Part]) -> List[str]:
         (of,) = batches
         size = f"batch: {of.N} utterances, {most} frames (longest {of.frames_max}), {of.tokens} tokens"
     options = ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name)) or "no dropout"
-    bare, count = median(found.bare_ns) / 1e6, len(found.host_ns)
-    hooks = median([(labelled - alone) / 1e6 for labelled, alone in zip(found.host_ns, found.bare_ns)])
-    cost = f"{number(hooks)} ms ({percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
+    bare, count = statistics.median(found.bare_ns) / 1e6, len(found.host_ns)
+    hooks = statistics.median([(labelled - alone) / 1e6 for labelled, alone in zip(found.host_ns, found.bare_ns)])
+    cost = f"{text.number(hooks)} ms ({text.percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
     model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
     told = {
         f"{choice.loss}, {model}, {found.parameters['model']} parameters": True,
         f"{size}; {count} steps with labels and {count} without, in turn; {options}": True,
-        f"step without labels: {number(bare)} ms; the labels' own cost: {cost}": True,
+        f"step without labels: {text.number(bare)} ms; the labels' own cost: {cost}": True,
         f"not counted in FLOPs: {', '.join(found.not_counted)}": found.not_counted,
-        f"the steps ran beside other load, which took {percent(found.foreign_cpu)} of the CPUs: their times are too "
-        "long; profile again when the machine is quiet": found.flags,
+        f"the steps ran beside other load, which took {text.percent(found.foreign_cpu)} of the CPUs: their times are "
+        "too long; profile again when the machine is quiet": found.flags,
         verdict(parts, bool(found.flags)): True,
     }
     return [words for words, holds in told.items() if holds]
@@ -232,15 +229,15 @@ def lines(choice: Choice, found: Measured, parts: List[Part]) -> List[str]:
 
 def verdict(parts: List[Part], busy: bool) -> str:
     """Return what share of a step the transducer's own parts take, and the largest label beside them."""
-    outer = gathered((part["label"], part["ms"]) for part in parts if part["depth"] == 0 and part["phase"])
+    outer = text.gathered((part["label"], part["ms"]) for part in parts if part["depth"] == 0 and part["phase"])
     shares = {label: sum(times) / parts[-1]["ms"] for label, times in outer.items()}
     own = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
     *names, last = [name for name, known in own.items() if known] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))
-    told = [f"{words}: {percent(sum(map(sum, own.values())))} of a step"] if words else []
+    told = [f"{words}: {text.percent(sum(map(sum, own.values())))} of a step"] if words else []
     if shares:
         largest = max(shares, key=lambda label: shares[label])
-        told.append(f"{largest}: {percent(shares[largest])}")
+        told.append(f"{largest}: {text.percent(shares[largest])}")
     return "VERDICT: " + "; ".join([*told, *(["measured beside other load"] if busy else [])])
 
 
@@ -257,9 +254,9 @@ def answer(kept: Kept) -> Answer:
         (found,) = job.of(Measured)
         parts = parts_of(found)
         step = parts[-1]
-        peak = f", peak {number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
-        operations = f"{quantity(step['macs'], 'MACs')}, {quantity(step['flops'], 'FLOPs')}"
-        result.total.append(f"{size}: a step: {number(step['ms'])} ms, {operations}{peak}")
+        peak = f", peak {text.number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
+        operations = f"{text.quantity(step['macs'], 'MACs')}, {text.quantity(step['flops'], 'FLOPs')}"
+        result.total.append(f"{size}: a step: {text.number(step['ms'])} ms, {operations}{peak}")
         shown = [each for each in NUMBERS if "device_ms" in step or each.key != "host_ms"]  # else the host's are all
         table = []
         for part in parts:
@@ -287,7 +284,7 @@ def figure(size: str, parts: List[Part]) -> Figure:
         f"profile-time-{size.replace(' ', '-')}",
         f"Time of the step, {size}",
         "Milliseconds of a label in a mean step, without those of the labels that lie in it; all add up to the step.",
-        "Time of the step: " + ", ".join(f"{part['name']} {number(part['own_ms'])} ms" for part in largest),
+        "Time of the step: " + ", ".join(f"{part['name']} {text.number(part['own_ms'])} ms" for part in largest),
         data,
         layout(24 * len(labels) + 90, 150, xaxis=axis("own ms"), yaxis=vertical, barmode="stack"),
     )

@@ -107,8 +107,7 @@ class Criterion(nn.Module):
         run = self.layout.step if whole else self.layout.given
 
         def joined(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
-            replaced = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
-            return run(self.joiner.layers, replaced, prepared)
+            return run(self.joiner.layers, replace(batch, encoder_out=encoder_out, decoder_out=decoder_out), prepared)
 
         if whole:
             with self.exact():
