@@ -42,7 +42,7 @@ RUNNING = "{}.{}".format(*sys.version_info)
 
 
 def make_wheel(folder: Path, version: str) -> str:
-    """A wheel of a package whose VERSION is `version`; returns its line for a lock file."""
+    """Make a wheel of a package whose VERSION is `version`; return its line for a lock file."""
     info = f"tiny-{version}.dist-info"
     files = {
         "tiny.py": f"VERSION = {version!r}\n",
@@ -97,7 +97,6 @@ class Checkout(Copy):
         return subprocess.Popen(command, cwd=self.folder, env={**self.environment, **variables}, **pipes)
 
     def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr)"""
         process = self.start(*arguments, **variables)
         stdout, stderr = process.communicate(timeout=300)
         assert "Traceback" not in stderr
@@ -329,7 +328,6 @@ class Sources(Copy):
         return start(self.folder / "load.py", device, cwd=self.folder, env={**self.environment, **variables})
 
     def load(self, device: str = "cpu", **variables: str) -> tuple[str, str]:
-        """(what LOAD printed, progress)"""
         process = self.start(device, **variables)
         stdout, stderr = process.communicate(timeout=300)
         assert process.returncode == 0, stderr

@@ -55,7 +55,6 @@ class Implementation:
 
     Args:
         script: the module that holds its ADAPTER, or the path of such a file.
-        environment: the key of common.setup.environments.ENVIRONMENTS that has it.
         built: whether the suite can build the package from source where it is not installed.
         variants: other ways to call it, each with its kind; the adapter has what they set.
         template: whether benchmark_all.py leaves it out unless it is named.

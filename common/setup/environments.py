@@ -31,16 +31,9 @@ PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 UV = ROOT / ".venv" / ".uv"
 #: Setting of pip -> the variable of uv that means the same.
 VARIABLES = {
-    "index-url": "UV_DEFAULT_INDEX",
-    "extra-index-url": "UV_INDEX",
-    "find-links": "UV_FIND_LINKS",
-    "no-index": "UV_NO_INDEX",
-    "trusted-host": "UV_INSECURE_HOST",
-    "timeout": "UV_HTTP_TIMEOUT",
-    "retries": "UV_HTTP_RETRIES",
-    "cert": "SSL_CERT_FILE",
-    "client-cert": "SSL_CLIENT_CERT",
-    "proxy": "ALL_PROXY",
+    **{"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS"},
+    **{"no-index": "UV_NO_INDEX", "trusted-host": "UV_INSECURE_HOST", "timeout": "UV_HTTP_TIMEOUT"},
+    **{"retries": "UV_HTTP_RETRIES", "cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "ALL_PROXY"},
 }
 
 
