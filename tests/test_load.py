@@ -265,7 +265,6 @@ class Crowded(canned.Canned):
         return timing(job.name, [50 * ms if busy else ms] * 2, [ms] * 2, **(LOADED if busy else {}))
 
     def run(self, folder, *words):
-        """Return the exit code of a benchmark of three rounds."""
         words = ("--passes", "timing,memory", "--rounds", "3", *words)
         return canned.measured(folder, self, *words, names=("torchaudio", "k2"))
 
@@ -290,7 +289,6 @@ def test_rounds_beside_load_are_measured_again_as_a_whole_when_the_machine_is_qu
 
 @pytest.mark.parametrize("words, again", [(["--wait", "0"], 0), ([], 0), (["--wait", "60"], 3)])
 def test_at_most_as_many_rounds_again_as_were_planned(tmp_path, words, again):
-    """The quick preset takes none again by itself."""
     on = Crowded({1: 9, 2: 9, 3: 9})
     on.run(tmp_path, *words)
     assert len(on.rounds("torchaudio")) == 3 + again
@@ -311,16 +309,11 @@ def test_what_was_measured_stays_where_a_round_again_is_stopped(tmp_path):
     assert {(row["status"], row["rounds"]) for row in read_rows(tmp_path)} == {("ok", 3)}
 
 
-# What is said of samples that ran beside load.
-
-
 def made(folder, loaded=(), torchaudio=(), k2=(), **head):
     """Runs of both losses with a round for each time of a step, those whose number is in `loaded` beside load."""
     for name, step_ms in (("torchaudio", torchaudio), ("k2", k2)):
-        rounds = [
-            timing(f"timing-{number}", [ms, ms], [ms, ms], **(LOADED if number in loaded else {}))
-            for number, ms in enumerate(step_ms, start=1)
-        ]
+        numbered = [(ms, f"timing-{at}", LOADED if at in loaded else {}) for at, ms in enumerate(step_ms, start=1)]
+        rounds = [timing(job, [ms, ms], [ms, ms], **beside) for ms, job, beside in numbered]
         jobs = [correctness(), *rounds, memory(8), [status("trace")]]
         write_run(folder / name, name=name, jobs=jobs, run_id="one run", rounds=len(step_ms), **head)
 

@@ -49,10 +49,9 @@ def make_wheel(folder: Path, version: str) -> str:
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    rows = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        rows.append(f"{path},sha256={digest},{len(text)}")
+    digests = {path: hashlib.sha256(text.encode()).digest() for path, text in files.items()}
+    encoded = {path: base64.urlsafe_b64encode(digest).rstrip(b"=").decode() for path, digest in digests.items()}
+    rows = [f"{path},sha256={encoded[path]},{len(text)}" for path, text in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
     wheel = folder / f"tiny-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -124,21 +123,17 @@ def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
     code, _, stderr = checkout.run("setup", "main")
     assert code == 0 and "main: ready" in stderr
     assert checkout.installed("main") == "1"
-
     made = checkout.venv("main", "stamp").stat().st_mtime_ns
     assert checkout.run("setup", "main") == (0, "", "")  # nothing to do, nothing said
     assert checkout.venv("main", "stamp").stat().st_mtime_ns == made
-
     checkout.lock("main", make_wheel(checkout.wheels, "2"))
     code, _, stderr = checkout.run("path", "main")
     assert code == 1 and "out of date" in stderr and "make setup" in stderr
     assert checkout.run("setup", "main")[0] == 0
     assert checkout.installed("main") == "2"
-
     checkout.venv("main", "stamp").unlink()  # what a set-up that was killed leaves: all files but the last
     code, _, stderr = checkout.run("path", "main")
     assert code == 1 and "is not there" in stderr
-
     assert checkout.run("clean")[0] == 0
     assert not checkout.venv().exists()
 
@@ -189,7 +184,6 @@ def test_killed_half_way_its_children_keep_the_lock_and_the_next_one_starts_over
         first.communicate(timeout=60)
         assert checkout.venv("main", "bin", "python").exists()
         assert checkout.run("path", "main")[0] == 1  # half-made is not there
-
         second = checkout.start("setup", "main")
         assert "waiting" in second.stderr.readline()  # for the pip that the first one left
         connection.close()
@@ -199,15 +193,15 @@ def test_killed_half_way_its_children_keep_the_lock_and_the_next_one_starts_over
 
 
 def test_settings_in_a_file_of_pip_are_used(checkout, tmp_path):
-    for_all, for_install = (
-        "no-index = no\nfind-links = /nowhere",
-        f"no-index = yes\nfind-links =\n    {checkout.wheels}",
-    )
-    (tmp_path / "pip.conf").write_text(f"[global]\n{for_all}\n[install]\n{for_install}\n")
+    for_install = f"no-index = yes\nfind-links =\n    {checkout.wheels}"
+    for_all = f"[global]\nno-index = no\nfind-links = /nowhere\n[install]\n{for_install}\n"
+    (tmp_path / "pip.conf").write_text(for_all)
     for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
         del checkout.environment[name]
-    assert checkout.run("setup", "main", PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))[0] == 0
-    assert checkout.installed("main") == "1"
+    assert (
+        checkout.run("setup", "main", PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))[0] == 0
+        and checkout.installed("main") == "1"
+    )
 
 
 def test_another_build_in_an_extra_index_is_not_taken_and_what_the_index_lacks_is(checkout, tmp_path):
@@ -242,8 +236,9 @@ def test_ctrl_c_is_one_line(checkout):
     wait_for(checkout.venv("main.log").exists, "installation")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert stderr.count("\n") == 1 and "interrupted" in stderr and "`make setup`" in stderr
+    assert (
+        process.returncode == 130 and stderr.count("\n") == 1 and "interrupted" in stderr and "`make setup`" in stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["main", "k2", "nemo", "ray", "viewer", "sources"])
@@ -368,7 +363,6 @@ def test_a_compilation_killed_half_way_starts_over(sources, tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     slow.unlink()
-
     loaded, reason = sources.load(CXX=str(compiler))
     assert loaded.endswith("__init__.py") and "compiled" in reason
     assert not list(sources.cache.glob("*.partial"))
