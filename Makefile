@@ -96,7 +96,7 @@ faults: setup
 	@PYTHONPATH=tests $(MAIN) -m faults $(ARGS)
 
 sanitize: setup
-	@PYTHONPATH=tests:. $(MAIN) -m sanitize $(ARGS)
+	@PYTHONPATH=tests:. $(MAIN) -m fused_helpers $(ARGS)
 
 wheels: setup
 	@PYTHON=$(MAIN) fused_transducer/wheels.sh

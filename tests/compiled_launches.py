@@ -1,10 +1,8 @@
 """Compile the Triton kernels exactly as a training step launches them, for GPUs that are not here.
 
-`python tests/compiled_launches.py ARCHITECTURE V DTYPE ...` prints one line of JSON for each such triple: the launches
-of a step of 30 utterances and what each kernel takes of the GPU.  `recipe ARCHITECTURE V DTYPE` is a step with another
-activation, dropout and label smoothing; `tdt ARCHITECTURE V DTYPE` (or another lattice of CALLS) one of that lattice,
-of V symbols.
-It is a process of its own, since it takes the place of Triton's driver.
+`python tests/compiled_launches.py [NAME OF CALLS] ARCHITECTURE V DTYPE ...` prints a line of JSON for each such triple:
+the launches of a step of 30 utterances, and what each kernel takes of the GPU.  It is a process of its own, since it
+takes the place of Triton's driver.
 """
 
 from __future__ import annotations
@@ -15,7 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,35 +36,20 @@ GPUS = {80: (108, 163), 86: (72, 99), 89: (58, 99), 90: (132, 227), 100: (148, 2
 UTTERANCES = 30
 #: The share of the cells that have a gradient under random logits.
 WITH_GRADIENT = 0.54
-KERNELS = (
-    *("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients", "input_gradients"),
-    *("weight_gradients", "add_to_encoder", "add_to_decoder", "by_diagonals", "walk", "posteriors"),
-)
+KERNELS = {
+    name: kernel
+    for name, kernel in vars(kernels).items()
+    if isinstance(kernel, triton.JITFunction) and not name.startswith("_")
+}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-class Driver:
-    """Triton's driver for a GPU that is not here: kernels are compiled for it and never run."""
-
-    def __init__(self, architecture: int):
-        self.architecture = architecture
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.architecture, 32)
-
-    def get_current_device(self) -> int:
-        """Return a number for each architecture: Triton keeps what it has compiled by device."""
-        return self.architecture
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
+@dataclass
 class Recorded:
     """A kernel whose launches are compiled, by Triton's own launcher, and recorded."""
 
-    def __init__(self, kernel: Any, launches: List[Dict[str, Any]]):
-        self.kernel, self.launches = kernel, launches
+    kernel: Any
+    launches: List[Dict[str, Any]]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
@@ -79,14 +64,19 @@ class Recorded:
 
 
 def pretend(architecture: int) -> List[Dict[str, Any]]:
-    """Make the backend launch on a GPU of `architecture`; returns the list into which the launches go."""
-    driver.set_active(Driver(architecture))
+    """Make the backend launch on a GPU of `architecture`, which is not here: kernels are compiled for it and never run.
+    Return the list into which the launches go."""
+    of_triton = {
+        "get_current_target": lambda: GPUTarget("cuda", architecture, 32),
+        "get_current_device": lambda: architecture,  # Triton keeps what it has compiled by device
+        "get_current_stream": lambda device: 0,
+    }
+    driver.set_active(SimpleNamespace(**of_triton))
     gpu = triton_backend.Gpu(GPUS[architecture][0], divmod(architecture, 10))
     triton_backend._gpu = lambda device: gpu
     launches: List[Dict[str, Any]] = []
-    for name in KERNELS:
-        kernel = getattr(kernels, name)
-        setattr(kernels, name, Recorded(kernel.kernel if isinstance(kernel, Recorded) else kernel, launches))
+    for name, kernel in KERNELS.items():
+        setattr(kernels, name, Recorded(kernel, launches))
     return launches
 
 
@@ -103,8 +93,7 @@ CALLS: Dict[str, Dict[str, Any]] = {
 
 
 def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, options: str = "") -> None:
-    """Launch the forward and backward of 30 utterances of at most T frames and U tokens.  useful: the share of cells
-    that are no padding; options: a name of CALLS."""
+    """Launch forward and backward of at most T frames and U tokens; useful: the share of cells that are no padding."""
     N, U1, H = UTTERANCES, U + 1, 511 if V == 501 else 512  # with an odd V an odd H
     V += len(CALLS[options].get("durations", ()))
     sizes, integers = ((N, T, H), (N, U1, H), (V, H), (V,)), ((N, U), (N,), (N,))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -16,17 +20,12 @@ from commands import ROOT
 
 os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))  # compiled once
 
-from fused_transducer import native, transducer_loss  # noqa: E402
+from fused_transducer import compiling, native, transducer_loss  # noqa: E402
 from fused_transducer.lattices import SMOOTHABLE  # noqa: E402
 
 NAMES = ("encoder_out", "decoder_out", "weight", "bias")
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "leaky_relu": torch.nn.functional.leaky_relu,
-}
+ACTIVATIONS = {"none": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}
+ACTIVATIONS["leaky_relu"] = torch.nn.functional.leaky_relu
 
 #: Options of lattices other than the regular one.
 LATTICES = {
@@ -41,8 +40,8 @@ LATTICES = {
 
 
 def copying_compiler(folder: Path) -> Path:
-    """Return a program in the place of c++, in `folder`, that copies the suite's library instead of compiling sources,
-    which must be there.  It adds a line to the file `links` of the folder whenever it links."""
+    """Return a program in the place of c++ that copies the suite's library instead of compiling sources, which must be
+    there, and adds a line to the file `links` of `folder` whenever it links."""
     whole, program = folder / "whole.so", folder / "compiler"
     whole.write_bytes(Path(native._library()[0]._name).read_bytes())
     program.write_text(
@@ -62,8 +61,7 @@ cp {whole} "$to"
 
 
 def interpret_faster() -> None:
-    """Let Triton's interpreter put its own functions in the place of the language's once for each kernel and function
-    of this process.  It would do so again at every call of a function, which takes longer than most calls."""
+    """Let Triton's interpreter take the place of the language's functions once a kernel, not at every call."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang
@@ -78,7 +76,6 @@ def interpret_faster() -> None:
 
 
 def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let fused_transducer compute by this backend within a test, and return it; skip the test where it cannot."""
     reason = native.unavailable(torch.device("cpu"), torch.float32) if backend == "native" else None
     if reason:
         pytest.skip(reason)
@@ -88,10 +85,7 @@ def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @dataclass
 class Problem:
-    """Holds the inputs of a loss.
-
-    tensors: encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None.
-    """
+    """The inputs of a loss; tensors: encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V)."""
 
     tensors: List[Optional[torch.Tensor]]
     targets: torch.Tensor
@@ -122,7 +116,7 @@ class Problem:
 
 
 def problem(lengths, H=12, V=11, dtype=torch.float64, bias=True, seed=0, scale=1.0, **options) -> Problem:
-    """Return normal inputs for utterances of these (T, U); options are those of transducer_loss."""
+    """Return normal inputs for utterances of these (T, U)."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -149,10 +143,7 @@ def speech(
 
 
 def lattice_problem(topology: str, lengths, **options: Any) -> Problem:
-    """Return a problem on a lattice, with the parameters of LATTICES and no target that is the blank.
-
-    V counts the symbols alone.
-    """
+    """Return a problem on a lattice, of V symbols and the parameters of LATTICES; no target is the blank."""
     options = {"topology": topology, **LATTICES.get(topology, {}), "negligible": 0.0, **options}
     V = options.pop("V", 11)
     case = problem(lengths, V=V + len(options.get("durations", ())), **options)
@@ -173,8 +164,7 @@ def certain(T: int, U: int, V: int, **options: Any) -> Problem:
 
 
 def mask_of(case: Problem) -> torch.Tensor:
-    """Return what dropout multiplies the activations with (N, T, U+1, H): 0 or 1 / (1 - p).  The hash is written out as
-    its definition says, in Python's integers of numpy."""
+    """Return dropout's factors (N, T, U+1, H), 0 or 1 / (1 - p), by the hash as its definition says, in numpy."""
     (N, T, H), U1 = case.tensors[0].shape, case.tensors[1].shape[1]
     bits = 2**32 - 1
 
@@ -208,11 +198,8 @@ def topology_of(options: Dict[str, Any]):
     """Return the suite's lattice of the options of a call."""
     from common.losses import topologies
 
-    parameters = {
-        "durations": tuple(options.get("durations", ())),
-        "sigma": options.get("sigma", 0.0),
-        "skip": options.get("skip", 0.0),
-    }
+    parameters = {"durations": tuple(options.get("durations", ()))}
+    parameters.update({name: options.get(name, 0.0) for name in ("sigma", "skip")})
     return replace(topologies.TOPOLOGIES[options.get("topology", "regular")], **parameters)
 
 
@@ -265,9 +252,7 @@ def computed(case: Problem, **options):
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference over the largest expected magnitude.
-
-    It is inf where a value is not finite, and 0 where both are 0."""
+    """Return the largest difference over the largest expected magnitude; inf where a value is not finite."""
     actual, expected = actual.double(), expected.double()
     difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
     if difference != difference:
@@ -284,8 +269,7 @@ def errors(case: Problem, expected=None, **options) -> Dict[str, float]:
 
 
 def drawn(random: Random, T: int = 40, U: int = 24, V: int = 1600, H: int = 90) -> Problem:
-    """Return a random problem of at most these sizes, every second time on another lattice than the regular one; its
-    tensors are laid out in any order, with gaps or expanded."""
+    """Return a random problem of at most these sizes on any lattice; its tensors have any strides."""
 
     def size(most: int) -> int:
         return int(most ** random.random())
@@ -296,26 +280,17 @@ def drawn(random: Random, T: int = 40, U: int = 24, V: int = 1600, H: int = 90) 
         of_lattice["durations"] = [random.randint(1, 9), *(random.randint(lattice != "tdt", 9) for _ in range(size(6)))]
     V = random.choice([size(min(V, 90)), size(min(V, 90)), size(V)])
     case = problem(
-        [(size(T), size(U) - 1) for _ in range(size(5))],
-        H=size(H),
-        V=V + len(of_lattice.get("durations", ())),
+        [(size(T), size(U) - 1) for _ in range(size(5))], H=size(H), V=V + len(of_lattice.get("durations", ())),
         dtype=random.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16]),
-        bias=random.random() < 0.7,
-        seed=random.randrange(2**30),
-        scale=random.choice([0.3, 1.0]),
-        blank=random.randrange(V),
-        activation=random.choice(list(ACTIVATIONS)),
+        bias=random.random() < 0.7, seed=random.randrange(2**30), scale=random.choice([0.3, 1.0]),
+        blank=random.randrange(V), activation=random.choice(list(ACTIVATIONS)),
         tile_cells=random.choice([None, None, 1, 7, 48, 56, 112, 10_000]),
-        keep_bytes=random.choice([None, 0, 20_000]),
-        negligible=random.choice([0.0, 1e-8]),
-        fastemit_lambda=random.choice([0.0, 0.5]),
-        clamp=random.choice([0.0, 0.0, 0.1]),
-        dropout=random.choice([0.0, 0.0, 0.4]),
-        dropout_seed=random.getrandbits(64) - 2**63,
+        keep_bytes=random.choice([None, 0, 20_000]), negligible=random.choice([0.0, 1e-8]),
+        fastemit_lambda=random.choice([0.0, 0.5]), clamp=random.choice([0.0, 0.0, 0.1]),
+        dropout=random.choice([0.0, 0.0, 0.4]), dropout_seed=random.getrandbits(64) - 2**63,
         label_smoothing=random.choice([0.0, 0.0, 0.1]) if lattice in SMOOTHABLE else 0.0,
-        **of_lattice,
-        delay_penalty=random.choice([0.0, 0.1]),
-    )
+        **of_lattice, delay_penalty=random.choice([0.0, 0.1]),
+    )  # fmt: skip
     integers = random.choice([torch.int32, torch.int64])
     case.targets = (case.targets % V).to(integers)
     case.T_lengths, case.U_lengths = case.T_lengths.to(integers), case.U_lengths.to(integers)
@@ -340,8 +315,7 @@ def solve_random(count: int, seed: int) -> None:
         if number == 0:  # full tiles of a whole group, where AVX-512 reads beyond the last row of a block of logits
             case = problem([(20, 9)], H=20, V=16, dtype=torch.float64, tile_cells=56, negligible=0.0)
             dtype = torch.float64
-        elif random.random() < 0.2 and case.tensors[3] is not None:
-            # some targets, or the blank, are impossible
+        elif random.random() < 0.2 and case.tensors[3] is not None:  # some targets, or the blank, are impossible
             case.tensors[3][random.randrange(len(case.tensors[3]))] = -float("inf")
         elif number % 5 == 2:  # few cells are computed
             stage = random.choice(["early", "middle", "trained"])
@@ -361,9 +335,45 @@ def solve_random(count: int, seed: int) -> None:
                 assert made is expected
             elif expected.isinf().any():
                 assert torch.equal(made.isinf(), expected.isinf())
-            else:
-                wrong = (
-                    error(made, expected) > largest[dtype] and (made - expected).abs().max() > largest[dtype] * scale
-                )
-                assert not wrong, (number, case.lengths, case.options, error(made, expected))
+            elif error(made, expected) > largest[dtype]:
+                assert (made - expected).abs().max() <= largest[dtype] * scale, (number, case.lengths, case.options)
     print(f"{count} random problems ran clean, with {native.instruction_set()} (seed {seed})")
+
+
+#: Of the compiler, for `sanitize`.
+FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+
+
+def sanitize() -> int:
+    """Solve random problems under GCC's address and undefined-behaviour sanitizers, with each instruction set; return 1
+    where one of them reports or a result is wrong."""
+    parser = argparse.ArgumentParser(prog="sanitize")
+    parser.add_argument("--count", type=int, default=150, help="Problems for each instruction set. Default: 150")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the problems. Default: 0")
+    options = parser.parse_args()
+    try:
+        words = [*compiling.compiler(), "-print-file-name=libasan.so"]
+    except compiling.BuildError as error:
+        parser.error(str(error))
+    preload = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    if not os.path.isabs(preload):
+        parser.error("the compiler has no libasan; install that of GCC, or set CXX=g++")
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        compiling.build(Path(folder) / compiling.library_name(), FLAGS)
+        for instruction_set in ["avx512", "avx2", "baseline"][-len(compiling.instruction_sets()) :]:
+            environment = {
+                **os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0",
+                "UBSAN_OPTIONS": "print_stacktrace=1", "FUSED_TRANSDUCER_CACHE": folder,
+                "FUSED_TRANSDUCER_ISA": instruction_set, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            }  # fmt: skip
+            script = f"import fused_helpers; fused_helpers.solve_random({options.count}, {options.seed})"
+            done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+            print(f"{instruction_set}: {done.stdout.strip()}", flush=True)
+            failed |= done.returncode != 0
+            print(done.stderr[:8000] if done.returncode else "", end="", file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(sanitize())

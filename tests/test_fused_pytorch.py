@@ -1,11 +1,8 @@
-"""fused_transducer as a part of PyTorch: registration, torch.compile, autocast, modules, transforms and refusals.
-
-Also sizes that do not fit, and values that change between forward and backward.
-"""
+"""fused_transducer as a part of PyTorch: registration, torch.compile, autocast, modules, transforms and refusals."""
 
 from __future__ import annotations
 
-import warnings
+from functools import partial
 
 import numpy
 import pytest
@@ -23,10 +20,10 @@ from fused_helpers import (
     right,
     use,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
-from fused_transducer import TDTLoss, TransducerLoss, align, call, native, plain, transducer_loss
-from fused_transducer.call import Call, packed
+from fused_transducer import TDTLoss, TransducerLoss, align, call, native, transducer_loss
+from fused_transducer.call import packed
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
 LARGE = [(60, 30), (60, 30)]
@@ -60,70 +57,40 @@ def test_the_registration_of_both_operators(backend, V):
     torch.library.opcheck(operator, of_gradients, test_utils=("test_schema", "test_faketensor"))
 
 
+WRONG = [
+    (0, torch.ones(3, dtype=torch.float64)),  # the gradient of three losses
+    *((1, arcs) for arcs in (torch.zeros(2, 5), torch.zeros(1, 3720), torch.zeros(2, 3720, dtype=torch.float64))),
+    (2, torch.zeros(3720, 3)),
+    (5, torch.zeros(40, 12)),  # the weight of 40 symbols
+    (7, torch.ones(2, 7, dtype=torch.long)),
+    (8, torch.tensor([60000, 60000])),  # lengths beyond the frames; torch itself checks what indexes its tensors
+]
+
+
 @BACKENDS
-@pytest.mark.parametrize("cells, kept, gradient", [(1, 0, True), (0, 0, True), (10**6, 7, False)], ids=str)
-def test_the_operator_refuses_sizes_that_do_not_fit(backend, cells, kept, gradient):
+def test_the_operators_refuse_what_does_not_belong_together(backend):
     case = problem(LARGE, dtype=torch.float32)
-    with pytest.raises(RuntimeError, match="cells|shape"):
-        torch.ops.fused_transducer.losses(*of_operator(case, backend, cells, kept, gradient))
-
-
-WRONG = {
-    0: [torch.ones(3, dtype=torch.float64)],  # the gradient of three losses
-    1: [torch.zeros(2, 5), torch.zeros(1, 3720), torch.zeros(2, 3720, dtype=torch.float64)],
-    2: [torch.zeros(3720, 3)],
-    5: [torch.zeros(40, 12)],  # the weight of 40 symbols
-    7: [torch.ones(2, 7, dtype=torch.long)],
-    8: [torch.tensor([60000, 60000])],  # lengths beyond the frames
-}
-
-
-@BACKENDS
-def test_the_operator_of_gradients_refuses_what_does_not_belong_together(backend):
-    given = of_operator(problem(LARGE, dtype=torch.float32), backend)
+    for cells, kept, gradient in ((1, 0, True), (0, 0, True), (10**6, 7, False)):
+        with pytest.raises(RuntimeError, match="cells|shape"):
+            torch.ops.fused_transducer.losses(*of_operator(case, backend, cells, kept, gradient))
+    given = of_operator(case, backend)
     _, _, arcs, kept = torch.ops.fused_transducer.losses(*given)
-    for index, tensors in WRONG.items():
-        for wrong in tensors if backend == "native" or index != 8 else []:  # torch checks what indexes its tensors
-            arguments = [torch.ones(2, dtype=torch.float64), arcs, kept, *given[:10], [True] * 4]
-            arguments[index] = wrong
-            with pytest.raises((RuntimeError, ValueError)):
-                torch.ops.fused_transducer.gradients(*arguments)
+    for index, wrong in WRONG if backend == "native" else WRONG[:-1]:
+        arguments = [torch.ones(2, dtype=torch.float64), arcs, kept, *given[:10], [True] * 4]
+        arguments[index] = wrong
+        with pytest.raises((RuntimeError, ValueError)):
+            torch.ops.fused_transducer.gradients(*arguments)
 
 
-class Products(TorchDispatchMode):
-    """Counts the matrix products within it."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function.overloadpacket.__name__ in ("mm", "addmm", "addmm_")
-        return function(*args, **(kwargs or {}))
+GRAPHS = [
+    ("inductor", {"backend": "native"}),  # it has no C++ to compile
+    ("aot_eager", {"backend": "native", "dropout": 0.3, "dropout_seed": 9, "keep_bytes": 5_000}),
+    ("aot_eager", {"backend": "native", "topology": "tdt"}),
+    ("aot_eager", {"backend": "torch", "topology": "star"}),
+]
 
 
-@pytest.mark.parametrize("wanted, each", [(("bias",), 1), (("weight",), 2), (NAMES[:2], 2), (NAMES, 3)], ids=str)
-def test_frozen_inputs_skip_their_products(wanted, each):
-    """The plain code computes three products a tile: the logits, the weight's gradient and that of both outputs."""
-    case, tiles = problem([(6, 3)]), 3
-    given = of_operator(case, "torch", tile_cells=8, negligible=0.0)
-    _, _, arcs, kept = torch.ops.fused_transducer.losses(*given)
-    gradients = [torch.zeros_like(tensor) if name in wanted else None for name, tensor in zip(NAMES, case.tensors)]
-    call = Call.of([*case.tensors, *integers(case), None], given[8])
-    with Products() as made:
-        plain.backward(call, torch.ones(1, dtype=torch.float64), arcs, kept, gradients)
-    assert made.count == each * tiles
-
-
-@pytest.mark.parametrize(
-    "compiler, options",
-    [
-        ("aot_eager", {"backend": "torch"}),
-        ("inductor", {"backend": "native"}),  # it has no C++ to compile
-        ("aot_eager", {"backend": "native", "dropout": 0.3, "dropout_seed": 9, "keep_bytes": 5_000}),
-        ("aot_eager", {"backend": "native", "topology": "tdt"}),
-        ("aot_eager", {"backend": "torch", "topology": "star"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("compiler, options", GRAPHS, ids=str)
 def test_compiled_as_one_graph(compiler, options):
     import torch._inductor.config as config
 
@@ -147,43 +114,34 @@ def test_a_compiled_graph_draws_a_seed_each_time_and_gives_posteriors():
 
 
 def test_compiled_with_other_lengths_and_bad_ones():
-    case = problem([(9, 4), (9, 4)], negligible=0.0)
-
-    def loss(leaves, T_lengths):
-        return transducer_loss(*leaves, case.targets, T_lengths, case.U_lengths, reduction="none", negligible=0.0)
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    case = problem([(9, 4), (9, 4)])
+    compiled = torch.compile(partial(transducer_loss, reduction="none", **EXACT), fullgraph=True, backend="aot_eager")
     for lengths in ([9, 9], [3, 1]):
         case.T_lengths = torch.tensor(lengths)
-        assert error(compiled(case.leaves(), case.T_lengths).detach(), right(case)[0]) < 1e-12
+        assert error(compiled(*case.leaves(), *integers(case)).detach(), right(case)[0]) < 1e-12
     with pytest.raises(ValueError, match="utterance 1"):
-        compiled(case.leaves(), torch.tensor([9, 10]))
+        compiled(*case.leaves(), case.targets, torch.tensor([9, 10]), case.U_lengths)
 
 
 @BACKENDS
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 def test_a_traced_graph_refuses_more_cells_than_it_was_traced_with(backend, monkeypatch):
     use(backend, monkeypatch)
     case, large = problem(RAGGED, dtype=torch.float32), problem(LARGE, dtype=torch.float32)
     given = [*case.leaves(), *integers(case)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own: torch.jit is deprecated
-        traced = torch.jit.trace(lambda *tensors: transducer_loss(*tensors), given, check_trace=False)
+    traced = torch.jit.trace(lambda *tensors: transducer_loss(*tensors), given, check_trace=False)
     assert traced(*given).item() == pytest.approx(transducer_loss(*given).item())
     with pytest.raises(RuntimeError):
         traced(*large.leaves(), *integers(large))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_shapes_and_dtypes_on_the_meta_device(dtype, reduction):
-    """What FakeTensorMode makes is asked with the registration of the operators and by compiled graphs."""
-    case = problem(RAGGED, dtype=dtype)
-    expected = case.loss(case.leaves(), reduction=reduction)
+def test_shapes_and_dtypes_on_the_meta_device():
+    case = problem(RAGGED, dtype=torch.bfloat16)
     leaves = [tensor.to("meta").requires_grad_() for tensor in case.tensors]
-    loss = transducer_loss(*leaves, *(x.to("meta") for x in integers(case)), reduction=reduction, backend="torch")
-    loss.sum().backward()
-    assert (loss.shape, loss.dtype) == (expected.shape, expected.dtype)
-    assert all((leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, dtype) for leaf in leaves)
+    loss = transducer_loss(*leaves, *(x.to("meta") for x in integers(case)), backend="torch")
+    loss.backward()
+    assert (loss.shape, loss.dtype) == ((), torch.float32)
+    assert all((leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, torch.bfloat16) for leaf in leaves)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -212,35 +170,25 @@ def test_hooks_accumulation_a_retained_graph_and_no_second_derivative():
         gradient.square().sum().backward()
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_keeps_the_mask(reentrant):
-    from torch.utils.checkpoint import checkpoint
-
+def test_checkpointing_keeps_the_mask():
     case, gradients = problem(RAGGED, H=40, dropout=0.3, **EXACT), []
-    for wrap in (lambda function, *given: function(*given), checkpoint):
+    ways = [partial(checkpoint, use_reentrant=reentrant) for reentrant in (True, False)]
+    for wrap in (lambda function, *given: function(*given), *ways):
         leaves = case.leaves()
         torch.manual_seed(3)
-        options = {"use_reentrant": reentrant} if wrap is checkpoint else {}
-        wrap(lambda *given: case.loss(list(given)), *leaves, **options).sum().backward()
+        wrap(lambda *given: case.loss(list(given)), *leaves).sum().backward()
         gradients.append([leaf.grad for leaf in leaves])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*gradients))
 
 
 @BACKENDS
 @pytest.mark.parametrize("changed", ["T_lengths", "U_lengths", "targets"])
-@pytest.mark.parametrize("way", ["numpy", "data"])
-def test_what_changes_after_forward_does_not_change_the_gradient(backend, changed, way):
-    """A loader that uses its buffer again, and `.data`: autograd's version counter sees neither."""
+def test_what_changes_after_forward_does_not_change_the_gradient(backend, changed):
     case = problem([(5, 4), (4, 2)], backend=backend, **EXACT)
     _, expected = right(case)
-    buffer = getattr(case, changed).numpy().copy()
-    setattr(case, changed, torch.from_numpy(buffer))
     leaves = case.leaves()
     losses = case.loss(leaves)
-    if way == "numpy":
-        buffer[:] = 1
-    else:
-        getattr(case, changed).data = torch.full_like(getattr(case, changed), 60000)
+    getattr(case, changed).numpy()[:] = 1  # as a loader does that uses its buffer again: autograd does not see it
     losses.sum().backward()
     assert all(error(leaf.grad, expected[name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
 
@@ -254,12 +202,6 @@ def test_functional_gradients_are_those_of_backward_and_forward_mode_is_refused(
     _, gradients = computed(case)
     made = torch.func.grad(lambda tensors: case.loss(tensors).sum())(case.tensors)
     assert all(torch.equal(x, gradients[name]) for name, x in zip(NAMES, made))
-    module = TransducerLoss(12, 11, dtype=torch.float64)
-    inputs = (*case.tensors[:2], *integers(case))
-    module(*inputs).backward()
-    parameters = dict(module.named_parameters())
-    made = torch.func.grad(lambda given: torch.func.functional_call(module, given, inputs))(parameters)
-    assert all(torch.equal(made[name], parameter.grad) for name, parameter in parameters.items())
     tangents = tuple(torch.ones_like(x) for x in case.tensors)
     with pytest.raises(RuntimeError, match="forward-mode"):
         torch.func.jvp(lambda *tensors: case.loss(list(tensors)), tuple(case.tensors), tangents)
@@ -269,8 +211,7 @@ def test_functional_gradients_are_those_of_backward_and_forward_mode_is_refused(
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_under_ddp_and_fsdp(tmp_path, request):
-    """DDP's hooks get each gradient once, and what they return becomes the gradient.  The weight of a module that FSDP
-    wraps is whole; a sharded weight alone is refused."""
+    """What DDP's hook returns becomes the gradient.  FSDP's module has its weight whole; a sharded one is refused."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -348,11 +289,10 @@ def test_modules_of_lattices_and_an_existing_tied_layer():
     with pytest.raises(ValueError, match="output"):
         TransducerLoss(12, 11, output=layer)
     for topology, durations in (("multi-blank", (2, 3, 5)), ("tdt", (0, 1, 2))):
-        case = lattice_problem(topology, [(9, 3), (7, 2)], durations=durations, sigma=0.1, bias=False)
+        options = {"topology": topology, "durations": durations, "sigma": 0.1}
+        case = lattice_problem(lengths=[(9, 3), (7, 2)], bias=False, **options)
         case.tensors[2] = layer.weight.detach()
-        module = TransducerLoss(
-            output=layer, topology=topology, durations=durations, sigma=0.1, reduction="none", **EXACT
-        )
+        module = TransducerLoss(output=layer, reduction="none", **EXACT, **options)
         layer.zero_grad()
         losses = module(*case.tensors[:2], *integers(case))
         losses.sum().backward()
@@ -365,51 +305,45 @@ def test_modules_of_lattices_and_an_existing_tied_layer():
 LAYER = torch.nn.Linear(12, 11, dtype=torch.float64)
 OTHER = torch.nn.Linear(12, 11, dtype=torch.float64)
 OTHER.forward = lambda x: 2 * x  # on the instance
+SCALED = type("Scaled", (torch.nn.Linear,), {"forward": lambda self, x: 2 * x})(12, 11)
 
 
-def hooked(kind, **options):
-    """Return a layer with a hook of this kind."""
+def hooked(kind):
     layer = torch.nn.Linear(12, 11, dtype=torch.float64)
-    getattr(layer, f"register_{kind}")(lambda *_, **__: None, **options)
+    getattr(layer, f"register_{kind}")(lambda *_: None)
     return layer
 
 
+HOOKS = ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook")
+NO_LAYER = {"weight": None, "bias": None}
 TDT = {"topology": "tdt", "durations": [1]}
 REFUSED = [
     ({"T_lengths": torch.tensor([9, 10, 8])}, ("utterance 1", "10", "9 frames")),
     ({"T_lengths": torch.tensor([9, 6, 0])}, ("utterance 2", "T_lengths is 0")),
     ({"U_lengths": torch.tensor([6, 5, 1])}, ("utterance 0", "U_lengths is 6")),
     ({"U_lengths": torch.tensor([4, -1, 1])}, ("utterance 1", "-1")),
-    ({"targets": torch.full((3, 5), 11)}, ("utterance 0", "target 0", "11")),
     ({"targets": torch.tensor([[1] * 5, [1, 1, -3, 1, 1], [1] * 5])}, ("utterance 1", "target 2", "-3")),
     ({"targets": torch.full((3, 5), 10), **TDT}, ("utterance 0", "target 0", "the 10 symbols")),
     ({"targets": torch.ones(3, 4, dtype=torch.long)}, ("targets", "(3, 5)", "(3, 4)")),
     ({"targets": torch.ones(3, 5)}, ("targets", "integers")),
     ({"targets": [[1, 2]]}, ("targets", "list")),
-    ({"T_lengths": torch.tensor([9, 6])}, ("T_lengths", "(3,)")),
-    ({"U_lengths": torch.tensor([4.0, 5.0, 1.0])}, ("U_lengths", "integers")),
-    ({"weight": torch.zeros(11, 13)}, ("weight", "(11, 12)")),
     ({"weight": torch.zeros(11, 12, dtype=torch.float32)}, ("weight", "float32", "float64")),
-    ({"weight": torch.eye(12, dtype=torch.float64)[:11].to_sparse()}, ("weight", "dense")),
     ({"weight": torch.zeros(11, 12).to_mkldnn()}, ("weight", "layout")),
     ({"weight": None}, ("weight",)),
     ({"decoder_out": torch.nested.nested_tensor([torch.zeros(5, 12), torch.zeros(3, 12)])}, ("decoder_out", "nested")),
-    ({"bias": torch.zeros(10, dtype=torch.float64)}, ("bias", "(11,)")),
     ({"encoder_out": torch.zeros(0, 9, 12), "T_lengths": torch.zeros(0, dtype=torch.long)}, ("empty",)),
     ({"encoder_out": torch.zeros(3, 9, 12, dtype=torch.long)}, ("encoder_out", "int64")),
     ({"encoder_out": numpy.zeros((3, 9, 12))}, ("encoder_out", "ndarray")),
     ({"encoder_out": torch.zeros(9, 12)}, ("encoder_out", "(N, T, H)")),
-    ({"decoder_out": torch.zeros(2, 6, 12)}, ("decoder_out", "(3, 6, 12)")),
     ({"decoder_out": torch.zeros(3, 6, 12, device="meta", dtype=torch.float64)}, ("decoder_out", "meta", "cpu")),
     ({"blank": 11}, ("blank", "11")),
     *(({"blank": value}, ("blank",)) for value in (-1, 1.0, True, torch.tensor(0), None)),
     ({"activation": "mish"}, ("activation", "mish")),
     ({"reduction": "average"}, ("reduction", "average")),
-    *(({"negligible": value}, ("negligible",)) for value in (-1.0, "1", None)),
-    *(({"fastemit_lambda": value}, ("fastemit_lambda",)) for value in (float("nan"), True)),
-    *(({"tile_cells": value}, ("tile_cells",)) for value in (-5, 1.5, "8", 2**63)),
-    ({"keep_bytes": -1}, ("keep_bytes",)),
-    ({"dropout": 1}, ("dropout", "below 1")),
+    *(({name: -1}, (name,)) for name in ("negligible", "fastemit_lambda", "delay_penalty", "clamp", "keep_bytes")),
+    *(({"fastemit_lambda": value}, ("fastemit_lambda",)) for value in (float("nan"), True, "1", None)),
+    *(({"tile_cells": value}, ("tile_cells",)) for value in (1.5, 2**63)),
+    *(({name: 1}, (name, "below 1")) for name in ("dropout", "label_smoothing")),
     ({"dropout": 0.1, "dropout_seed": 1.5}, ("dropout_seed", "1.5")),
     ({"dropout": 0.1, "dropout_seed": torch.tensor(1, dtype=torch.int32)}, ("dropout_seed", "int32")),
     ({"backend": "opencl"}, ("backend", "opencl", "native")),
@@ -421,22 +355,18 @@ REFUSED = [
     ({"topology": "multi-blank", "durations": [0, 2]}, ("durations",)),
     ({"topology": "hat", "sigma": 0.1}, ("sigma",)),
     ({**TDT, "sigma": float("nan")}, ("sigma",)),
-    ({**TDT, "skip": -1.0}, ("skip",)),
-    ({**TDT, "label_smoothing": 0.1}, ("label_smoothing",)),
-    ({"topology": "hat", "label_smoothing": 0.1}, ("label_smoothing",)),
+    *(({**TDT, name: 0.1}, (name,)) for name in ("skip", "label_smoothing")),
     ({**TDT, "blank": 10}, ("blank",)),
     ({"topology": "constrained", "fastemit_lambda": 0.1, "return_posteriors": True}, ("return_posteriors",)),
     ({"output": LAYER}, ("either",)),
-    *(({"weight": None, "bias": None, "output": value}, words) for value, words in (
-        (torch.nn.ReLU(), ("ReLU",)),
-        (hooked("forward_pre_hook"), ("hooks",)),
-        (hooked("forward_hook", with_kwargs=True), ("hooks",)),
-        (hooked("full_backward_hook"), ("hooks",)),
-        (hooked("full_backward_pre_hook"), ("hooks",)),
-        (OTHER, ("own forward",)),
-        (type("Scaled", (torch.nn.Linear,), {"forward": lambda self, x: 2 * x})(12, 11), ("Scaled",)),
-    )),
-]  # fmt: skip
+    *(({"output": hooked(kind), **NO_LAYER}, ("hooks",)) for kind in HOOKS),
+    ({"output": torch.nn.ReLU(), **NO_LAYER}, ("ReLU",)),
+    ({"output": OTHER, **NO_LAYER}, ("own forward",)),
+    (
+        {"output": type("Scaled", (torch.nn.Linear,), {"forward": lambda self, x: 2 * x})(12, 11), **NO_LAYER},
+        ("Scaled",),
+    ),
+]
 
 
 @pytest.mark.parametrize("change, words", REFUSED, ids=str)
@@ -449,11 +379,8 @@ def test_every_bad_argument_is_one_clear_error(change, words):
 
 
 def test_a_hook_of_all_modules_is_refused():
-    case = problem(RAGGED)
-    with (
-        torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
-        pytest.raises(ValueError, match="hooks"),
-    ):
+    case, of_all = problem(RAGGED), torch.nn.modules.module.register_module_forward_hook
+    with of_all(lambda *_: None), pytest.raises(ValueError, match="hooks"):
         transducer_loss(*case.tensors[:2], None, None, *integers(case), output=LAYER)
 
 
@@ -467,7 +394,6 @@ def test_alignments_do_not_depend_on_the_default_device():
 
 
 def test_what_looks_odd_and_is_allowed():
-    """Numbers of numpy, targets beyond the length, and a layer in the place of its weight and bias."""
     case = problem(RAGGED, **EXACT)
     expected = right(case)
     case.targets[2, 1:] = 10_000
@@ -480,20 +406,11 @@ def test_what_looks_odd_and_is_allowed():
 
 
 @pytest.mark.parametrize(
-    "options, kind, word",
-    [
-        ({"activation": "mish"}, ValueError, "mish"),
-        ({"blank": 11}, ValueError, "11"),
-        ({"backend": "opencl"}, ValueError, "opencl"),
-        ({"delay_penalty": -1.0}, ValueError, "delay_penalty"),
-        ({"fastemit": 1}, TypeError, "fastemit_lambda"),
-        ({"vocab_size": 0}, ValueError, "vocab_size"),
-        ({"joiner_dim": 8.0}, ValueError, "joiner_dim"),
-    ],
-    ids=str,
+    "options, word",
+    [({"blank": 11}, "11"), ({"fastemit": 1}, "fastemit_lambda"), ({"vocab_size": 0}, "vocab_size")],
 )
-def test_a_module_checks_its_options_when_it_is_made(options, kind, word):
-    with pytest.raises(kind, match=word):
+def test_a_module_checks_its_options_when_it_is_made(options, word):
+    with pytest.raises((ValueError, TypeError), match=word):
         TransducerLoss(**{"joiner_dim": 8, "vocab_size": 11, **options})
 
 

@@ -9,14 +9,30 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from contextlib import contextmanager
 
+import numpy
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES, computed, error, problem, right
+from fused_helpers import (
+    LATTICES,
+    NAMES,
+    Problem,
+    certain,
+    computed,
+    error,
+    errors,
+    interpret_faster,
+    lattice_problem,
+    problem,
+    right,
+)
 
+from fused_transducer import align
 from fused_transducer.call import Call, any_outside, backend_of
+from fused_transducer.lattices import SMOOTHABLE
 
 pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
 triton_backend = pytest.importorskip("fused_transducer.triton_backend")
@@ -24,22 +40,12 @@ triton_backend = pytest.importorskip("fused_transducer.triton_backend")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def lines_of(script, *arguments, variables=()):
-    """Return the lines of JSON that a script of tests/ prints."""
-    command = [sys.executable, str(ROOT / "tests" / script), *map(str, arguments)]
-    environment = {**os.environ, **dict(variables)}
+def lines_of(*words, variables=()):
+    """Return the lines of JSON that Python prints, called with these words."""
+    command, environment = [sys.executable, *map(str, words)], {**os.environ, **dict(variables)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_in_the_interpreter(thorough):
-    """Every case of tests/fused_interpreted.py; a process of its own, since Triton reads TRITON_INTERPRET once."""
-    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    cases = lines_of("fused_interpreted.py", *([] if thorough else ["--few"]), variables=variables)
-    for case in cases:
-        assert case["right"] and all(value < case["allowed"] for value in case["errors"].values()), case
-    assert len(cases) > 50
 
 
 COMPILED = [
@@ -58,10 +64,11 @@ PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_g
     ["", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tdt", "multi-blank", "constrained", "hat"))],
 )
 def test_kernels_as_they_are_launched_fit_a_gpu(lattice, thorough):
-    """One process, which takes the place of Triton's driver; a fresh checkout needs a quarter of a minute a case."""
     cases = [(80, 500, "float32"), (90, 500, "bfloat16")] if lattice else COMPILED if thorough else COMPILED[1:2]
     words = (word for case in cases for word in case)
-    for case, made in zip(cases, lines_of("compiled_launches.py", *([lattice] if lattice else []), *words)):
+    for case, made in zip(
+        cases, lines_of(ROOT / "tests" / "compiled_launches.py", *([lattice] if lattice else []), *words)
+    ):
         for name, kernel in made["kernels"].items():
             most = 200 if case[2] == "float16" else 128
             assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= most, (case, name, kernel)
@@ -76,18 +83,14 @@ def test_kernels_as_they_are_launched_fit_a_gpu(lattice, thorough):
             assert max(programs) >= 2 * made["multiprocessors"], (case, name)
 
 
-@pytest.mark.parametrize(
-    "name, value, wrong",
-    [("T_lengths", 4, False), ("T_lengths", 0, True), ("T_lengths", 5, True), ("U_lengths", 0, False)]
-    + [("U_lengths", -1, True), ("U_lengths", 3, True), ("targets", 10, False), ("targets", 11, True)]
-    + [("targets", -1, True)],
-)
-def test_one_number_says_whether_a_length_or_target_is_outside(name, value, wrong):
+@pytest.mark.parametrize("name, least, most", [("T_lengths", 1, 4), ("U_lengths", 0, 2), ("targets", 0, 10)])
+def test_one_number_says_whether_a_length_or_target_is_outside(name, least, most):
     case = problem([(4, 2), (3, 1)], dtype=torch.float32)
     case.targets[1, 1] = -100  # of no target
-    getattr(case, name).view(-1)[0] = value
-    call = Call(*case.tensors, case.targets, case.T_lengths, case.U_lengths)
-    assert any_outside(call).item() == wrong
+    for value in (least - 1, least, most, most + 1):
+        getattr(case, name).view(-1)[0] = value
+        call = Call(*case.tensors, case.targets, case.T_lengths, case.U_lengths)
+        assert any_outside(call).item() == (not least <= value <= most)
 
 
 def test_half_precision_needs_tensor_cores_where_the_tensors_are(monkeypatch):
@@ -103,11 +106,9 @@ def test_half_precision_needs_tensor_cores_where_the_tensors_are(monkeypatch):
 
 
 def test_a_gpu_of_99_kb_of_shared_memory_takes_the_small_blocks():
-    of = {
-        capability: triton_backend._blocks("logits", torch.float32, launched(triton_backend.Gpu(100, capability)))
-        for capability in ((8, 9), (9, 0), (10, 3), (12, 0))
-    }
-    assert of[8, 9] == of[12, 0] != of[9, 0] == of[10, 3]
+    gpus = [triton_backend.Gpu(100, capability) for capability in ((8, 9), (12, 0), (9, 0), (10, 3))]
+    small, other, large, same = (triton_backend._blocks("logits", torch.float32, launched(gpu)) for gpu in gpus)
+    assert small == other != large == same
 
 
 @pytest.mark.parametrize(
@@ -142,11 +143,8 @@ def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
 
 
 def on_gpu(case):
-    case.tensors = [tensor.cuda() for tensor in case.tensors]
-    case.targets, case.T_lengths, case.U_lengths = (
-        tensor.cuda() for tensor in (case.targets, case.T_lengths, case.U_lengths)
-    )
-    return case
+    integers = (tensor.cuda() for tensor in (case.targets, case.T_lengths, case.U_lengths))
+    return Problem([tensor.cuda() for tensor in case.tensors], *integers, case.options)
 
 
 @needs_gpu
@@ -210,3 +208,183 @@ def test_lengths_on_the_host_are_refused_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ValueError, match="CUDA graph.*lengths must be on cuda:1"):
         launched(triton_backend.Gpu(100, (9, 0)))
+
+
+# -- in the interpreter: in a process of its own, since Triton reads TRITON_INTERPRET once -------------------------
+
+FEW = "--few" in sys.argv
+RAGGED = [(5, 2), (3, 3), (1, 1), (2, 0)]
+EXACT = {"dtype": torch.float32, "backend": "triton", "negligible": 0.0}
+HALF = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def report(name, errors, allowed=5e-6, right=True):
+    print(json.dumps({"name": name, "errors": errors, "allowed": allowed, "right": bool(right)}), flush=True)
+
+
+def made(lengths=RAGGED, **options):
+    return problem(lengths, **{**EXACT, **options})
+
+
+def of_options():
+    """Pairs of options that share no kernel's branch come once; every activation and dtype, odd sizes, a last blank."""
+    cases = {
+        "float32": made(),
+        "relu, no bias": made(activation="relu", bias=False),
+        "none, blank last": made(activation="none", blank=10),
+        "leaky_relu, more than a tile": made([(6, 3), (4, 4)], activation="leaky_relu", tile_cells=20),
+        "dropout, more than a block": made([(20, 7)], H=140, V=150, scale=0.4, dropout=0.2, dropout_seed=2**40 + 5),
+        "dropout, bfloat16": made(H=40, dtype=torch.bfloat16, scale=0.5, dropout=0.6, dropout_seed=-7),
+        "float16": made(H=40, V=150, dtype=torch.float16, scale=0.4),
+        "odd H and V, sigmoid": made(H=37, V=41, scale=0.4, activation="sigmoid"),
+        "odd H and V, bfloat16": made(H=31, V=77, dtype=torch.bfloat16, scale=0.4, activation="relu"),
+        "T < U, blank in the middle": made([(2, 4), (1, 2)], blank=5),
+    }
+    for name, case in cases.items():
+        report(name, errors(case), HALF[case.tensors[0].dtype])
+    precision = triton_backend._precision
+    triton_backend._precision = lambda gpu, dtype: "tf32x3"
+    report("the weight's halves", errors(cases["odd H and V, sigmoid"]))
+    triton_backend._precision, adders, triton_backend.ADDERS = precision, triton_backend.ADDERS, 2
+    report("more frames and states than programs", errors(cases["leaky_relu, more than a tile"]))
+    triton_backend.ADDERS = adders
+
+
+def of_numbers():
+    """Numbers that are large, small, not finite, or of no utterance."""
+    long = made([(48, 20) if FEW else (120, 50)], H=24, V=200, scale=0.5, seed=1)
+    report("a long path", errors(long, right(long, large=True)))
+    apart = made([(4, 2), (3, 2)])
+    apart.tensors[2] *= 1e4 / apart.tensors[2].abs().max()
+    report("logits of 10,000", errors(apart), 1e-3)
+
+    sure = certain(20, 6, 40, backend="triton")
+    (losses, gradients), (expected_losses, expected) = computed(sure), right(sure, large=True)
+    differences = [(gradients[name] - expected[name]).abs().max().item() for name in NAMES]
+    report("a loss of 1e-5", {"loss": error(losses, expected_losses)}, 1e-6, max(differences) < 1e-9)
+
+    case = made()
+    case.tensors[0][1, 2, 0] = float("nan")
+    losses, gradients = computed(case)
+    nan = [bool(gradients["encoder_out"][n].isnan().any()) for n in range(4)]
+    leaves = case.leaves()
+    case.loss(leaves, utterance_weights=torch.tensor([1.0, 0.0, 1.0, 1.0])).sum().backward()
+    left_out = all(leaf.grad.isfinite().all() for leaf in leaves)
+    report("a NaN", {}, right=left_out and losses.isnan().tolist() == nan == [False, True, False, False])
+
+    case = made()
+    case.targets[:], case.targets[0, 1], case.tensors[3][5] = 1, 5, -float("inf")
+    losses, gradients = computed(case)
+    finite = all(gradient.isfinite().all() for gradient in gradients.values())
+    report("an impossible target", {}, right=finite and losses.isinf().tolist() == [True, False, False, False])
+
+    case = made()
+    case.targets[:, 1] = 0
+    report("a target that is the blank", errors(case))
+
+
+UPSTREAM = {
+    "one": lambda losses: losses.sum(),
+    "-2": lambda losses: -2 * losses.sum(),
+    "0": lambda losses: 0 * losses.sum(),
+    "each utterance's": lambda losses: (losses * torch.tensor([0.5, -1.0, 3.0])[: losses.numel()]).sum(),
+    "every second number": lambda losses: torch.stack([losses, losses], -1).mul(torch.tensor([-0.5, 1.5])).sum(),
+}
+
+
+def of_calls():
+    _, expected = right(made())
+    frozen = {}
+    for wanted in NAMES:
+        leaves = [tensor.detach().requires_grad_(name == wanted) for name, tensor in zip(NAMES, made().tensors)]
+        made().loss(leaves).sum().backward()
+        frozen[wanted] = error(leaves[NAMES.index(wanted)].grad, expected[wanted])
+    report("frozen inputs", frozen)
+    expanded = made([(4, 2), (3, 2)])
+    expanded.tensors[0] = expanded.tensors[0][:, :1].expand(2, 4, -1)
+    report("expanded inputs", errors(expanded))
+
+    for dtype, allowed in HALF.items():
+        of_dtype = made([(5, 2), (3, 2), (4, 1)], dtype=dtype, scale=0.4)
+        reductions = ("none", "sum", "mean") if dtype == torch.float32 else ("none",)
+        for number, (name, weigh) in enumerate(UPSTREAM.items()):
+            by_backend = []
+            for backend in ("triton", "torch"):
+                leaves = of_dtype.leaves()
+                reduction = reductions[number % len(reductions)]
+                weigh(of_dtype.loss(leaves, reduction=reduction, backend=backend)).backward()
+                by_backend.append([leaf.grad for leaf in leaves])
+            report(f"upstream {name}, {dtype}", dict(zip(NAMES, map(error, *by_backend))), allowed)
+
+    long = made([(1, 2**15)], H=1, V=2)
+    with pytest.raises(ValueError, match="32769 states"):
+        long.loss(long.tensors)
+
+
+def of_lattice(topology):
+    def on(lengths=((5, 2), (4, 1), (3, 0)), **options):
+        return lattice_problem(topology, lengths, **{**EXACT, "scale": 0.5, **options})
+
+    case = on([(5, 2), (3, 4), (1, 2), (4, 0)])  # T < U and T = 1 among them: some have no path
+    expected, of_finite = right(case)
+    case.spoil_padding()
+    case.tensors[2] = case.tensors[2].t().contiguous().t()
+    losses, gradients = computed(case)
+    finite = expected.isfinite()
+    of_case = {"loss": error(losses[finite], expected[finite])}
+    of_case.update({name: error(gradients[name], of_finite[name]) for name in NAMES})
+    nothing = gradients["encoder_out"][~finite].abs().sum() == 0
+    report(f"{topology}: no path", of_case, right=nothing and torch.equal(losses.isinf(), ~finite))
+
+    case, by_backend = on(negligible=0.3), []
+    for backend in ("triton", "native"):
+        leaves = case.leaves()
+        losses, dropped, posteriors = case.loss(leaves, backend=backend, return_dropped=True, return_posteriors=True)
+        (losses * torch.tensor([1.0, -2.0, 0.0])).sum().backward()
+        by_backend.append([dropped, posteriors, *(leaf.grad for leaf in leaves)])
+    of_each = dict(zip(("dropped", "posteriors", *NAMES), map(error, *by_backend)))
+    report(f"{topology}: what is dropped", of_each, right=by_backend[0][0].max() > 0)
+
+    many = {"V": 259, "H": 37, "blank": 130, "tile_cells": 9, "fastemit_lambda": 0.3, "delay_penalty": 0.1}
+    many.update(activation="sigmoid", dropout=0.3, dropout_seed=5, clamp=0.1)
+    case = on(**many, label_smoothing=0.1 if topology in SMOOTHABLE else 0.0)
+    (losses, gradients), (expected_losses, expected) = computed(case), computed(case, backend="native")
+    report(f"{topology}: every option, loss", {"loss": error(losses, expected_losses)})
+    report(f"{topology}: every option", {name: error(gradients[name], expected[name]) for name in NAMES})
+    given = (*on().tensors, on().targets, on().T_lengths, on().U_lengths)
+    of_lattice = {"topology": topology, **LATTICES.get(topology, {})}
+    paths = (align(*given, backend=name, **of_lattice) for name in ("triton", "native"))
+    report(f"{topology}: best paths", dict(zip(("frames", "scores"), map(error, *paths))))
+    if FEW:
+        return
+    report(f"{topology}: FastEmit", errors(on(fastemit_lambda=0.3, delay_penalty=0.1, blank=10)))
+    report(f"{topology}: bfloat16", errors(on(dtype=torch.bfloat16)), 3e-2)
+    for durations in {"tdt": [[1, 2, 4], [0, 3], [2, 2]], "multi-blank": [[30_000], [3, 3]]}.get(topology, ()):
+        report(f"{topology}: durations {durations}", errors(on([(6, 2), (12, 1), (6, 0)], durations=durations)))
+    case = on([(24, 8)], H=24, seed=1)
+    case.tensors[3][10] += 150
+    case.targets[case.targets == 10] = 1
+    report(f"{topology}: thousands of nats", errors(case), 1e-5, right(case)[0].item() > 1000)
+
+
+def interpreted():
+    """Print a line of JSON for each case: name, errors, the largest that is allowed, whether the rest is right."""
+    warnings.simplefilter("ignore")  # numpy's, of -inf minus -inf where Triton chooses another value
+    numpy.seterr(all="ignore")
+    interpret_faster()
+    of_options()
+    of_numbers()
+    of_calls()
+    for topology in ("regular", "tdt", "modified-last-blank", "star") if FEW else ("regular", *LATTICES):
+        of_lattice(topology)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    report("TF32 by torch's new setting", errors(made()))
+
+
+def test_in_the_interpreter(thorough):
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    script = "import test_fused_triton; test_fused_triton.interpreted()"
+    cases = lines_of("-c", script, *([] if thorough else ["--few"]), variables=variables)
+    for case in cases:
+        assert case["right"] and all(value < case["allowed"] for value in case["errors"].values()), case
+    assert len(cases) > 50
