@@ -18,18 +18,8 @@ def joint_loss(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_len
 
     from common.losses.topologies import transducer_loss
 
-    class Times(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, tensor, factor):
-            ctx.factor = factor
-            return tensor.view_as(tensor)
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return upstream * ctx.factor, None
-
-    given = (encoder_out, decoder_out, weight, bias)
-    frames, symbols, weight, bias = (Times.apply(each, factor) for each, factor in zip(given, FACTORS.values()))
+    given = zip((encoder_out, decoder_out, weight, bias), FACTORS.values())
+    frames, symbols, weight, bias = (each * factor + (each * (1 - factor)).detach() for each, factor in given)
     t, u = torch.arange(frames.size(1)), torch.arange(symbols.size(1))
     frames = frames.masked_fill((t >= T_lengths.view(-1, 1)).unsqueeze(2), 0)  # the padding may hold anything
     symbols = symbols.masked_fill((u > U_lengths.view(-1, 1)).unsqueeze(2), 0)

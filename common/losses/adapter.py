@@ -132,7 +132,6 @@ class Adapter:
 
     @property
     def lattice(self) -> Topology:
-        """Return the lattice of the loss, with the parameters of the run."""
         from common.losses import topologies
 
         return topologies.of(self.topology, self.settings.durations, self.settings.sigma)
@@ -244,7 +243,8 @@ class OfFunction(Adapter):
     def import_module(self, device: str) -> ModuleType:
         module, _, name = self.target.rpartition(":")
         sys.path += [folder for folder in self.folders if folder not in sys.path]
-        loaded = implementations.imported(Path(module)) if module.endswith(".py") else import_package(module, self.hint)
+        of_file = module.endswith(".py")
+        loaded: Any = implementations.imported(Path(module)) if of_file else import_package(module, self.hint)
         self.given = functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), loaded)
         if not callable(self.given):
             raise NotRunnable("missing", f"{module} has no function {name}")
@@ -265,7 +265,8 @@ class OfFunction(Adapter):
         return {name: value for name, value in ours.items() if name in parameters}
 
     def call(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
-        function, options = self.function(), self.options()
+        function: Any = self.function()
+        options = self.options()
         if inspect.isclass(function):  # a module: its constructor takes the options
             function, options = function(**options), {}
         return function(*tensors.values(), *vars(prepared).values(), **options)

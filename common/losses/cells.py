@@ -96,7 +96,7 @@ class PrunedCells(Cells):
 class StepCells(Cells):
     """The cells of a step, whose gradients of outputs and weights autograd makes from those of the logits, in float64.
 
-    These gradients are sums over cells, so they are compared after the last utterance, padding included.
+    They are sums over cells, so they are compared after the last utterance, padding included.
     """
 
     by_cell = False
@@ -130,10 +130,7 @@ class StepCells(Cells):
 
 
 class PrunedStepCells(StepCells):
-    """The cells of a pruned step.
-
-    If it trains a simple loss too, only the joiner's weights are compared: the other gradients are of both losses.
-    """
+    """The cells of a pruned step; with a simple loss only the joiner's weights are compared, the others are of both."""
 
     def symbols(self, n, begin, end):
         return self.prepared.ranges[n, begin:end].long()

@@ -211,7 +211,7 @@ def layer(name: str, settings: Settings, device: torch.device, dtype: torch.dtyp
     else:
         parts = source.layer(name), drawn(D, further, (settings.seed, 3))
         weight, bias = (np.concatenate(both) for both in zip(*parts))
-    result = torch.nn.Linear(*weight.T.shape, device=device, dtype=dtype)
+    result = torch.nn.Linear(weight.shape[1], weight.shape[0], device=device, dtype=dtype)
     with torch.no_grad():
         result.weight.copy_(torch.from_numpy(weight))
         result.bias.copy_(torch.from_numpy(bias))

@@ -45,7 +45,6 @@ def _forward(arcs: Sequence[Arc], weights: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def log_likelihood(arcs: Sequence[Arc]) -> float:
-    """Return the log-likelihood of an utterance, as `lattice` does, without the posteriors."""
     return float(_forward(arcs, _by_diagonal(arcs))[-1, -1])
 
 

@@ -283,8 +283,12 @@ def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) 
 def _losses(arcs: Sequence[Arc], outside: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor):
     """Return the losses (N,) of utterances from their arcs."""
     N, T, U1 = outside.shape
+    # by diagonal: element (d, u) of (N, T+U, U+1) is that of cell (d - u, u), LOG_ZERO outside
+    t = torch.arange(T + U1 - 1, device=outside.device).view(-1, 1) - torch.arange(U1, device=outside.device)
+    inside = (arc.weight.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO) for arc in arcs)
+    skewed = (weight.gather(1, t.clamp(0, T - 1).expand(N, -1, -1)) for weight in inside)
     # unbind: the backward of indexing one diagonal would write zeros for all the others, each time
-    weights = [_by_diagonal(arc.weight.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO)).unbind(1) for arc in arcs]
+    weights = [weight.masked_fill((t < 0) | (t >= T), LOG_ZERO).unbind(1) for weight in skewed]
     alpha = arcs[0].weight.new_full((N, U1), LOG_ZERO)
     alpha[:, 0] = 0
     alphas: List[torch.Tensor] = [alpha]
@@ -300,11 +304,3 @@ def _losses(arcs: Sequence[Arc], outside: torch.Tensor, T_lengths: torch.Tensor,
     n = torch.arange(N, device=alpha.device)
     losses = -torch.stack(alphas, 1)[n, T_lengths + U_lengths, U_lengths]
     return losses.masked_fill(losses > -LOG_ZERO / 2, math.inf)  # no path
-
-
-def _by_diagonal(arc: torch.Tensor) -> torch.Tensor:
-    """Return (N, T+U, U+1) from (N, T, U+1): element (d, u) is that of cell (d - u, u), LOG_ZERO outside."""
-    N, T, U1 = arc.shape
-    t = torch.arange(T + U1 - 1, device=arc.device).view(-1, 1) - torch.arange(U1, device=arc.device)
-    index = t.clamp(0, T - 1).expand(N, -1, -1)
-    return arc.gather(1, index).masked_fill((t < 0) | (t >= T), LOG_ZERO)

@@ -77,10 +77,9 @@ class Clock:
 
 
 def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
-    """Run a step and return its times as fields of a ``sample`` record.
+    """Return the times of a step as fields of a ``sample`` record; Python collects its garbage before it, not within.
 
-    Python collects its garbage before the step and not within it.  On CUDA the host runs ahead of the device, so the
-    wall time of forward means nothing and is None; use its event time.
+    On CUDA the host runs ahead of the device, so the wall time of forward is None; use its event time.
     """
     spans: List[Any] = []
 

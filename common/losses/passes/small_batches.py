@@ -212,9 +212,7 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
 
     class Given(OfFunction):
         name = getattr(loss, "__name__", "") or "loss"
-
-        def function(self) -> Callable[..., Any]:
-            return loss
+        given = staticmethod(loss)
 
     BY_NAME.setdefault(Given.name, Implementation(Given.name, "", "main", "torch", template=True))
     adapter = Given(settings.resolve({"preset": "quick", "dtype": dtype}, device))
@@ -277,10 +275,9 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
 
 
 def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[List[str], List[str]]:
-    """Ask the first case twice more, the last time with NaN in its padding; return two lists of names.
+    """Ask the first case twice more, the last time with NaN in its padding.
 
-    The first is of what has other bits when it is asked for again; the second of what is not finite where the padding
-    holds NaN.
+    Returns what has other bits when it is asked for again, and what is not finite where the padding holds NaN.
     """
     found = []
     for padding in (0.0, 0.0, math.nan):
