@@ -116,7 +116,7 @@ def called(row: Row) -> str:
 
 
 def short(name: str) -> str:
-    """Return the head of the column of an implementation; a variant adds its first letter ("ot:m")."""
+    """Return the head of a column; a variant adds its first letters ("ot:m")."""
     base, _, variant = name.partition(":")
     initials = "".join(word[0] for word in variant.split("-") if word)
     return SHORT.get(base, base) + (f":{initials}" if variant else "")
@@ -144,7 +144,6 @@ def tables(matrix: Matrix) -> List[Table]:
 
 
 def _odd_cases(row: Row, cases: Sequence[Case]) -> List[Case]:
-    """Return the cases in which a loss is not as asked."""
     outcomes = [(case, outcome_of(row, case)) for case in cases]
     return [case for case, of in outcomes if of.result not in (PASS, NOT_ASKED) or leaves_nan(of)]
 

@@ -16,11 +16,8 @@ from common.present.parts import Cell, Table, Values, tabulated
 from common.tools import kept
 
 TOOL, TITLE = "flops", "Operations of a model"
-#: The name of a count's one job.
 JOB = "count"
-#: Kinds of rows.
 BREAKDOWNS = ("module", "class", "operator")
-#: Numbers of a part.
 AMOUNTS = ("calls", "trainable", "frozen", "macs", "flops", "backward_macs", "backward_flops")
 
 
@@ -131,7 +128,6 @@ def _amount(key: str, title: str = "", unit: str = "") -> metrics.Metric:
     return metrics.metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit)
 
 
-#: Numbers of a part, in the order of the table's columns.
 NUMBERS = (
     _amount("calls", "calls"),
     _amount("trainable", "trainable"),
@@ -143,7 +139,6 @@ NUMBERS = (
     _amount("backward_macs", "backward MACs", "MACs"),
     _amount("backward_flops", "backward FLOPs", "FLOPs"),
 )
-#: Numbers of a bucket.
 BUCKETS = (
     metrics.metric("utterances", "utterances", value=itemgetter("utterances")),
     metrics.metric("shortest_s", "shortest s", "{:.2f}".format, value=itemgetter("shortest_s"), unit="s"),
