@@ -72,7 +72,7 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
             )
 
 
-def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int) -> Tuple[Tensor, ...]:
+def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int) -> tuple[Tensor, ...]:
     """Return uninitialised (losses, dropped, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     losses, dropped = new((call.N,), dtype=torch.float64), new((call.N,), dtype=torch.float64)
