@@ -5,14 +5,13 @@ shorter and do not count.  Memory is "Total Allocated" of the "[memory]" events 
 
 Events are decoded piece by piece, in bounded memory.  Kineto writes names and stacks without escaping (torch 1.13
 always, later ones in places), so an event may be invalid JSON; it is read field by field:
-https://github.com/pytorch/kineto/pull/1459.  A trace that another program has laid out anew is read as a whole.
+https://github.com/pytorch/kineto/pull/1459.  A trace that another program has laid out anew is refused.
 """
 
 from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import re
 import zlib
 from array import array
@@ -83,7 +82,7 @@ def remove(folder: Path) -> None:
 # Events.
 
 CHUNK = 1 << 18  # bytes read at once
-LARGEST = 1 << 30  # bytes of a trace that is not laid out as Kineto does, and of one event
+LARGEST = 1 << 30  # bytes of an event
 BOUNDARY = "\n  },\n  {"  # the text between two events
 LONGEST_HEAD = 16 << 10  # characters of the fields before "args", the name included; a longer head is not salvaged
 _BETWEEN = re.compile(r"(?<=\n  \}),(?=\n  \{)")
@@ -131,11 +130,9 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
     text = decoder.decode(stream.read(CHUNK))
     begin = _BEGIN.search(text)
     if begin is None:
-        data = stream.read(LARGEST)
-        if len(data) == LARGEST:
-            raise Broken("it is too large for a trace of another layout than Kineto's")
-        yield _all_of(text + decoder.decode(data, final=True))
-        return
+        raise Broken(
+            f"within {len(text):,} characters no event is as torch.profiler writes it: cut short, or laid out anew"
+        )
     text, position = text[begin.end() :], begin.end()
     while True:
         last = text.rfind(BOUNDARY)
@@ -178,26 +175,6 @@ def _salvaged(text: str, position: int) -> Sequence[Event]:
         counters.append(int(values[-1]) if values else None)  # the last is the counter's: 1.13 has the stack before it
     dur = float(match["dur"]) if match["dur"] else None
     return [Event(match["ph"], match["cat"], match["name"], float(match["ts"]), dur, Counters(*counters), True)]
-
-
-def _all_of(text: str) -> Sequence[Event]:
-    """Return the events of a trace of any layout; those with fields of odd types are left out."""
-    if not text.strip():
-        raise Broken("it is empty")
-    try:
-        document = json.loads(text.lstrip("\ufeff"), strict=False)  # control characters in names are common
-    except RecursionError:
-        raise Broken("nested too deeply") from None
-    except ValueError as error:
-        raise Broken(f"cut short or not JSON: {error}") from None
-    items = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(items, list):
-        raise Broken('it has no list of "traceEvents": not a chrome trace')
-    events = []
-    for item in items:
-        with suppress(msgspec.ValidationError):
-            events.append(msgspec.convert(item, Event))
-    return events
 
 
 def is_number(value: _Number) -> bool:
