@@ -313,8 +313,8 @@ def log_probabilities(
             mean += tl.sum(tl.where((v < V)[None, :], x, 0.0), 1) / V
 
     if SMOOTHS:
-        at_blank += label_smoothing * (mean - at_blank)
-        at_label += label_smoothing * (mean - at_label)
+        at_blank = (1 - label_smoothing) * at_blank + label_smoothing * mean
+        at_label = (1 - label_smoothing) * at_label + label_smoothing * mean
     normaliser = _log1p(rest)
     if NORMALISER == SIGMOID:
         high = tl.where(high == -float("inf"), 0.0, high)  # where the blank is the only symbol

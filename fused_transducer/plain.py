@@ -168,7 +168,7 @@ def _log_softmax(logits: Tensor, columns: Tensor, smoothing: float) -> Tensor:
     logits -= logits.amax(1, keepdim=True)
     values = logits.gather(1, columns).double()
     if smoothing:
-        values = torch.lerp(values, logits.mean(1, keepdim=True, dtype=torch.float64), smoothing)
+        values = (1 - smoothing) * values + smoothing * logits.mean(1, keepdim=True, dtype=torch.float64)
     return values - logits.exp_().sum(1, keepdim=True, dtype=torch.float64).log_()
 
 

@@ -191,6 +191,7 @@ def test_an_impossible_target_costs_inf_and_a_nan_shows(dtype):
     case.targets[:], case.tensors[3][3] = torch.tensor([[1, 2], [3, 4]]), -float("inf")
     losses, gradients = computed(case)
     assert losses.isinf().tolist() == [False, True] and all(x.isfinite().all() for x in gradients.values())
+    assert computed(case, label_smoothing=0.1)[0].isinf().all()  # each arc has a part of each symbol
     for options in ({"zero_infinity": True}, {"utterance_weights": torch.tensor([1.0, 0.0])}):
         leaves = case.leaves()
         made = case.loss(leaves, **options)

@@ -372,8 +372,8 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cel
     double normaliser = log(of.sum), high = of.high;
     if (p.label_smoothing) {
       double mean = mean_logit<T>(p, space.mean, activations + i * lda);
-      of.blank += (T)(p.label_smoothing * (mean - of.blank));
-      of.label += (T)(p.label_smoothing * (mean - of.label));
+      of.blank = (T)((1 - p.label_smoothing) * of.blank + p.label_smoothing * mean);  // no NaN of two -inf
+      of.label = (T)((1 - p.label_smoothing) * of.label + p.label_smoothing * mean);
     }
     arcs.blank[cell] = (T)(of.blank - high - normaliser);
     arcs.label[cell] = target < 0 ? -(T)INFINITY : (T)(of.label - high - normaliser + added[i]);
