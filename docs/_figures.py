@@ -89,8 +89,8 @@ def typed(words: str) -> str:
 
 def use(name: str) -> str:
     """Return how to install a loss, and the change of a joiner with torchaudio's loss to it."""
-    install, *new = snippets.snippet(name).splitlines()
-    old = (snippets.JOINER + snippets.snippet("torchaudio").partition("\n\n")[2]).splitlines()
+    install, *new = snippets.SNIPPETS[name].splitlines()
+    old = (snippets.JOINER + snippets.SNIPPETS["torchaudio"].partition("\n\n")[2]).splitlines()
     changed = [*(f"-{line}" for line in old), *(f"+{line}" for line in new if line)]
     return "\n".join(["```bash", install.lstrip("# "), "```", "", "```diff", *changed, "```"])
 

@@ -19,7 +19,7 @@ from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
 from common.data import batching
 from common.losses import oracle, step, topologies
-from common.losses.passes import at_size, correctness, small_batches, timing
+from common.losses.passes import correctness, small_batches, timing
 from common.measure import device
 from common.records.schema import Stop
 
@@ -430,7 +430,7 @@ def test_posteriors_that_cancel_are_imprecise(blank):
     with torch.no_grad():
         context.model.output.weight.mul_(0.01)
         context.model.output.bias.zero_()[0] = blank
-    result, wrong = at_size.check(context, 1e-4)
+    result, wrong = correctness.check_at_size(context, 1e-4)
     assert wrong == "" and result.imprecise > 1e-4 and result.errors["the gradient of a frame in sum"] < 1e-5
 
 
@@ -444,14 +444,14 @@ def test_a_gradient_of_float16_is_far_beyond_what_sums_in_float32_lose(monkeypat
     for kernel, computes_in_less in ((Broken, False), (halves, True)):
         record, _ = judged(broken(kernel(), monkeypatch, **TRAINED))
         assert (record.at_size.grad_error > 10 * record.at_size.reference_error) is computes_in_less
-    assert at_size.check(context_of(reference(dtype="float16")), 2e-2)[0].reference_error is None
+    assert correctness.check_at_size(context_of(reference(dtype="float16")), 2e-2)[0].reference_error is None
 
 
 @pytest.mark.parametrize("name", ["torchaudio", "optimized_transducer", "fast_rnnt", "fused"])
 def test_packages_compute_in_float32(name):
     """The shapes of a measured batch of LibriSpeech."""
     adapter = adapter_of(find(name), "cpu", **TRAINED)
-    result, _ = at_size.check(context_of(adapter, [(300, 60), (202, 38)]), 1e-4)
+    result, _ = correctness.check_at_size(context_of(adapter, [(300, 60), (202, 38)]), 1e-4)
     assert result.ok and result.grad_error < 10 * result.reference_error
 
 
@@ -465,7 +465,7 @@ def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes(dtype):
-    result, _ = at_size.check(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
+    result, _ = correctness.check_at_size(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
     assert result.ok and result.grad_tolerance < 1.01 * oracle.TOLERANCE[dtype] + 1e-4
 
 

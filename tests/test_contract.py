@@ -21,7 +21,7 @@ from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.data import batching
 from common.losses import inputs, layouts, oracle, step
 from common.losses.adapter import Option, described
-from common.losses.passes import at_size, correctness, small_batches, timing
+from common.losses.passes import correctness, small_batches, timing
 from common.losses.subject import Context
 from common.measure.clock import observed_by
 from common.records.schema import Stop
@@ -89,7 +89,7 @@ def test_every_row_passes_correctness_and_is_right_after_timing(implementation, 
     if adapter.simulated:
         assert small_batches.check(adapter, torch.device("cpu"), torch.float32).wrong == ""
         return
-    monkeypatch.setattr(at_size, "CHUNK", 5000)  # some frames at a time
+    monkeypatch.setattr(correctness, "CHUNK", 5000)  # some frames at a time
     shapes = [(T, max(U, adapter.fewest_targets)) for T, U in [*LARGE, (6, 0)]]
     (record,) = correctness.run(context_of(adapter, shapes))  # raises WrongResult
     judged = record.at_size

@@ -13,7 +13,7 @@ from fixtures_runs import write_sweep
 
 from common.core import settings
 from common.core.errors import UserError
-from common.data import streams
+from common.data import shapes
 from common.losses import inputs, oracle
 from common.losses.inputs import Joiner
 
@@ -46,8 +46,8 @@ def test_same_bits_in_every_environment():
 
 def test_sizes_ranges_and_types():
     batch = make()
-    shapes = [tuple(tensor.shape) for tensor in (batch.encoder_out, batch.decoder_out, batch.targets)]
-    assert shapes == [(3, 52, 33), (3, 15, 33), (3, 14)] and batch.targets.dtype == torch.int32
+    sizes = [tuple(tensor.shape) for tensor in (batch.encoder_out, batch.decoder_out, batch.targets)]
+    assert sizes == [(3, 52, 33), (3, 15, 33), (3, 14)] and batch.targets.dtype == torch.int32
     assert batch.encoder_out.is_leaf and batch.encoder_out.requires_grad and batch.decoder_out.requires_grad
     assert 0 <= batch.encoder_out.min() and batch.encoder_out.max() < 1
     assert 1 <= batch.targets.min() and batch.targets.max() < 500
@@ -55,15 +55,15 @@ def test_sizes_ranges_and_types():
 
 
 def test_numbers_are_uniform_and_all_symbols_but_blank_are_drawn():
-    drawn = streams.uniform(200_001, 1, 2, 3)
+    drawn = shapes.uniform(200_001, 1, 2, 3)
     assert len(drawn) == 200_001 and abs(drawn.mean() - 0.5) < 0.005 and abs(drawn.var() - 1 / 12) < 0.002
-    assert set(streams.symbols((50, 40), 7, 0).ravel().tolist()) == {1, 2, 3, 4, 5, 6}
+    assert set(shapes.symbols((50, 40), 7, 0).ravel().tolist()) == {1, 2, 3, 4, 5, 6}
 
 
 def test_keys_give_different_numbers_and_the_same_key_the_same():
     assert digest(make().encoder_out) == digest(make().encoder_out)
     assert digest(make().encoder_out) != digest(make((7, 4, 0)).encoder_out)
-    assert not np.array_equal(streams.uniform(64, streams.ENCODER, 1), streams.uniform(64, streams.DECODER, 1))
+    assert not np.array_equal(shapes.uniform(64, shapes.ENCODER, 1), shapes.uniform(64, shapes.DECODER, 1))
 
 
 # Of a model in training: real passages of any length, the same logits at any size, and what they cannot do.

@@ -14,7 +14,7 @@ from test_contract import context_of
 from common.core import implementations, settings
 from common.core.errors import NotRunnable
 from common.losses import layouts, step, subject
-from common.losses.passes import at_size, small_batches
+from common.losses.passes import correctness, small_batches
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false", "--quiet", "--rounds", "1", "--max-seconds", "0.05"]
@@ -60,7 +60,7 @@ def test_each_of_its_gradients_is_judged(monkeypatch, name):
     monkeypatch.setitem(own_joint.FACTORS, name, 1.01)
     wrong, _ = judged(context)
     assert not wrong.ok and wrong.grad_error == pytest.approx(1e-2, rel=1e-2)
-    result, _ = at_size.check(context, 1e-4)
+    result, _ = correctness.check_at_size(context, 1e-4)
     assert not result.ok and result.grad_error == pytest.approx(1e-2, rel=1e-2)
 
 

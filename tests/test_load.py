@@ -132,7 +132,7 @@ def clock(monkeypatch):
     ticks = iter(range(0, 10_000, 10))
     monkeypatch.setattr(machine.time, "perf_counter_ns", lambda: next(ticks) * 10**9)
     monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(machine, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(machine.os, "times", lambda: (0.0,) * 5)
 
 
 @pytest.mark.usefixtures("clock")

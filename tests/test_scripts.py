@@ -205,7 +205,7 @@ def printed(text: str, python: Path) -> str:
 
 @pytest.mark.parametrize("name", snippets.SNIPPETS)
 def test_a_snippet_runs_and_computes_the_loss(name):
-    code = snippets.snippet(name)
+    code = snippets.SNIPPETS[name]
     assert 3 <= len(code.splitlines()) <= 12 and max(map(len, code.splitlines())) < 80
     implementation = BY_NAME[name]
     python = environments.interpreter(implementation.environment)

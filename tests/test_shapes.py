@@ -13,7 +13,7 @@ from commands import ROOT, has_words
 
 from common.core import settings
 from common.core.errors import UserError
-from common.data import batching, shapes, streams
+from common.data import batching, shapes
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.environment_contract
@@ -129,8 +129,8 @@ def test_subsampling():
 
 
 def test_the_draw_holds_to_the_published_figures_and_is_the_committed_file():
-    known = json.loads(streams.FIGURES.read_text())
-    rows, _ = streams.draw()
+    known = json.loads(shapes.FIGURES.read_text())
+    rows, _ = shapes.draw()
     assert (shapes.load(ROOT / "shape_info.pt") == rows).all()
     assert rows.dtype == np.int32 and rows.shape == (85617, 2)
     for column, name in enumerate("TU"):
@@ -154,7 +154,7 @@ def rows(*pairs):
 
 
 def random_rows(count, seed=0):
-    return (np.array([1, 0]) + 300 * streams.uniform64(seed, 2 * count).reshape(count, 2)).astype(np.int32)
+    return (np.array([1, 0]) + 300 * shapes.uniform64(seed, 2 * count).reshape(count, 2)).astype(np.int32)
 
 
 def test_fixed_size_keeps_file_order_and_the_short_last_batch():
@@ -241,7 +241,7 @@ def test_spread_takes_one_of_each_equal_part_of_the_lengths():
 def test_seeded_picks_are_the_same_everywhere():
     """Written down once: any numpy, any machine must pick these."""
     batches = batching.max_frames(random_rows(5000, seed=5), 3000)
-    drawn = [float(value).hex() for value in streams.uniform64(34, 2)]
+    drawn = [float(value).hex() for value in shapes.uniform64(34, 2)]
     assert len(batches) == 258 and drawn == ["0x1.07feb6101d480p-8", "0x1.be8df8f63c817p-1"]
     assert batching.select(batches, "random", 6, seed=11) == [215, 47, 73, 60, 69, 3]
     assert batching.select(batches, "spread", 6, seed=11) == [6, 65, 111, 130, 178, 254]

@@ -49,7 +49,8 @@ def times(samples: Sequence[schema.Sample], scope: str) -> Times:
     """Return the times of a scope.  samples: without warm-up."""
     of_scope = [sample for sample in samples if sample.scope == scope]
     rounds = text.gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in of_scope)
-    interval = statistics.interval_of_rounds(rounds)
+    medians = [[statistics.median(values) for values in batches.values()] for batches in rounds.values()]
+    interval = statistics.interval(list(map(statistics.mean, medians)))  # over rounds, not over samples
 
     def described(key: str) -> Optional[statistics.Summary]:
         durations = ((sample.batch, getattr(sample, key)) for sample in of_scope)

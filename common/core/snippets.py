@@ -37,7 +37,7 @@ loss = 0.5 * simple_loss + {package}.rnnt_loss_pruned(
 """
 )
 
-#: Loss -> how it is called.
+#: Loss, as tables name it without @ENVIRONMENT -> how it is called.
 SNIPPETS = {
     "fused": """\
 # pip install ./fused_transducer
@@ -73,8 +73,3 @@ loss = RNNTLossNumba(blank=0, reduction="mean")(
     "fast_rnnt-pruned": _PRUNED.format(package="fast_rnnt"),
     "k2-pruned": _PRUNED.format(package="k2"),
 }
-
-
-def snippet(name: str) -> str:
-    """Return the code that calls a loss, "" where there is none.  name: as in tables; what is behind @ is left out."""
-    return SNIPPETS.get(name.partition("@")[0], "")

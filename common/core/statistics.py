@@ -94,11 +94,6 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tupl
     return math.exp(center - half), math.exp(center + half)
 
 
-def interval_of_rounds(rounds: Mapping[Any, Mapping[Any, Sequence[float]]]) -> Optional[Tuple[float, float]]:
-    """Return the 95% interval over rounds from each round's samples by batch: that of the rounds' means of medians."""
-    return interval([mean([median(samples) for samples in batches.values()]) for batches in rounds.values()])
-
-
 #: Probability that all intervals of a table, or of a comparison, hold together.
 CONFIDENCE = 0.95
 

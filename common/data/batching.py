@@ -23,7 +23,6 @@ from common.core import text
 from common.core.errors import UserError
 from common.core.settings import Settings
 from common.data import shapes
-from common.data.streams import uniform64
 from common.records.schema import Totals
 
 
@@ -116,14 +115,14 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
     if mode == "first":
         return list(range(count))
     if mode == "random":
-        drawn = np.argsort(uniform64(seed, available), kind="stable")
+        drawn = np.argsort(shapes.uniform64(seed, available), kind="stable")
         return drawn[np.arange((round_number - 1) * count, round_number * count) % available].tolist()
     padded = batches.all_cells()[1]
     if mode == "longest":
         return np.argsort(-padded, kind="stable")[:count].tolist()
     by_length = np.lexsort((-padded, -batches.longest()))
     edges = np.arange(count + 1) * available // count
-    places = uniform64(seed, round_number * count)[(round_number - 1) * count :]
+    places = shapes.uniform64(seed, round_number * count)[(round_number - 1) * count :]
     picks = edges[:-1] + (places * np.diff(edges)).astype(np.int64)
     return by_length[picks].tolist()
 

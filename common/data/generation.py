@@ -19,7 +19,7 @@ import numpy as np
 
 from common.core.errors import UserError, as_called
 from common.core.files import read_bytes
-from common.data import batching, manifests, shapes, streams
+from common.data import batching, manifests, shapes
 from common.data.manifests import Utterance
 
 SCHEMA = 1
@@ -65,15 +65,15 @@ def _described(path: Path) -> Dict[str, str]:
 
 
 def _from_figures(flags: argparse.Namespace) -> Generated:
-    seed = streams.SEED if flags.seed is None else flags.seed
+    seed = shapes.SEED if flags.seed is None else flags.seed
     provenance = {
         "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, "
         "not the corpus",
-        "source": {"kind": "figures", "files": [_described(streams.FIGURES)]},
+        "source": {"kind": "figures", "files": [_described(shapes.FIGURES)]},
         "options": {"seed": seed},
         "versions": shapes.versions("torch"),
     }
-    return (*streams.draw(seed), provenance, [])
+    return (*shapes.draw(seed), provenance, [])
 
 
 def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:

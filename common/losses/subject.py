@@ -124,7 +124,8 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
         if adapter.simulated and name != "correctness":
             reason = f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing"
             raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
-        module, function = (name, "run") if name in ("correctness", "timing") else ("unranked", name)
+        module = "correctness" if name == "correctness" else "timing"
+        function = {"correctness": "run", "timing": "run", "memory": "peak_memory"}.get(name, name)
         yield from getattr(importlib.import_module(f"common.losses.passes.{module}"), function)(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
         needed = f"{adapter.name} needs {error.name}: {adapter.hint}"

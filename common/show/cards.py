@@ -52,7 +52,7 @@ def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> par
     if pick.withheld:
         return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
     answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
-    known, code = implementations.BY_NAME.get(pick.row.loss), snippets.snippet(pick.row.name)
+    known, code = implementations.BY_NAME.get(pick.row.loss), snippets.SNIPPETS.get(pick.row.name.partition("@")[0], "")
     if known and known.package == "fused_transducer":
         lines = [*lines, ("Origin", [f"{pick.row.loss} is this repository's own."])]
     if known and not code:

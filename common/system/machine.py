@@ -169,11 +169,6 @@ def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
     return ticks / os.sysconf("SC_CLK_TCK") + memory.throttled_seconds() if mine else None
 
 
-def _own_seconds() -> float:
-    """Return the CPU time of this process and its ended children."""
-    return sum(os.times()[:4])
-
-
 class ForeignLoad:
     """The share of the CPU time that other processes took since the last `share()`, of the CPUs of this one."""
 
@@ -183,7 +178,8 @@ class ForeignLoad:
 
     def _mark(self) -> None:
         """Start the next window."""
-        self.busy, self.used = _busy_seconds(self.cpus, self.stat), _own_seconds()
+        # used: CPU time of this process and its ended children
+        self.busy, self.used = _busy_seconds(self.cpus, self.stat), sum(os.times()[:4])
         self.since = time.perf_counter_ns()
 
     def ready(self) -> bool:

@@ -1,28 +1,299 @@
 """Judge loss and gradient on small batches (small_batches.py) against the float64 oracle: the correctness pass.
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
-weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
-to the exact loss at the run's own range.  Then a loss that passes is judged on a measured batch at its own size
-(at_size.py), on one as long as the longest of the shape file, and once more on a small one.
+weight. A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
+to the exact loss at the run's own range. Then a loss that passes is judged on a measured batch at its own
+size, on one as long as the longest of the shape file, and once more on a small one.
+
+The measured batch has the run's own N, T, U and V.  It shows errors that only a large batch has: an index that
+overflows, a block that is left out, sums that lose their digits, results kept from other numbers of the same shape.
+The oracle computes some frames at a time, so it needs no second tensor of the size of the logits.  A pruned loss is
+judged on the cells in its own ranges; in scope "step", where a simple loss has a part in the others, only on the
+gradients of the joiner's weights.
+
+An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So differences are also
+summed: over each frame, each u and each symbol, over each row of other tensors, and over the whole, as the factor that
+fits best.  And the gradient of a cell sums to 0 over V.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
-from typing import Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from common.core import statistics
 from common.core.errors import WrongResult
-from common.core.text import finite
+from common.core.text import UNBOUNDED, finite
 from common.data import batching
-from common.losses import layouts
-from common.losses.oracle import TOLERANCE
-from common.losses.passes import at_size, small_batches
-from common.records.schema import Correctness
+from common.losses import layouts, oracle
+from common.losses.adapter import Adapter
+from common.losses.cells import Cells, largest
+from common.losses.passes import small_batches
+from common.losses.step import changed, fingerprints
+from common.records.schema import AtSize, Correctness
+
+#: Elements of the logits that are converted to float64 at a time.
+CHUNK = 1 << 23
+#: Units in the last place that sums as large as the loss may lose at least: float32 kernels lose 3 at T 400, 10 at 700.
+LOST_PLACES = 4
+#: A fifth of the error that right float32 losses of short sums have at most.
+LEAST_ROUNDING = 2e-5
+#: Largest sum of differences over a frame, a symbol, ... as a share of the right sum, where sums are short.
+SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 1e-1}
+#: A right sum counts as at least this share of the mean one, since rounding may exceed a smaller sum.
+FLOOR = 0.1
+#: Words for a sum over the gradient of the logits; other sums are over the rows of a tensor.
+SUMMED = {
+    "frame": "the gradient of a frame",
+    "u": "the gradient of a target's position (u)",
+    "symbol": "the gradient of a symbol",
+    "cell": "the sum over V of a cell's gradient",
+}
+#: Errors that the message names; the record has all.
+MOST_WRONG = 2
+
+#: An utterance: its log-likelihood, and the derivatives (T, U+2, P) of the parts of each cell (see topologies.py).
+Lattice = Tuple[float, torch.Tensor]
+#: Some frames of an utterance: the first, the one after the last, logits (frames, cells, V), u and next target of each.
+Frames = Tuple[int, int, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Errors:
+    """Collects errors of gradients part by part: `entries`, `sums` (largest share of the right sum) and `slopes`."""
+
+    def __init__(self) -> None:
+        by_name: List[Dict[str, float]] = [defaultdict(float) for _ in range(5)]
+        self.worst, self.largest, self.sums, self.products, self.squares = by_name
+        self.furthest = ""  # where the gradient of the logits is furthest off, in words
+
+    def note(self, name: str, gradient: Optional[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
+        """Note a part of a gradient; return |gradient - right|, float64, infinite if the gradient is missing."""
+        self.squares[name] += float((right * right).sum())
+        if gradient is None:
+            difference = torch.full_like(right, math.inf)
+        else:
+            difference = gradient.detach().double() - right
+            self.products[name] += float((difference * right).sum())
+            difference.abs_()
+        self.worst[name] = max(self.worst[name], largest(difference))
+        self.largest[name] = max(self.largest[name], largest(right))
+        return difference
+
+    def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
+        """Note sums of differences and the right sums of the same shape, which were summed over `over`."""
+        least = max(FLOOR * sizes.mean().item(), 1e-30)
+        self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
+
+    @property
+    def entries(self) -> Dict[str, float]:
+        """Return, by tensor, the largest error over the largest right magnitude."""
+        return {name: worst / max(self.largest[name], 1e-30) for name, worst in self.worst.items()}
+
+    @property
+    def slopes(self) -> Dict[str, float]:
+        """Return, by tensor, how far the factor that fits best as a multiple of the right gradient is from 1."""
+        return {name: abs(self.products[name]) / square for name, square in self.squares.items() if square > 0}
+
+
+def frames(cells: Cells, n: int) -> Iterator[Frames]:
+    """Yield some frames of an utterance at a time, at most CHUNK elements."""
+    T, U = cells.batch.shapes[n]
+    targets = torch.nn.functional.pad(cells.batch.targets[n].long(), (0, 2))
+    count = max(1, CHUNK // ((U + 1) * cells.width))
+    for begin in range(0, T, count):
+        end = min(begin + count, T)
+        symbols = cells.symbols(n, begin, end)
+        target = targets[symbols.clamp(max=len(targets) - 2)]
+        yield begin, end, cells.logits(n, begin, end), symbols.clamp(max=U + 1), target
+
+
+def parts(cells: Cells, n: int, adapter: Adapter) -> torch.Tensor:
+    """Return the parts (T, U+1, P) of the cells of an utterance on the CPU; -inf where a range leaves a cell out."""
+    T, U = cells.batch.shapes[n]
+    size = 2 + adapter.lattice.extra
+    values = torch.full((T, U + 2, size), -math.inf, dtype=torch.float64)
+    for begin, end, logits, where, target in frames(cells, n):
+        places = where.cpu().unsqueeze(2).expand(-1, -1, size)
+        values[begin:end].scatter_(1, places, adapter.lattice.parts(logits, target, adapter.blank).cpu())
+    return values[:, : U + 1]
+
+
+def lattices(cells: Cells, adapter: Adapter) -> Tuple[List[Lattice], float]:
+    """Return the lattice of each utterance, and the largest error of a derivative that is summed in float32.
+
+    The derivatives have one column more than cells, for cells of a range that are beyond the last target.
+    """
+    result: List[Lattice] = []
+    rounding = most = 0.0
+    for n in range(len(cells.batch.shapes)):
+        values = parts(cells, n, adapter)
+        likelihood, derivatives = oracle.of_parts(values, adapter.lattice)
+        narrow = oracle.of_parts(values, adapter.lattice, np.float32)[1]
+        rounding, most = max(rounding, largest(narrow - derivatives)), max(most, largest(derivatives))
+        widened = torch.nn.functional.pad(derivatives, (0, 0, 0, 1))
+        result.append((likelihood, widened.to(cells.batch.targets.device)))
+    return result, rounding / max(most, 1e-30)
+
+
+def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Errors) -> None:
+    """Note the errors of all gradients that `cells` has.
+
+    The size to compare a sum with is the posterior of its cells; of a symbol, the sum of its terms before they cancel.
+    """
+    lattice, device = adapter.lattice, cells.batch.targets.device
+    by_symbol = torch.zeros(2, cells.width, dtype=torch.float64, device=device)
+    for n, ((T, U), (_, of_cells)) in enumerate(zip(cells.batch.shapes, known)):
+        by_u = torch.zeros(2, U + 2, dtype=torch.float64, device=device)
+        for begin, end, logits, where, target in frames(cells, n):
+            derivatives = of_cells[begin:end].gather(1, where.unsqueeze(2).expand(-1, -1, of_cells.size(2)))
+            right = oracle.cell_gradient(logits, target, derivatives, adapter.blank, lattice)
+            for name, gradient, _ in cells.compare(n, begin, end, right):  # of the logits, where they have one
+                before = errors.worst[name]
+                difference = errors.note(name, gradient, right)
+                if gradient is None:
+                    continue
+                gradient = gradient.detach()
+                if errors.worst[name] > before:
+                    at = small_batches.position(difference)
+                    values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
+                    place = f"t {begin + at[0]}, u {int(where[at[:2]])}, symbol {at[2]}"
+                    errors.furthest = f"utterance {n + 1} (T {T}, U {U}), gradient at {place}: {values}"
+                both = torch.stack([difference.sum(2), lattice.posterior(derivatives)])
+                errors.note_sums("frame", *both.sum(2))
+                errors.note_sums("cell", (gradient.double().sum(2) - right.sum(2)).abs(), both[1])
+                by_u.index_add_(1, where.flatten(), both.flatten(1))
+                by_symbol += torch.stack([difference.sum((0, 1)), right.sum((0, 1))])
+                columns = lattice.columns(target, adapter.blank, right.size(2))
+                by_symbol[1].index_add_(0, columns.flatten(), 2 * derivatives.flatten())
+        if cells.by_cell:
+            errors.note_sums("u", *by_u[:, : U + 1])
+        for name, gradient, expected in cells.compare_rest(n):
+            difference = errors.note(name, gradient, expected)
+            if expected.dim() > 1:
+                errors.note_sums(name, difference.sum(-1), expected.abs().sum(-1))
+        for outside in cells.padding(n):
+            errors.worst["given"] = max(errors.worst["given"], largest(outside))
+    if cells.by_cell:
+        errors.note_sums("symbol", *by_symbol)
+
+
+def check_at_size(
+    context, tolerance: float, utterances: Optional[int] = None, lost_places: float = LOST_PLACES
+) -> Tuple[AtSize, str]:
+    """Judge the measured batch with the most padded cells, that with the fewest if the loss loops over cells in Python.
+
+    Returns its errors, and what is wrong in words.
+
+    A posterior is the exponential of a sum along a path, so an error of the sum is a relative error of the gradient.
+    Beyond the tolerance it may be as large as the rounding of the longest sums: some places of the loss's own size (T +
+    U additions are a random walk), and one of a score for each of the T + U steps.  float16 and bfloat16 must be summed
+    in float32.  Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score
+    at each step, and of a posterior.  An error that only this explains is not wrong, but ``imprecise``.
+
+    Args:
+        tolerance: largest relative error of the loss, and of the gradient where sums are short.
+        utterances: judge only so many of the batch.
+        lost_places: units in the last place that sums as large as the loss may lose.
+    """
+    adapter, layout, measured = context.adapter, layouts.of(context.adapter), (context.all_batches, context.batches)
+    index = batching.lightest(*measured) if context.loops_in_python else batching.heaviest(*measured)[0]
+    errors, overwritten, differing = Errors(), set(), []
+    for scope in layout.scopes:
+        cells, actual, changed, others = _answer(context, layout, scope, index, utterances)
+        is_first = scope == layout.scopes[0]
+        if is_first or layout.approximate:  # equal arcs may give other ranges on a GPU
+            known, of_float32 = lattices(cells, adapter)
+        compare(cells, known, adapter, errors)
+        overwritten |= set(changed)
+        if is_first:
+            loss, shapes, score, differing = actual, cells.batch.shapes, cells.score, others
+            left = max(errors.largest.values())
+        del cells  # before the other scope takes as much
+    right = -sum(likelihood for likelihood, _ in known)
+    magnitude = max(abs(right), 1e-30)
+    lost_places = max(lost_places, math.sqrt(max(T + U for T, U in shapes)) / 2)
+    eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
+    scores = [(T + U) * score for T, U in shapes]
+    rounding = eps * max(sum_ - lost_places * likelihood for sum_, (likelihood, _) in zip(scores, known))
+    short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.dtype] + 2 * rounding
+    left = min(max(left, 1e-30), 1.0)  # of posteriors of up to 1 where they cancel
+    lost = lost_places * eps / left
+    neglected = adapter.negligible * max(T * (U + 1) for T, U in shapes)
+    beside = lost + rounding * (1 / left - 1) + neglected
+    loss_error, loss_tolerance = abs(loss - right) / magnitude, tolerance + eps * sum(scores) / magnitude
+    judged = [("loss", loss_error, tolerance, loss_tolerance)]  # what, its error, what passes, and what is imprecise
+    for name, error in errors.entries.items():
+        judged.append((small_batches.of(name), error, short + neglected, short + beside))
+    for name, error in errors.sums.items():
+        what = SUMMED.get(name, f"a row of the {small_batches.of(name)}")
+        most = sums if name in SUMMED else sums + 10 * lost / FLOOR  # a row adds up several
+        judged.append((f"{what} in sum", error, math.inf if name in SUMMED else sums, most))
+    most = small_batches.SLOPE_TOLERANCE[context.settings.dtype] + rounding + beside
+    for name, error in errors.slopes.items():
+        judged.append((f"{small_batches.of(name)} by a factor", error, math.inf, most))
+    lines = [f"it overwrites {', '.join(sorted(overwritten))}"] if overwritten else []
+    lines += [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, _, most in judged if not error <= most]
+    posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in known]
+    result = AtSize(
+        batch=index,
+        N=len(shapes),
+        T_max=max(T for T, _ in shapes),
+        U_max=max(U for _, U in shapes),
+        useful_cells=sum(T * (U + 1) for T, U in shapes),
+        needed_cells=sum(oracle.needed_cells(of_cells, context.dtype) for of_cells in posteriors),
+        loss_error=finite(loss_error),
+        grad_error=finite(max(errors.entries.values())),
+        grad_tolerance=short + beside,
+        reference_error=max(of_float32, LEAST_ROUNDING) if context.settings.dtype == "float32" else None,
+        errors={what: finite(error) for what, error, _, _ in judged},
+        differing=differing,
+        ok=not lines,
+    )
+    if not lines:
+        result.imprecise = max((error for _, error, limit, _ in judged if error > limit), default=None)
+        return result, ""
+    words = lines[:MOST_WRONG]
+    if not loss_error <= loss_tolerance:
+        words.append(f"loss {loss:.6g}, expected {right:.6g}{small_batches.guess(loss, right, shapes)}")
+    if errors.furthest:
+        words.append(f"furthest off in {errors.furthest}")
+    return result, f"on a measured batch ({small_batches.sizes(shapes)}): {'; '.join(words)}"
+
+
+def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[Cells, float, List[str], List]:
+    """Return a step's cells, its loss, the inputs that it overwrote, and what has other bits than in an earlier step.
+
+    It comes after steps on these and on other numbers of the same shapes; a loss that loops in Python takes one step
+    alone.
+    """
+    earlier: Dict[str, bytes] = {}
+    for repeat in () if context.loops_in_python else (1, 0, 1):
+        step = context.step(scope, index, repeat, utterances)
+        answer = {"loss": step.run(), **step.gradients()}
+        if repeat == 0:
+            earlier = fingerprints(answer)
+        del step, answer
+    step = context.step(scope, index, utterances=utterances)
+    before = fingerprints(step.inputs())
+    actual, gradients = step.run(), step.gradients()
+    overwritten = changed(before, step.inputs())
+    differing = changed(earlier, {"loss": actual, **gradients})
+    if scope == "loss" or overwritten:
+        step = context.step(scope, index, utterances=utterances)  # as it was before the loss wrote over it
+    cells = layout.step_cells if scope == "step" else layout.cells
+    return cells(step.batch, step.prepared, step.leaves, gradients), float(actual), overwritten, differing
+
+
+def size(error: float) -> str:
+    return "not finite" if error >= UNBOUNDED else f"off by {error:.1e}"
+
+
+# The pass.
 
 #: Utterances of the measured batch with --find-largest, which has yet to find the size that fits.
 SEARCH_UTTERANCES = 2
@@ -59,7 +330,7 @@ def approximation_gap(context) -> Optional[float]:
 def run(context) -> Iterator[Correctness]:
     """Yield one ``correctness`` record of a subject.Context; raise WrongResult, in words, after one that is not ok."""
     adapter, device, dtype, settings = context.adapter, context.device, context.dtype, context.settings
-    layout, tolerance = layouts.of(adapter), TOLERANCE[settings.dtype]
+    layout, tolerance = layouts.of(adapter), oracle.TOLERANCE[settings.dtype]
     small = small_batches.check(adapter, device, dtype)
     gap = approximation_gap(context) if layout.approximate else None
     wrong, at_its_size = small.wrong, None
@@ -67,18 +338,18 @@ def run(context) -> Iterator[Correctness]:
     reached: List[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if settings.find_largest else None
-        at_its_size, wrong = at_size.check(context, tolerance, few)
+        at_its_size, wrong = check_at_size(context, tolerance, few)
         T = int(context.all_batches.longest().max())
         if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not few and not context.loops_in_python:
             long = batching.fixed_size(np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3)
             context_of_long, places = replace(context, all_batches=long, batches=[0]), 4 + T // FRAMES_A_PLACE
-            wrong = at_size.check(context_of_long, tolerance, lost_places=places)[1]
+            wrong = check_at_size(context_of_long, tolerance, lost_places=places)[1]
         if not wrong:
             wrong = small_batches.check(adapter, device, dtype, [small_batches.again(adapter)]).wrong
             differing, reached = small_batches.repeated(adapter, device, dtype)
             differing = sorted({*differing, *at_its_size.differing})
     elif wrong and not max(small.loss_error, small.grad_error) <= tolerance:
-        sizes = [at_size.size(finite(error)) for error in (small.loss_error, small.grad_error)]
+        sizes = [size(finite(error)) for error in (small.loss_error, small.grad_error)]
         wrong = f"loss {sizes[0]}, gradient {sizes[1]}; {tolerance:.0e} is allowed; {wrong}"
     yield Correctness(
         loss_error=finite(small.loss_error),

@@ -21,7 +21,6 @@ from common.core import files, implementations, text
 from common.core.errors import NotRunnable, OutOfMemory, UserError
 from common.core.settings import Settings
 from common.data import batching, shapes
-from common.data.streams import ENCODER, TARGETS, symbols, uniform
 from common.flops.counter import FlopCounter
 from common.losses.inputs import Batch, padded_sizes
 from common.measure import profiler
@@ -63,10 +62,10 @@ class Inputs:
 
     def __init__(self, utterances: Any, sizes: rows.Sizes, adapter: Any, device: torch.device, *key: int):
         N, frames, U = padded_sizes(utterances)
-        drawn = 2 * uniform(N * frames * sizes.features, ENCODER, *key) - 1
+        drawn = 2 * shapes.uniform(N * frames * sizes.features, shapes.ENCODER, *key) - 1
         self.features = torch.from_numpy(drawn).view(N, frames, sizes.features).to(device)
         self.lengths = torch.tensor(utterances[:, 0].tolist(), device=device)
-        targets = torch.from_numpy(symbols((N, U), sizes.vocab_size, TARGETS, *key)).to(device)
+        targets = torch.from_numpy(shapes.symbols((N, U), sizes.vocab_size, shapes.TARGETS, *key)).to(device)
         self.symbols = torch.nn.functional.pad(targets.long(), (1, 0))
         pairs = [(int(shapes.subsampled(length, transducer.SUBSAMPLING)), int(U)) for length, U in utterances]
         T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
