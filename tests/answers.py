@@ -1,10 +1,7 @@
-"""Keep what the readers say of every committed log folder, so that a change of the code can be held against it.
+"""Keep what the readers say of every folder of results/ and of ten damaged copies, to hold a change of code against it.
 
-    python tests/answers.py keep DIR      write the answers of this checkout into DIR
-    python tests/answers.py diff DIR DIR  print the files that differ, with their first different lines
-
-Each folder of results/ is read, and ten damaged copies of the newest: the table, --details, JSON, the page's text, and
-compare.py between pairs of folders that measured the same.
+python tests/answers.py keep DIR      write the answers of this checkout into DIR
+python tests/answers.py diff DIR DIR  print the files that differ, with their first different lines
 """
 
 from __future__ import annotations

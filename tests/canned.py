@@ -15,14 +15,8 @@ QUICK = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "fals
 
 
 class Canned(Executor):
-    """Answer each job at once, well unless told otherwise, on an idle machine.
-
-    Args:
-        answer: called with each job and its settings; returns its records, or None for the usual ones; may raise.
-
-    Attributes:
-        seen: (implementation or task, job) of each process that would have been started.
-    """
+    """Answer each job at once, well unless told otherwise: answer(job, settings) returns its records, or None for the
+    usual ones, or raises.  seen: (implementation or task, job) of each process that would have been started."""
 
     def __init__(self, answer=lambda job, chosen: None):
         self.answer, self.seen = answer, []

@@ -25,8 +25,7 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 def pass_on_no_ignored_signals():
-    """Make SIGINT and SIGHUP end what this process starts, though nohup, `&` in a script or CI had them ignored here.
-    They do nothing here either way; a program that is started gets the default where its parent has a handler."""
+    """Make SIGINT and SIGHUP end what this process starts, though nohup, `&` or CI had them ignored here."""
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -65,10 +64,7 @@ def read(line, cwd=ROOT):
 
 
 def run(script, *arguments, **options):
-    """Run a script to its end; stdout and stderr as text.
-
-    In this process, whose jobs are processes, unless it lies elsewhere or has an option of subprocess.run but `cwd` and
-    `timeout`."""
+    """Run a script to its end in this process, or in one where it lies elsewhere or has an option of subprocess."""
     line = command(script, *arguments)
     if Path(line[1]).parent == ROOT and options.keys() <= {"cwd", "timeout"}:
         return read(line, options.get("cwd", ROOT))

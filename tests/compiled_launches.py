@@ -1,9 +1,7 @@
-"""Compile the Triton kernels exactly as a training step launches them, for GPUs that are not here.
+"""Compile the Triton kernels exactly as a training step of 30 utterances launches them, for GPUs that are not here.
 
-`python tests/compiled_launches.py [NAME OF CALLS] ARCHITECTURE V DTYPE ...` prints a line of JSON for each such triple:
-the launches of a step of 30 utterances, and what each kernel takes of the GPU.  It is a process of its own, since it
-takes the place of Triton's driver.
-"""
+`python tests/compiled_launches.py [NAME OF CALLS] ARCHITECTURE V DTYPE ...` prints for each such triple a line of JSON:
+the launches, and what each kernel takes of the GPU.  A process of its own: it takes the place of Triton's driver."""
 
 from __future__ import annotations
 
@@ -64,8 +62,7 @@ class Recorded:
 
 
 def pretend(architecture: int) -> List[Dict[str, Any]]:
-    """Make the backend launch on a GPU of `architecture`, which is not here: kernels are compiled for it and never run.
-    Return the list into which the launches go."""
+    """Compile for a GPU of `architecture`, which is not here; return the list into which the launches go."""
     of_triton = {
         "get_current_target": lambda: GPUTarget("cuda", architecture, 32),
         "get_current_device": lambda: architecture,  # Triton keeps what it has compiled by device

@@ -345,8 +345,7 @@ FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
 
 
 def sanitize() -> int:
-    """Solve random problems under GCC's address and undefined-behaviour sanitizers, with each instruction set; return 1
-    where one of them reports or a result is wrong."""
+    """Solve random problems under GCC's sanitizers, with each instruction set; return 1 where a result is wrong."""
     parser = argparse.ArgumentParser(prog="sanitize")
     parser.add_argument("--count", type=int, default=150, help="Problems for each instruction set. Default: 150")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the problems. Default: 0")

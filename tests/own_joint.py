@@ -1,5 +1,4 @@
-"""A loss of one's own that takes encoder and decoder outputs and the output layer: an utterance at a time, so that no
-logits of the batch are ever held.  test_joint.py measures it, and copies of it that are wrong."""
+"""A loss of one's own that takes encoder and decoder outputs and the output layer, an utterance at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Under a Python that has Ray: a local cluster of a head that runs nothing and two nodes of one slot each.
-
-Prints the head's address and the process numbers of the nodes, and ends with its stdin.
-"""
+"""Under a Python that has Ray: a local cluster of a head that runs nothing and two nodes of one slot each.  Prints the
+head's address and the process numbers of the nodes, and ends with its stdin."""
 
 import json
 import os

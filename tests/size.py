@@ -1,7 +1,5 @@
-"""Print what there is to read, `make lint`'s last lines: files, lines and statements of Python, and words of the pages.
-
-Statements are those of the syntax tree without docstrings, which no layout changes.
-"""
+"""Print what there is to read, `make lint`'s last lines: files, lines and statements (of the syntax tree, without
+docstrings) of Python, and words of the pages."""
 
 from __future__ import annotations
 

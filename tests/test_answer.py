@@ -157,7 +157,6 @@ def test_a_line_has_as_many_columns_as_there_is_room_for_and_colors_change_nothi
 
 
 def test_searches_and_sweeps_end_in_a_verdict_too():
-    """On the newest committed records of each."""
     of = {name: screen(max((ROOT / "results").glob(f"*-{name}"))) for name in ("largest", "vocabulary")}
     assert re.search(r"largest batch, exact: +fused, \d+ utterances", of["largest"])
     assert re.search(r"vocab-size 500: +fused, [\d.]+ ms a step", of["vocabulary"])
@@ -379,7 +378,6 @@ def test_a_tolerance_of_the_record_s_own_does_not_decide(tmp_path, error, status
 
 
 def test_a_search_that_did_not_end_gives_no_ratio(tmp_path):
-    """On a committed search whose last rounds are cut off."""
     shutil.copytree(max((ROOT / "results").glob("*-largest")), tmp_path / "log")
     (path,) = [path for path in (tmp_path / "log").rglob("results.jsonl") if records_of(path)[0]["name"] == "fused"]
     kept = [line for line in records_of(path) if not line.get("job", "").startswith("throughput")]

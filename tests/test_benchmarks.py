@@ -32,7 +32,6 @@ def test_a_line_of_the_table(tmp_path, tiny_shapes):
 
 
 def test_a_row_that_fails_is_named_and_the_others_are_compared(tmp_path):
-    """fast_rnnt, say, whose memory does not suffice."""
     (kept,) = [path for path in (ROOT / "results").iterdir() if path.name.endswith("-cores")]
     for name in ("fused-2", "optimized_transducer-2", "fast_rnnt-2", "torchaudio-2"):
         to = tmp_path / ("bpe500-memory" if name == "torchaudio-2" else "bpe500-random") / name

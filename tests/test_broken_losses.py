@@ -105,8 +105,7 @@ def wrong_where(condition, factor=1.01):
 
 
 class Keeps(Broken):
-    """Keeps, by shape, what it gave first from `least` frames on: the losses, or the gradient, as a captured graph does
-    whose inputs are not copied."""
+    """Keeps, by shape, what it gave first from `least` frames on: losses, or the gradient, as a captured graph does."""
 
     kept, least = "losses", 0
 
@@ -302,7 +301,6 @@ def test_a_kernel_that_breaks_at_size_is_not_timed(kernel, monkeypatch):
 
 
 def test_a_kernel_that_is_wrong_on_the_longest_of_the_file_is_not_timed(monkeypatch):
-    """The longest utterance is in no measured batch."""
     context = broken(wrong_where(lambda self, logits: logits.size(1) > 100)(), monkeypatch)
     context.all_batches = batching.fixed_size([*SHAPES, (130, 40), (9, 1)], 2)
     _, wrong = judged(context)
@@ -449,7 +447,6 @@ def test_a_gradient_of_float16_is_far_beyond_what_sums_in_float32_lose(monkeypat
 
 @pytest.mark.parametrize("name", ["torchaudio", "optimized_transducer", "fast_rnnt", "fused"])
 def test_packages_compute_in_float32(name):
-    """The shapes of a measured batch of LibriSpeech."""
     adapter = adapter_of(find(name), "cpu", **TRAINED)
     result, _ = correctness.check_at_size(context_of(adapter, [(300, 60), (202, 38)]), 1e-4)
     assert result.ok and result.grad_error < 10 * result.reference_error

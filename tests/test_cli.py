@@ -75,7 +75,6 @@ def test_the_vocabulary_is_that_of_the_shape_file(tiny_shapes):
 
 @pytest.mark.parametrize("script", ["benchmark_all.py", "benchmark_ot.py", "benchmark_mine.py"])
 def test_help_is_short_and_names_flags_that_are_there(script):
-    """About 25 lines of flags and five examples, which parse."""
     short, every = run(script, "--help").stdout, run(script, "--help-all").stdout
     lines = short.splitlines()
     assert len(lines) <= 36 and max(map(len, lines)) <= 100 and len(every.splitlines()) > 100
@@ -95,7 +94,6 @@ def test_the_list_says_what_each_row_lacks():
 
 
 def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):
-    """A stub stands in for argcomplete."""
     (tmp_path / "argcomplete.py").write_text("def autocomplete(parser): print('asked'); raise SystemExit(0)")
     where = {**os.environ, "PYTHONPATH": str(tmp_path)}
     assert run("benchmark_all.py", "--help", env={**where, "_ARGCOMPLETE": "1"}).stdout == "asked\n"

@@ -1,7 +1,5 @@
-"""`rnnt-bench compare`: verdicts on real samples, what it prints, refuses and exits with, and its page.
-
-tests/data/compare/README.md tells where the samples are from.  A seed draws rounds of one run into two groups:
-whatever is drawn, nothing changed between them."""
+"""`rnnt-bench compare`: verdicts on real samples (tests/data/compare/README.md), what it prints, refuses, exits with,
+and its page.  A seed draws rounds of one run into two groups: whatever is drawn, nothing changed between them."""
 
 from __future__ import annotations
 
@@ -98,10 +96,7 @@ def test_the_same_code_is_not_found_changed(load, name, rounds, draw, seeds):
 
 
 def quieter(run, spread):
-    """The run with all deviations from a batch's median shrunk alike, so that rounds deviate by `spread` (0.01 for 1%).
-
-    The real samples' shape, their drift and their outliers stay; their size is that of a machine of one's own.
-    """
+    """The run with all deviations from a batch's median shrunk alike, so that rounds deviate by `spread` (0.01: 1%)."""
     samples = [line for lines in timing_jobs(run) for line in lines if isinstance(line, schema.Sample)]
     centers = {key: statistics.median([line.total_wall_ns for line in mine]) for key, mine in by_batch(samples).items()}
     rounds = by_batch(samples, "round")
@@ -153,7 +148,6 @@ def test_a_planted_slowdown_below_the_spread_is_not_guessed(seeds):
     [(1.0, True, "same"), (1.05, True, "more"), (0.9, True, "less"), (1.05, False, "same"), (1.2, False, "more")],
 )
 def test_memory(ratio, exact, verdict):
-    """The process's peak is not exact."""
 
     def side(peak):
         counters = {"device_allocated": {}, "torch_allocated": {"0": peak} if exact else {}, "process": {"0": peak}}

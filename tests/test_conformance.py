@@ -1,6 +1,5 @@
 """The conformance matrix: the judge is proven on losses that are wrong on purpose, each caught by the case that is for
-it; the reference row passes; processes that die or hang cost one cell; findings say what is so.
-"""
+it; processes that die or hang cost one cell; findings say what is so."""
 
 from __future__ import annotations
 

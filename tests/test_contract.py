@@ -1,8 +1,5 @@
-"""What every implementation must do, taken from the table alone: a new line there is tested here by itself.
-
-Run in every environment; those that this Python does not have are skipped with the reason.  Each row passes the checks
-of a run; rows that stand for the layouts and lattices are asked what these do not ask.
-"""
+"""What every implementation must do, taken from the table alone: a new line there is tested here by itself, in every
+environment.  Rows that stand for the layouts and lattices are asked what the checks of a run do not ask."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a CPU can show of CUDA runs: which Python sees a device, what is set, and the order of calls, with a fake
-torch.cuda where that is all that matters."""
+"""What a CPU can show of CUDA runs: which Python sees a device, what is set, and the order of calls."""
 
 from __future__ import annotations
 

@@ -83,7 +83,6 @@ def outcome(*line, **variables):
 
 
 def test_an_old_python_is_one_line():
-    """Played by a new one: no older one is at hand."""
     code = "import sys; sys.version_info = (3, 8); sys.argv = ['summarize.py']; import common"
     done = outcome(sys.executable, "-c", code)
     assert done.returncode == 2 and "3.9 or newer" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,8 +1,5 @@
-"""The C++ code of fused_transducer for aarch64, run by qemu: every lattice against the float64 oracle, random problems
-against the plain PyTorch code, and denormals.
-
-One process of qemu runs the steps of all tests: it translates the code once.
-"""
+"""The C++ code of fused_transducer for aarch64, run by qemu, which translates the code once: every lattice against the
+float64 oracle, random problems against the plain PyTorch code, and denormals."""
 
 from __future__ import annotations
 

@@ -406,8 +406,7 @@ def test_what_looks_odd_and_is_allowed():
 
 
 @pytest.mark.parametrize(
-    "options, word",
-    [({"blank": 11}, "11"), ({"fastemit": 1}, "fastemit_lambda"), ({"vocab_size": 0}, "vocab_size")],
+    "options, word", [({"blank": 11}, "11"), ({"fastemit": 1}, "fastemit_lambda"), ({"vocab_size": 0}, "vocab_size")]
 )
 def test_a_module_checks_its_options_when_it_is_made(options, word):
     with pytest.raises((ValueError, TypeError), match=word):

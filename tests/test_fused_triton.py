@@ -1,7 +1,5 @@
-"""The Triton kernels without a GPU: their results in Triton's interpreter, and that they compile for GPUs.
-
-What needs a GPU runs where there is one: streams, CUDA graphs, TF32, speed.
-"""
+"""The Triton kernels without a GPU: their results in Triton's interpreter, and that they compile for GPUs.  What needs
+a GPU runs where there is one: streams, CUDA graphs, TF32, speed."""
 
 from __future__ import annotations
 

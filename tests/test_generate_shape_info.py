@@ -1,7 +1,5 @@
-"""generate_shape_info.py, on real manifests and audio where the data folder is there, on made ones elsewhere.
-
-Most runs are of ``main`` in this process (importing lhotse takes seconds); one of each source is of the real command.
-"""
+"""generate_shape_info.py, on real manifests and audio where the data folder is there, on made ones elsewhere: ``main``
+in this process (importing lhotse takes seconds), and one of each source by the real command."""
 
 from __future__ import annotations
 

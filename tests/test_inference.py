@@ -253,7 +253,6 @@ def test_a_cell_that_fails_is_a_cell(config):
 
 
 def test_a_slow_first_call_is_warm_up(config):
-    """And a model that returns nothing was not measured."""
     (each,) = measured(config({"arguments": {"first": 0.3}}, **ONE))
     assert each["p99_s"] < 0.3
     (each,) = measured(config({"source": "models.py:Silent"}, **ONE), code=1)[-1:]

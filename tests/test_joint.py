@@ -1,5 +1,4 @@
-"""A loss without logits, through the real commands: measured, found right or wrong by each of its four gradients, and
-unsupported where only scope "loss" is asked for."""
+"""A loss without logits, through the real commands: found right or wrong by each of its four gradients."""
 
 from __future__ import annotations
 

@@ -63,8 +63,7 @@ def test_when_it_is_enough(samples, limits, why):
 
 
 def taken(durations, warm_up=(7,), **limits):
-    """(batch, repeat, warmup) of the samples of a warm-up and of a sweep over two batches, whose sample k takes
-    durations[k]."""
+    """(batch, repeat, warmup) of the samples of a warm-up and a sweep over two batches; k takes durations[k]."""
     left, asked = list(durations), []
 
     def sample(*asked_for):
@@ -241,10 +240,8 @@ LOADED = {"flags": ["busy", "loaded"], "foreign_cpu": 0.9}
 
 
 class Crowded(canned.Canned):
-    """Two losses on a machine that others use too.
-
-    load_of: round -> how often others are busy when it is measured; busy_looks: how many looks find the machine busy;
-    stop_again: whether Ctrl-C comes when a round of k2 is measured for the second time."""
+    """Two losses on a machine that others use too.  load_of: round -> how often others are busy then; busy_looks: how
+    many looks find the machine busy; stop_again: whether Ctrl-C comes when a round of k2 is measured again."""
 
     def __init__(self, load_of, busy_looks=0, stop_again=False):
         super().__init__(self.timed)
@@ -319,7 +316,6 @@ def made(folder, loaded=(), torchaudio=(), k2=(), **head):
 
 
 def test_no_winner_and_no_ratio_is_in_a_verdict_of_rounds_beside_load(tmp_path):
-    """Load in every round turned two losses around."""
     made(tmp_path, loaded=(1, 2, 3), torchaudio=[3000, 3100, 3200], k2=[1000, 1010, 1020])
     table, _, ending = summarize(tmp_path, details=False).partition("VERDICT")
     assert has_words(" ".join(table.split()), "24 of 24 samples ran beside other load", "90%")

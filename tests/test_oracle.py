@@ -37,10 +37,7 @@ def test_padding_changes_nothing_and_gets_no_gradient():
 
 
 def steps(name, z, t, u, T, U, target):
-    """The ways on from cell (t, u) of outputs z as (t, u, log-weight), by the definition of each paper.
-
-    z: (T, U+1, C) float64; blank is 0; the last columns are of durations.
-    """
+    """The ways on from cell (t, u) of outputs z (T, U+1, C), durations last, as (t, u, log-weight)."""
     tokens = z[t, u].log_softmax(-1)
     if name == "tdt":
         D = (0, 2, 3)

@@ -1,5 +1,4 @@
-"""The passes on a CPU: which scopes and batches each round times, what a trace leaves in its folder, and memory
-past torch's allocator."""
+"""The passes on a CPU: the scopes and batches of each round, what a trace leaves, and memory past torch's allocator."""
 
 from __future__ import annotations
 

@@ -97,7 +97,6 @@ def test_the_schema_tells_every_kind_and_every_field():
 
 
 def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
-    """A job has 5,000 of them, which are in its file."""
     job = timing("timing-1", [1.0] * 5000, [])
     with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, False) as run_of:
         run = run_of["torchaudio"]
@@ -142,7 +141,6 @@ def test_a_broken_record_costs_itself_and_is_named(line, words, tmp_path):
 
 
 def test_an_addition_after_one_that_could_not_be_undone_costs_no_line_but_its_own(tmp_path):
-    """Its writer was killed between the two."""
     path = write_run(tmp_path / "a") / "results.jsonl"
     whole, half = path.read_text(), '{"record":"environment","job":"mem'
     path.write_text(whole + half)
@@ -181,7 +179,6 @@ def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(read, tmp_path):
 
 @pytest.mark.parametrize("name", [".measuring.lock", "results.jsonl"])
 def test_links_are_not_written_through(name, tmp_path):
-    """A link in the place of a file of a log folder, and of the page."""
     victim, log, chosen = tmp_path / "victim", tmp_path / "log", settings.resolve({}, "cpu")
     with open_runs(["torchaudio"], chosen, log, False) as run_of:
         folder = run_of["torchaudio"].folder

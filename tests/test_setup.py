@@ -1,5 +1,4 @@
-"""Set-up, for real but small and without a network: environments with one wheel made here, in a checkout of their own;
-a stand-in for a source package."""
+"""Set-up, for real but small and without a network: environments with one wheel made here, a stand-in for a package."""
 
 from __future__ import annotations
 

@@ -239,7 +239,6 @@ def test_spread_takes_one_of_each_equal_part_of_the_lengths():
 
 
 def test_seeded_picks_are_the_same_everywhere():
-    """Written down once: any numpy, any machine must pick these."""
     batches = batching.max_frames(random_rows(5000, seed=5), 3000)
     drawn = [float(value).hex() for value in shapes.uniform64(34, 2)]
     assert len(batches) == 258 and drawn == ["0x1.07feb6101d480p-8", "0x1.be8df8f63c817p-1"]

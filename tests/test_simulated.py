@@ -1,7 +1,4 @@
-"""The simulator of CUDA: kernels of our own, whose answers are known, and what makes it stop.
-
-What it says of the kernels of packages is in docs/defects and on the conformance page.
-"""
+"""The simulator of CUDA: kernels of our own, whose answers are known, and what makes it stop."""
 
 from __future__ import annotations
 

@@ -355,7 +355,6 @@ def test_a_row_has_its_share_of_the_limit(tmp_path):
 
 @pytest.mark.parametrize("flags, why", [([], "please report it"), (["busy", "loaded"], "beside other load")])
 def test_a_row_over_the_limit_says_that_the_limit_is_wrong(tmp_path, flags, why):
-    """No share above 100% is printed as if it were one."""
     text = summarize(write_limited(tmp_path / "a", limits(1000, 1000, flags=flags)))
     assert "the limit is wrong" in text and why in text and " >100 " in text
 

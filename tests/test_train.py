@@ -32,7 +32,6 @@ def test_the_curves_of_two_losses_agree():
 
 @pytest.mark.thorough
 def test_a_model_is_saved_and_recognises(tmp_path):
-    """Under autocast, whose joiner multiplies in bfloat16."""
     told = trained("--steps", 20, "--autocast", 1, "--save", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"6.pt", "20.pt"}
     saved = torch.load(tmp_path / "20.pt", weights_only=True)

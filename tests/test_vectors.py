@@ -38,10 +38,7 @@ def answer(kernel, dtype, logits, targets, logit_lengths, target_lengths, blank,
 
 
 def of_joiner(backend, dtype, logits, targets, logit_lengths, target_lengths, blank, topology, upstream, **options):
-    """Losses and gradient of fused_transducer, whose joiner has an activation for each cell, and logits as weights.
-
-    A symbol at -inf in every cell has a bias of that.
-    """
+    """Losses and gradient of fused_transducer, with logits as weights; a symbol at -inf has such a bias."""
     from fused_helpers import transducer_loss  # which keeps what is compiled
 
     given = {"delay_penalty": options.pop("penalty", 0.0), "backend": backend, "blank": blank, "activation": "relu"}

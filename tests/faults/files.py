@@ -106,8 +106,7 @@ def _measure(log: Path, resume: bool) -> Path:
 
 
 def resumed(seed: int, folder: Path) -> None:
-    """A writer that was killed at any byte of a results.jsonl: --resume ends in the table of a run that was not.  One
-    that is damaged otherwise goes on, or one line says why not."""
+    """A writer killed at any byte of a results.jsonl: --resume ends in the table of a run that was not."""
     log, chance = folder / "log", random.Random(f"resumed {seed}")
     file = _measure(log, resume=False)
     content, (row,) = file.read_bytes(), rows_of(log)

@@ -1,8 +1,5 @@
-"""Faults of a command that measures, as real processes: some seconds each.
-
-After each fault nothing that it started is left, its scratch folder is empty, and --resume ends in the table of a run
-that was not disturbed.
-"""
+"""Faults of a command that measures, as real processes: after each nothing that it started is left, its scratch folder
+is empty, and --resume ends in the table of a run that was not disturbed."""
 
 from __future__ import annotations
 
@@ -32,8 +29,7 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.S
 
 
 class Place:
-    """Give one command a log and a scratch folder, and a variable of the environment by which all processes that it
-    starts are found."""
+    """Give one command a log and a scratch folder, and a variable by which all processes that it starts are found."""
 
     def __init__(self, folder: Path):
         import torch
