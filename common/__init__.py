@@ -1,6 +1,6 @@
 """What the scripts share, in two wings on one ground: what measures ends in records, what reads begins there.
 
-The folders and who may import whom: README.md, section Architecture.
+The folders and who may import whom: CONTRIBUTING.md, "Find your way in the code".
 
 Every command imports this first, so what holds from its first moment is here: the oldest Python, and that Ctrl-C is one
 line while the rest is imported.  It runs under older Pythons too.

@@ -100,8 +100,8 @@ def transducer_loss(
         sigma: of tdt and multi-blank, is subtracted from the log-probability of each symbol.
         skip: of star, the log-weight of skipping a frame.
     How it is computed
-        negligible: cells that a path meets with less probability than this get no gradient, and the C++ code does not
-        compute those that it proves to change the loss by less than 1e-9 of it (float64: 1e-16); 0 leaves out exact
+        negligible: cells that a path meets with less probability than this get no gradient.  The C++ code does not
+        compute those that it proves to change the loss by less than 1e-9 of it (float64: 1e-16).  0 leaves out exact
         zeros only, and computes every cell.
         tile_cells: cells whose logits are in memory at once in backward.  None: as many as fit the caches.
         keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward need not compute

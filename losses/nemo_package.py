@@ -1,11 +1,8 @@
 """Share code between the adapters of NeMo's losses on other lattices.  Does not import torch.
 
 NeMo's numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU that claim to be on a
-GPU.  These parts are replaced there:
-- the calls of the host that choose a device and a stream
-- the kernel of the normaliser
-- the number of threads of a block
-- exp, which raises where that of a GPU overflows
+GPU.  Replaced there are the calls that choose a device and a stream, the kernel of the normaliser, and the number of
+threads of a block.  So is exp, which raises where that of a GPU overflows.
 """
 
 from __future__ import annotations

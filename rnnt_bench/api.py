@@ -1,7 +1,7 @@
 """The suite from Python: what it measured as rows, and a loss of one's own measured and checked.
 
-`load`, `measure` and `check` run the command in a process of its own, so that nothing of the suite is imported into
-yours, and a loss that crashes ends no notebook.  `assert_is_transducer_loss` calls the loss in your process, for tests.
+`load`, `measure` and `check` run the command in a process of its own: nothing of the suite is imported into yours, and
+a loss that crashes ends no notebook.  `assert_is_transducer_loss` calls the loss in your process, for tests.
 """
 
 from __future__ import annotations

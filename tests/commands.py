@@ -143,7 +143,8 @@ def wait_for_worker(parent, job, seconds=120):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 if parent_of(parent_of(entry.name)) == parent.pid:
                     description = Path(os.readlink(entry / "fd/1")).with_name("job.json")
-                    workers.extend([int(entry.name)] * (json.loads(description.read_text())["job"] == job))
+                    if json.loads(description.read_text())["job"] == job:
+                        workers.append(int(entry.name))
         return workers
 
     wait_for(started, f"worker of {job}", seconds)

@@ -59,7 +59,7 @@ def write_tool(log, tool, name, config, jobs, started="2026-11-22T10:00:00+00:00
 
 
 def cell(seconds=(0.1,), **numbers):
-    """What a cell of an inference profile measured."""
+    """Return the measurements of a cell of an inference profile."""
     known = {"busy": 0, "process_peak_bytes": 2**28, "cpu_us": 2e4, "profiled": 2, "cpu_peak_bytes": 2**20, **numbers}
     return grid.Cell(wall_ns=[round(1e9 * each) for each in seconds], first_ns=[None] * len(seconds), **known)
 
@@ -73,7 +73,7 @@ def write_inference(log, name="made", **numbers):
 
 
 def costs(times, peak=100, flops=400, **more):
-    """What a stage of a pipeline costs on an example."""
+    """Return the costs of a stage of a pipeline on an example."""
     known = {"busy": 0, "memory_bytes": peak, "process_bytes": 10 * peak, "not_counted": [], **more}
     return stages.Costs(wall_ns=[round(1e9 * each) for each in times], macs=flops // 2, flops=flops, **known)
 

@@ -40,8 +40,8 @@ LATTICES = {
 
 
 def copying_compiler(folder: Path) -> Path:
-    """Return a program in the place of c++ that copies the suite's library instead of compiling sources, which must be
-    there, and adds a line to the file `links` of `folder` whenever it links."""
+    """Return a program in the place of c++ that copies the suite's library; sources must be there all the same.  It
+    adds a line to the file `links` of `folder` whenever it links."""
     whole, program = folder / "whole.so", folder / "compiler"
     whole.write_bytes(Path(native._library()[0]._name).read_bytes())
     program.write_text(

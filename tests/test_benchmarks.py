@@ -62,7 +62,7 @@ def steps(*words, **environment):
 
 
 def test_a_step_that_fails_or_hangs_costs_itself_alone_and_is_repeated(tmp_path):
-    """With a command in place of Python: the list fails, the first measurement hangs, the rest works."""
+    """A command stands in place of Python: the list fails, the first measurement hangs, the rest works."""
     node, python = tmp_path / "node", tmp_path / "python"
     cases = "*rnnt-bench\\ list*) exit 3;; *--passes\\ correctness\\ *) sleep 60;;"
     python.write_text(f'#!/bin/sh\necho $@\ncase "$*" in {cases} esac\n')

@@ -167,7 +167,7 @@ def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
 
 
 class NvmlError(Exception):
-    """What nvidia-ml-py raises."""
+    """The error that nvidia-ml-py raises."""
 
 
 def raises(*_):
@@ -175,7 +175,7 @@ def raises(*_):
 
 
 def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypatch):
-    """With nvidia-ml-py of one GPU, on a driver that does not know of ECC."""
+    """A stand-in for nvidia-ml-py has one GPU, on a driver that does not know of ECC."""
     gpus = [0]
     fake = SimpleNamespace(
         NVMLError=NvmlError,

@@ -65,7 +65,7 @@ print(encoder_out.grad.abs().sum().item() > 0)
 @compiled
 @pytest.mark.thorough
 def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(tmp_path, thorough):
-    """With --thorough the compiler is the real one.  Where it is installed, nothing can be compiled any more."""
+    """The compiler is the real one with --thorough.  Where the wheel is installed, nothing can be compiled any more."""
     wheel, files = built(tmp_path, **({} if thorough else {"CXX": str(copying_compiler(tmp_path))}))
     assert re.search(r"-py3-none-(?!any)\w+\.whl$", wheel.name)
     assert sum(file.startswith("fused_transducer/_native-") for file in files) == 1

@@ -211,7 +211,7 @@ def test_functional_gradients_are_those_of_backward_and_forward_mode_is_refused(
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_under_ddp_and_fsdp(tmp_path, request):
-    """What DDP's hook returns becomes the gradient.  FSDP's module has its weight whole; a sharded one is refused."""
+    """The gradient is what DDP's hook returns.  FSDP's module has its weight whole; a sharded one is refused."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel

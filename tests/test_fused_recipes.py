@@ -60,7 +60,7 @@ def exact(logits, targets, T_lengths, U_lengths, blank=0, topology=topologies.TO
 
 
 def icefall():
-    """Of k2-fsa/icefall, zipformer/joiner.py of 2023; its loss here is that of the whole lattice."""
+    """Return the joiner of k2-fsa/icefall, zipformer/joiner.py of 2023; its loss here is that of the whole lattice."""
 
     def of(self, encoder_out, decoder_out):
         return self.output_linear(torch.tanh(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
@@ -69,7 +69,7 @@ def icefall():
 
 
 def nemo(activation="relu", dropout=0.0, temperature=1.0, masking_prob=-1.0, durations=(), mask=None, log_softmax=None):
-    """Of nemo-toolkit 3.0.0: RNNTJoint; the blank is the last symbol.  log_softmax: False as None is on CUDA."""
+    """Return nemo-toolkit 3.0.0's RNNTJoint; the blank is the last symbol.  log_softmax: False, as None is on CUDA."""
 
     def of(self, encoder_outputs, decoder_outputs):
         f = self.enc(encoder_outputs.transpose(1, 2)).unsqueeze(2)
@@ -89,7 +89,7 @@ def nemo(activation="relu", dropout=0.0, temperature=1.0, masking_prob=-1.0, dur
 
 
 class RNNTLoss:
-    """Of nemo-toolkit 3.0.0: RNNTLoss, its losses those of CUDA where they differ (clamp; TDT, which has no other)."""
+    """The RNNTLoss of nemo-toolkit 3.0.0, with the losses of CUDA where they differ (clamp; TDT has no other)."""
 
     def __init__(self, reduction="mean_batch", fastemit_lambda=0.0, clamp=-1.0, durations=(), sigma=0.0, omega=0.0):
         self.reduction = reduction
@@ -119,7 +119,7 @@ class RNNTLoss:
 
 
 def espnet(activation="tanh"):
-    """Of espnet 202511: espnet2.asr_transducer.joint_network.JointNetwork."""
+    """Return espnet 202511's espnet2.asr_transducer.joint_network.JointNetwork."""
 
     def of(self, enc_out, dec_out):
         return self.lin_out(self.joint_activation(self.lin_enc(enc_out) + self.lin_dec(dec_out)))
@@ -129,7 +129,7 @@ def espnet(activation="tanh"):
 
 
 def wenet(pre=True, post=False):
-    """Of wenet-e2e/wenet, transducer/joint.py of 2023: TransducerJoint."""
+    """Return the TransducerJoint of wenet-e2e/wenet, transducer/joint.py of 2023."""
 
     def of(self, enc_out, pred_out):
         if self.enc_ffn is not None:
@@ -212,7 +212,7 @@ def test_nemos_reductions_and_options(lattice, reduction):
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("reduction", ["mean_batch", "mean", "mean_volume", "sum", None])
 def test_nemos_own_classes(reduction):
-    """In NeMo's environment; its own TDT loss is for CUDA alone."""
+    """The environment is NeMo's; its own TDT loss is for CUDA alone."""
     modules = pytest.importorskip("nemo.collections.asr.modules.rnnt", exc_type=ImportError)
     losses = pytest.importorskip("nemo.collections.asr.losses.rnnt", exc_type=ImportError)
     sizes = {"encoder_hidden": E, "pred_hidden": D, "joint_hidden": H, "activation": "relu"}
@@ -279,7 +279,7 @@ def test_speechbrains_own_loss():
 
 
 def of_speechbrain():
-    """With the page's "sum" the gradient is SpeechBrain's; its value is the mean of each loss over its T."""
+    """The gradient of the page's "sum" is SpeechBrain's; its value is the mean of each loss over its T."""
     from speechbrain.nnet import losses
 
     values = []

@@ -65,7 +65,7 @@ def test_each_of_its_gradients_is_judged(monkeypatch, name):
 
 @pytest.mark.parametrize("frozen", ["weight", "encoder_out"])
 def test_a_gradient_that_is_missing_where_another_is_not_wanted_is_refused(frozen, monkeypatch):
-    """As a kernel does that looks at one input alone to see which gradients are wanted."""
+    """A kernel may look at one input alone to see which gradients are wanted."""
     adapter = adapter_of()
     right = adapter.loss_of
 

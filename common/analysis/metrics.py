@@ -1,7 +1,8 @@
 """List the numbers of a row, each with its title, unit and words.
-Tables, the report, CSV, JSON, TensorBoard and the plots of sweeps name keys of METRICS. A metric that none of the lists
-below names stands at the end of the tables of --details, for rows that have it, in CSV and JSON under its key, in
-TensorBoard as metrics/KEY."""
+
+Tables, the report, CSV, JSON, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that no list below
+names stands at the end of the tables of --details, for rows that have it.  In CSV and JSON it has its key, in
+TensorBoard it is metrics/KEY."""
 
 from __future__ import annotations
 

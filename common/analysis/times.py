@@ -1,7 +1,8 @@
 """Summarize the samples of one run: times, stages, rates, medians of rounds, other load, and how near a limit they are.
 
-The limit is what the device must do at least for a batch: the bytes that the layout of a loss moves over the bandwidth
-of the largest buffer, and the products of a step over the best rate of products (docs/method.md tells what is counted).
+The limit is the time that the device needs at least for a batch.  It follows from the bytes that the layout of a loss
+moves and the bandwidth of the largest buffer, or from the products of a step and the best rate of products
+(docs/method.md).
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLim
     else:
         size = f"of {resolved.batch_size} utterances"
     each = " in each round" if resolved.own_batches else ""
-    chosen = f"{resolved.num_batches} batches {size} ({resolved.batches}{each})"
+    chosen = f"{count(resolved.num_batches, 'batch')} {size} ({resolved.batches}{each})"
     batches = [chosen, *settings.described(resolved.to_json())]
     print(f"preset {resolved.preset}: {flag_types.note(resolved.preset)}", file=sys.stderr)
     heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"

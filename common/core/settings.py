@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from common.core import flag_types
 from common.core.errors import UserError
-from common.core.text import closest, gathered
+from common.core.text import closest, count, gathered
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
@@ -195,8 +195,7 @@ def _batches_heading(known: Mapping[str, Any]) -> str:
     else:
         text = f"batch size {known['batch_size']}" if known.get("batch_size") else ""
     if known.get("batches") and known.get("num_batches"):
-        noun = "batch" if known["num_batches"] == 1 else "batches"
-        text += f" ({known['batches']} {known['num_batches']} {noun})"
+        text += f" ({known['batches']} {count(known['num_batches'], 'batch')})"
     return text.strip()
 
 

@@ -3,9 +3,9 @@
 Two ways, both common in training: a fixed number of utterances in file order, or sorted by length and filled up to a
 number of frames.  A batch is rows of the shape file; common.losses.inputs makes tensors of it.  numpy only.
 
-Other lengths (a stronger front end, another vocabulary, long form, or one T and one U for all) are rules on the rows of
-the shape file, applied once, before batches are made.  They are estimates: generate_shape_info.py counts the tokens of
-a real vocabulary and the frames of a real front end.  Each timing round has batches of its own (--batches random or
+Other lengths are rules on the rows of the shape file, applied once, before batches are made: a stronger front end,
+another vocabulary, long form, or one T and one U for all.  They are estimates: generate_shape_info.py counts the tokens
+of a real vocabulary and the frames of a real front end.  Each timing round has batches of its own (--batches random or
 spread), or all rounds have the same (first, longest).
 
 A cell is one (t, u) of the output lattice: an utterance has T * (U + 1) useful ones, a batch N * max T * (max U + 1)

@@ -37,9 +37,9 @@ def load(stage: str) -> Dict[str, np.ndarray]:
 class Speech:
     """Real logits: inputs and weights of a small model at a stage of its training, with the sizes of a run.
 
-    examples/train.py trained the model; benchmarks/trained_weights.py wrote weights/, a file for each stage.  It holds,
-    for utterances that the model was not trained on, encoder outputs, symbols and the frame at which each is emitted,
-    decoder outputs by the last symbol, the output layer, and the projections of the simple loss.
+    examples/train.py trained the model; benchmarks/trained_weights.py wrote weights/, a file for each stage.  It is of
+    utterances that the model was not trained on: encoder outputs, symbols, and the frame at which each is emitted.  It
+    also has decoder outputs by the last symbol, the output layer, and the projections of the simple loss.
 
     - An utterance of T frames and U targets is a passage of these utterances with U symbols.  Frames that emit nothing
       are repeated or left out evenly until there are T; for a smaller T, emitting frames are left out too.

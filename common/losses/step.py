@@ -6,8 +6,8 @@ encoder and decoder outputs through the joiner (packing or pruning included) and
 encoder_out, decoder_out and all weights.
 
 Fingerprints tell without a copy whether two tensors are equal bit for bit.  All losses of a timing round are given the
-same numbers, and the oracle takes longer than a step, so the jobs of a run leave right answers in a folder, by a digest
-of every bit that they depend on.
+same numbers, and the oracle takes longer than a step.  So the jobs of a run leave right answers in a folder, by a
+digest of every bit that they depend on.
 """
 
 from __future__ import annotations

@@ -15,6 +15,12 @@ from common.core.settings import Settings
 from common.measure import device
 from common.records.schema import Environment, JobLine
 
+#: Pass -> its module in common.losses.passes, which a job imports when it needs it, and its function there.
+FUNCTIONS = {
+    **{"correctness": "correctness.run", "timing": "timing.run", "memory": "timing.peak_memory"},
+    **{"trace": "timing.trace", "probe": "timing.probe", "throughput": "timing.throughput"},
+}
+
 
 @dataclass
 class Context:
@@ -31,7 +37,7 @@ class Context:
     forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
     folder: Optional[Path] = None  # where traces go
     limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
-    shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see fingerprint.remembered
+    shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see step.remembered
     state: Dict[str, Any] = field(default_factory=dict)  # of device.state, before the script of the loss was loaded
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
@@ -124,8 +130,7 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
         if adapter.simulated and name != "correctness":
             reason = f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing"
             raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
-        module = "correctness" if name == "correctness" else "timing"
-        function = {"correctness": "run", "timing": "run", "memory": "peak_memory"}.get(name, name)
+        module, _, function = FUNCTIONS[name].partition(".")
         yield from getattr(importlib.import_module(f"common.losses.passes.{module}"), function)(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
         needed = f"{adapter.name} needs {error.name}: {adapter.hint}"

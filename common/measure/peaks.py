@@ -1,6 +1,6 @@
 """Measure the best rates of the device in each timing round (the limits pass), instead of trusting a datasheet.
 
-Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone, in a buffer far
+Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone.  The buffer is far
 above every cache, as the logits of a batch are.  Matrix rate: square products in the run's dtype, of 2 n^3 operations
 each.  Other load can only slow them down, so the best repeat of all rounds counts; the records keep every repeat.
 """

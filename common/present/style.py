@@ -172,8 +172,8 @@ def layout(height: int, legend: Optional[int] = None, **options: Any) -> Plotly:
 
 
 def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
-    """Return the layout of lanes below each other, the first at y = 0, the next at -1, each `lane` pixels high with its
-    name at the left edge, `gap` pixels above its middle."""
+    """Return the layout of lanes below each other: the first at y = 0, the next at -1.  Each is `lane` pixels high, its
+    name stands at the left edge, `gap` pixels above its middle."""
     above = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": gap, "showarrow": False}
     notes = [{**above, "y": -number, "text": name} for number, name in enumerate(names)]
     span = [-(len(names) - 1) - 0.5, 0.5 + (gap + 22 - lane / 2) / lane]

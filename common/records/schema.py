@@ -427,7 +427,7 @@ class Sample(JobLine, kw_only=True, tag="sample"):
 
 
 class Stop(JobLine, kw_only=True, tag="stop"):
-    """How the samples of a scope ended, in one round.
+    """The end of the samples of a scope in one round, and what was judged then.
 
     Attributes:
         scope: "loss" or "step"
@@ -598,7 +598,7 @@ class ToolHeader(FirstLine, kw_only=True, tag="tool"):
 
 
 class Measured(JobLine, kw_only=True, tag="measured"):
-    """What a job of a tool measured, in fields of the tool's own type."""
+    """A job of a tool: its result, in fields of the tool's own type."""
 
     value: Any
 

@@ -78,9 +78,12 @@ def size_of(rows: Sequence[Row]) -> List[str]:
     if row is None:
         return []
     of = f"of the {row.totals.utterances:,} in the shape file" if row.totals else "measured"
-    utterances, batches = text.count(sum(batch.N for batch in row.batches), "utterance"), len(row.batches)
+    utterances, batches = (
+        text.count(sum(batch.N for batch in row.batches), "utterance"),
+        text.count(len(row.batches), "batch"),
+    )
     rounds = text.count(max(row.rounds for row in rows), "round")
-    return [f"{utterances} {of}, in {batches} batch{'es' * (batches != 1)} and {rounds}."]
+    return [f"{utterances} {of}, in {batches} and {rounds}."]
 
 
 def versions(entries: Sequence[Row]) -> parts.Table:

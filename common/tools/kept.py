@@ -53,7 +53,7 @@ class Kept:
 
 @dataclass
 class Answer:
-    """What a run found out.  total: in a line; lines: below the tables; rows: for CSV and JSON; statuses: of its jobs;
+    """The answer of a run.  total: in a line; lines: below the tables; rows: for CSV and JSON; statuses: of its jobs;
     folded: whether the page shows it once its title is opened."""
 
     name: str

@@ -1,7 +1,7 @@
 """Compute the profiled numbers of traces: step time and peak memory of the windows of one worker, memory over time.
 
 Profiled numbers contain the profiler's own cost.  Windows of different workers are never merged.  Bytes over time are
-those of the fullest GPU, or of the CPU if no GPU allocated, above the level at which the step began, because the
+those of the fullest GPU, or of the CPU if no GPU allocated.  They are above the level at which the step began: the
 counter of a CPU drifts from step to step.
 """
 

@@ -1,9 +1,9 @@
 """Judge loss and gradient on small batches (small_batches.py) against the float64 oracle: the correctness pass.
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
-weight. A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
-to the exact loss at the run's own range. Then a loss that passes is judged on a measured batch at its own
-size, on one as long as the longest of the shape file, and once more on a small one.
+weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
+to the exact loss at the run's own range.  A loss that passes is then judged on a measured batch and on one as long as
+the longest of the shape file.  At last it is judged on a small one again.
 
 The measured batch has the run's own N, T, U and V.  It shows errors that only a large batch has: an index that
 overflows, a block that is left out, sums that lose their digits, results kept from other numbers of the same shape.

@@ -89,7 +89,7 @@ def is_skipped(position: Position, grid: Dimensions) -> bool:
 
 
 class Cell(Struct, kw_only=True):
-    """What was measured of a cell.
+    """The measurements of a cell of the grid.
 
     wall_ns, first_ns: time of each timed call, and to its first token; busy: calls that ran beside other load;
     process_bytes: resident peak of a call above the level before it, as those of the device; process_peak_bytes: of the

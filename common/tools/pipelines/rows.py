@@ -87,7 +87,7 @@ class Pipeline(Struct, kw_only=True):
 
 
 class Costs(Struct, kw_only=True):
-    """What a stage costs on an example.
+    """The costs of a stage on an example.
 
     wall_ns: time of each timed call; busy: calls beside other load; memory_bytes: peak of a call above the level before
     it, resident on a CPU, of torch's allocator on CUDA; process_bytes: resident peak of the process; macs, flops: of a

@@ -90,7 +90,7 @@ class Batch(Struct, kw_only=True):
 
 
 class Taken(Struct, kw_only=True):
-    """What each step took on the host, and on the device, null on a CPU; operations of a step, the mean of batches."""
+    """Times of each step on the host and the device (null on a CPU), and operations of a step, the mean of batches."""
 
     host_ns: Annotated[List[float], Meta(min_length=1)]
     device_ns: List[Optional[float]]
