@@ -110,8 +110,7 @@ def heading(group: Sequence[Row]) -> str:
     }
     own = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
     parts = [*settings.heading(known), *sorted(given - own)]
-    most = max(row.rounds for row in group)
-    parts.append(f"{most} round{'' if most == 1 else 's'}")
+    parts.append(text.count(max(row.rounds for row in group), "round"))
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
     if len(useful) == 1:
         parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")

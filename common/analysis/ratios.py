@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
+from common.core.settings import FEWEST_ROUNDS
 from common.core.statistics import geometric_mean, log_values, mean, median, student_t, variance
 
 Batches = Mapping[Any, Sequence[float]]  # batch -> samples
 Rounds = Mapping[Any, Batches]  # round -> batch -> samples
 Round = TypeVar("Round")
 
-#: With fewer rounds or batches a ratio says something of the measured batches only.
-FEWEST_ROUNDS = 3
+#: With fewer rounds, or fewer batches, a ratio says something of the measured batches only.
 FEWEST_BATCHES = 10
 
 

@@ -20,7 +20,7 @@ LOGITS = ("random", *STAGES)
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
 #: The name of --find-largest among the presets of a setting.
 SEARCH = "--find-largest"
-#: Rounds of every loss, before --budget ends anything.
+#: Rounds of every loss, before --budget ends anything: with fewer a change cannot be told from chance.
 FEWEST_ROUNDS = 3
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.job).  glibc keeps freed

@@ -43,8 +43,8 @@ def closest(word: str, choices: Iterable[str]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return "1 round", "3 rounds" or "2 batches"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+    """Return "1 round", "3 rounds", "2 batches" or "2 losses"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
 def percent(share: Optional[float]) -> str:

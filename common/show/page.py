@@ -21,7 +21,7 @@ from urllib.parse import quote
 from common.analysis import logs
 from common.analysis.groups import Group, Sweep, kind_title
 from common.core import errors, files
-from common.core.text import plain, reason_of
+from common.core.text import count, plain, reason_of
 from common.present import parts
 from common.present.text import finite
 from common.setup import interpreters
@@ -117,7 +117,7 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     devices = ", ".join(dict.fromkeys(row.device_name for row in rows if row.device_name))
     days = sorted({row.header.started[:10] for row in rows} - {""})
     losses = len({row.loss for row in rows if row.is_measured})
-    words = [f"{losses} loss{'' if losses == 1 else 'es'} measured", devices and f"on {devices}"]
+    words = [f"{count(losses, 'loss')} measured", devices and f"on {devices}"]
     return ", ".join(filter(None, [*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))])) + "."
 
 
