@@ -191,7 +191,7 @@ class Sweep:
         return text.plain(f"sweep over {axes}; {heading(shared)}")
 
     def cells(self) -> List[Tuple[Mapping[str, Any], List[Row]]]:
-        by_cell = text.gathered((_place(row, self.grid), row) for row in self.rows)
+        by_cell = text.gathered((_cell_index(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 
 
@@ -203,11 +203,11 @@ def sweeps(rows: Sequence[Row]) -> List[Sweep]:
             key: list(dict.fromkeys(row.header.values[key] for row in group)) for key in group[0].header.values
         }
         axes = {key: sorted(values) if is_numeric(values) else values for key, values in axes.items()}
-        made = Sweep(axes, sorted(group, key=lambda row: _place(row, axes)))
+        made = Sweep(axes, sorted(group, key=lambda row: _cell_index(row, axes)))
         for _, of_cell in made.cells():
             standing.rank_times(of_cell)
             label(of_cell)
-        made.rows.sort(key=lambda row: (_place(row, axes), rank(row)))
+        made.rows.sort(key=lambda row: (_cell_index(row, axes), rank(row)))
         result.append(made)
     return result
 
@@ -221,7 +221,7 @@ def _without_swept(row: Row) -> Any:
     )
 
 
-def _place(row: Row, axes: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:
+def _cell_index(row: Row, axes: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:
     return tuple(values.index(row.header.values[key]) for key, values in axes.items())
 
 

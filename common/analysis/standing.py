@@ -17,7 +17,7 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import ratios
 from common.analysis.row import Row
-from common.core import statistics, text
+from common.core import settings, statistics, text
 from common.records.schema import Record
 
 #: Share of samples beside other load from which on two separate runs cannot be compared.
@@ -90,9 +90,9 @@ class Standing:
             return f"{self.load}: {CALM}"
         if ratio is None:
             return ""
-        if self._fewest < ratios.FEWEST_ROUNDS:
+        if self._fewest < settings.FEWEST_ROUNDS:
             few = f"{text.count(self._fewest, 'round')} on a side cannot tell a change from chance"
-            return f"{few}: take at least {ratios.FEWEST_ROUNDS}, better --rounds 10"
+            return f"{few}: take at least {settings.FEWEST_ROUNDS}, better --rounds 10"
         if self.paired:  # what disturbed a round met both sides, and what did not is in the interval
             return ""
         if max(self.busy) > BUSY_LIMIT:
@@ -125,7 +125,7 @@ class Standing:
             return "fastest"
         word = self._by_interval()
         doubtful = self.doubt and (word != "same" or max(self.busy) > BUSY_LIMIT)
-        return "unclear" if self._fewest < ratios.FEWEST_ROUNDS or doubtful else word
+        return "unclear" if self._fewest < settings.FEWEST_ROUNDS or doubtful else word
 
     def _by_interval(self) -> str:
         return statistics.verdict(self.low, self.high, self.margins.tolerance)
@@ -142,7 +142,7 @@ class Standing:
         if self.beside_load:
             return self.doubt
         difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
-        few, is_sure = self._fewest < ratios.FEWEST_ROUNDS, self._by_interval() != "unclear"
+        few, is_sure = self._fewest < settings.FEWEST_ROUNDS, self._by_interval() != "unclear"
         if ratio.low is None or ratio.high is None or few or (self.verdict == "unclear" and is_sure):
             return f"{difference}, but {self.doubt}"
         span = f"the interval, {_span(ratio.low, ratio.high)},"
@@ -185,7 +185,7 @@ class Standing:
     @property
     def detectable(self) -> Optional[float]:
         too_busy = not self.paired and max(self.busy) > BUSY_LIMIT
-        if self.ratio is None or self.beside_load or self._fewest < ratios.FEWEST_ROUNDS or too_busy:
+        if self.ratio is None or self.beside_load or self._fewest < settings.FEWEST_ROUNDS or too_busy:
             return None
         return ratios.detectable(self.ratio, self.margins.tolerance, self.margins.confidence)
 

@@ -88,10 +88,10 @@ def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> 
 def in_order(timed: Sequence[schema.Sample]) -> List[Sample]:
     """Return the samples in the order taken, without warm-up."""
     ends = accumulate(line.ranked_ns / 1e9 for line in timed)
-    places = [(line, (line.scope, str(line.round), str(line.batch), end)) for line, end in zip(timed, ends)]
+    heads = [(line, (line.scope, str(line.round), str(line.batch), end)) for line, end in zip(timed, ends)]
     return [
-        Sample(*place, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
-        for line, place in places
+        Sample(*head, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
+        for line, head in heads
         if not line.warmup
     ]
 

@@ -123,9 +123,9 @@ def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pic
 def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
     """Return the row of --find-largest with the largest batch. Withheld where a search did not end, since its size is a
     lower bound."""
-    found = [(row, search.size) for row in _ok(rows, kinds) if (search := row.largest) and search.size]
-    pick = _by_size(found, SIZE_MARGIN, most=True)
-    open_ = [row.name for row, _ in found if row.largest and row.largest.at_least]
+    sizes = [(row, search.size) for row in _ok(rows, kinds) if (search := row.largest) and search.size]
+    pick = _by_size(sizes, SIZE_MARGIN, most=True)
+    open_ = [row.name for row, _ in sizes if row.largest and row.largest.at_least]
     if pick is None or not open_:
         return pick
     why = f"withheld: the search of {', '.join(open_)} did not end, so sizes are lower bounds; --resume goes on"
@@ -314,11 +314,11 @@ def corners(pick: Pick) -> Tuple[str, str]:
     """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
     name = pick.row.name
     caveats = [*(["computes in less than float32"] if pick.row.is_coarse else []), *(pick.caveats or [])]
-    more, others = f"./rnnt-bench check --only {name}", len(caveats) - MOST_CAVEATS
+    command, others = f"./rnnt-bench check --only {name}", len(caveats) - MOST_CAVEATS
     if not caveats:
         right = f"rnnt-bench check found nothing wrong with {name}"
-        return "corners", f"{name} was not judged yet: {more}" if pick.caveats is None else right
-    shown = [*caveats[:MOST_CAVEATS], *([f"{others} more: {more}"] if others > 0 else [])]
+        return "corners", f"{name} was not judged yet: {command}" if pick.caveats is None else right
+    shown = [*caveats[:MOST_CAVEATS], *([f"{others} more: {command}"] if others > 0 else [])]
     return "beware", f"{name}: {'; '.join(shown)}"
 
 

@@ -54,7 +54,7 @@ def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Pa
             yield from unpacked(base64.b64decode(answer["folder"]), arguments.log_dir)
         if answer["code"] not in (EXIT_OK, EXIT_FAILED):
             lost += 1
-            print(f"warning: {where}: {plain(answer['said'])} ({answer['node']})", file=sys.stderr)
+            print(f"warning: {where}: {plain(answer['message'])} ({answer['node']})", file=sys.stderr)
         elif not arguments.quiet:
             print(f"{where}: measured on {answer['node']}", file=sys.stderr)
     if lost:
@@ -63,12 +63,12 @@ def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Pa
 
 def shared(words: Sequence[str]) -> List[str]:
     """Return the flags that every cell's run gets: without those of this machine alone."""
-    own = argparse.ArgumentParser(add_help=False)
+    local = argparse.ArgumentParser(add_help=False)
     for flag in ("--executor", "--ray-address", "--log-dir", "--sweep"):
-        own.add_argument(flag)
+        local.add_argument(flag)
     for flag in ("--quiet", "--details"):
-        own.add_argument(flag, action="store_true")
-    return [*own.parse_known_args(words)[1], "--quiet"]
+        local.add_argument(flag, action="store_true")
+    return [*local.parse_known_args(words)[1], "--quiet"]
 
 
 def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
@@ -95,9 +95,9 @@ def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
             process.wait()
         if code:
             errors.seek(0)
-            said = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
+            message = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
             advice = "" if code == EXIT_USAGE else f" (does {python} have Ray?)"
-            raise UserError(f"--executor ray: {plain(said)}{advice}")
+            raise UserError(f"--executor ray: {plain(message)}{advice}")
 
 
 def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:

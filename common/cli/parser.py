@@ -231,11 +231,11 @@ def own_loss(text: str) -> str:
 def _folder_of(package: str) -> str:
     """Return the folder that a package or module lies in, the current folder first."""
     spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
-    places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
-    place = next(filter(None, places), None)
-    if place is None:
+    candidates = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
+    found_at = next(filter(None, candidates), None)
+    if found_at is None:
         raise UserError(f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION")
-    return str(Path(place).resolve().parent)
+    return str(Path(found_at).resolve().parent)
 
 
 def standard() -> Tuple[str, ...]:

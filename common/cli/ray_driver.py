@@ -45,8 +45,8 @@ def run(words: List[str]) -> Tuple[int, str, str, bytes]:
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             archive.add(log, "")
-    said = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
-    return done.returncode, said, node, packed.getvalue()
+    message = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+    return done.returncode, message, node, packed.getvalue()
 
 
 def main() -> int:
@@ -72,11 +72,11 @@ def main() -> int:
     while waiting:
         (ended,), _ = ray.wait(list(waiting), num_returns=1)
         try:
-            code, said, node, packed = ray.get(ended)
+            code, message, node, packed = ray.get(ended)
         except ray.exceptions.RayError as error:
-            code, said, node, packed = 1, str(error).splitlines()[0], "", b""
+            code, message, node, packed = 1, str(error).splitlines()[0], "", b""
         folder = base64.b64encode(packed).decode()
-        answer = {"cell": waiting.pop(ended), "code": code, "said": said, "node": node, "folder": folder}
+        answer = {"cell": waiting.pop(ended), "code": code, "message": message, "node": node, "folder": folder}
         print(json.dumps(answer), file=answers, flush=True)
     return 0
 

@@ -100,9 +100,9 @@ class Modules:
         rows = []
         for path, module in self.modules.items():
             unique = {id(each): each for each in module._parameters.values() if each is not None}
-            own = [each for each in unique.values() if self._paths.get(id(each), path) == path]
+            parameters = [each for each in unique.values() if self._paths.get(id(each), path) == path]
             trainable, frozen = (
-                sum(each.numel() for each in own if each.requires_grad is is_) for is_ in (True, False)
+                sum(each.numel() for each in parameters if each.requires_grad is is_) for is_ in (True, False)
             )
             row = {"path": path, "class": type(module).__name__, "calls": self.calls[path]}
             rows.append({**row, "trainable": trainable, "frozen": frozen})

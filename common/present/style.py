@@ -64,11 +64,11 @@ def looks(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
     where that is taken. A loss without a family has the first free colour. kind_of: name -> kind."""
     order = {implementation.name: index for index, implementation in enumerate(implementations.with_variants())}
 
-    def place(name: str) -> Tuple[bool, int, str]:
+    def order_of(name: str) -> Tuple[bool, int, str]:
         return "@" in name, order.get(name.partition("@")[0], len(order)), name
 
     result: Dict[str, Look] = {}
-    for name in sorted(kind_of, key=place):
+    for name in sorted(kind_of, key=order_of):
         known = implementations.BY_NAME.get(name.partition("@")[0].partition(":")[0])
         taken = {look.color for look in result.values()}
         free = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)

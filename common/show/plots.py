@@ -217,8 +217,8 @@ def swept(sweep: groups.Sweep) -> List[Figure]:
             summaries = [(row, of(row)) for row in rows if row.status == "ok"]
             every = [Point(row.header.values[key], summary, row) for row, summary in summaries if summary]
             if every:
-                place, flag = f"sweep-{settings.flag(key)}-{name}", settings.flag(key)
-                drawn.append(_over(place, f"{title} over {flag}", flag, sweep.grid[key], unit, every))
+                figure, flag = f"sweep-{settings.flag(key)}-{name}", settings.flag(key)
+                drawn.append(_over(figure, f"{title} over {flag}", flag, sweep.grid[key], unit, every))
                 drawn[-1] = replace(drawn[-1], caption=" ".join([caption, *below]))
     return drawn
 

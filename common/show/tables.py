@@ -211,7 +211,7 @@ def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str])
 
 
 def _marked(row: Row, metric: metrics.Metric, cell: Cell) -> Cell:
-    return cell._replace(mark={"status": cell.mark, "verdict": "good" * row.is_fastest}.get(metric.key, ""))
+    return cell._replace(mark={"status": cell.mark, "verdict": "good" if row.is_fastest else ""}.get(metric.key, ""))
 
 
 # Below it.

@@ -116,6 +116,6 @@ def measured(
             of_tool.close()
             run.remove(of_tool.path)
             raise ended.mistake
-        found = answer(read(of_tool.path))
-        shown = found.render(arguments.format)
-        return benchmark.finish(ended, shown, shown, found.statuses, arguments)
+        result = answer(read(of_tool.path))
+        shown = result.render(arguments.format)
+        return benchmark.finish(ended, shown, shown, result.statuses, arguments)

@@ -161,8 +161,8 @@ def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Er
                 if errors.worst[name] > before:
                     at = small_batches.position(difference)
                     values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
-                    place = f"t {begin + at[0]}, u {int(where[at[:2]])}, symbol {at[2]}"
-                    errors.furthest = f"utterance {n + 1} (T {T}, U {U}), gradient at {place}: {values}"
+                    cell = f"t {begin + at[0]}, u {int(where[at[:2]])}, symbol {at[2]}"
+                    errors.furthest = f"utterance {n + 1} (T {T}, U {U}), gradient at {cell}: {values}"
                 both = torch.stack([difference.sum(2), lattice.posterior(derivatives)])
                 errors.note_sums("frame", *both.sum(2))
                 errors.note_sums("cell", (gradient.double().sum(2) - right.sum(2)).abs(), both[1])

@@ -279,7 +279,7 @@ def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tupl
 
     Returns what has other bits when it is asked for again, and what is not finite where the padding holds NaN.
     """
-    found = []
+    answers = []
     for padding in (0.0, 0.0, math.nan):
         wide, model, batch = given(adapter, next(cases(adapter)), device, dtype)
         if padding:
@@ -287,8 +287,8 @@ def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tupl
                 for n, (T, U) in enumerate(batch.shapes):
                     batch.encoder_out[n, T:] = batch.decoder_out[n, U + 1 :] = padding
         step = prepare(wide, model, batch, layouts.of(wide).scopes[0])
-        found.append({"loss": step.run(), **step.gradients()})
-    first, again, reached = found
+        answers.append({"loss": step.run(), **step.gradients()})
+    first, again, reached = answers
     differing = changed(fingerprints(first), again)
     return differing, [name for name, values in reached.items() if values is not None and not values.isfinite().all()]
 
@@ -325,14 +325,14 @@ def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance:
         reason = guess(factor, 1.0, shapes)
         return f"{where}, the {of(name)} is {factor:.4g} times what is right{reason}"
     at = position((gradient - right).abs().nan_to_num(nan=math.inf))
-    place = f"{[*at]}"
+    element = f"{[*at]}"
     if name == "given" and len(at) == 4:
         n, t, u, v = at
         T, U = shapes[n]
         outside = " (in the padding)" if t >= T or u > U else ""
-        place = f"utterance {n + 1} (T {T}, U {U}), t {t}, u {u}, symbol {v}{outside}"
+        element = f"utterance {n + 1} (T {T}, U {U}), t {t}, u {u}, symbol {v}{outside}"
     values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
-    return f"{where}, the {of(name)} is not: at {place}: {values}"
+    return f"{where}, the {of(name)} is not: at {element}: {values}"
 
 
 def of(name: str) -> str:

@@ -206,7 +206,7 @@ def answer(kept: Kept) -> Answer:
             result.failures.append(f"{example}: {names[stage]}: {end.status}: {end.reason}")
     seconds = sum(costs[0].seconds or 0 for costs in well)
     every = [
-        part(name, [costs[place] for costs in well], seconds, failed.count(place)) for place, name in enumerate(names)
+        part(name, [costs[index] for costs in well], seconds, failed.count(index)) for index, name in enumerate(names)
     ]
     every += [whole(every)] if len(every) > 1 else []
     busy, unknown = sum(any(each.busy for each in costs) for costs in well), every[-1]["not_counted"]

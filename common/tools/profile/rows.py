@@ -231,10 +231,10 @@ def verdict(parts: List[Part], busy: bool) -> str:
     """Return what share of a step the transducer's own parts take, and the largest label beside them."""
     outer = text.gathered((part["label"], part["ms"]) for part in parts if part["depth"] == 0 and part["phase"])
     shares = {label: sum(times) / parts[-1]["ms"] for label, times in outer.items()}
-    own = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
-    *names, last = [name for name, known in own.items() if known] or [""]
+    share_of = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
+    *names, last = [name for name, known in share_of.items() if known] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))
-    told = [f"{words}: {text.percent(sum(map(sum, own.values())))} of a step"] if words else []
+    told = [f"{words}: {text.percent(sum(map(sum, share_of.values())))} of a step"] if words else []
     if shares:
         largest = max(shares, key=lambda label: shares[label])
         told.append(f"{largest}: {text.percent(shares[largest])}")
