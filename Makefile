@@ -51,13 +51,13 @@ help:
 	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner, e.g. ARGS="--only k2"'
-	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see vectors/README.md'
+	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see data/vectors/README.md'
 	@echo 'make compare      two measurements, ARGS="log results/2026-11-24-amd-epyc-2-cores"'
 	@echo 'make report       the page of what is in log/; ARGS="..." is passed to it'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
 	@echo 'make results      measure what docs/results.md shows, quietly; ARGS="largest vocabulary"; docs/_results.py has more'
-	@echo 'make lock         resolve requirements/*.in into the hash-locked *.txt anew'
+	@echo 'make lock         resolve common/setup/requirements/*.in into the hash-locked *.txt anew'
 	@echo 'make clean        remove .venv, .build and caches; log/ and ~/.cache/rnnt-bench stay'
 
 setup: needs-python
@@ -112,7 +112,7 @@ lint: dev
 	@$(DEV)/ruff format --check
 	@$(DEV)/mypy --python-executable $(MAIN)
 	@$(DEV)/lint-imports --no-cache --no-logo
-	@$(DEV)/shellcheck .ci/run benchmarks/gpu_node.sh fused_transducer/wheels.sh
+	@$(DEV)/shellcheck .ci/run examples/gpu_node.sh fused_transducer/wheels.sh
 	@$(MAIN) tests/size.py
 
 coverage: setup
@@ -131,7 +131,7 @@ conformance: setup
 	@$(MAIN) rnnt-bench check $(ARGS)
 
 vectors: setup
-	@$(MAIN) vectors/make.py
+	@$(MAIN) data/vectors/make.py
 
 compare: setup
 	@$(MAIN) rnnt-bench compare $(ARGS)
@@ -155,7 +155,7 @@ results: setup
 	@$(MAIN) docs/_results.py $(ARGS)
 
 lock: needs-python
-	@$(PYTHON) -m requirements.lock $$ENVIRONMENTS
+	@$(PYTHON) -m common.setup.environments lock $$ENVIRONMENTS
 
 clean: needs-python
 	@$(PYTHON) -m common.setup.environments clean

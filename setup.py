@@ -18,8 +18,8 @@ FILES = [
     "data/*",
     "examples/**/*.yaml",
     "examples/**/*.py",
-    "requirements/*.txt",
-    "requirements/*.in",
+    "common/setup/requirements/*.txt",
+    "common/setup/requirements/*.in",
     "docs/corners.json",
     "results/*.json",
 ]

@@ -5,7 +5,7 @@
 of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its heading
 and first table; `comparison of ARGUMENTS`: what compare prints;
 `runs`: the folders of results/; `machines`: what each machine of results/ found; `fused of FOLDER`: the table of
-benchmarks/fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
+docs/_fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
 kinds of logits, with what these are like.  A test compares pages and records.
 """
 
@@ -19,9 +19,9 @@ from textwrap import wrap
 from typing import Callable, Dict, List, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import fused_table  # noqa: E402
+import _fused_table as fused_table  # noqa: E402
 
 from common import command  # noqa: E402
 from common.analysis import logs, verdict  # noqa: E402
@@ -38,7 +38,7 @@ from common.show import tables  # noqa: E402
 command.register()
 
 #: End of a folder's name in results/ -> the script that made its runs; of others it is benchmark_all.py.
-MADE_BY = {"fused-table": "benchmarks/fused_table.py"}
+MADE_BY = {"fused-table": "docs/_fused_table.py"}
 NAMES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family")),

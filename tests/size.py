@@ -11,7 +11,7 @@ PARTS = {
     "common": ["common/**/*.py"],
     "tests": ["tests/**/*.py"],
     "fused_transducer": ["fused_transducer/**/*.py"],
-    "benchmarks, docs scripts": ["benchmarks/*.py", "docs/_*.py"],
+    "docs scripts": ["docs/_*.py"],
 }
 PAGES = ["README.md", "CONTRIBUTING.md", "docs/*.md"]
 

@@ -1,4 +1,4 @@
-"""benchmarks/: fused_table.py at toy size, and gpu_node.sh, whose steps that fail cost themselves alone."""
+"""docs/_fused_table.py at toy size, and examples/gpu_node.sh, whose steps that fail cost themselves alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 import pytest
 from commands import ROOT, assert_user_error, run
 
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "docs"))
 
-import fused_table  # noqa: E402
+import _fused_table as fused_table  # noqa: E402
 
-TABLE = "benchmarks/fused_table.py"
+TABLE = "docs/_fused_table.py"
 
 
 def test_a_line_of_the_table(tmp_path, tiny_shapes):
@@ -57,7 +57,7 @@ def test_flags_that_benchmark_all_refuses(tmp_path):
 
 
 def steps(*words, **environment):
-    command = ["bash", str(ROOT / "benchmarks" / "gpu_node.sh"), *map(str, words)]
+    command = ["bash", str(ROOT / "examples" / "gpu_node.sh"), *map(str, words)]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
 
 

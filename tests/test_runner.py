@@ -99,7 +99,7 @@ run = Run(pathlib.Path(sys.argv[1]) / "results.jsonl")
 run.add({"record": "run", "name": "k2"})
 status = {"record": "status", "job": "timing-1", "status": "ok", "reason": ""}
 run.add([{"record": "fit", "job": "timing-1", "filler": "x" * int(sys.argv[2])}, status])
-print(run.last_status.status, run.failed, run.last_status.reason)
+print(run.records[-1].status, run.failed, run.records[-1].reason)
 try:
     run.add({"record": "limits", "filler": "x" * 10000})
 except store.NotWritten:
@@ -228,6 +228,6 @@ def test_a_full_disk_behind_stdout(flags, tmp_path):
         done = run_command("benchmark_torchaudio.py", *flags, "--passes", "correctness", stdout=full)
         assert done.returncode == 1 and "warning: no table: No space left" in done.stderr
         assert "Traceback" not in done.stderr and (log / "report.html").exists()
-        assert_user_error(run_command("benchmark_all.py", "--list", stdout=full), "No space left")
-        assert_user_error(run_command("rnnt-bench", "compare", log, log, stdout=full), "No space left")
+        for line in (["benchmark_all.py", "--list"], ["rnnt-bench", "compare", log, log]):
+            assert_user_error(run_command(*line, stdout=full), "No space left")
     assert rows_of(log)["torchaudio"]["loss_error"] < 1e-4

@@ -37,6 +37,7 @@ environments.ENVIRONMENTS = {e.name: e for e in (
 sys.exit(environments.main())
 """
 UV = ROOT / ".venv" / ".uv"
+LOCKS = Path("common", "setup", "requirements")
 RUNNING = "{}.{}".format(*sys.version_info)
 
 
@@ -65,14 +66,13 @@ class Copy:
     def __init__(self, folder: Path, packages: str, **variables: str):
         self.folder = folder
         shutil.copytree(ROOT / "common", folder / "common")
-        for name in ("requirements", packages):
-            (folder / name).mkdir()
+        (folder / packages).mkdir()
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "CXX", "MODERNGPU"))}
         pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / packages)}
         self.environment = {**clean, **pip, **variables}
 
     def lock(self, name: str, text: str) -> None:
-        (self.folder / "requirements" / f"{name}.txt").write_text(text)
+        (self.folder / LOCKS / f"{name}.txt").write_text(text)
 
 
 class Checkout(Copy):
@@ -85,7 +85,6 @@ class Checkout(Copy):
         wheel = make_wheel(self.wheels, "1")
         for name in ("main", "other", "old", "heavy"):
             self.lock(name, wheel)
-        self.lock("uv", (ROOT / "requirements" / "uv.txt").read_text())
         self.venv().mkdir()
         (folder / ".venv" / ".uv").symlink_to(UV)  # no test fetches it
 
@@ -101,9 +100,9 @@ class Checkout(Copy):
         return process.returncode, stdout, stderr
 
     def installed(self, name: str) -> str:
-        """VERSION of the tiny package that the environment's Python imports."""
-        command = [self.run("path", name)[1].strip(), "-c", "import tiny; print(tiny.VERSION)"]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        """Return the version of the tiny package in an environment."""
+        (module,) = self.venv(name).glob("lib/python*/site-packages/tiny.py")
+        return module.read_text().split("'")[1]
 
     def venv(self, *parts: str) -> Path:
         return self.folder.joinpath(".venv", *parts)
@@ -223,7 +222,6 @@ def test_another_build_in_an_extra_index_is_not_taken_and_what_the_index_lacks_i
 
 
 def test_what_cannot_be_compiled_does_not_stop_set_up(checkout):
-    shutil.copy(ROOT / "requirements" / "sources.txt", checkout.folder / "requirements")
     code, _, stderr = checkout.run("build")
     assert code == 0 and "other: ready" in stderr
     assert "left out" in stderr and "has no torch" in stderr  # main has one tiny package here
@@ -242,7 +240,7 @@ def test_ctrl_c_is_one_line(checkout):
 
 @pytest.mark.parametrize("name", ["main", "k2", "nemo", "ray", "viewer", "sources"])
 def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
-    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    text = (ROOT / LOCKS / f"{name}.txt").read_text().replace("\\\n", " ")
     options = ("#", "--only-binary :all:", "--no-binary antlr4-python3-runtime")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(options)]
     pinned = re.compile(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}")
@@ -250,17 +248,6 @@ def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     if name == "k2":
         assert re.search(r"^k2==1\.23\.4 +--hash=sha256:5b5f709b12b9[0-9a-f]{52}$", text, re.MULTILINE)  # one wheel
     assert "://" not in text and "--index" not in text and "--find-links" not in text
-
-
-def test_a_lock_keeps_only_the_chosen_hash():
-    from requirements import lock
-
-    text = "a==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
-    assert lock.chosen_hashes("a==1 --hash=sha256:bb\nb==2\n") == {"a": "sha256:bb"}
-    kept = "a==1 \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
-    assert lock.keep_one_hash(text, "a", "sha256:bb") == kept
-    with pytest.raises(ValueError, match="no file with hash sha256:dd"):
-        lock.keep_one_hash(text, "a", "sha256:dd")
 
 
 # A package with the layout of optimized_transducer's sdist: same names, no torch in its C++, so seconds to compile.

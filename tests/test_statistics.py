@@ -266,7 +266,7 @@ def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch()
 @pytest.fixture(scope="module")
 def simulation():
     pytest.importorskip("torch")  # shape_info.pt
-    return importlib.import_module("benchmarks.interval_coverage")
+    return importlib.import_module("docs._interval_coverage")
 
 
 @pytest.mark.parametrize("scope", ["(the CPU preset)", "(scope loss in the CPU preset)"])

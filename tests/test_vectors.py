@@ -18,7 +18,7 @@ from common.core.implementations import LATTICES, imported
 from common.losses import topologies
 from common.losses.topologies import TOPOLOGIES
 
-FOLDER = ROOT / "vectors"
+FOLDER = ROOT / "data" / "vectors"
 
 
 check, make = (imported(FOLDER / f"{name}.py") for name in ("check", "make"))

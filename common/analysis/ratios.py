@@ -83,8 +83,7 @@ def without_load(
     quiet: List[Mapping[Any, Round]] = [
         {name: times for name, times in side.items() if name not in loaded} for side in sides
     ]
-    enough = min(map(len, quiet)) >= FEWEST_ROUNDS
-    return (quiet, False) if enough else (list(sides), True)
+    return (quiet, False) if min(map(len, quiet)) >= FEWEST_ROUNDS else (list(sides), True)
 
 
 def own_batches(rounds: Rounds) -> bool:

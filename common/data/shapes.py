@@ -153,12 +153,6 @@ def known_factor(shape_file: Path) -> Optional[int]:
     return factor if type(factor) is int and factor in FACTORS else None
 
 
-def known_vocab_size(shape_file: Path) -> Optional[int]:
-    """Return the vocabulary size of the model that counted a shape file's tokens, if it is known."""
-    size = part(shape_file, "bpe_model").get("vocab_size")
-    return size if type(size) is int and size >= 2 else None
-
-
 def frame_shift(shape_file: Path) -> float:
     """Return the seconds between its feature frames."""
     shift: Any = part(shape_file, "options").get("frame_shift")

@@ -256,7 +256,7 @@ class Session:
         if job.like[1] == "trace" and records[-1]["status"] != "ok":
             reader.remove(run.folder)
         run.add(records)
-        return run.last_status
+        return next(record for record in reversed(run.records) if isinstance(record, Status))
 
     def carry_out_all(self, jobs: List[Job]) -> None:
         """Run jobs, but skip the later ones of an implementation after one that is not ok."""

@@ -27,7 +27,7 @@ LESS_LIKELY = 10.0
 
 @lru_cache(maxsize=len(STAGES))
 def load(stage: str) -> Dict[str, np.ndarray]:
-    """Return the arrays of a stage (see benchmarks/trained_weights.py), real numbers as float32."""
+    """Return the arrays of a stage (see docs/_trained_weights.py), real numbers as float32."""
     with np.load(str(FOLDER / f"{stage}.npz"), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     return {name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in arrays.items()}
@@ -37,7 +37,7 @@ def load(stage: str) -> Dict[str, np.ndarray]:
 class Speech:
     """Real logits: inputs and weights of a small model at a stage of its training, with the sizes of a run.
 
-    examples/train.py trained the model; benchmarks/trained_weights.py wrote weights/, a file for each stage.  It is of
+    examples/train.py trained the model; docs/_trained_weights.py wrote weights/, a file for each stage.  It is of
     utterances that the model was not trained on: encoder outputs, symbols, and the frame at which each is emitted.  It
     also has decoder outputs by the last symbol, the output layer, and the projections of the simple loss.
 

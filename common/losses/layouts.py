@@ -69,10 +69,6 @@ class Layout:
         """Return the right (N,) losses of `given`, which is float64 on the CPU; differentiable."""
         return self.right(self.padded(given, batch), batch)
 
-    def expected_step(self, model: Joiner, batch: Batch) -> torch.Tensor:
-        """Return the (N,) losses whose sum `step` must be, for a float64 model and batch on the CPU; differentiable."""
-        return self.right(model.logits(batch), batch) + self.trained_beside(model, batch)
-
     def trained_beside(self, model: Joiner, batch: Batch) -> Union[float, torch.Tensor]:
         """Return the (N,) float64 losses that the step adds to those of the lattice, 0.0 for none; differentiable."""
         return 0.0

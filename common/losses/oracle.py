@@ -75,8 +75,7 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[t
         if total > LOG_ZERO and last > 0:
             taken = alpha[:last, : U1 - du] + skewed[:last, : U1 - du] + beta[dt + du :, du:]
             posterior[:last, : U1 - du] = np.exp(taken - total)
-        cells = np.arange(T)[:, None]
-        posteriors.append(torch.from_numpy(posterior[cells + u, u]))
+        posteriors.append(torch.from_numpy(posterior[np.arange(T)[:, None] + u, u]))
     return total, posteriors
 
 

@@ -301,6 +301,5 @@ def _losses(arcs: Sequence[Arc], outside: torch.Tensor, T_lengths: torch.Tensor,
                 reached.append(pad(moved[:, : U1 - du], (du, 0), value=LOG_ZERO))
         alphas.append(torch.stack(reached).logsumexp(0) if reached else torch.full_like(alpha, LOG_ZERO))
     # logsumexp: the second derivative of logaddexp would be inf / inf for two numbers that are log 0
-    n = torch.arange(N, device=alpha.device)
-    losses = -torch.stack(alphas, 1)[n, T_lengths + U_lengths, U_lengths]
+    losses = -torch.stack(alphas, 1)[torch.arange(N, device=alpha.device), T_lengths + U_lengths, U_lengths]
     return losses.masked_fill(losses > -LOG_ZERO / 2, math.inf)  # no path

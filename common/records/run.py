@@ -78,10 +78,6 @@ class Run:
         assert isinstance(header, schema.Header)
         return header
 
-    @property
-    def last_status(self) -> schema.Status:
-        return next(record for record in reversed(self.records) if isinstance(record, schema.Status))
-
     def close(self) -> None:
         """Let other processes write into the folder."""
         if self.claim:

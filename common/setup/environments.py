@@ -29,6 +29,8 @@ RUNNING = "{}.{}".format(*sys.version_info)
 #: Not sys.executable: in a virtual environment that is a link, which is gone when the environment is made anew.
 PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 UV = ROOT / ".venv" / ".uv"
+#: Folder of the lock files.
+LOCKS = Path(__file__).resolve().parent / "requirements"
 #: Setting of pip -> the variable of uv that means the same.
 VARIABLES = {
     **{"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS"},
@@ -90,7 +92,7 @@ class Uv:
         raise NotRunnable("missing", words)
 
     def _fetch(self) -> None:
-        requirements, stamp = ROOT / "requirements" / "uv.txt", UV / "stamp"
+        requirements, stamp = LOCKS / "uv.txt", UV / "stamp"
         python, wanted = UV / "bin" / "python", hashlib.sha256(requirements.read_bytes()).hexdigest()
         if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
             return
@@ -157,8 +159,8 @@ class Environment:
 
     @property
     def requirements(self) -> Path:
-        """Return its lock file, below the folder of the suite."""
-        return Path("requirements") / f"{self.name}.txt"
+        """Return its lock file."""
+        return LOCKS / f"{self.name}.txt"
 
     def side_file(self, suffix: str) -> Path:
         """Return .venv/NAME.SUFFIX (log, reason), which exists even if the environment does not."""
@@ -172,7 +174,7 @@ class Environment:
             return {}
 
     def lock_hash(self) -> str:
-        return hashlib.sha256((ROOT / self.requirements).read_bytes()).hexdigest()
+        return hashlib.sha256(self.requirements.read_bytes()).hexdigest()
 
     def current(self) -> bool:
         """Return whether the environment is complete and matches its lock file; False if this user may not read it."""
@@ -277,7 +279,7 @@ def _create(environment: Environment, lock: int) -> None:
             uv = Uv(stream, keep=(lock,))
             python, made_with["python"] = uv.find_python(environment.pythons)
             uv.run("venv", "--python", python, str(environment.folder))
-            uv.install(environment.python, ROOT / environment.requirements)
+            uv.install(environment.python, environment.requirements)
     except subprocess.CalledProcessError:
         shutil.rmtree(environment.folder, ignore_errors=True)
         advice = f"see {log.relative_to(ROOT)}, then run `{environment.command}`"
@@ -286,6 +288,30 @@ def _create(environment: Environment, lock: int) -> None:
     temporary.write_text(json.dumps(made_with), encoding="utf-8")
     os.replace(temporary, stamp)
     say(f"{environment.name}: ready")
+
+
+#: Of ``uv pip compile``.  Wheels only: what would be compiled is neither quick nor covered by a hash of its build
+#: requirements; exceptions are named in the .in file.  No index is named: set-up takes the user's own.
+LOCKING = (
+    *("--quiet", "--upgrade", "--universal", "--generate-hashes", "--custom-compile-command", "make lock"),
+    *("--only-binary", ":all:", "--emit-build-options", "--no-emit-index-url", "--no-annotate", "--strip-extras"),
+)
+
+
+def lock(names: Iterable[str] = ()) -> int:
+    """Resolve NAME.in of environments, and of uv, into NAME.txt, every package pinned by hash; return an exit code.
+
+    The user's extra indexes are not asked: they may have only some files of a version.  What NAME.in pins to one file
+    keeps that hash alone: uv widens it to all files of the version."""
+    for name in names or ("uv", *ENVIRONMENTS):
+        minor = 9 if name == "uv" else min(int(version[2:]) for version in _environment(name).pythons)
+        source = LOCKS / f"{name}.in"
+        text = Uv(sys.stderr).output("pip", "compile", *LOCKING, "--python-version", f"3.{minor}", str(source))
+        for package, digest in re.findall(r"^(\S+==\S+) --hash=(\S+)", source.read_text(), flags=re.MULTILINE):
+            of_version = rf"^{re.escape(package)} \\\n( +--hash=\S+( \\)?\n)+"
+            text = re.sub(of_version, f"{package} \\\\\n    --hash={digest}\n", text, flags=re.MULTILINE)
+        source.with_suffix(".txt").write_text(text, encoding="utf-8")
+    return EXIT_OK
 
 
 def last_error(log: Path) -> str:
@@ -307,9 +333,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
         prog="python -m common.setup.environments",
         description="The environments in .venv. setup: create what is missing or out of date. build: main, these, and "
         "what is compiled for them. path: print the Python of each, or why there is none, and then exit with 1. clean: "
-        "remove .venv.",
+        "remove .venv. lock: resolve their requirements anew.",
     )
-    parser.add_argument("command", choices=("setup", "build", "path", "clean"))
+    parser.add_argument("command", choices=("setup", "build", "path", "clean", "lock"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="Default: all environments but the optional ones")
     parsed = parser.parse_args(arguments)
     return guarded("environments", lambda: _run(parsed.command, parsed.names), interrupted=INTERRUPTED)
@@ -317,12 +343,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _run(command: str, names: List[str]) -> int:
     try:
-        if command in ("setup", "build"):
-            return setup(names) if command == "setup" else setup_and_build(names)
+        if command in ("setup", "build", "lock"):
+            return {"setup": setup, "build": setup_and_build, "lock": lock}[command](names)
         if command == "clean":
             with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
                 shutil.rmtree(FOLDER)
             return EXIT_OK
+    except subprocess.CalledProcessError:  # of `lock`: uv has said why
+        return EXIT_FAILED
     except OSError as error:
         say(f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again")
         return EXIT_FAILED

@@ -72,7 +72,7 @@ class SourcePackage:
 def pinned(package: str) -> Tuple[str, str]:
     """Return the version of `package` and the sha256 of its sdist."""
     pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
-    pins = (ROOT / "requirements" / "sources.txt").read_text(encoding="utf-8")
+    pins = (Path(__file__).parent / "requirements" / "sources.txt").read_text(encoding="utf-8")
     ((version, digest),) = re.findall(pattern, pins, flags=re.MULTILINE)
     return version, digest
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measure everything that needs a CUDA GPU, in order of worth, within half an hour:
 #
-#   benchmarks/gpu_node.sh FOLDER              on a GPU
-#   benchmarks/gpu_node.sh --preset cpu FOLDER the same steps, tiny and on a CPU: tries the script
+#   examples/gpu_node.sh FOLDER              on a GPU
+#   examples/gpu_node.sh --preset cpu FOLDER the same steps, tiny and on a CPU: tries the script
 #   --only NAME,...  these steps; --limit S: none longer than S seconds; --list: their names, limits and commands
 #   PYTHON=...       another Python than the one that `make setup` made
 #
@@ -13,7 +13,7 @@
 set -uo pipefail
 
 usage() {
-    echo "usage: benchmarks/gpu_node.sh [--preset gpu|cpu] [--only STEP,...] [--limit S] [--list] FOLDER" >&2
+    echo "usage: examples/gpu_node.sh [--preset gpu|cpu] [--only STEP,...] [--limit S] [--list] FOLDER" >&2
     exit 2
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure `fused` beside the best other exact loss, for the tables of docs/fused.md.
 
-    .venv/main/bin/python benchmarks/fused_table.py
+    .venv/main/bin/python docs/_fused_table.py
 
 benchmark_all.py measures three workloads, each with the kinds of --logits, in three rounds with few samples.  On
 two cores this takes some 27 minutes.  The best loss is the fastest for times and the smallest for memory.  Memory does
@@ -234,7 +234,7 @@ def described(measured: Sequence[Measured]) -> str:
     peaks_mb = next((entry.memory["fused"].peaks_mb["step"] for entry in measured if "fused" in entry.memory), {})
     counter = COUNTERS[next((counter for counter in PEAKS if peaks_mb.get(counter)), "process")]
     return (
-        f"`benchmarks/fused_table.py`, {row.header.started[:10]}, {row.device_name}{threads}, torch "
+        f"`docs/_fused_table.py`, {row.header.started[:10]}, {row.device_name}{threads}, torch "
         f"{row.torch}, {count(row.rounds, 'round')}: a step from encoder and decoder outputs to all gradients; MB is "
         f"the {counter}."
     )
@@ -299,4 +299,4 @@ def parser() -> Parser:
 
 if __name__ == "__main__":
     given = parser().parse_args()
-    raise SystemExit(guarded("fused_table.py", lambda: main(given)))
+    raise SystemExit(guarded("_fused_table.py", lambda: main(given)))

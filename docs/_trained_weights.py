@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make common/losses/weights: what --logits early, middle and trained draw their inputs from.
 
-    .venv/main/bin/python benchmarks/trained_weights.py
+    .venv/main/bin/python docs/_trained_weights.py
 
 It trains the model of examples/train.py as icefall does, with 100 syllables.  The loss is fast_rnnt-pruned, so that
 there are projections of the simple loss too.  It packs what the joiner sees after 20 steps, after a third of all steps

@@ -1,6 +1,6 @@
 """Count how often the intervals of a ratio hold the truth, in simulated runs over the real shapes; a Markdown table.
 
-    .venv/main/bin/python benchmarks/interval_coverage.py --runs 2000
+    .venv/main/bin/python docs/_interval_coverage.py --runs 2000
 
 Each simulated run draws batches from the shape file, and times of two losses: log(time) = level + slope x + deviation
 of the batch + level of the process + noise.  The truth is the mean of log(ratio) over all batches of the file.  Each
