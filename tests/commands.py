@@ -64,9 +64,9 @@ def read(line, cwd=ROOT):
 
 
 def run(script, *arguments, **options):
-    """Run a script to its end in this process, or in one where it lies elsewhere or has an option of subprocess."""
+    """Run a script to its end in this process, or in another if it is not ours or has an option of subprocess."""
     line = command(script, *arguments)
-    if Path(line[1]).parent == ROOT and options.keys() <= {"cwd", "timeout"}:
+    if Path(line[1]).parent in (ROOT, ROOT / "losses") and options.keys() <= {"cwd", "timeout"}:
         return read(line, options.get("cwd", ROOT))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.run(line, **{**pipes, "timeout": 600, "cwd": ROOT, **options})

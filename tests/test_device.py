@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -22,22 +21,17 @@ from common.losses.passes import timing
 from common.measure import clock, device, memory
 from common.records import schema
 from common.setup import interpreters
-from common.system import machine
+from common.system import machine, processes
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def python_that_says(path: Path, answer: str) -> Path:
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-def test_each_python_is_asked_and_no_run_is_on_the_cpu_in_silence(tmp_path, capsys, monkeypatch):
+def test_each_python_is_asked_and_no_run_is_on_the_cpu_in_silence(capsys, monkeypatch):
     """One whose torch sees two devices, and one whose driver is too old."""
     monkeypatch.setattr(machine, "gpu_may_be_here", lambda: True)
-    sees = python_that_says(tmp_path / "sees", '[2, "2.11.0+cu130", ""]')
-    blind = python_that_says(tmp_path / "blind", '[0, "1.13.1+cu117", "The NVIDIA driver is too old"]')
+    sees, blind = Path("sees"), Path("blind")
+    answers = {sees: '[2, "2.11.0+cu130", ""]', blind: '[0, "1.13.1+cu117", "The NVIDIA driver is too old"]\n'}
+    monkeypatch.setattr(processes, "output", lambda words, **_: answers[Path(words[0])])
 
     def resolved(wanted, *asked):
         return interpreters.resolve_device(wanted, asked), capsys.readouterr().err

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+import sys
 
 import pytest
 from commands import ROOT, SHARED
@@ -121,12 +122,10 @@ def test_the_committed_feature_frames_are_regenerated_and_make_the_published_bat
     assert len(batches) == 3733 and sizes == [14, 15, 15, 150]
 
 
-def test_without_the_packages_it_says_what_to_do(tmp_path):
-    (tmp_path / "lhotse.py").write_text("raise ImportError('no lhotse here')")
-    done = command(
-        "--manifest", "cuts.jsonl", "--bpe-model", "x", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
-    )
-    one_line_of_error(done.returncode, done.stderr, "no lhotse here", "make setup", ".venv/main/bin/python")
+def test_without_the_packages_it_says_what_to_do(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lhotse", None)
+    code, _, err = run("--manifest", "cuts.jsonl", "--bpe-model", "x")
+    one_line_of_error(code, err, "lhotse", "make setup", ".venv/main/bin/python")
 
 
 # ---- manifests

@@ -47,9 +47,9 @@ def test_what_does_not_go_with_a_cluster_is_refused(tmp_path):
     assert_user_error(run("benchmark_torchaudio.py", "--executor", "ray"), "--executor")
 
 
-def test_without_ray_it_says_what_to_do(tmp_path):
-    done = run("benchmark_all.py", "--executor", "ray", env={**os.environ, cluster.PYTHON: "/nowhere/python"})
-    assert_user_error(done, "--executor ray", "/nowhere/python")
+def test_without_ray_it_says_what_to_do(monkeypatch):
+    monkeypatch.setenv(cluster.PYTHON, "/nowhere/python")
+    assert_user_error(run("benchmark_all.py", "--executor", "ray"), "--executor ray", "/nowhere/python")
     lacks = {**os.environ, cluster.PYTHON: "/usr/bin/false"}
     assert_user_error(run("benchmark_all.py", "--executor", "ray", env=lacks), "--executor ray", "Ray")
 
