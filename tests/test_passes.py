@@ -15,7 +15,6 @@ from common.core import settings
 from common.losses import subject
 from common.losses.passes import timing
 from common.measure import memory, profiler
-from common.system import machine
 
 ROUNDS = 3
 
@@ -97,19 +96,6 @@ def test_large_traces_are_packed_and_a_disk_that_fills_up_costs_none(tmp_path, m
 def flags(tmp_path, tiny_shapes):
     where = ["--shape-file", tiny_shapes, "--log-dir", tmp_path]
     return ["--in-place", "--preset", "quick", *where, "--max-seconds", "0.05", "--limits", "false"]
-
-
-def test_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
-    pytest.importorskip("torchaudio", reason="this test measures torchaudio for real")
-    done = run("benchmark_torchaudio.py", *flags, "--passes", "timing,trace", "--scope", "step")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "torchaudio-2"
-    (kept,) = [record for record in records_of(folder) if record["record"] == "trace"]
-    assert kept["files"] == sorted(path.name for path in folder.glob("*.pt.trace.json*")) and len(kept["files"]) == 2
-    others = kept["foreign_cpu"]  # None where the steps are too short to tell
-    assert (others is None or 0 <= others <= 1) and kept["flags"] == machine.busy_flags(others)
-    row = rows_of(tmp_path)["torchaudio"]
-    assert row["status"] == "ok" and row["average_step_time_us"] > 0
 
 
 @pytest.mark.thorough

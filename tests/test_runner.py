@@ -24,6 +24,7 @@ from common.jobs import job as of_job
 from common.jobs.session import Executor
 from common.records import run
 from common.setup import environments, interpreters
+from common.system import machine
 
 NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
 K2 = environments.interpreter("k2")
@@ -213,7 +214,11 @@ def test_a_run_from_start_to_end(flags, tmp_path):
         assert all(row["limit_percent"][scope] for scope in ("step", "loss"))
         assert row["options"]["reduction"] == {"ours": "sum", "default": "mean"}
         assert len(row["windows"]) == 2 and row["average_step_time_us"] > 0 and row["profiled_peak_mb"] > 0
-        samples = [r for r in records_of(log / f"{name}-2") if r["record"] == "sample"]
+        records = records_of(log / f"{name}-2")
+        (kept,) = (record for record in records if record["record"] == "trace")
+        assert kept["files"] == sorted(path.name for path in (log / f"{name}-2").glob("*.pt.trace.json*"))
+        assert kept["flags"] == machine.busy_flags(kept["foreign_cpu"])  # None where the steps are too short to tell
+        samples = [record for record in records if record["record"] == "sample"]
         assert {(s["scope"], s["round"]) for s in samples} >= {("loss", 1), ("step", 1), ("step", 2)}
         assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples)
         assert any(s["warmup"] for s in samples)
