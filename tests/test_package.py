@@ -258,7 +258,9 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     settings, machine = {**head["settings"], "shape_file": path}, {**head["machine"], "os": f"Linux of jane, {path}"}
     command, variables = ["benchmark_all.py", path], {"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"}
     change(log / "fused-30", "run", new=path, command=command, settings=settings, machine=machine)
-    change(log / "fused-30", "environment", new=path, shape_file=path, warnings=[path], variables=variables)
+    options = {"durations": {"ours": "[0, 1]", "default": 1}, "file": {"ours": path, "default": "-"}}
+    of_run = {"options": options, "variables": variables}
+    change(log / "fused-30", "environment", new=path, shape_file=path, warnings=[path], **of_run)
     change(log / "fused-30", "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"])
     (log / "report.html").write_text("x")
     (log / "fused-30" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
@@ -277,6 +279,8 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     for name, row in after.items():
         assert row.status == before[name].status and row.step.ms == before[name].step.ms
         assert row.memory == before[name].memory and row.checked.grad_error == before[name].checked.grad_error
+    told = after["fused"].environment.options
+    assert (told["durations"].ours, told["file"].ours, told["file"].default) == ("[0, 1]", "...", "-")
     assert_user_error(run("rnnt-bench", "submit", log, "--into", tmp_path / "results"), "is there already", "--name")
 
 

@@ -220,9 +220,9 @@ def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: other types and infinite numbers as text."""
+    """Return a value as JSON can hold it: other types by their name, or as text, as infinite numbers."""
     is_plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, (int, str))
-    return value if is_plain else str(value)
+    return value if is_plain else str(getattr(value, "name", value))
 
 
 class OfFunction(Adapter):

@@ -23,14 +23,14 @@ from common.core.text import plain
 from common.records import schema, store
 
 NAME = "rnnt-bench submit"
-#: Fields whose texts are kept, where they look like WORDS; numbers are kept everywhere, other texts nowhere.
+#: Fields whose texts are kept ("..." for what is no WORDS); numbers are kept everywhere, other texts nowhere.
 ALLOWED = frozenset(
     """record name run_id suffix package kind settings values started git_revision cpu os python gpu torch device
     device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator variables
     transparent_huge_pages affinity shape_file_sha256 scope dtype kernel flags status pass job
     differing reached_by_padding""".split()
 )
-WORDS = re.compile(r"[\w .,:;()+@%=<>-]{0,120}")
+WORDS = re.compile(r"[\w .,:;()\[\]+@%=<>-]{0,120}")
 #: Kinds of records that results hold, but for those of traces.
 KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "probe", "fit", "status")
 #: Files that a user's run may name in its settings.
@@ -46,7 +46,7 @@ def kept(value: Any, field: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [item for item in (kept(each, field) for each in value) if item is not None]
     if isinstance(value, str):
-        return value if field in ALLOWED and WORDS.fullmatch(value) else None
+        return (value if WORDS.fullmatch(value) else "...") if field in ALLOWED else None
     return value
 
 
