@@ -96,8 +96,7 @@ def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
         if code:
             errors.seek(0)
             message = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
-            advice = "" if code == EXIT_USAGE else f" (does {python} have Ray?)"
-            raise UserError(f"--executor ray: {plain(message)}{advice}")
+            raise UserError(f"--executor ray: {plain(message)}" + f" (does {python} have Ray?)" * (code != EXIT_USAGE))
 
 
 def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:

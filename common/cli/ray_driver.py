@@ -26,9 +26,8 @@ CHECKOUT = "RNNT_BENCH_CHECKOUT"
 RETRIES, REACH_SECONDS = 3, 10.0
 
 
-def run(words: List[str]) -> Tuple[int, str, str, bytes]:
-    """Run benchmark_all.py in the node's checkout; return its exit code, last words, the node, and the packed folder.
-    Ray sends this by value."""
+def run(words: List[str]) -> Tuple[int, str, str, bytes]:  # Ray sends it by value
+    """Run benchmark_all.py in the node's checkout; return its exit code, last words, node, and packed folder."""
 
     def ready() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray's threads block some, which processes inherit
@@ -74,7 +73,7 @@ def main() -> int:
         try:
             code, message, node, packed = ray.get(ended)
         except ray.exceptions.RayError as error:
-            code, message, node, packed = 1, str(error).splitlines()[0], "", b""
+            code, message, node, packed = 2, str(error).splitlines()[0], "a lost node", b""
         folder = base64.b64encode(packed).decode()
         answer = {"cell": waiting.pop(ended), "code": code, "message": message, "node": node, "folder": folder}
         print(json.dumps(answer), file=answers, flush=True)
