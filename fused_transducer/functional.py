@@ -229,8 +229,8 @@ def _inputs(
 def of_linear(output: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
     """Return (weight, bias) of a linear layer.  Raises ValueError for one that computes something else with them, or on
     the way: hooks of its own or of all modules, which would not run."""
-    own = isinstance(output, nn.Linear) and "forward" not in vars(output)
-    if not own or type(output).forward is not nn.Linear.forward:
+    unchanged = isinstance(output, nn.Linear) and "forward" not in vars(output)
+    if not unchanged or type(output).forward is not nn.Linear.forward:
         raise ValueError(f"output must be an nn.Linear with its own forward; it is {type(output).__name__}")
     for name in HOOKS:
         if getattr(output, name, None) or getattr(nn.modules.module, f"_global{name}", None):

@@ -108,8 +108,8 @@ def heading(group: Sequence[Row]) -> str:
     given = {
         f"{key}={text.without_folders(value)}" for row in group for key, value in row.environment.variables.items()
     }
-    own = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
-    parts = [*settings.heading(known), *sorted(given - own)]
+    of_suite = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
+    parts = [*settings.heading(known), *sorted(given - of_suite)]
     parts.append(text.count(max(row.rounds for row in group), "round"))
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
     if len(useful) == 1:

@@ -1,8 +1,7 @@
 """Summarize the samples of one run: times, stages, rates, medians of rounds, other load, and how near a limit they are.
 
-The limit is the time that the device needs at least for a batch.  It follows from the bytes that the layout of a loss
-moves and the bandwidth of the largest buffer, or from the products of a step and the best rate of products
-(docs/method.md).
+The limit is the time that the device needs at least for a batch (docs/method.md): the bytes that the layout of a loss
+moves over the bandwidth of the largest buffer, or the products of a step over the best rate of products.
 """
 
 from __future__ import annotations

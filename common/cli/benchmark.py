@@ -161,14 +161,14 @@ def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLim
     print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
-def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespace, own: Sequence[str] = ()) -> int:
-    """Print the table of these runs, write the report and return the exit code.  own: rows that must run."""
+def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespace, needed: Sequence[str] = ()) -> int:
+    """Print the table of these runs, write the report and return the exit code.  needed: rows that must run."""
     if ended.mistake and not any(folder.exists() for folder in folders):
         raise ended.mistake
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
     shown = log.of(folders)
     rows = [*shown.rows, *shown.searches, *shown.swept]
-    statuses = ["error" if row.name in own and row.status in NOT_RUNNABLE else row.status for row in rows]
+    statuses = ["error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows]
     log.newest()  # which tells each row its earlier runs
     short = tables.screen(shown, folders=[arguments.log_dir], **tables.how())
     return finish(ended, short + "\n", tables.whole(shown) + "\n", statuses, arguments, log)

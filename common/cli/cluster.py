@@ -40,8 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Path]:
-    """Run every cell, with the flags `words`, on the cluster; yield each folder of a run that comes back.  Raises
-    UserError, also at the end where a cell was not measured."""
+    """Run every cell, with the flags `words`, on the cluster; yield each folder that comes back.  Raises UserError."""
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
@@ -96,7 +95,8 @@ def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
         if code:
             errors.seek(0)
             message = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
-            raise UserError(f"--executor ray: {plain(message)}" + f" (does {python} have Ray?)" * (code != EXIT_USAGE))
+            doubt = "" if code == EXIT_USAGE else f" (does {python} have Ray?)"
+            raise UserError(f"--executor ray: {plain(message)}{doubt}")
 
 
 def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:

@@ -193,8 +193,8 @@ def remarks(matrix: Matrix) -> List[str]:
     return lines + [f'reduction "mean" is the {words}: {_packages(names)}' for words, names in whose.items()]
 
 
-def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> kept.Answer:
-    """Return a matrix as all formats show it; `own` losses fail the command where they are wrong or not judged."""
+def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
+    """Return a matrix as all formats show it; losses `of_user` fail the command where they are wrong or not judged."""
     judged = [row for row in matrix.rows if row.cells]
     clean = [called(row) for row in judged if not _odd_cases(row, matrix.cases)]
     asked = f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}"
@@ -209,16 +209,16 @@ def answer_of(matrix: Matrix, own: Sequence[str] = ()) -> kept.Answer:
         failures=[f"not judged: {': '.join(each)}" for each in unjudged],
         folded=True,
         rows=[*rows, *({"loss": loss, "case": "", "result": result, "message": why} for loss, result, why in unjudged)],
-        statuses=[_status(row, row.name in own) for row in matrix.rows],
+        statuses=[_status(row, row.name in of_user) for row in matrix.rows],
     )
 
 
-def _status(row: Row, own: bool) -> str:
+def _status(row: Row, is_of_user: bool) -> str:
     """Return the status that tells the exit code: packages may be wrong, a loss of the user's own may not."""
     results = {outcome.result for outcome in row.cells.values()}
     plain = row.cells.get("ragged", Outcome(PASS)).result == PASS
     right = PASS in results and plain and not {DIFFERS, CRASHES, TIMEOUT} & results
-    if ERROR in results or (own and not right):
+    if ERROR in results or (is_of_user and not right):
         return ERROR
     return "ok" if row.status == JUDGED else row.status
 

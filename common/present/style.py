@@ -59,7 +59,7 @@ class Look(NamedTuple):
     form: int = 0
 
 
-def looks(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
+def look_of_each(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
     """Return the look of each implementation: the colour of its family, and the form of its kind, the next free one
     where that is taken. A loss without a family has the first free colour. kind_of: name -> kind."""
     order = {implementation.name: index for index, implementation in enumerate(implementations.with_variants())}

@@ -237,7 +237,7 @@ def title(rows: Sequence[comparison.Change]) -> str:
 
 
 def _figure(rows: Sequence[comparison.Change]) -> Optional[parts.Figure]:
-    look_of = style.looks({row.pair.new.name: row.pair.new.kind for row in rows})
+    look_of = style.look_of_each({row.pair.new.name: row.pair.new.kind for row in rows})
     dots = []
     for row in rows:
         for scope, time in row.time.items():

@@ -294,8 +294,8 @@ def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verd
     rows, answers = group.rows, {}
     if group.search:
         picks = {"exact": verdict.largest(rows), "approximate": verdict.largest(rows, ("pruned",))}
-        found = {name: pick for name, pick in picks.items() if pick}
-        return "", {f"largest batch, {name}": verdict.answer(pick, verdict.SIZE) for name, pick in found.items()}
+        largest = {name: pick for name, pick in picks.items() if pick}
+        return "", {f"largest batch, {name}": verdict.answer(pick, verdict.SIZE) for name, pick in largest.items()}
     quick, logits, small, approximate = verdict.of(rows, folders)
     if quick:
         answers["fastest exact"] = verdict.answer(quick, verdict.time_of(quick.scope))

@@ -87,10 +87,10 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
         job.Task(
             config.job(name, of),
             TOOL,
-            {**data, "example": n, "stage": place},
+            {**data, "example": n, "stage": index},
             python=Path(of.python) if of.python else None,
         )
         for n, name in enumerate(config.examples)
-        for place, of in enumerate(config.stages)
+        for index, of in enumerate(config.stages)
     ]
     return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)

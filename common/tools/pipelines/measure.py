@@ -32,7 +32,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     settings, given = Settings.from_json(job["settings"]), job["given"]
     config, number = msgspec.convert(given["config"], Pipeline), given["stage"]
     stage, device = config.stages[number], set_up_torch(settings)
-    before, file = (Path(job["folder"]) / f"{given['example']}-{place}.pt" for place in (number - 1, number))
+    before, file = (Path(job["folder"]) / f"{given['example']}-{index}.pt" for index in (number - 1, number))
     seconds = None
     if number:
         if not before.exists():

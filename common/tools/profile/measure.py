@@ -191,10 +191,10 @@ class Profiling:
         for number in range(self.choice.warmup):
             self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given()))
         times = self.times()
-        for place in times["spans"]:
-            for _, begin, end in counts.calls.get((tuple(place.chain), place.phase), ()):
-                place.macs += (end.macs - begin.macs) / len(self.inputs)
-                place.flops += (end.flops - begin.flops) / len(self.inputs)
+        for span in times["spans"]:
+            for _, begin, end in counts.calls.get((tuple(span.chain), span.phase), ()):
+                span.macs += (end.macs - begin.macs) / len(self.inputs)
+                span.flops += (end.flops - begin.flops) / len(self.inputs)
         return rows.Measured(
             parameters={"model": sum(parameter.numel() for parameter in self.model.parameters())},
             batches=[inputs.described for inputs in self.inputs],
@@ -219,11 +219,11 @@ class Profiling:
                 kept.append(self.timed(partial(self.labelled, inputs.given(), span)))
             for (chain, phase), calls in taken.calls.items():
                 new = rows.Place(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
-                place = places.setdefault((chain, phase), new)
-                place.calls += sum(first for first, _, _ in calls)
-                place.host_ns.append(sum(end[0] - begin[0] for _, begin, end in calls))
+                spent = places.setdefault((chain, phase), new)
+                spent.calls += sum(first for first, _, _ in calls)
+                spent.host_ns.append(sum(end[0] - begin[0] for _, begin, end in calls))
                 device = sum(clock.between(begin[1], end[1]) for _, begin, end in calls) if clock.cuda else None
-                place.device_ns.append(device)
+                spent.device_ns.append(device)
         foreign = load.share() if load.ready() else None
         known = {"spans": [*places.values()], "foreign_cpu": foreign, "bare_ns": [ns for ns, _ in bare]}
         times = dict(zip(("host_ns", "device_ns"), map(list, zip(*labelled))))

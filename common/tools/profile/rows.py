@@ -161,38 +161,46 @@ NUMBERS = (
 )
 
 
-def parts_of(found: Measured) -> List[Part]:
+def parts_of(measured: Measured) -> List[Part]:
     """Return the labels as they begin, each backward after its forward, then `other` and the step."""
 
     def amounts(of: Taken) -> Dict[str, float]:
         host, device = (statistics.mean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
         return {"ms": device if cuda else host, "host_ms": host, "macs": of.macs, "flops": of.flops}
 
-    cuda, steps = None not in found.device_ns, len(found.host_ns)
+    cuda, steps = None not in measured.device_ns, len(measured.host_ns)
     labels: Dict[str, Dict[str, Part]] = {}
-    step: Part = {"name": STEP, "label": STEP, "phase": "", "depth": 0, "calls": steps, **amounts(found), "own_ms": 0.0}
+    step: Part = {
+        "name": STEP,
+        "label": STEP,
+        "phase": "",
+        "depth": 0,
+        "calls": steps,
+        **amounts(measured),
+        "own_ms": 0.0,
+    }
     other: Part = {**step, "name": OTHER, "label": OTHER}
-    places = {(tuple(span.chain), span.phase): amounts(span) for span in found.spans}
-    own = {place: known["ms"] for place, known in places.items()}
-    for span, (place, known) in zip(found.spans, places.items()):
-        (*above, label), phase = place
+    spans = {(tuple(span.chain), span.phase): amounts(span) for span in measured.spans}
+    own_ms = {key: known["ms"] for key, known in spans.items()}
+    for span, (key, known) in zip(measured.spans, spans.items()):
+        (*above, label), phase = key
         empty = {"name": named(label, phase), "label": label, "phase": phase, "depth": len(above)}
         empty.update(dict.fromkeys(("calls", "own_ms", *known), 0))
         part = labels.setdefault(label, {}).setdefault(phase, empty)
         part["calls"] += span.calls
         outer = tuple(above), phase
-        if outer in places:
-            own[outer] -= known["ms"]
-        for key, amount in known.items():
+        if outer in spans:
+            own_ms[outer] -= known["ms"]
+        for number, amount in known.items():
             if label not in above:  # else it is counted with the outer one
-                part[key] += amount
-            if outer not in places:
-                other[key] -= amount
-    for (chain, phase), ms in own.items():
+                part[number] += amount
+            if outer not in spans:
+                other[number] -= amount
+    for (chain, phase), ms in own_ms.items():
         labels[chain[-1]][phase]["own_ms"] += ms
     other["own_ms"] = other["ms"]
     parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
-    memory = {each.name: each for each in found.memory}
+    memory = {each.name: each for each in measured.memory}
     for part in parts:
         ms, of_memory = part["ms"], memory.get("" if part is step else part["name"])
         part.update(share=ms / step["ms"], ms_per_call=ms * steps / part["calls"] if part["calls"] else None)
@@ -202,27 +210,27 @@ def parts_of(found: Measured) -> List[Part]:
     return parts
 
 
-def lines(choice: Choice, found: Measured, parts: List[Part]) -> List[str]:
+def lines(choice: Choice, measured: Measured, parts: List[Part]) -> List[str]:
     """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to trust the numbers."""
-    batches = found.batches
+    batches = measured.batches
     few, most = min(each.frames for each in batches), max(each.frames for each in batches)
     size = f"batches: {len(batches)}, of {few} to {most} frames"
     if len(batches) == 1:
         (of,) = batches
         size = f"batch: {of.N} utterances, {most} frames (longest {of.frames_max}), {of.tokens} tokens"
     options = ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name)) or "no dropout"
-    bare, count = statistics.median(found.bare_ns) / 1e6, len(found.host_ns)
-    hooks = statistics.median([(labelled - alone) / 1e6 for labelled, alone in zip(found.host_ns, found.bare_ns)])
+    bare, count = statistics.median(measured.bare_ns) / 1e6, len(measured.host_ns)
+    hooks = statistics.median([(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)])
     cost = f"{text.number(hooks)} ms ({text.percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
     model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
     told = {
-        f"{choice.loss}, {model}, {found.parameters['model']} parameters": True,
+        f"{choice.loss}, {model}, {measured.parameters['model']} parameters": True,
         f"{size}; {count} steps with labels and {count} without, in turn; {options}": True,
         f"step without labels: {text.number(bare)} ms; the labels' own cost: {cost}": True,
-        f"not counted in FLOPs: {', '.join(found.not_counted)}": found.not_counted,
-        f"the steps ran beside other load, which took {text.percent(found.foreign_cpu)} of the CPUs: their times are "
-        "too long; profile again when the machine is quiet": found.flags,
-        verdict(parts, bool(found.flags)): True,
+        f"not counted in FLOPs: {', '.join(measured.not_counted)}": measured.not_counted,
+        f"the steps ran beside other load, which took {text.percent(measured.foreign_cpu)} of the CPUs: their times "
+        "are too long; profile again when the machine is quiet": measured.flags,
+        verdict(parts, bool(measured.flags)): True,
     }
     return [words for words, holds in told.items() if holds]
 
@@ -251,8 +259,8 @@ def answer(kept: Kept) -> Answer:
         result.failures += [f"{size}: {job.status}: {job.reason}"] if job.reason else []
         if job.status != "ok":
             continue
-        (found,) = job.of(Measured)
-        parts = parts_of(found)
+        (measured,) = job.of(Measured)
+        parts = parts_of(measured)
         step = parts[-1]
         peak = f", peak {text.number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
         operations = f"{text.quantity(step['macs'], 'MACs')}, {text.quantity(step['flops'], 'FLOPs')}"
@@ -264,7 +272,7 @@ def answer(kept: Kept) -> Answer:
             identity = {key: part[key] for key in ("name", "label", "phase", "depth")}
             result.rows.append({"size": size, **identity, **values(NUMBERS, part)})
         result.tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
-        result.lines += lines(config.choice, found, parts)
+        result.lines += lines(config.choice, measured, parts)
         result.figures.append(figure(size, parts))
     return result
 
