@@ -52,7 +52,7 @@ help:
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner, e.g. ARGS="--only k2"'
 	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see data/vectors/README.md'
-	@echo 'make compare      two measurements, ARGS="log results/2026-11-24-amd-epyc-2-cores"'
+	@echo 'make compare      two measurements, ARGS="log results/2026-11-25-amd-epyc-2-cores"'
 	@echo 'make report       the page of what is in log/; ARGS="..." is passed to it'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'

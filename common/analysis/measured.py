@@ -128,7 +128,7 @@ def _of_jobs(jobs: Jobs, given: Mapping[str, Any], is_control: bool) -> Tuple[st
             continue
         done[pass_name] = done.get(pass_name, 0) + 1
         if SEVERITY.index(status) > SEVERITY.index(worst):
-            why = (end.reason or "no reason was recorded") if end else "stopped before its end"
+            why = (end.reason or status) if end else "stopped before its end"
             worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
         rounds = min(given.get("rounds", 1), settings.FEWEST_ROUNDS if given.get("budget") else math.inf)
