@@ -260,9 +260,9 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
         return []
     loss, gradients = (error(max(row.measured_errors[index] or 0 for row in right)) for index in (0, 1))
     where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
-    errors = [(row.name, row.measured_errors[1] or 0) for row in right]
-    above = ", ".join(f"{name} {error(value)}" for name, value in errors if value > metrics.MARKED_ERROR)
-    unsure = ", ".join(row.name for row in right if row.imprecise)
+    by_name = {row.name: [each.measured_errors[1] or 0 for each in right if each.name == row.name] for row in right}
+    above = ", ".join(f"{name} {error(max(of))}" for name, of in by_name.items() if max(of) > metrics.MARKED_ERROR)
+    unsure = ", ".join(dict.fromkeys(row.name for row in right if row.imprecise))
     parts = [
         f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
         f"oracle's {where}",
