@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -46,13 +47,18 @@ def test_a_program_is_short_and_names_the_version_and_the_page_of_the_family_lea
     assert f"defects/{program.name}" in (FOLDER.parent / "family.md").read_text(encoding="utf-8")
 
 
+@functools.cache
+def key_of(package: str) -> str:
+    return extensions.tools(extensions.SOURCE_PACKAGES[package], simulated.DEVICE)[1]
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_prints_what_it_says(program, thorough):
     package = next(package for package in OF_PACKAGE if program.stem.startswith(package))
     python = ENVIRONMENTS[OF_PACKAGE[package]].python
     without_gpu = "cuda" in program.stem and not pytest.importorskip("torch").cuda.is_available()
     built = without_gpu and package in extensions.SOURCE_PACKAGES
-    key = extensions.tools(extensions.SOURCE_PACKAGES[package], simulated.DEVICE)[1] if built else ""
+    key = key_of(package) if built else ""
     if built and not (thorough or any(extensions.CACHE.glob(f"{package}-*-{key}"))):
         pytest.skip("with --thorough, which compiles it")
     if not built and not installed(python, package):
