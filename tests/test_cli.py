@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from dataclasses import fields, make_dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Optional
 
@@ -16,11 +17,13 @@ from canned import parsed
 from commands import ROOT, assert_user_error, run
 from fixtures_runs import write_run
 
+from common.cli import benchmark
 from common.cli.parser import Parser, add_flags, given_settings, with_limits
 from common.core import flag_types, settings
 from common.core.implementations import IMPLEMENTATIONS
 from common.core.settings import declared, setting
 from common.data import shapes
+from common.setup import interpreters
 
 pytest.importorskip("torch")
 SCRIPTS = [implementation.file for implementation in IMPLEMENTATIONS]
@@ -93,6 +96,12 @@ def test_the_list_says_what_each_row_lacks():
     if importlib.util.find_spec("warprnnt_pytorch") is None:
         assert "missing: " in rows["warp-transducer"] and "github.com/" in rows["warp-transducer"]
     assert "missing" not in rows["reference"]
+
+
+def test_a_python_without_torch_runs_no_row(monkeypatch):
+    monkeypatch.setattr(benchmark, "output", lambda *_, **__: "[]")
+    told = benchmark.states({"fast_rnnt": interpreters.Choice(Path("/usr/bin/python3"))}, "cpu")
+    assert told["fast_rnnt"].startswith("missing: /usr/bin/python3 lacks torch: ")
 
 
 def test_completions_answer_the_shell_and_import_nothing_without_it(monkeypatch):

@@ -251,15 +251,14 @@ def show_list(wanted: str) -> int:
     choices = interpreters.choose_all([row.name for row in rows], in_place=False)
     places = states(choices, interpreters.resolve_device(wanted, [choice.python for choice in choices.values()]))
     for row in rows:
-        print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
-    names = ", ".join(f"NAME@{environment}" for environment in implementations.environments())
-    print(f"any of them under the torch of an environment: {names}")
+        print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {as_called(places[row.name])}")
+    print("any of them under the torch of an environment: NAME@" + ", NAME@".join(implementations.environments()))
     return EXIT_OK
 
 
 def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[str, str]:
     """Return where each row would run on `device`, or "missing: ..." or "unsupported: ..."; nothing is imported."""
-    packages = dict.fromkeys(implementations.find(name).package for name in python_of)
+    packages = dict.fromkeys(["torch", *(implementations.find(name).package for name in python_of)])
     installed = {}
     for python in {choice.python for choice in python_of.values() if choice.python}:
         answer = output([str(python), "-c", FINDS, *packages], timeout=120, cwd=ROOT).strip()
@@ -270,15 +269,16 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
         attributes, kind = implementations.described(row), device.partition(":")[0]
         managed = choice.python == environments.interpreter(row.environment)
         where = f"environment {row.environment}" if managed else str(choice.python)
+        needed = {"torch", row.package} - {row.package if row.built else ""}
         if choice.python is None:
             places[name] = f"missing: {choice.reason}"
         elif kind not in attributes.devices:
             places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
+        elif absent := needed.difference(installed[choice.python]):
+            places[name] = f"missing: {where} lacks {' and '.join(sorted(absent))}: {attributes.hint}"
         elif row.built:
             compiled = any(extensions.CACHE.glob(f"{row.package}-*-{kind}-*/"))
             places[name] = where if compiled else f"{where}, compiled when it is first run"
-        elif row.package in installed[choice.python]:
-            places[name] = where
         else:
-            places[name] = f"missing: {row.package} is not in {where}: {attributes.hint}"
+            places[name] = where
     return places
