@@ -229,10 +229,12 @@ def test_a_run_from_start_to_end(flags, tmp_path):
 def test_a_full_disk_behind_stdout(flags, tmp_path):
     """The list and the comparison are one line; a run keeps its results and writes its report all the same."""
     log = tmp_path / "log"
+    measuring = ["benchmark_torchaudio.py", *flags, "--passes", "correctness"]
+    lines = [measuring, ["benchmark_all.py", "--list"], ["rnnt-bench", "compare", log, log]]
     with open("/dev/full", "wb") as full:
-        done = run_command("benchmark_torchaudio.py", *flags, "--passes", "correctness", stdout=full)
-        assert done.returncode == 1 and "warning: no table: No space left" in done.stderr
-        assert "Traceback" not in done.stderr and (log / "report.html").exists()
-        for line in (["benchmark_all.py", "--list"], ["rnnt-bench", "compare", log, log]):
-            assert_user_error(run_command(*line, stdout=full), "No space left")
+        measured_run, *others = [run_command(*line, stdout=full) for line in lines]
+    assert measured_run.returncode == 1 and "warning: no table: No space left" in measured_run.stderr
+    assert "Traceback" not in measured_run.stderr and (log / "report.html").exists()
+    for done in others:
+        assert_user_error(done, "No space left")
     assert rows_of(log)["torchaudio"]["loss_error"] < 1e-4
