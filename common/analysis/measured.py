@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from common.analysis import times
-from common.analysis.row import COUNTERS, Configuration, Largest, Row
+from common.analysis.row import COUNTERS, Largest, Row
 from common.core import settings, text
 from common.records import schema, store
 from common.traces import reader, windows
@@ -71,7 +71,17 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     made.notes = _notes(made, limits, judged, trace, [line for line in well if isinstance(line, schema.Stop)])
     if lacks_traces and status == "ok":
         made.notes.append(NO_TRACES)
-    made.configuration = _configuration(made)
+    on_cpu = made.device == "cpu"
+    made.configuration = {
+        **settings.in_rows(header.settings, made.device, header.kind),
+        **{"device": made.device, "device_name": made.environment.device_name},
+        "cores": header.machine.cores if on_cpu else None,
+        **{
+            key: getattr(made.environment, key) or header.settings.get(key)
+            for key in ("threads", *(("denormals", "allocator") if on_cpu else ()))
+        },
+        "shape_file_sha256": made.environment.shape_file_sha256,
+    }
     rated = [sample for sample in samples if searched or sample.scope == "step"]
     made.utterances_per_second, made.frames_per_second = times.rates(rated, made.batches)
     if searched:
@@ -81,18 +91,6 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
 
 def _newest(lines: Sequence[schema.JobLine], kind: Type[T]) -> Optional[T]:
     return next((line for line in reversed(lines) if isinstance(line, kind)), None)
-
-
-def _configuration(made: Row) -> Configuration:
-    header, environment, device = made.header, made.environment, made.device
-    keys = ("threads", "denormals", "allocator") if device == "cpu" else ("threads",)
-    return {
-        **settings.in_rows(header.settings, device, header.kind),
-        **{"device": device, "device_name": environment.device_name},
-        "cores": header.machine.cores if device == "cpu" else None,
-        **{key: getattr(environment, key) or header.settings.get(key) for key in keys},
-        "shape_file_sha256": environment.shape_file_sha256,
-    }
 
 
 #: Largest relative error of small batches, by the precision of the computation.

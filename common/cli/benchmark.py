@@ -269,7 +269,7 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
         attributes, kind = implementations.described(row), device.partition(":")[0]
         managed = choice.python == environments.interpreter(row.environment)
         where = f"environment {row.environment}" if managed else str(choice.python)
-        needed = {"torch", row.package} - {row.package if row.built else ""}
+        needed = {"torch"} if row.built else {"torch", row.package}
         if choice.python is None:
             places[name] = f"missing: {choice.reason}"
         elif kind not in attributes.devices:

@@ -125,8 +125,7 @@ def save(log: Path, name: str) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(arguments)
-    return guarded(NAME, lambda: _compared(options))
+    return guarded(NAME, lambda: _compared(parser().parse_args(arguments)))
 
 
 def _compared(options: argparse.Namespace) -> int:

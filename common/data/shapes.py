@@ -153,6 +153,12 @@ def known_factor(shape_file: Path) -> Optional[int]:
     return factor if type(factor) is int and factor in FACTORS else None
 
 
+def known_vocab_size(shape_file: Path) -> Optional[int]:
+    """Return the vocabulary size of the model that counted a shape file's tokens, if it is known."""
+    size = part(shape_file, "bpe_model").get("vocab_size")
+    return size if type(size) is int and size >= 2 else None
+
+
 def frame_shift(shape_file: Path) -> float:
     """Return the seconds between its feature frames."""
     shift: Any = part(shape_file, "options").get("frame_shift")
@@ -167,8 +173,7 @@ def frame_shift(shape_file: Path) -> float:
 def uniform64(seed: int, count: int) -> np.ndarray:
     """Return `count` float64 numbers in [0, 1), multiples of 2**-53, from the raw output of PCG64 with `seed` (>=
     0)."""
-    raw = np.random.PCG64(seed).random_raw(count)
-    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (np.random.PCG64(seed).random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def uniform(count: int, *key: int) -> np.ndarray:

@@ -29,7 +29,8 @@ def _add_products(*rows: Tuple[str, Number, Number]) -> None:
 def _matrices(first: str, second: str, call: Call) -> int:
     """Count (..., M, K) by (..., K, N) or by (K)."""
     factor = call[second]
-    return size(call[first]) * (factor.shape[-1] if factor.dim() > 1 else 1) if size(factor) else 0
+    columns = factor.shape[-1] if factor.dim() > 1 else 1
+    return size(call[first]) * columns if size(factor) else 0
 
 
 def _scaled_bias(call: Call) -> int:

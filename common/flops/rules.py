@@ -162,7 +162,8 @@ def _general(operator: Any, name: str) -> Rule:
     if _tensors(schema.arguments) <= 2 and _tagged(operator, "nondeterministic_seeded"):
         return nothing  # a generator; attention with dropout has this tag, too, and more tensors
     if name[len("aten::") :] in _POINTWISE or _tagged(operator, "pointwise"):
-        return lambda call: elements(call.out) * (2 if name.endswith("_backward") else 1)  # the derivative, times it
+        factor = 2 if name.endswith("_backward") else 1  # the derivative, times the gradient
+        return lambda call: factor * elements(call.out)
     if _tagged(operator, "reduction"):
         return lambda call: max(elements(call["self"]) - elements(call.out), 0)
     return None

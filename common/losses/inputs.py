@@ -100,8 +100,7 @@ class Speech:
         weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
         further = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
         columns = np.arange(self.encoder_dim) % weight.shape[1]
-        copies = np.bincount(columns).astype(np.float32)
-        weight = (weight / copies[: weight.shape[1]])[:, columns]
+        weight = (weight / np.bincount(columns).astype(np.float32)[: weight.shape[1]])[:, columns]
         less_likely = bias[further] - np.float32(LESS_LIKELY * (name != "lm"))
         return np.concatenate([weight, weight[further]]), np.concatenate([bias, less_likely])
 

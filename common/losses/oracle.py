@@ -65,8 +65,7 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[t
         for (dt, du, _), skewed in zip(arcs, weights):
             ahead = step + dt + du
             if ahead < steps:
-                goes = skewed[step, : U1 - du] + beta[ahead, du:]
-                beta[step, : U1 - du] = np.logaddexp(beta[step, : U1 - du], goes)
+                beta[step, : U1 - du] = np.logaddexp(beta[step, : U1 - du], skewed[step, : U1 - du] + beta[ahead, du:])
     total = float(alpha[-1, -1])
     posteriors = []
     for (dt, du, _), skewed in zip(arcs, weights):

@@ -302,15 +302,19 @@ def lock(names: Iterable[str] = ()) -> int:
     """Resolve NAME.in of environments, and of uv, into NAME.txt, every package pinned by hash; return an exit code.
 
     The user's extra indexes are not asked: they may have only some files of a version.  What NAME.in pins to one file
-    keeps that hash alone: uv widens it to all files of the version."""
+    keeps that hash alone: uv widens it to all files of the version.  Raises UserError where the index lacks that file.
+    """
     for name in names or ("uv", *ENVIRONMENTS):
         minor = 9 if name == "uv" else min(int(version[2:]) for version in _environment(name).pythons)
         source = LOCKS / f"{name}.in"
         text = Uv(sys.stderr).output("pip", "compile", *LOCKING, "--python-version", f"3.{minor}", str(source))
         for package, digest in re.findall(r"^(\S+==\S+) --hash=(\S+)", source.read_text(), flags=re.MULTILINE):
-            of_version = rf"^{re.escape(package)} \\\n( +--hash=\S+( \\)?\n)+"
-            text = re.sub(of_version, f"{package} \\\\\n    --hash={digest}\n", text, flags=re.MULTILINE)
+            entry = re.compile(rf"^{re.escape(package)} \\\n((?: +--hash=\S+(?: \\)?\n)+)", flags=re.MULTILINE)
+            if digest not in "".join(entry.findall(text)):
+                raise UserError(f"{package}: the index has no file with hash {digest}")
+            text = entry.sub(f"{package} \\\\\n    --hash={digest}\n", text)
         source.with_suffix(".txt").write_text(text, encoding="utf-8")
+        say(f"{name}.txt: {text.count('==')} packages")
     return EXIT_OK
 
 
@@ -343,13 +347,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _run(command: str, names: List[str]) -> int:
     try:
-        if command in ("setup", "build", "lock"):
-            return {"setup": setup, "build": setup_and_build, "lock": lock}[command](names)
+        if function := {"setup": setup, "build": setup_and_build, "lock": lock}.get(command):
+            return function(names)
         if command == "clean":
             with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
                 shutil.rmtree(FOLDER)
             return EXIT_OK
-    except subprocess.CalledProcessError:  # of `lock`: uv has said why
+    except (NotRunnable, subprocess.CalledProcessError) as error:  # of `lock`
+        say(f"environments: error: {error}")
         return EXIT_FAILED
     except OSError as error:
         say(f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again")

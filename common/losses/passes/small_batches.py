@@ -80,8 +80,10 @@ def answer(
                 leaf.requires_grad_(getattr(batch, name).requires_grad)
             double_batch = replace(batch, **outputs, targets=batch.targets.cpu().clone())
             right_leaves = leaves_of(double_model, double_batch)
-            right = layout.right(double_model.logits(double_batch), double_batch)
-            losses.append(right + layout.trained_beside(double_model, double_batch))
+            losses.append(
+                layout.right(double_model.logits(double_batch), double_batch)
+                + layout.trained_beside(double_model, double_batch)
+            )
         steps.append(step)
         leaves.append(right_leaves)
     of_each = torch.cat(losses)
