@@ -21,7 +21,7 @@ DAMAGED = 10
 LINES = 20
 
 
-def said(*words: object, folder: Path) -> str:
+def printed_by(*words: object, folder: Path) -> str:
     """Return what a command of the suite prints, and its exit code; `folder` is written FOLDER."""
     command = [sys.executable, "rnnt-bench", *map(str, words)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -41,9 +41,9 @@ def damage(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     for path in draw.sample(sorted(folder.rglob("results.jsonl")), 3):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        place = draw.randrange(len(lines))
-        lines[place] = draw.choice(["", lines[place][: len(lines[place]) // 2], lines[place] * 2, "{}\n", "null\n"])
-        path.write_text("".join(lines[: place + 1] if draw.random() < 0.3 else lines), encoding="utf-8")
+        index = draw.randrange(len(lines))
+        lines[index] = draw.choice(["", lines[index][: len(lines[index]) // 2], lines[index] * 2, "{}\n", "null\n"])
+        path.write_text("".join(lines[: index + 1] if draw.random() < 0.3 else lines), encoding="utf-8")
 
 
 def keep(target: Path) -> None:
@@ -58,12 +58,12 @@ def keep(target: Path) -> None:
             page = Path(scratch, "page.html")
             page.unlink(missing_ok=True)
             for kind, flags in {"table": [], "details": ["--details"], "json": ["--format", "json"]}.items():
-                (target / f"{name}.{kind}").write_text(said("summarize", folder, *flags, folder=folder))
-            said("report", folder, "--output", page, folder=folder)
+                (target / f"{name}.{kind}").write_text(printed_by("summarize", folder, *flags, folder=folder))
+            printed_by("report", folder, "--output", page, folder=folder)
             (target / f"{name}.page").write_text(page_text(page))
         for other in folders[:-1]:
             words = "compare", other, folders[-1], "--details"
-            (target / f"{other.name}.compare").write_text(said(*words, folder=other))
+            (target / f"{other.name}.compare").write_text(printed_by(*words, folder=other))
 
 
 def diff(before: Path, after: Path) -> int:

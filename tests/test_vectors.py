@@ -100,17 +100,17 @@ def test_the_checker_runs_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, code, said",
+    "words, code, message",
     [
         (["--help"], 0, "package.module:function"),
         (["json:loss"], 2, "no attribute 'loss'"),
         (["json:loads", "square"], 2, "tdt"),
     ],
 )
-def test_the_checker_says_how_it_is_called(words, code, said, monkeypatch, capsys):
+def test_the_checker_says_how_it_is_called(words, code, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["check.py", *words])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:
         check.main()
     printed = capsys.readouterr()
-    assert ended.value.code == code and said in printed.out + printed.err
+    assert ended.value.code == code and message in printed.out + printed.err

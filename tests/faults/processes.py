@@ -1,5 +1,4 @@
-"""Faults of a command that measures, as real processes: after each nothing that it started is left, its scratch folder
-is empty, and --resume ends in the table of a run that was not disturbed."""
+"""Faults of a command that measures, as real processes: nothing is left, and --resume ends in the same table."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from commands import ROOT, command, own_loss, piped, read
 
 from faults import check, require
 
-BENCHMARK = "--only reference --in-place --preset quick --limits false --max-seconds 0.05".split()
+BENCHMARK = "--only reference --in-workspace --preset quick --limits false --max-seconds 0.05".split()
 #: What torch itself leaves in TMPDIR, for its next process.
 CACHE = "torchinductor_"
 #: Exit code of a command that a signal ended.
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
 
 
-class Place:
+class Workspace:
     """Give one command a log and a scratch folder, and a variable by which all processes that it starts are found."""
 
     def __init__(self, folder: Path):
@@ -102,26 +101,26 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 @functools.lru_cache(maxsize=1)
 def undisturbed() -> Tuple[Dict[str, Tuple[Any, ...]], float]:
     """Return (the rows of a run that no fault met, its seconds)."""
-    place, since = Place(Path(tempfile.mkdtemp(prefix="undisturbed-"))), time.monotonic()
-    check(place.run(), (0,))
+    workspace, since = Workspace(Path(tempfile.mkdtemp(prefix="undisturbed-"))), time.monotonic()
+    check(workspace.run(), (0,))
     seconds = time.monotonic() - since
-    place.nothing_is_left()
-    return place.rows(), seconds
+    workspace.nothing_is_left()
+    return workspace.rows(), seconds
 
 
 def signals(seed: int, folder: Path) -> None:
     """A signal at a random moment."""
-    chance, place = random.Random(f"signals {seed}"), Place(folder)
+    chance, workspace = random.Random(f"signals {seed}"), Workspace(folder)
     number = list(STOPPED)[seed % len(STOPPED)]
     wait = chance.uniform(0.0, undisturbed()[1])
-    process = place.start()
+    process = workspace.start()
     time.sleep(wait)
     process.send_signal(number)
     done = ended(process)
     # Before Python is up a signal kills it, and one that comes last meets a command that is done.
     check(done, (STOPPED[number], -number, 0))
-    place.nothing_is_left(scratch=done.returncode != -signal.SIGKILL)
-    place.resumed()
+    workspace.nothing_is_left(scratch=done.returncode != -signal.SIGKILL)
+    workspace.resumed()
 
 
 @contextlib.contextmanager
@@ -139,14 +138,14 @@ def small_disk(folder: Path, size: int) -> Iterator[bool]:
 
 def disks(seed: int, folder: Path) -> None:
     """No room for the n-th page of the log folder; then there is room again."""
-    place, size = Place(folder), 4096 * random.Random(f"disks {seed}").randrange(1, 14)
-    with small_disk(place.log, size) as mounted:
-        check(place.run(**({} if mounted else {"preexec_fn": lambda: _limit(resource.RLIMIT_FSIZE, size)})))
-        place.nothing_is_left()
-        place.rows()
+    workspace, size = Workspace(folder), 4096 * random.Random(f"disks {seed}").randrange(1, 14)
+    with small_disk(workspace.log, size) as mounted:
+        check(workspace.run(**({} if mounted else {"preexec_fn": lambda: _limit(resource.RLIMIT_FSIZE, size)})))
+        workspace.nothing_is_left()
+        workspace.rows()
         if mounted:
-            subprocess.run(["mount", "-o", "remount,size=8m", str(place.log)], check=True)
-        place.resumed()
+            subprocess.run(["mount", "-o", "remount,size=8m", str(workspace.log)], check=True)
+        workspace.resumed()
 
 
 def _limit(kind: int, size: int) -> None:
@@ -167,16 +166,16 @@ LIMITS: Tuple[Tuple[Any, int, int], ...] = (
 def limits(seed: int, folder: Path) -> None:
     """Too little of something; then enough of it."""
     chance, (kind, least, most) = random.Random(f"limits {seed}"), LIMITS[seed % len(LIMITS)]
-    size, place = chance.randint(least, most), Place(folder)
+    size, workspace = chance.randint(least, most), Workspace(folder)
     with contextlib.ExitStack() as stack:
         options: Dict[str, Any] = {"preexec_fn": lambda: _limit(kind, size)}
         if kind == "TMPDIR":
             mounted = stack.enter_context(small_disk(folder / "small", size))
             options = {"env": {"TMPDIR": str(folder / ("small" if mounted else "nowhere"))}}
-        done = place.run(**options)
+        done = workspace.run(**options)
     check(done)
-    place.nothing_is_left()
-    place.resumed()
+    workspace.nothing_is_left()
+    workspace.resumed()
 
 
 #: What the loss of a stranger does at its first call, and the statuses that its row may have.
@@ -199,18 +198,18 @@ ADAPTERS: Tuple[Tuple[str, Collection[str]], ...] = (
 
 def adapters(seed: int, folder: Path) -> None:
     """A loss of a stranger's costs its own row alone."""
-    place, (does, statuses) = Place(folder), ADAPTERS[seed % len(ADAPTERS)]
+    workspace, (does, statuses) = Workspace(folder), ADAPTERS[seed % len(ADAPTERS)]
     script = own_loss(folder, in_loss=f"import time, torch\n    {does}")
     beside = [] if "timeout" in statuses else ["reference"]
     names = ",".join([str(script), *beside])
-    check(place.run("--only", names, "--passes", "correctness", "--timeout", "60" if beside else "3"))
-    rows = place.rows()
+    check(workspace.run("--only", names, "--passes", "correctness", "--timeout", "60" if beside else "3"))
+    rows = workspace.rows()
     require(set(rows) == {"own0", *beside}, f"rows {rows}")
     status = rows.pop("own0")[0]
     require(status in statuses, f"{does}: {status}, not {statuses}")
     require(all(row == undisturbed()[0][name] for name, row in rows.items()), f"beside it: {rows}")
-    place.nothing_is_left()
-    size = sum(path.stat().st_size for path in place.log.glob("*/results.jsonl"))
+    workspace.nothing_is_left()
+    size = sum(path.stat().st_size for path in workspace.log.glob("*/results.jsonl"))
     require(size < 10**6, f"records of {size} bytes")
 
 
