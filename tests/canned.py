@@ -15,8 +15,7 @@ QUICK = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "fals
 
 
 class Canned(Executor):
-    """Answer each job at once, well unless told otherwise: answer(job, settings) returns its records, or None for the
-    usual ones, or raises.  seen: (implementation or task, job) of each process that would have been started."""
+    """Answer each job at once: answer(job, settings) gives its records, None the usual; seen: what would start."""
 
     def __init__(self, answer=lambda job, chosen: None):
         self.answer, self.seen = answer, []

@@ -1,5 +1,4 @@
-"""Print what there is to read, `make lint`'s last lines: files, lines and statements (of the syntax tree, without
-docstrings) of Python, and words of the pages."""
+"""Print how much there is to read: files, lines, statements (no docstrings) of Python, and words of the pages."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, run
+from commands import ROOT, assert_user_error, run
 
 sys.path.append(str(ROOT / "docs"))
 
@@ -53,6 +53,7 @@ def test_the_best_peer_is_chosen_over_shared_batches():
 def test_flags_that_benchmark_all_refuses(tmp_path):
     done = run(TABLE, "--log-dir", tmp_path, "--workloads", "bpe500", "--", "--vocab-size", 1)
     assert done.returncode == 2 and "--vocab-size" in done.stderr and "Traceback" not in done.stderr
+    assert_user_error(run(TABLE, "--workloads", "bpe50"), "--workloads", "bpe50")
 
 
 def steps(*words, **environment):

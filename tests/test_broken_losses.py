@@ -1,5 +1,4 @@
-"""Losses that are wrong in ways that a small random batch does not show: each is refused, before or after it is timed,
-with words that help its author.  No right loss is."""
+"""Losses that are wrong where a small random batch does not show it: each is refused, in words for its author."""
 
 from __future__ import annotations
 

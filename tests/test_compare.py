@@ -1,5 +1,4 @@
-"""`rnnt-bench compare`: verdicts on real samples (tests/data/compare/README.md), what it prints, refuses, exits with,
-and its page.  A seed draws rounds of one run into two groups: whatever is drawn, nothing changed between them."""
+"""`rnnt-bench compare`: verdicts on real samples (tests/data/compare/README.md), output, refusals, codes, its page."""
 
 from __future__ import annotations
 

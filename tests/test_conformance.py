@@ -1,5 +1,4 @@
-"""The conformance matrix: the judge is proven on losses that are wrong on purpose, each caught by the case that is for
-it; processes that die or hang cost one cell; findings say what is so."""
+"""The conformance matrix: each loss that is wrong on purpose is caught by its case; a crash costs one cell."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import rows_of, run
+from commands import run
 
 from common.analysis import logs, verdict
 from common.analysis.groups import groups
@@ -75,7 +75,7 @@ def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_pa
     flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--log-dir", tmp_path / "log", "--quiet"]
     done = run(checkout / "losses" / "benchmark_rnntloss.py", *flags, cwd=checkout)
     assert done.returncode == 0, done.stderr
-    (row,) = rows_of(tmp_path / "log").values()
+    (row,) = json.loads(run(checkout / "summarize.py", tmp_path / "log", "--format", "json", cwd=checkout).stdout)
     assert row["name"] == "rnntloss" and row["status"] == "ok" and row["loss_error"] < 1e-5
 
 

@@ -1,5 +1,4 @@
-"""The rows of the family: every lattice can be ranked, what cannot run here says why, and kernels for CUDA alone are
-judged without a GPU: the contract again, with the simulator of each package switched on."""
+"""Every lattice can be ranked, what cannot run says why, and kernels for CUDA are judged in the simulators."""
 
 from __future__ import annotations
 

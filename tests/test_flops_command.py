@@ -17,7 +17,6 @@ from fixtures_model_runs import command as in_process
 
 from common.core.text import quantity
 from common.records import schema
-from common.setup import interpreters
 from common.tools.flops import command
 from common.tools.flops import show as flops
 
@@ -325,7 +324,10 @@ def test_every_depth_adds_up():
         assert sum(part["flops"] for part in found) == total["flops"] and total["calls"] == 4
 
 
-def test_a_python_without_torch_is_a_line(monkeypatch):
-    monkeypatch.setattr(interpreters, "lacks", lambda *_: True)
-    done = run("rnnt-bench", "flops", "torch.nn:ReLU", "--input-shape", "2x3")
+def test_a_python_without_torch_is_a_line_or_goes_on_in_the_main_environment(tmp_path):
+    found = "find = util.find_spec\nutil.find_spec = lambda name, *of: None if name == 'torch' else find(name, *of)\n"
+    text = f"import importlib.util as util, sys\n{found}sys.modules['torch'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(text)
+    given = ["torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=5", "--input-shape", "2x3"]
+    done = run("rnnt-bench", "flops", *given, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert_user_error(done, "make setup")

@@ -1,5 +1,4 @@
-"""The C++ code of fused_transducer for aarch64, run by qemu, which translates the code once: every lattice against the
-float64 oracle, random problems against the plain PyTorch code, and denormals."""
+"""The C++ code for aarch64, run by qemu: every lattice against the oracle, random problems, and denormals."""
 
 from __future__ import annotations
 

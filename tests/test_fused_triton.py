@@ -1,5 +1,4 @@
-"""The Triton kernels without a GPU: their results in Triton's interpreter, and that they compile for GPUs.  What needs
-a GPU runs where there is one: streams, CUDA graphs, TF32, speed."""
+"""The Triton kernels: results in Triton's interpreter, that they compile for GPUs, and what needs a GPU."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_the_committed_feature_frames_are_regenerated_and_make_the_published_bat
 def test_without_the_packages_it_says_what_to_do(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "lhotse", None)
     code, _, err = run("--manifest", "cuts.jsonl", "--bpe-model", "x")
-    one_line_of_error(code, err, "lhotse", "make setup", ".venv/main/bin/python")
+    one_line_of_error(code, err, "import of lhotse halted", "make setup", ".venv/main/bin/python")
 
 
 # ---- manifests

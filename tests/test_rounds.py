@@ -125,9 +125,14 @@ def test_limits_are_measured_in_every_third_round_until_that_fails(tmp_path, wel
     assert rows_of(tmp_path)["torchaudio"]["status"] == "ok"
 
 
-def test_the_newest_torch_is_that_of_the_highest_version():
-    versions = {"k2": "1.13.1+cu117\n", "a": "2.11.0\n", "b": "2.9.1", "none": "", "gone": "\n"}
-    assert max(versions, key=lambda name: interpreters.version_numbers(versions[name])) == "a"
+def test_the_newest_torch_is_found_without_importing_it(tmp_path):
+    pythons = {}
+    for name, version in (("k2", "1.13.1+cu117"), ("a", "2.11.0"), ("b", "2.9.1"), ("none", "")):
+        pythons[name] = tmp_path / name
+        pythons[name].write_text(f"#!/bin/sh\necho {version}\n")
+        pythons[name].chmod(0o755)
+    assert max(pythons, key=lambda name: interpreters.torch_version(pythons[name])) == "a"
+    assert interpreters.torch_version(tmp_path / "gone") == ()
 
 
 def test_the_time_left_is_of_jobs_like_those_to_come():

@@ -15,12 +15,13 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from unittest import mock
+from types import SimpleNamespace
 
 import pytest
-from commands import ROOT, read, start, wait_for
+from commands import ROOT, start, wait_for
 
-from common.setup import extensions
+from common.core.errors import UserError
+from common.setup import environments, extensions
 from common.setup.extensions import SOURCE_PACKAGES
 
 torch = pytest.importorskip("torch")
@@ -95,19 +96,15 @@ class Checkout(Copy):
         return subprocess.Popen(command, cwd=self.folder, env={**self.environment, **variables}, **pipes)
 
     def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        """Run a command to its end: in this process, with the modules of this folder."""
-        others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] != "common"}
-        with mock.patch.dict(sys.modules, others, clear=True), mock.patch.dict(os.environ, clear=True):
-            os.environ.update({**self.environment, **variables})
-            with mock.patch.object(sys, "path", [str(self.folder), *sys.path]):
-                done = read([sys.executable, str(self.folder / "drive.py"), *arguments], self.folder)
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
+        process = self.start(*arguments, **variables)
+        stdout, stderr = process.communicate(timeout=300)
+        assert "Traceback" not in stderr
+        return process.returncode, stdout, stderr
 
     def installed(self, name: str) -> str:
-        """Return the version of the tiny package in an environment."""
-        (module,) = self.venv(name).glob("lib/python*/site-packages/tiny.py")
-        return module.read_text().split("'")[1]
+        """VERSION of the tiny package that the environment's Python imports."""
+        command = [self.run("path", name)[1].strip(), "-c", "import tiny; print(tiny.VERSION)"]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
     def venv(self, *parts: str) -> Path:
         return self.folder.joinpath(".venv", *parts)
@@ -173,9 +170,8 @@ def test_no_main_environment_is_an_error(checkout, tmp_path):
     assert not checkout.venv("other").exists()  # no two minutes for the others first
     (tmp_path / "ensurepip.py").write_text("raise ImportError\n")  # as on Debian without python3-venv
     checkout.venv(".uv").unlink()
-    process = checkout.start("setup", "main", PYTHONPATH=str(tmp_path))
-    stderr = process.communicate(timeout=300)[1]
-    assert process.returncode == 1 and f"apt install python{RUNNING}-venv" in stderr.splitlines()[-1]
+    code, _, stderr = checkout.run("setup", "main", PYTHONPATH=str(tmp_path))
+    assert code == 1 and f"apt install python{RUNNING}-venv" in stderr.splitlines()[-1]
 
 
 def test_killed_half_way_its_children_keep_the_lock_and_the_next_one_starts_over(checkout):
@@ -228,9 +224,8 @@ def test_another_build_in_an_extra_index_is_not_taken_and_what_the_index_lacks_i
 
 
 def test_what_cannot_be_compiled_does_not_stop_set_up(checkout):
-    process = checkout.start("build")
-    stderr = process.communicate(timeout=300)[1]
-    assert process.returncode == 0 and "other: ready" in stderr
+    code, _, stderr = checkout.run("build")
+    assert code == 0 and "other: ready" in stderr
     assert "left out" in stderr and "has no torch" in stderr  # main has one tiny package here
 
 
@@ -255,6 +250,18 @@ def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     if name == "k2":
         assert re.search(r"^k2==1\.23\.4 +--hash=sha256:5b5f709b12b9[0-9a-f]{52}$", text, re.MULTILINE)  # one wheel
     assert "://" not in text and "--index" not in text and "--find-links" not in text
+
+
+def test_a_lock_keeps_only_the_chosen_hash(tmp_path, monkeypatch):
+    text = "a==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
+    monkeypatch.setattr(environments, "LOCKS", tmp_path)
+    monkeypatch.setattr(environments, "Uv", lambda log: SimpleNamespace(output=lambda *words: text))
+    (tmp_path / "main.in").write_text("a==1 --hash=sha256:bb\nb==2\n")
+    assert environments.lock(["main"]) == 0
+    assert (tmp_path / "main.txt").read_text() == text.replace("    --hash=sha256:aa \\\n", "")
+    (tmp_path / "main.in").write_text("a==1 --hash=sha256:dd\n")
+    with pytest.raises(UserError, match="no file with hash sha256:dd"):
+        environments.lock(["main"])
 
 
 # A package with the layout of optimized_transducer's sdist: same names, no torch in its C++, so seconds to compile.

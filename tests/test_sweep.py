@@ -9,7 +9,6 @@ from canned import Canned, measured, parsed, statuses, stop
 from commands import has_words, run
 from fixtures_runs import records_of
 
-from common.analysis import logs
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.setup import interpreters
 
@@ -115,17 +114,12 @@ def test_a_users_mistake_leaves_no_folder_and_what_is_missing_no_process(tmp_pat
     assert measured(tmp_path, executor, *THREE, "--resume") == EXIT_OK and len(executor.seen) == 3 * 6
 
 
-def test_a_real_sweep_of_a_workload(tmp_path, tiny_shapes):
+def test_a_real_sweep(tmp_path, tiny_shapes):
     pytest.importorskip("torchaudio")
-    flags = ["--in-place", "--preset", "quick,chars", "--max-seconds", 0.05, "--shape-file", tiny_shapes]
-    flags += ["--batches", "first", "--limits", "false", "--log-dir", tmp_path / "log"]
-    flags += ["--passes", "timing", "--scope", "loss", "--sweep", "vocab-size=8,16"]
+    flags = ["--in-place", "--preset", "quick", "--max-seconds", 0.05, "--shape-file", tiny_shapes]
+    flags += ["--log-dir", tmp_path / "log", "--passes", "timing", "--scope", "loss", "--sweep", "vocab-size=8,16"]
     done = run("benchmark_torchaudio.py", *flags)
     assert done.returncode == 0, done.stderr
-    assert "cell 2 of 2: vocab-size 16" in done.stderr and "preset quick,chars" in done.stderr
-    assert "2.66 x tokens" in " ".join(done.stdout.split())
+    assert "cell 2 of 2: vocab-size 16" in done.stderr
     rows = json.loads(run("summarize.py", tmp_path / "log", "--format", "json").stdout)
     assert [row["vocab_size"] for row in rows] == [8, 16] and all(row["loss_ms"] for row in rows)
-    # U 2 3 | 4 5 become 5 8 | 11 13
-    cells = (12 * 6 + 15 * 9 + 18 * 12 + 21 * 14, 2 * 15 * 9 + 2 * 21 * 14)
-    assert {row.cells[:2] for row in logs.read([tmp_path / "log"]).swept} == {cells}

@@ -149,6 +149,17 @@ def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     assert differences(old, same) == [] != differences(old, other) == differences(same, other)
 
 
+def test_a_workload_end_to_end(tiny_shapes, tmp_path):
+    flags = ["--in-place", "--preset", "quick,chars", "--max-seconds", "0.05", "--passes", "timing", "--scope", "loss"]
+    flags += ["--batches", "first", "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", "--limits", "false"]
+    done = run("benchmark_torchaudio.py", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "2.66 x tokens, V 30" in " ".join(done.stdout.split()) and "preset quick,chars" in done.stderr
+    (row,) = logs.rows([tmp_path / "log"])
+    # U 2 3 | 4 5 become 5 8 | 11 13
+    assert (row.cells[0], row.cells[1]) == (12 * 6 + 15 * 9 + 18 * 12 + 21 * 14, 2 * 15 * 9 + 2 * 21 * 14)
+
+
 def test_utterances_of_other_durations_are_left_out(tiny_shapes):
     """T 12 to 45 at x4 are at least 51 to 183 frames of 10 ms, 0.51 to 1.83 s."""
     assert load_batches(tiny_shapes, min_duration=0.7, num_batches=1) == [[[18, 4], [21, 5]]]  # 75 to 78 frames, 87
