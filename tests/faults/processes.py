@@ -20,7 +20,7 @@ from commands import ROOT, command, own_loss, piped, read
 
 from faults import check, require
 
-BENCHMARK = "--only reference --in-workspace --preset quick --limits false --max-seconds 0.05".split()
+BENCHMARK = "--only reference --in-place --preset quick --limits false --max-seconds 0.05".split()
 #: What torch itself leaves in TMPDIR, for its next process.
 CACHE = "torchinductor_"
 #: Exit code of a command that a signal ended.
