@@ -27,7 +27,7 @@ from fused_helpers import (
     right,
 )
 
-from fused_transducer import align
+from fused_transducer import align, transducer_loss
 from fused_transducer.call import Call, any_outside, backend_of
 from fused_transducer.lattices import SMOOTHABLE
 
@@ -365,23 +365,64 @@ def of_lattice(topology):
 
 
 def interpreted():
-    """Print a line of JSON for each case: name, errors, the largest that is allowed, whether the rest is right."""
+    """Solve the cases in the interpreter, where torch has no GPU."""
     warnings.simplefilter("ignore")  # numpy's, of -inf minus -inf where Triton chooses another value
     numpy.seterr(all="ignore")
     interpret_faster()
-    of_options()
-    of_numbers()
-    of_calls()
-    for topology in ("regular", "tdt", "modified-last-blank", "star") if FEW else ("regular", *LATTICES):
-        of_lattice(topology)
+    all_cases(["regular", "tdt", "modified-last-blank", "star"] if FEW else ["regular", *LATTICES])
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     report("TF32 by torch's new setting", errors(made()))
 
 
-def test_in_the_interpreter(thorough):
-    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    script = "import test_fused_triton; test_fused_triton.interpreted()"
-    cases = lines_of("-c", script, *([] if thorough else ["--few"]), variables=variables)
+def on_cuda(topologies):
+    """Solve the cases on the GPU: what the Triton backend gets is copied there, and what it returns comes back."""
+
+    def moved(value):
+        return value.cuda() if isinstance(value, torch.Tensor) else value
+
+    def loss(case, leaves, **options):
+        options = {"reduction": "none", **case.options, **options}
+        given = [*leaves, case.targets, case.T_lengths, case.U_lengths]
+        if options.get("backend") != "triton":
+            return transducer_loss(*given, **options)
+        options = {name: moved(value) for name, value in options.items()}
+        results = transducer_loss(*map(moved, given), **options)
+        return results.cpu() if isinstance(results, torch.Tensor) else tuple(result.cpu() for result in results)
+
+    def best_path(*given, backend, **options):
+        given = map(moved, given) if backend == "triton" else given
+        return [tensor.cpu() for tensor in align(*given, backend=backend, **options)]
+
+    Problem.loss = loss
+    globals()["align"] = best_path
+    all_cases(topologies)
+
+
+def all_cases(topologies):
+    """Print a line of JSON for each case: name, errors, the largest that is allowed, whether the rest is right."""
+    if "regular" in topologies:
+        of_options()
+        of_numbers()
+        of_calls()
+    for topology in topologies:
+        of_lattice(topology)
+
+
+def right_cases(call, *words, variables=()):
+    """Return the cases that `call` of this file prints, each asserted to be right."""
+    variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **dict(variables)}
+    cases = lines_of("-c", f"import test_fused_triton; test_fused_triton.{call}", *words, variables=variables)
     for case in cases:
         assert case["right"] and all(value < case["allowed"] for value in case["errors"].values()), case
-    assert len(cases) > 50
+    return cases
+
+
+def test_in_the_interpreter(thorough):
+    words = [] if thorough else ["--few"]
+    assert len(right_cases("interpreted()", *words, variables={"TRITON_INTERPRET": "1"})) > 50
+
+
+@needs_gpu
+@pytest.mark.parametrize("topology", ["regular", *LATTICES])
+def test_cases_of_the_interpreter_on_the_gpu(topology):
+    assert len(right_cases(f"on_cuda([{topology!r}])")) > 5
