@@ -23,7 +23,7 @@ FILES = [
     "docs/corners.json",
     "results/*.json",
 ]
-FILES += [f"common/**/{name}" for name in ("*.jinja", "*.css", "*.js", "*.json", "*.hxx", "*.npz", "LICENSE")]
+FILES += [f"common/**/{name}" for name in ("*.jinja", "*.css", "*.js", "*.json", "*.hxx", "*.c", "*.npz", "LICENSE")]
 
 scratch = tempfile.mkdtemp(prefix="rnnt-bench-")  # so that a checkout stays as it is
 atexit.register(shutil.rmtree, scratch, ignore_errors=True)

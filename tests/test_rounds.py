@@ -15,7 +15,7 @@ from common.cli.benchmark import benchmark, default_rows
 from common.core import implementations
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.jobs import rounds
-from common.jobs.session import Progress
+from common.jobs.session import Executor, Progress
 from common.records import schema
 from common.setup import interpreters
 
@@ -107,6 +107,17 @@ def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
     assert default_rows(names, "cpu", True, None) == ["fused", "fast_rnnt-pruned"]
     assert "warprnnt_numba" in default_rows(names, "cuda:0", False, None)
     assert default_rows(["fused:tdt", "reference:tdt"], "cpu", True, "tdt") == ["fused:tdt", "reference:tdt"]
+
+
+@pytest.mark.parametrize("compiler", ["", "no-such-compiler"])
+def test_limits_hold_both_rates_of_products_or_why_not(tmp_path, monkeypatch, compiler):
+    if compiler:
+        monkeypatch.setenv("CC", compiler)
+    flags = ["--rounds", "1", "--passes", "timing", "--limits", "true", "--max-seconds", "0.05"]
+    assert measured(tmp_path, Executor(), *flags, names=["torchaudio"]) == 0
+    (limits,) = [record for record in records_of(tmp_path / "torchaudio-2") if record["record"] == "limits"]
+    assert {each.get("by", "torch") for each in limits["products"]} == {"torch"} if compiler else {"torch", "loop"}
+    assert compiler in limits.get("reason", "") and limits["mkl_as_intel"] is False
 
 
 @pytest.mark.parametrize("well", [True, False])

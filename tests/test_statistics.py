@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 import random
@@ -31,6 +32,7 @@ from common.losses import oracle
 from common.losses.passes import timing
 from common.measure import peaks
 from common.records import schema
+from common.setup import libraries
 from common.system import machine, memory
 
 
@@ -344,13 +346,35 @@ def write_limited(folder, *lines, **checked):
 
 def test_a_row_has_its_share_of_the_limit(tmp_path):
     row = one_row(write_limited(tmp_path / "a", limits(2, 4, flags=["busy"]), limits()))
-    assert row["bytes_per_second"] == 1000  # the best of all, of the largest buffer
-    assert row["limit_percent"] == pytest.approx({"step": 3.06 / 20 * 100, "loss": 2.04 / 5 * 100})
-    assert " 15 / 41 " in summarize(tmp_path) and not any("beside other load" in note for note in row["notes"])
+    assert row["bytes_per_second"] == 750  # the median of processes, each of the largest buffer
+    assert row["limit_percent"] == pytest.approx({"step": 3.06 / 20 * 100, "loss": 2.04 / 0.75 / 5 * 100})
+    assert " 15 / 54 " in summarize(tmp_path) and not any("beside other load" in note for note in row["notes"])
     half = one_row(write_limited(tmp_path / "b", limits(), at_size={**AT_SIZE, "useful_cells": 40, "needed_cells": 20}))
     assert half["limit_percent"]["step"] == pytest.approx(1.53 / 20 * 100)
     for name, lines, checked in (("c", [limits()], {"at_size": None}), ("d", [limits(streams=[])], {}), ("e", [], {})):
         assert one_row(write_limited(tmp_path / name, *lines, **checked))["limit_percent"] == {}
+
+
+def test_the_limit_of_products_is_the_larger_rate_of_two(tmp_path):
+    """torch.mm may not use what the processor has; what a preloaded library changes is torch's rate there alone."""
+    loop = {"n": 10, "ns": [0.5e9], "by": "loop"}  # four times torch's
+    here = limits(mkl_as_intel=False)
+    both, preloaded = here["products"] + [loop], limits(product_seconds=0.8, mkl_as_intel=True, streams=[])
+    row = one_row(write_limited(tmp_path, {**here, "products": both}, preloaded))
+    assert row["limit_percent"]["step"] == pytest.approx(3.06 / 4 / 20 * 100)
+    rates = row["torch_operations_per_second"], row["loop_operations_per_second"]
+    assert rates == (2500, 4000)  # of a run whose records do not tell its condition
+    change(tmp_path, "environment", mkl_as_intel=False)
+    assert one_row(tmp_path)["torch_operations_per_second"] == 1000
+
+
+def test_a_row_above_its_limit_is_first_with_a_mark_alone(tmp_path):
+    folder = write_limited(tmp_path / "a", limits())
+    assert "1.00 !" not in summarize(folder)
+    folder = write_limited(tmp_path / "b", limits(1000, 1000))
+    screen = summarize(folder, details=False)
+    assert "1.00 !" in summarize(folder) and "fastest !" in screen and "beware:" in screen
+    assert one_row(folder)["verdict"] == "fastest"
 
 
 @pytest.mark.parametrize("flags, why", [([], "please report it"), (["busy", "loaded"], "beside other load")])
@@ -400,6 +424,25 @@ def test_repeats_fill_their_time_and_the_first_does_not_count():
 def small_products(monkeypatch):
     """Multiply small matrices; the clock is made up anyway."""
     monkeypatch.setattr(peaks, "SIZES", tuple(2**power for power in range(1, 8)))
+
+
+def test_the_loop_of_the_suite_multiplies():
+    """It computes the product that it is timed for."""
+    for dtype in ("float32", "float64"):
+        library = ctypes.CDLL(str(libraries.multiplication(dtype)))
+        rows, columns, n = library.rows_of_block(), library.columns_of_block(), peaks.LOOP_SIZE
+        assert n % rows == n % columns == 0
+        left, right = (torch.rand(n, n, dtype=getattr(torch, dtype)) for _ in range(2))
+        groups = left.view(n // rows, rows, n).transpose(1, 2).contiguous()
+        panels = right.view(n, n // columns, columns).transpose(0, 1).contiguous()
+        blocks = torch.zeros(n // rows, n // columns, rows, columns, dtype=left.dtype)
+        library.multiply.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+        library.multiply(n, groups.data_ptr(), panels.data_ptr(), blocks.data_ptr())
+        torch.testing.assert_close(blocks.transpose(1, 2).reshape(n, n), left @ right)
+    products = peaks.products_of_loop(
+        str(libraries.multiplication("float32")), torch.float32, 2, FakeClock(32 * MS), 1e-3
+    )
+    assert (products.by, products.ns) == ("loop", [2 * MS] * 10)  # 8 by each of 2 threads
 
 
 def test_products_grow_until_the_next_would_take_too_long(small_products):

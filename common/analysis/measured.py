@@ -64,9 +64,9 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         timed=times.in_order(timed),
         others_cpu=times.others_cpu(samples),
         peaks_mb=_peaks([line for line in well if isinstance(line, schema.Memory)]),
-        bytes_per_second=times.bandwidth(limits),
     )
-    percent = times.limit_percent(limits, header.kind, made.batches, header.settings, samples, checked.at_size)
+    made.rates = times.device_rates(limits, made.environment.mkl_as_intel)
+    percent = times.limit_percent(made.rates, header.kind, made.batches, header.settings, samples, checked.at_size)
     made.limit_percent = percent
     made.notes = _notes(made, limits, judged, trace, [line for line in well if isinstance(line, schema.Stop)])
     if lacks_traces and status == "ok":

@@ -124,10 +124,13 @@ def _spread(row: Row, scope: str) -> str:
 
 
 def _over_fastest(row: Row) -> str:
-    """Return "1.98x slower" for a row beside the fastest of its kind, and "1.00" for the fastest."""
+    """Return "1.98x slower" for a row beside the fastest of its kind, and "1.00" for the fastest, marked as in
+    _verdict_words."""
     if row.over_fastest is None:
         return "-"
-    return "1.00" if row.against_fastest.is_fastest else f"{row.over_fastest:.2f}x {_verdict(row)}"
+    if row.against_fastest.is_fastest:
+        return "1.00 !" if row.above_limit else "1.00"
+    return f"{row.over_fastest:.2f}x {_verdict(row)}"
 
 
 def _verdict(row: Row) -> Optional[str]:
@@ -136,6 +139,12 @@ def _verdict(row: Row) -> Optional[str]:
         return None
     has_one = standing.ratio and standing.ratio.low is None and len(standing.ratio.new) == 1
     return "one round" if has_one and standing.verdict == "unclear" else str(standing.verdict)
+
+
+def _verdict_words(row: Row) -> str:
+    """Return the verdict, with a mark where the fastest is above the device's limit."""
+    word = _verdict(row) or "-"
+    return f"{word} !" if word == "fastest" and row.above_limit else word
 
 
 def _interval(standing: Any) -> str:
@@ -270,7 +279,7 @@ ALL = (
     metric("ratio", "over the fastest", lambda times: text.number(times, 3), attrgetter("over_fastest")),
     Metric("interval", "95% interval", words=lambda row: _interval(row.against_fastest)),
     Metric("loss_ratio", "loss over the fastest", at("loss_against_fastest.times"), _loss_ratio),
-    _text("verdict", "verdict", _verdict),
+    Metric("verdict", "verdict", _verdict, _verdict_words, numeric=False),
     # of --find-largest
     _made("within", "within", "largest.limit_bytes", amount, unit="bytes"),
     Metric("largest", "largest that fits", at("largest.size"), largest, better="higher"),
@@ -290,7 +299,10 @@ ALL = (
     *(_made(key, "", f"configuration.{key}") for key in ("vocab_size", "batch_size", "max_frames", "threads")),
     *(_text(key, "", at(f"header.{key}")) for key in ("run_id", "started", "suffix")),
     _text("log_dir", "", lambda row: str(row.folder)),
-    *(_made(key, "", key) for key in ("imprecise", "rounds", "others_cpu", "bytes_per_second")),
+    *(_made(key, "", key) for key in ("imprecise", "rounds", "others_cpu")),
+    _made("bytes_per_second", "", "rates.memory"),
+    _made("torch_operations_per_second", "", "rates.torch"),
+    _made("loop_operations_per_second", "", "rates.loop"),
     Metric("samples", "", lambda row: len(row.timed)),
     Metric("flagged_samples", "", lambda row: sum(sample.flagged for sample in row.timed)),
     Metric("loaded_samples", "", lambda row: sum(sample.beside_load for sample in row.timed)),
@@ -327,7 +339,8 @@ PLAIN = (
         "process_mb",
     ),
     *("average_step_time_us", "profiled_peak_mb", "largest", "rounds", "samples", "flagged_samples", "loaded_samples"),
-    *("others_cpu", "bytes_per_second", "measured_batches", "useful_cells", "padded_cells", "version", "torch"),
+    *("others_cpu", "bytes_per_second", "torch_operations_per_second", "loop_operations_per_second"),
+    *("measured_batches", "useful_cells", "padded_cells", "version", "torch"),
     *("device_name", "preset", "suffix", "run_id", "started", "earlier_runs", "log_dir", "reason"),
 )
 #: The columns of each table; those of the report begin with "page", those of the screen with "answer".

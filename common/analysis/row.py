@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import ratios
-from common.analysis.times import Sample, Times
+from common.analysis.times import DeviceRates, Sample, Times
 from common.core import implementations, settings, statistics
 from common.present.style import Look
 from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Probe, Totals
@@ -46,13 +46,14 @@ class Largest:
 @dataclass(eq=False)
 class Row:
     """Hold one run.
-    kind: "exact", a lattice, "pruned", or None of traces without records. header, environment, checked: its ``run``,
-    newest ``environment`` and ``correctness`` record. jobs: the records of each job's last attempt. utterances_ and
-    frames_per_second: of the step; of --find-largest, of its scope at the largest size. timed: the samples in the order
-    taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many percent of the time the
-    device's limit is. against_fastest, loss_against_fastest: Standings (standing.py stands on rows), None where not
-    ranked. under: its torch, where most rows of its table ran under another. earlier: earlier runs with the same
-    settings, the newest first. unreadable: nothing of it could be read. label: its name, unique in its group."""
+    kind: "exact", a lattice, "pruned", or None of traces without records. header, environment, checked: its
+    ``run``, newest ``environment`` and ``correctness`` record. jobs: the records of each job's last attempt.
+    utterances_ and frames_per_second: of the step; of --find-largest, of its scope at the largest size. timed: the
+    samples in the order taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many
+    percent of the time the device's limit is. rates: how fast the device is. against_fastest, loss_against_fastest:
+    Standings (standing.py stands on rows), None where not ranked. under: its torch, where most rows of its table
+    ran under another. earlier: earlier runs with the same settings, the newest first. unreadable: nothing of it
+    could be read. label: its name, unique in its group."""
 
     name: str = ""
     folder: Path = Path()
@@ -71,7 +72,7 @@ class Row:
     timed: List[Sample] = field(default_factory=list)
     others_cpu: Optional[float] = None
     peaks_mb: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)
-    bytes_per_second: Optional[float] = None
+    rates: DeviceRates = DeviceRates()
     limit_percent: Dict[str, float] = field(default_factory=dict)
     configuration: Configuration = field(default_factory=dict)
     largest: Optional[Largest] = None
@@ -259,6 +260,11 @@ class Row:
     def imprecise(self) -> Optional[float]:
         """Return the largest error at size that only rounding explains."""
         return self.checked.at_size.imprecise if self.checked.at_size else None
+
+    @property
+    def above_limit(self) -> bool:
+        """Tell whether its shown time is shorter than the device can take, as was measured: one of both is wrong."""
+        return self.limit_percent.get(self.scope, 0.0) > 100
 
     @property
     def is_measured(self) -> bool:

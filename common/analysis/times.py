@@ -1,7 +1,7 @@
 """Summarize the samples of one run: times, stages, rates, medians of rounds, other load, and how near a limit they are.
 
 The limit is the time that the device needs at least for a batch (docs/method.md): the bytes that the layout of a loss
-moves over the bandwidth of the largest buffer, or the products of a step over the best rate of products.
+moves over the rate of memory, or the products of a step over the best rate of products.
 """
 
 from __future__ import annotations
@@ -105,12 +105,43 @@ def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
 # Limits.
 
 
-def bandwidth(limits: Sequence[schema.Limits]) -> Optional[float]:
-    """Return the bytes per second of the largest buffer, the best of a run, since other load only slows."""
-    streams = [stream for line in limits for stream in line.streams]
-    largest = max((stream.buffer_bytes for stream in streams), default=0)
-    rates_ = [1e9 * each.moved_bytes / min(each.ns) for each in streams if each.buffer_bytes == largest]
-    return max(rates_, default=None)
+class DeviceRates(NamedTuple):
+    """Hold how fast the device is at best; None where that was not measured. memory: bytes per second of the largest
+    buffer, the median of the processes that measured it, since their pages differ; memory_low, memory_high: their
+    range; torch, loop: operations per second of matrix products by torch.mm and by the suite's own loop, the best of
+    all processes. Under a preloaded library torch's rate is another one, and the others are not."""
+
+    memory: Optional[float] = None
+    memory_low: Optional[float] = None
+    memory_high: Optional[float] = None
+    torch: Optional[float] = None
+    loop: Optional[float] = None
+
+    @property
+    def products(self) -> Optional[float]:
+        """Return the larger rate of products."""
+        return max(filter(None, (self.torch, self.loop)), default=None)
+
+
+def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: Optional[bool] = None) -> DeviceRates:
+    """Return the rates of a run. mkl_as_intel: as in the environment whose torch is meant; None: not known."""
+    moved = [_bytes_per_second(line.streams) for line in limits if line.streams]
+    best: Dict[str, float] = {}
+    for line in limits:
+        is_other = None not in (mkl_as_intel, line.mkl_as_intel) and line.mkl_as_intel != mkl_as_intel
+        for each in line.products:
+            if each.by != "torch" or not is_other:
+                best[each.by] = max(best.get(each.by, 0.0), 2e9 * each.n**3 / min(each.ns))
+    rates_ = DeviceRates(torch=best.get("torch"), loop=best.get("loop"))
+    if not moved:
+        return rates_
+    return rates_._replace(memory=statistics.median(moved), memory_low=min(moved), memory_high=max(moved))
+
+
+def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
+    """Return the best rate of the largest buffer in one process, since other load only slows."""
+    largest = max(stream.buffer_bytes for stream in streams)
+    return max(1e9 * each.moved_bytes / min(each.ns) for each in streams if each.buffer_bytes == largest)
 
 
 def least_work(
@@ -136,7 +167,7 @@ def least_work(
 
 
 def limit_percent(
-    limits: Sequence[schema.Limits],
+    rates: DeviceRates,
     kind: str,
     batches: Sequence[schema.Batch],
     settings: Mapping[str, Any],
@@ -145,8 +176,7 @@ def limit_percent(
 ) -> Dict[str, float]:
     """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
     records hold too little. at_size: of the correctness pass, which counted the needed cells."""
-    moved, every = bandwidth(limits), [each for line in limits for each in line.products]
-    products = max((2e9 * each.n**3 / min(each.ns) for each in every), default=None)
+    moved, products = rates.memory, rates.products
     known = (
         settings.keys() >= {"dtype", "vocab_size", "encoder_dim"}
         and settings["dtype"] in ITEMSIZE

@@ -198,12 +198,18 @@ def value(row: Row, measure: Measure) -> parts.Link:
 # Picks.
 
 
+#: What is said of a row in first place whose time is shorter than the device can take, as was measured.
+ABOVE_LIMIT = "above 100% of the device's limit, so its time or the limit is wrong: please report it"
+
+
 def headline(pick: Pick) -> str:
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
         return f"{either([name_of(row) for row in [pick.row, *pick.rivals]])}: too close to tell"
     name = name_of(pick.row)
+    if pick.row.above_limit:
+        return f"{name} is {ABOVE_LIMIT}"
     if pick.next is None or pick.times is None:
         return f"Use {name}, the only exact loss that was compared"
     ratio = pick.next_ratio
@@ -313,7 +319,9 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
 def corners(pick: Pick) -> Tuple[str, str]:
     """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
     name = pick.row.name
-    caveats = [*(["computes in less than float32"] if pick.row.is_coarse else []), *(pick.caveats or [])]
+    caveats = [ABOVE_LIMIT] if pick.row.above_limit else []
+    caveats += ["computes in less than float32"] if pick.row.is_coarse else []
+    caveats += pick.caveats or []
     command, others = f"./rnnt-bench check --only {name}", len(caveats) - MOST_CAVEATS
     if not caveats:
         right = f"rnnt-bench check found nothing wrong with {name}"

@@ -77,7 +77,8 @@ class Runnable:
 @dataclass(frozen=True)
 class Job(Runnable):
     """One process to start for an implementation, in its Python.  round: from 1, in the timing and limits passes; size,
-    limit_bytes: with --find-largest, the batch size that is tried, within this memory."""
+    limit_bytes: with --find-largest, the batch size that is tried, within this memory; given: what else its subject
+    reads."""
 
     implementation: str
     pass_name: str
@@ -86,6 +87,7 @@ class Job(Runnable):
     overrides: Tuple[Tuple[str, Any], ...] = ()
     limit_bytes: Optional[int] = None
     subject: str = "loss"
+    given: Tuple[Tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -106,7 +108,7 @@ class Job(Runnable):
     def described(self) -> Dict[str, Any]:
         of, where = find(self.implementation), {"pass": self.pass_name, "round": self.round}
         script = {"implementation": self.implementation, "script": of.script, "variant": of.variant}
-        return {**where, **script, "limit_bytes": self.limit_bytes}
+        return {**where, **script, "limit_bytes": self.limit_bytes, **dict(self.given)}
 
 
 @dataclass(frozen=True)

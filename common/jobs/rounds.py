@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import text
-from common.core.errors import UserError
+from common.core.errors import NotRunnable, UserError
 from common.core.flag_types import bytes_of
 from common.core.settings import FEWEST_ROUNDS, Settings
 from common.core.statistics import mean, median
@@ -22,7 +22,7 @@ from common.jobs.job import Job
 from common.jobs.session import Session
 from common.records import schema, store
 from common.records.run import Run
-from common.setup import interpreters
+from common.setup import interpreters, libraries
 
 #: The device's limits are measured in the first of so many rounds: the best of all repeats counts.
 LIMITS_EVERY = 3
@@ -139,7 +139,7 @@ class Rounds:
         if name is None:
             progress.skip(LIMITS)
             return
-        job = Job(name, "limits", number, subject="device")
+        job = Job(name, "limits", number, subject="device", given=_library(session.settings))
         progress.start(job.name)
         *records, status = session.execute(job)
         if not records:
@@ -178,6 +178,16 @@ class Rounds:
 
     def _can_repeat(self, job: Job) -> bool:
         return (job.implementation, job.round) in self.loaded and not self.session.run_of[job.implementation].failed
+
+
+def _library(settings: Settings) -> Tuple[Tuple[str, str], ...]:
+    """Return the library by which the limits pass multiplies beside torch, or why there is none, as Job.given."""
+    if settings.device != "cpu" or settings.dtype not in libraries.NUMBERS:
+        return ()
+    try:
+        return (("library", str(libraries.multiplication(settings.dtype))),)
+    except NotRunnable as error:
+        return (("no_library", f"the suite's own products: {error}"),)
 
 
 # --find-largest.

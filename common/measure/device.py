@@ -101,6 +101,7 @@ def facts(device: Any) -> Dict[str, Any]:
         device_name=torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
         threads=torch.get_num_threads(),
         tf32=torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        mkl_as_intel=None if cuda else machine.mkl_as_intel(),
         gpu=Gpu(**told) if told else None,
     )
 

@@ -2,11 +2,14 @@
 
 Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone.  The buffer is far
 above every cache, as the logits of a batch are.  Matrix rate: square products in the run's dtype, of 2 n^3 operations
-each.  Other load can only slow them down, so the best repeat of all rounds counts; the records keep every repeat.
+each, by torch.mm and on a CPU by a loop of the suite's own, since torch's may not use what the processor has.  Other
+load can only slow them down, so the best repeat of a process counts; the records keep every repeat.
 """
 
 from __future__ import annotations
 
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Callable, Iterator, List, Mapping
 
@@ -31,6 +34,9 @@ FEWEST, MOST = 3, 200  # repeats
 #: So many sizes of products are measured at least, ten times each: other load can slow every one of a few repeats of
 #: what takes less than a time slice.
 SHORT, FEWEST_SHORT = 3, 10
+#: n of the products of the suite's own loop, a multiple of each of its blocks; and how many each thread makes at once:
+#: starting them takes a tenth of a millisecond.
+LOOP_SIZE, LOOP_PASSES = 672, 8
 
 
 def repeated(action: Callable[[], Any], clock: Clock, seconds: float, fewest: int = FEWEST) -> List[int]:
@@ -79,19 +85,45 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
         yield Products(size, taken)
 
 
+def products_of_loop(library: str, dtype: torch.dtype, threads: int, clock: Clock, seconds: float) -> Products:
+    """Return the times of products by the suite's own loop: every thread multiplies matrices of its own, which stay in
+    its cache.  library: compiled from common/setup/c/multiply.c for the dtype."""
+    multiply = ctypes.CDLL(library).multiply
+    multiply.restype, multiply.argtypes = None, [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+    generator = torch.Generator().manual_seed(0)
+    wanted = (3, LOOP_SIZE, LOOP_SIZE)
+    of_threads = [torch.rand(wanted, generator=generator).to(dtype) for _ in range(threads)]
+
+    def passes(matrices: torch.Tensor) -> None:
+        for _ in range(LOOP_PASSES):
+            multiply(LOOP_SIZE, *(matrix.data_ptr() for matrix in matrices))
+
+    with ThreadPoolExecutor(threads) as pool:  # ctypes lets other threads of Python run
+        taken = repeated(lambda: list(pool.map(passes, of_threads)), clock, seconds, FEWEST_SHORT)
+    return Products(LOOP_SIZE, [span / (threads * LOOP_PASSES) for span in taken], by="loop")
+
+
 def run(job: Mapping[str, Any]) -> Iterator[Limits]:
     settings = Settings.from_json(job["settings"])
-    yield measure(settings, set_up_torch(settings), max(SECONDS / settings.rounds, SHORTEST))
+    seconds = max(SECONDS / settings.rounds, SHORTEST)
+    yield measure(settings, set_up_torch(settings), seconds, job.get("library", ""), job.get("no_library", ""))
 
 
-def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) -> Limits:
-    """Return a ``limits`` record, `seconds` a size; its "reason" tells why there are no products of the dtype here."""
-    clock, load, reason, multiplied = Clock(device), ForeignLoad(), "", []
+def measure(
+    settings: Settings, device: torch.device, seconds: float = SECONDS, library: str = "", no_library: str = ""
+) -> Limits:
+    """Return a ``limits`` record, `seconds` a size; its "reason" tells why there are no products of the dtype here.
+
+    library: of products_of_loop, "" where there is none; no_library: why."""
+    clock, load, reason, multiplied = Clock(device), ForeignLoad(), no_library, []
     seconds = min(seconds, settings.max_seconds)
     with torch.no_grad():
         moved = list(streams(device, clock, seconds))
         try:
-            multiplied = list(products(device, getattr(torch, settings.dtype), clock, seconds))
+            dtype = getattr(torch, settings.dtype)
+            multiplied = list(products(device, dtype, clock, seconds))
+            if library:
+                multiplied.append(products_of_loop(library, dtype, torch.get_num_threads(), clock, seconds))
         except RuntimeError as error:
             reason = f"products: {str(error).strip().splitlines()[0]}"
     foreign = load.share()

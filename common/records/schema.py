@@ -230,10 +230,16 @@ class Stream(Struct, frozen=True):
 
 
 class Products(Struct, frozen=True):
-    """Products of n x n matrices, and the duration of each."""
+    """Products of n x n matrices.
+
+    Attributes:
+        ns: duration of each; of the loop's, of as many at once as there are threads, over their number
+        by: "torch" (torch.mm) or "loop" (the suite's own, with the widest vectors that the processor has)
+    """
 
     n: Positive
     ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+    by: str = "torch"
 
 
 # The kinds of records.
@@ -319,6 +325,7 @@ class Environment(JobLine, kw_only=True, tag="environment"):
         denormals: "flush" (subnormal numbers are zero on the CPU) or "keep"
         allocator: "reuse" or "system"; older runs: "system"
         variables: environment variables that tune threads, allocator and TF32
+        mkl_as_intel: whether a preloaded library makes MKL take the path that it takes on Intel's processors
         transparent_huge_pages: setting of the kernel
         affinity: CPUs that the process may use: "0-3,8"
         shape_file: path, relative to the suite where it lies in there
@@ -342,6 +349,7 @@ class Environment(JobLine, kw_only=True, tag="environment"):
     denormals: Optional[str] = None
     allocator: Optional[str] = None
     variables: Dict[str, str] = {}
+    mkl_as_intel: Optional[bool] = None
     transparent_huge_pages: Optional[str] = None
     affinity: Optional[str] = None
     shape_file: Optional[str] = None
@@ -489,18 +497,18 @@ class Trace(JobLine, kw_only=True, tag="trace"):
 
 
 class Limits(Line, kw_only=True, tag="limits"):
-    """The best that the device does: in each run that was timed one at the begin of each round, on the device of the
-    round; the same in all implementations of the run.  The best of all counts.
+    """The best that the device does: in each run that was timed one at the begin of some rounds, on the device of the
+    round; the same in all implementations of the run.
 
     Attributes:
         round: of the timing pass; null where it was measured once for the run
-        torch, device, device_name, threads, tf32: as in ``environment``
+        torch, device, device_name, threads, tf32, mkl_as_intel: as in ``environment``
         dtype: of the matrices
         gpu: state of the GPU right after the measurement
         streams: reads and writes of buffers of several sizes
         products: of matrices of the dtype
         flags: as of ``sample``
-        reason: why a list is empty, else ""
+        reason: why there are no products, or none by the loop, else ""
     """
 
     round: Optional[int] = None
@@ -510,6 +518,7 @@ class Limits(Line, kw_only=True, tag="limits"):
     threads: Optional[int] = None
     dtype: Optional[str] = None
     tf32: Optional[bool] = None
+    mkl_as_intel: Optional[bool] = None
     gpu: Optional[Gpu] = None
     streams: List[Stream] = []
     products: List[Products] = []

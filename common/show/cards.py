@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
-from common.analysis import verdict
+from common.analysis import times, verdict
 from common.analysis.row import Row
 from common.core import implementations, settings, snippets, text
 from common.present import parts
@@ -106,6 +106,20 @@ def versions(entries: Sequence[Row]) -> parts.Table:
     return parts.Table("versions", "Versions", [parts.Column(title, False) for title in columns], rows)
 
 
+def _giga(rate: Optional[float]) -> str:
+    return text.number(None if rate is None else rate / 1e9, 3)
+
+
+def _range(rates: times.DeviceRates) -> str:
+    return f"the median of processes ({_giga(rates.memory_low)} to {_giga(rates.memory_high)})"
+
+
+def _products(rates: times.DeviceRates) -> List[str]:
+    """Return "torch 88 GFLOP/s" and "the suite's own loop 520 GFLOP/s", as far as they were measured."""
+    known = (("torch", rates.torch), ("the suite's own loop", rates.loop))
+    return [f"{name} {_giga(rate)} GFLOP/s" for name, rate in known if rate]
+
+
 def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
     entry = next((entry for entry in entries if entry.is_measured), entries[0] if entries else Row())
     given, machine = entry.header.settings, entry.header.machine
@@ -120,7 +134,7 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
     )
     revision = str(entry.header.git_revision or "")[:12]
     schedule, vocabulary = given.get("schedule"), given.get("vocab_size")
-    command, rate = entry.header.command, entry.bytes_per_second
+    command, rates = entry.header.command, entry.rates
     facts: List[Tuple[str, Any]] = [
         ("Machine", f"{machine.cpu}{cores}{memory}" if machine.cpu else None),
         ("System", machine.os),
@@ -129,7 +143,8 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
         ("Threads", entry.environment.threads),
         ("Denormals", entry.environment.denormals),
         ("Allocator", entry.environment.allocator),
-        ("Memory, at best", rate and f"{text.number(rate / 1e9, 3)} GB/s read and written"),
+        ("Memory's rate", rates.memory and f"{_giga(rates.memory)} GB/s read and written, {_range(rates)}"),
+        ("Products' rate", ", ".join(_products(rates))),
         ("Batches", entry.batches and f"{len(entry.batches)} ({given.get('batches')}), {order}"),
         ("Joiner", f"{given.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
         ("Dtype", given.get("dtype")),

@@ -7,6 +7,7 @@ Time for which the quota of a cgroup (docker --cpus) holds this process back cou
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -48,6 +49,13 @@ def tuning() -> Dict[str, Any]:
         pages = modes[modes.index("[") + 1 : modes.index("]")]
     variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(TUNING)}
     return {"variables": variables, "transparent_huge_pages": pages}
+
+
+def mkl_as_intel() -> bool:
+    """Return whether a library that was preloaded into this process makes MKL take the path that it takes on Intel's
+    processors.  MKL's own function is not to be seen from here."""
+    asked = getattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true", None)
+    return bool(asked and asked())
 
 
 def cache_bytes() -> Optional[int]:

@@ -28,7 +28,7 @@ ALLOWED = frozenset(
     """record name run_id suffix package kind settings values started git_revision cpu os python gpu torch device
     device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator variables
     transparent_huge_pages affinity shape_file_sha256 scope dtype kernel flags status pass job
-    differing reached_by_padding""".split()
+    differing reached_by_padding by""".split()
 )
 WORDS = re.compile(r"[\w .,:;()\[\]+@%=<>-]{0,120}")
 #: Kinds of records that results hold, but for those of traces.

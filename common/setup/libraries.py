@@ -1,0 +1,72 @@
+"""The suite's own C files (common/setup/c), each compiled once by the C compiler that is there.
+
+They are small libraries without Python, so that one serves every environment: `built` gives the file, for ctypes or
+for LD_PRELOAD.  Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Tuple
+
+from common.core.errors import NotRunnable
+from common.core.files import BUILD
+from common.system import memory, processes
+
+SOURCES = Path(__file__).parent / "c"
+COMPILED = BUILD / "libraries"
+#: Types of numbers that multiply.c takes -> their names in C.
+NUMBERS = {"float32": "float", "float64": "double"}
+
+
+def multiplication(dtype: str) -> Path:
+    """Return the library that multiplies matrices of a dtype of NUMBERS with this processor's widest vectors.
+
+    Raises NotRunnable."""
+    return built("multiply", "-O3", *vector_flags(), f"-DNUMBER={NUMBERS[dtype]}")
+
+
+def mkl_as_intel() -> Path:
+    """Return the library that, preloaded, makes MKL take the path that it takes on Intel's processors.
+
+    Raises NotRunnable."""
+    return built("mkl_as_intel", "-O2")
+
+
+def vector_flags() -> Tuple[str, ...]:
+    """Return the compiler's flags for the widest vectors with multiply-add that this processor has."""
+    known = (memory.proc_field("/proc/cpuinfo", "flags") or "").split()
+    if "avx512f" in known:
+        return "-mavx512f", "-mfma"
+    return ("-mavx2", "-mfma") if {"avx2", "fma"} <= {*known} else ()
+
+
+def built(name: str, *flags: str) -> Path:
+    """Return the shared library of SOURCES/NAME.c, compiled first unless it is there.
+
+    Raises NotRunnable("missing") without a C compiler, or without a folder to keep it in."""
+    compiler, source = os.environ.get("CC", "cc"), SOURCES / f"{name}.c"
+    version = processes.output([compiler, "--version"]).partition("\n")[0].strip()
+    if not version:
+        raise NotRunnable("missing", f"it needs a C compiler; `{compiler}` is none: install gcc (or set CC)")
+    depends = "\n".join([source.read_text(encoding="utf-8"), compiler, version, *flags])
+    target = COMPILED / f"{name}-{hashlib.sha256(depends.encode()).hexdigest()[:12]}.so"
+    try:
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                whole = Path(folder) / target.name
+                command = [compiler, "-shared", "-fPIC", *flags, str(source), "-o", str(whole)]
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
+                if done.returncode != 0:
+                    lines = done.stderr.splitlines() or ["no output"]
+                    reason = next((line for line in lines if "error:" in line), lines[-1])
+                    raise NotRunnable("missing", f"{compiler} does not compile {source.name}: {reason}")
+                os.replace(whole, target)
+    except OSError as error:
+        advice = f"make room in {COMPILED} or make it writable"
+        raise NotRunnable("missing", f"{source.name} cannot be compiled: {error}; {advice}") from error
+    return target
