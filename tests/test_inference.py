@@ -16,6 +16,7 @@ from fixtures_model_runs import InProcess, cell, command, write_inference
 from common.core.errors import UserError
 from common.records.schema import as_written
 from common.tools.inference import command as cli
+from common.tools.inference import outputs as outputs_of_a_model
 from common.tools.inference import recognisers, rows
 from common.tools.kept import Job, answers, read, slice_of
 
@@ -41,6 +42,26 @@ class Tiny(nn.Module):
         time.sleep(self.first)
         self.first = 0.0
         return self.out(torch.relu(self.conv(waves[:, None])).transpose(1, 2))
+
+class Wrong(Tiny):
+    # off by `error` of its outputs, or NaN, once it runs in `dtype`
+    def __init__(self, dtype, error):
+        super().__init__()
+        self.dtype, self.wrong = getattr(torch, dtype), float(error)
+    def forward(self, waves):
+        outputs = super().forward(waves)
+        return outputs * (1 + self.wrong) if outputs.dtype == self.dtype else outputs
+
+class Warming(nn.Module):
+    # slow in its first calls
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+    def forward(self, waves):
+        self.calls -= 1
+        if self.calls > 0:
+            time.sleep(0.2)
+        return waves.cumsum(1)
 
 class Silent(Tiny):
     def forward(self, waves):
@@ -155,6 +176,7 @@ def test_values_of_the_command_line_are_over_those_of_the_file(config, capsys):
         ({}, ["--batch_sizes=[1,1]"], ["batch_sizes", "1", "given twice"]),
         ({}, ["--audio_mockup_secs=[0]"], ["audio_mockup_secs", "> 0"]),
         ({}, ["--audio_mockup_secs=[.inf]"], ["audio_mockup_secs", "finite"]),
+        ({}, ["--arguments={x: 1.0e+999}"], ["--arguments", "finite"]),
         ({}, ["--triangle_only=maybe"], ["triangle_only", "bool"]),
         ({}, ["--example_audio=nosuch.wav"], ["nosuch.wav", "no such file", "null"]),
         ({}, ["--batch_sizes=[1"], ["--batch_sizes", "YAML"]),
@@ -264,6 +286,57 @@ def test_the_grid_is_repeated_for_each_variant(config, capsys):
     ways = [(each["threads"], each["dtype"]) for each in cells]
     assert ways == [(1, "float32"), (1, "bfloat16"), (2, "float32"), (2, "bfloat16")]
     assert all(each["rtf"] > 0 for each in cells) and "threads 2, bfloat16" in capsys.readouterr().out
+    assert [each["output_error"] is None for each in cells] == [True, False, True, False]
+    assert 0 < cells[1]["output_error"] < 0.05
+
+
+@pytest.mark.parametrize(("error", "status"), [(0.01, "ok"), (0.5, "error"), ("nan", "error"), ("inf", "error")])
+def test_outputs_of_a_dtype_are_compared_with_those_in_float32_before_they_are_timed(error, status, config, capsys):
+    arguments = {"dtype": "bfloat16", "error": error}
+    path = config({"source": "models.py:Wrong", "arguments": arguments}, **ONE)
+    plain, other = measured(path, "--dtype", "float32,bfloat16", code=int(status == "error"))
+    assert (plain["status"], other["status"]) == ("ok", status)
+    assert (other["rtf"] is None) == (status == "error") and ("wrong result" in other["reason"]) == (status == "error")
+
+
+def test_outputs_that_are_nan_are_no_result(config):
+    arguments = {"dtype": "float32", "error": "nan"}
+    path = config({"source": "models.py:Wrong", "arguments": arguments}, **ONE)
+    (each,) = measured(path, code=1)
+    assert each["status"] == "error" and "NaN" in each["reason"] and each["rtf"] is None
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "error"),
+    [
+        (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]), 0.1),
+        (torch.tensor([1.0, -torch.inf]), torch.tensor([1.0, -torch.inf]), 0),  # a mask
+        (torch.tensor([1.0, 0.0]), torch.tensor([1.0, torch.nan]), torch.inf),
+        ((torch.ones(2), "a"), (torch.ones(3), "a"), torch.inf),
+        (torch.tensor([1j, 1.0]), torch.tensor([1.0 + 0j, 1.0]), 1),
+        ({"score": 1.0}, {"score": 2.0}, 1),
+        ([[1, 2, 3], [4]], [[2, 3], [4]], 0.25),  # an insertion is one edit
+        ([{"text": "kitten"}], [{"text": "sitting"}], 3 / 7),
+        (torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]]), 0.25),
+        ([], [[1]], 1),
+    ],
+)
+def test_the_difference_of_outputs(plain, other, error):
+    assert outputs_of_a_model.difference(plain, plain) == 0
+    assert outputs_of_a_model.difference(plain, other) == pytest.approx(error)
+
+
+def test_three_calls_are_timed_however_long_they_take(config, capsys):
+    """The check is one call, warm-up is two that agree, then three timed ones are still slow."""
+    (each,) = measured(config({"source": "models.py:Warming", "arguments": {"calls": 7}}, **ONE))
+    assert each["n"] == 3 and each["p50_s"] > 0.2 and "contradicts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "contradicts"), [(0.2, False), (0.002, True)])
+def test_a_cell_whose_profile_says_something_else_is_named(seconds, contradicts, tmp_path):
+    """Timed calls take 0.1 s; `seconds` is the self time of both profiled ones."""
+    text = rows.answer(read(write_inference(tmp_path, cpu_us=1e6 * seconds))).render("table")
+    assert ("contradicts" in text and "100 times" in text) == contradicts
 
 
 def test_a_run_for_real(config):
@@ -379,8 +452,37 @@ def test_what_is_no_model():
             made("torchaudio", source)
     with pytest.raises(UserError, match="EncoderDecoderASR"):
         made("EncoderDecoder", "x")
-    with pytest.raises(UserError, match="wav2vec2-base-960h cannot be made"):
-        made("transformers", "facebook/wav2vec2-base-960h")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "package", "call"),
+    [
+        ("transformers", "facebook/nosuch", "transformers", "pipeline("),
+        ("EncoderASR", "speechbrain/nosuch", "speechbrain", "EncoderASR.from_hparams("),
+        ("torchaudio", "WAV2VEC2_ASR_BASE_960H", "torchaudio", "bundle.get_model("),
+        ("factory", "hf:facebook/nosuch", "transformers", "AutoModel.from_pretrained("),
+    ],
+)
+def test_a_name_on_a_hub_says_that_the_network_is_forbidden_and_how_to_fetch_it(kind, source, package, call, cached):
+    """No word of the connection: it is the command that forbids it, so that a run does not depend on it."""
+    pytest.importorskip(package)
+    with pytest.raises(UserError) as raised:
+        made(kind, source)
+    code = str(raised.value).partition('python -c "')[2].rstrip('"')
+    assert "forbids the network" in str(raised.value) and "connection" not in str(raised.value)
+    assert call in code and compile(code, "command", "exec")
+    if kind != "torchaudio":
+        with pytest.raises(UserError, match="no such folder"):
+            made(kind, "hf:/nosuch/folder" if kind == "factory" else "/nosuch/folder")
+
+
+def test_a_sentence_of_a_model_s_author_has_no_class_of_error(config, capsys):
+    refusing = "\nclass Refusing(Tiny):\n    def __init__(self, size):\n        raise ValueError('size is 3: give 4')\n"
+    path = config({"source": "models.py:Refusing", "arguments": {"size": 3}}, **ONE)
+    (path.parent / "models.py").write_text(MODELS + refusing)
+    assert command(cli, path, "--log-dir", path.parent / "log", "--device", "cpu", "--quiet") == 2
+    line = capsys.readouterr().err
+    assert "Refusing cannot be made: size is 3: give 4" in line and "ValueError" not in line
 
 
 def test_a_pipeline_of_hugging_face(tmp_path):

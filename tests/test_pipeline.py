@@ -47,6 +47,10 @@ def scaled(outputs):
 def sealed(outputs):
     return {"rows": Sum()}
 
+class Diverged(nn.Module):
+    def forward(self, rows):
+        return {"rows": rows, "scores": [rows * float("nan")]}
+
 def make_wrong():
     raise ValueError("no such shape")
 """
@@ -154,6 +158,13 @@ def test_a_stage_that_fails_or_gives_what_cannot_go_to_the_next_is_named(name, w
     assert words in capsys.readouterr().err
 
 
+def test_outputs_that_are_nan_are_no_result(config, capsys):
+    diverged = TWO.replace("stages.py:Double", "stages.py:Diverged").replace("  converter: stages.py:scaled\n", "")
+    measured(config(diverged), code=1)
+    printed = capsys.readouterr().out
+    assert "double: error: wrong result" in printed and "NaN" in printed and "run time 0" not in printed
+
+
 def test_a_stage_is_over_general_and_that_over_the_command_line(config):
     text = "general: {repeats: 4, dataset_size: 2, builder: 'x:y'}\nstage1: {factory: 'a:b'}\n"
     path = config(f"{text}stage2: {{factory: 'a:b', repeats: 9}}\n")
@@ -179,7 +190,8 @@ def test_a_stage_is_over_general_and_that_over_the_command_line(config):
         ("general: {model_type: 3StageS2ST}\nstage1: {factory: 'a:b'}\n", ["3StageS2ST", "3 stages"]),
         ("general: {model_type: S2Z}\nstage1: {factory: 'a:b'}\n", ["model_type", "S2Z"]),
         ("general: {dataset_size: 0}\nstage1: {factory: 'a:b'}\n", ["dataset_size", ">= 1"]),
-        ("general: {made_seconds: [.nan]}\nstage1: {factory: 'a:b'}\n", ["made_seconds"]),
+        ("general: {made_seconds: [.nan]}\nstage1: {factory: 'a:b'}\n", [".nan", "line 1", "finite"]),
+        ("stage1: {factory: 'a:b', arguments: {x: [-.inf]}}\n", ["-.inf", "line 1", "finite"]),
     ],
 )
 def test_a_mistake_is_named(config, text, words):

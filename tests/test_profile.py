@@ -30,8 +30,9 @@ import torch
 from torch import nn
 
 class Whole(nn.Module):
-    def __init__(self, vocab_size=11, wanted=1, expected="", still=False):
+    def __init__(self, vocab_size=11, wanted=1, expected="", still=False, scale=1):
         super().__init__()
+        self.scale = scale
         self.expected, self.still, self.dropout = expected, still, nn.Dropout(0.5)
         self.front, self.symbols, self.out = nn.Linear(80, 8), nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size)
         self.wanted = wanted
@@ -42,7 +43,7 @@ class Whole(nn.Module):
         if self.still and not torch.equal(self.dropout(features), features):
             raise ValueError("dropout")
         frames, tokens = self.front(features[:, ::4]), self.symbols(symbols)
-        return self.out(torch.tanh(frames[:, :, None] + tokens[:, None])), (lengths + 3) // 4
+        return float(self.scale) * self.out(torch.tanh(frames[:, :, None] + tokens[:, None])), (lengths + 3) // 4
 """
 
 
@@ -274,6 +275,7 @@ def test_a_model_by_import_path_sees_amp_and_dropout_and_may_not_fit(shapes, tmp
         (("--arg=expected=bfloat16",), 2, "no bfloat16"),
         (("--arg=still=true", "--no-dropout"), 0, "front"),
         (("--arg=still=true", "--dropout"), 2, "dropout"),
+        (("--arg=scale=nan",), 1, "wrong result: the loss of a step is nan"),
         ((f"--arg=wanted={2**50}", "--label=all=model"), 1, "oom: out of memory in all (model), forward"),
     ):
         profiled(tmp_path / "log", shapes, *model, *flags, code=code)
@@ -309,6 +311,7 @@ def test_a_quick_profile_is_of_a_small_model(words, expected, monkeypatch):
         (("--max-frames", 10), ["--max-frames 10", "--sort-utterance true"]),
         (("--config", "icefall", "--model", "x.py:X"), ["--config icefall", "--model"]),
         (("--arg", "x=1"), ["--arg", "--model"]),
+        (("--model", "x.py:X", "--arg", "x=.nan"), ["--arg x", "finite"]),
         (("--loss", "nothing"), ["nothing"]),
         (("--size", "encoder_dims=4"), ["encoder_dims", "'encoder_dim'"]),
         (("--size", "layers=0"), ["layers", ">= 1"]),

@@ -150,7 +150,7 @@ def test_kinds_are_what_adapters_say(implementation):
 @pytest.mark.parametrize(
     "body, status, words",
     [
-        ("return logits.sum((1, 2, 3))", "error", "correctness: ValueError: the loss has the shape (4,)"),
+        ("return logits.sum((1, 2, 3))", "error", "correctness: the loss has the shape (4,)"),
         ("import flash_rnnt", "missing", "flash needs flash_rnnt: pip install what your loss needs"),
         ("targets.reshape(-1, 1000003)", "error", "benchmark_flash.py, line {line}, in transducer_loss"),
     ],

@@ -68,7 +68,9 @@ def first_line(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type, and the first line of the message where there is one."""
+    """Return the type and the first line of the message; of a ValueError, a sentence to its caller, the line alone."""
+    if type(error) is ValueError and str(error).strip():
+        return first_line(error)
     return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
 
 

@@ -46,18 +46,20 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
     return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative)) if relative else math.inf
 
 
-def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float) -> str:
+def enough(
+    samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float, least: int = 1
+) -> str:
     """Return why sampling stops ("spread", "sample cap", "time cap"), "" if it continues; called before each sample.
 
     It stops only at the end of a sweep over all batches, so that each has as many samples.  spread: the relative
-    half-width that suffices; the caps are on the number and the time of all samples.
+    half-width that suffices; the caps are on the number and the time of all samples; least: sweeps before the time cap.
     """
     count = sum(len(durations) for durations in samples.values())
     if count == 0 or count % batches:
         return ""
     if count >= max_samples:
         return "sample cap"
-    if sum(sum(durations) for durations in samples.values()) >= max_seconds * 1e9:
+    if count >= least * batches and sum(map(sum, samples.values())) >= max_seconds * 1e9:
         return "time cap"
     return "spread" if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread else ""
 

@@ -24,7 +24,7 @@ Text = Annotated[str, Meta(min_length=1)]
 #: Whole numbers from 1 and from 0 on.
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
-#: A number above 0; NaN and infinity are refused by `check_list`.
+#: A number above 0.
 Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -43,6 +43,13 @@ def parsed(text: str, where: str) -> Any:
                     raise yaml.YAMLError(f"{key!r} is given twice, again{node.value[index][0].start_mark}; keep one")
             return super().construct_mapping(node, deep)
 
+        def construct_yaml_float(self, node: Any) -> float:
+            value = super().construct_yaml_float(node)
+            if not math.isfinite(value):  # which no record can hold
+                raise yaml.YAMLError(f"{node.value} is not finite{node.start_mark}; give a finite number")
+            return float(value)
+
+    Plain.add_constructor("tag:yaml.org,2002:float", Plain.construct_yaml_float)
     try:
         return yaml.load(text, Plain)
     except Exception as error:  # PyYAML raises errors of any kind for a text that its tag cannot take
@@ -79,10 +86,8 @@ def keys_of(kind: Type[Struct]) -> List[str]:
 
 
 def check_list(values: Sequence[float], name: str) -> None:
-    """Raise ValueError, which `converted` turns into UserError, for a value that is there twice or is not finite."""
+    """Raise ValueError, which `converted` turns into UserError, for a value that is there twice."""
     for index, value in enumerate(values):
-        if not math.isfinite(value):
-            raise ValueError(f"{name}: give finite numbers, not {value}")
         if value in values[:index]:
             raise ValueError(f"{name}: {shown(value)} is given twice")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -34,14 +35,18 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Modul
     `arguments`, on `device`.  Raises UserError for what cannot be imported or made."""
     if name.startswith((S3PRL, HUGGING_FACE)):
         os.environ.update(OFFLINE)
-    of = name.partition(":")[2]
+    of, absent = name.partition(":")[2], ""
     if name.startswith(HUGGING_FACE):
         maker: Any = partial(module("transformers").AutoModel.from_pretrained, of, local_files_only=True)
+        absent = absent_from(of, f"from transformers import AutoModel; AutoModel.from_pretrained('{of}')")
+    elif name.startswith(S3PRL):
+        maker = imported(f"s3prl.hub:{of}")
+        absent = not_here(f"from s3prl import hub; hub.{of}()")
     else:
-        maker = imported(f"s3prl.hub:{of}" if name.startswith(S3PRL) else name)
+        maker = imported(name)
     if isinstance(maker, torch.nn.Module) and arguments:
         raise UserError(f"{name} is a model already: it takes no arguments")
-    model = maker if isinstance(maker, torch.nn.Module) else made(name, maker, arguments, device)
+    model = maker if isinstance(maker, torch.nn.Module) else made(name, maker, arguments, device, absent)
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
     return model.to(device)
@@ -75,9 +80,23 @@ def module(source: str) -> ModuleType:
         raise UserError(f"{source} does not import in {sys.executable}: {text.reason_of(error)}{lacks}") from error
 
 
-def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", advice: str = "") -> Any:
+def not_here(code: str, where: str = "the caches of its package") -> str:
+    """Return why a model that would have to be fetched cannot be made, and the command that fetches it."""
+    return f'it is not in {where}, and rnnt-bench forbids the network to models; fetch it with: python -c "{code}"'
+
+
+def absent_from(name: str, code: str) -> str:
+    """Return `not_here` for a name on a hub, "" for a folder that is there.  Raises UserError for one that is not."""
+    if Path(name).exists():
+        return ""
+    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
+        raise UserError(f"{name}: no such folder, and no name on a hub, such as facebook/wav2vec2-base-960h")
+    return not_here(code)
+
+
+def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", absent: str = "") -> Any:
     """Call what makes a model, on the meta device without weights where its initialisation allows that.  Raises
-    UserError, also for a wrong or missing argument.  advice: ends the message."""
+    UserError, also for a wrong or missing argument.  absent: why a file that it needs is not there, see `not_here`."""
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
     try:
@@ -100,4 +119,5 @@ def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu
     except (NotRunnable, UserError):
         raise
     except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
-        raise UserError(f"{name} cannot be made: {text.reason_of(error)}{advice}") from error
+        reason = absent if absent and isinstance(error, OSError) else text.reason_of(error)
+        raise UserError(f"{name} cannot be made: {reason}") from error

@@ -72,7 +72,7 @@ def parser() -> Parser:
         help="Data types: float32; bfloat16 and float16 by autocast. Default: float32",
     )
     group = result.add_argument_group("the run")
-    add_setting(group, "max_seconds", "Most seconds of timed calls of a cell; one call is always timed. Default: 1")
+    add_setting(group, "max_seconds", "Most seconds of timed calls of a cell; three are always timed. Default: 1")
     add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200")
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
     commands.add_flags(group, seed="Seed of random weights and noise", folder="inference-<config>", quick=quick)

@@ -1,6 +1,7 @@
 """Measures one cell of an inference profile: a model, a length of audio, a batch size, a way to run the model.
 
-Time comes first, then the peaks of the process or the device, then six batches under torch.profiler."""
+The outputs are checked first, then come time, the peaks of the process or the device, and six batches under
+torch.profiler."""
 
 from __future__ import annotations
 
@@ -24,11 +25,16 @@ from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.system.memory import status_bytes
 from common.tools.inference import recognisers
+from common.tools.inference.outputs import check_numbers, difference
 from common.tools.inference.rows import Cell, Position, Profile
 from common.traces import reader, windows
 
 #: The profiler records the last two of six batches.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
+#: How far outputs may be from those in float32, see outputs.difference: mantissas of 11 and of 8 bits, over layers.
+TOLERANCES = {"float16": 0.02, "bfloat16": 0.05}
+#: Timed calls of a cell, however long they take: one alone may be of a model that is not warm yet.
+LEAST_CALLS = 3
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
@@ -40,10 +46,12 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     model = recognisers.load(given["config"]["pretrained_model"], device)
     rate, dimensions = config.pretrained_model.sample_rate or model.sample_rate, config.profiling_dimensions
     waves = recognisers.batch(dimensions.example_audio, position.seconds, position.size, rate, settings.seed)
-    calls = Calls(model, waves.to(device), position.dtype)
+    calls = Calls(model, waves.to(device))
     caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
+    caps["least"] = LEAST_CALLS
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
+        error = calls.take(position.dtype)
         clock, threads = Clock(device), host_threads(device)
         list(sampling.warm_up(lambda *_: time_call(calls, clock), [0], math.inf, threads))
         samples = list(sampling.sweep(lambda *_: time_call(calls, clock), [0], **caps, threads=threads))
@@ -53,6 +61,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
             wall_ns=[sample.total_wall_ns for sample in samples],
             first_ns=[sample.first_ns for sample in samples],
             busy=sum(bool(sample.flags) for sample in samples),
+            output_error=error,
             **peaks(calls, device),
             **_profiled(calls, settings, folder, job["job"]),
         )
@@ -68,18 +77,44 @@ class Calls:
     dtype: str = "float32"
     streamed: bool = False
 
-    def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """Make one call, and `after_forward` at the first token, else at the end.  Raises WrongResult for None."""
+    def take(self, dtype: str) -> Optional[float]:
+        """Run in `dtype` from now on; return how far the outputs are then from those in float32, None in float32.
+        Raises WrongResult for outputs that are wrong."""
+        plain = self.outputs()
+        check_numbers(plain)
+        if dtype == self.dtype:
+            return None
+        self.dtype = dtype
+        outputs = self.outputs()
+        check_numbers(outputs)
+        error, tolerance = difference(plain, outputs), TOLERANCES[dtype]
+        if not error <= tolerance:
+            raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
+        return error
+
+    def outputs(self, after_forward: Callable[[], None] = lambda: None) -> Any:
+        """Make one call, and `after_forward` at the first token; return the outputs, of a stream its pieces.  Raises
+        WrongResult for None."""
         self.streamed, (N, samples), device = False, self.waves.shape, self.waves.device
         lengths = torch.full((N,), samples, device=device)
         with torch.autocast(device.type, getattr(torch, self.dtype)) if self.dtype != "float32" else nullcontext():
-            if self.model.stream is None and self.model.call(self.waves, lengths) is None:
-                raise WrongResult("the model returns None: it has to return its outputs")
-            for piece in self.model.stream(self.waves, lengths) if self.model.stream else ():
+            if self.model.stream is None:
+                outputs = self.model.call(self.waves, lengths)
+                if outputs is None:
+                    raise WrongResult("the model returns None: it has to return its outputs")
+                return outputs
+            pieces = []
+            for piece in self.model.stream(self.waves, lengths):
+                pieces.append(piece)
                 has_symbols = piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
                 if has_symbols and not self.streamed:
                     self.streamed = True
                     after_forward()
+            return pieces
+
+    def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
+        """Make one call, and `after_forward` at the first token, else at the end.  Raises WrongResult for None."""
+        self.outputs(after_forward)
         if not self.streamed:
             after_forward()
 

@@ -84,10 +84,10 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
     if unknown:
         raise UserError(f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}")
     fetch = "get_feature_extractor(), bundle.get_decoder" if decodes else "get_model"
-    command = f'python -c "from torchaudio.pipelines import {source} as bundle; bundle.{fetch}()"'
-    advice = f"; its weights have to be below {torch.hub.get_dir()}, fetch them: {command}"
+    code = f"from torchaudio.pipelines import {source} as bundle; bundle.{fetch}()"
+    absent = loading.not_here(code, torch.hub.get_dir())
     make = [bundle.get_feature_extractor, bundle.get_decoder] if decodes else [bundle.get_model]
-    parts = torch.nn.ModuleList([loading.made(source, each, {}, advice=advice) for each in make]).to(device).eval()
+    parts = torch.nn.ModuleList([loading.made(source, each, {}, absent=absent) for each in make]).to(device).eval()
 
     def search(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         given = [parts[0](wave) for wave in waves]
@@ -105,7 +105,8 @@ def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torc
     """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it, ``task`` among them."""
     transformers = loading.module("transformers")
     given = {"task": "automatic-speech-recognition", **arguments}
-    made = loading.made(source, partial(transformers.pipeline, model=source, device=device), given)
+    absent = loading.absent_from(source, f"from transformers import pipeline; pipeline('{given['task']}', '{source}')")
+    made = loading.made(source, partial(transformers.pipeline, model=source, device=device), given, absent=absent)
     if getattr(made, "feature_extractor", None) is None:
         raise UserError(f"{source}: the pipeline of {given['task']} takes no audio; give arguments: {{task: ...}}")
     rate = int(getattr(made.feature_extractor, "sampling_rate", SAMPLE_RATE))
@@ -121,9 +122,11 @@ def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: tor
     """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.  The folder's
     hyperparams.yaml names classes to make: it is code, as the model is."""
     name, method = INTERFACES[kind]
-    make = loading.imported(f"speechbrain.inference.{name}:{kind}").from_hparams
+    of = f"speechbrain.inference.{name}"
+    make = loading.imported(f"{of}:{kind}").from_hparams
+    absent = loading.absent_from(source, f"from {of} import {kind}; {kind}.from_hparams('{source}')")
     given = {**arguments, "run_opts": {"device": str(device), **(arguments.get("run_opts") or {})}}
-    made = loading.made(source, partial(make, source), given)
+    made = loading.made(source, partial(make, source), given, absent=absent)
     parameters = inspect.signature(getattr(made, method)).parameters
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:

@@ -20,6 +20,8 @@ TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 SKIPPED = "skipped"
 #: The further axes, each with the value of the plain model.
 PLAIN = {"threads": None, "dtype": "float32"}
+#: Timed calls and profiled ones contradict each other where the first take this many times the self time of the others.
+CONTRADICTION = 5
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -92,6 +94,7 @@ class Cell(Struct, kw_only=True):
     """The measurements of a cell of the grid.
 
     wall_ns, first_ns: time of each timed call, and to its first token; busy: calls that ran beside other load;
+    output_error: how far the outputs are from those in float32, None in float32;
     process_bytes: resident peak of a call above the level before it, as those of the device; process_peak_bytes: of the
     whole process; profiled: batches under torch.profiler; cpu_us, cuda_us: their self time together; cpu_peak_bytes,
     cuda_peak_bytes: highest running sum of allocations within one of these."""
@@ -99,6 +102,7 @@ class Cell(Struct, kw_only=True):
     wall_ns: Annotated[List[int], Meta(min_length=1)]
     first_ns: List[Optional[int]]
     busy: int
+    output_error: Optional[float] = None
     process_bytes: Optional[int] = None
     process_peak_bytes: Optional[int] = None
     device_allocated_bytes: Optional[int] = None
@@ -139,6 +143,7 @@ NUMBERS = (
     _mb("process_peak_bytes", "whole process MB"),
     _mb("device_allocated_bytes", "device MB"),
     _mb("device_used_bytes", "device used MB"),
+    of_row("output_error", "output error", text.error, better="lower"),
     of_row("busy"),
 )
 
@@ -167,6 +172,12 @@ def row(position: Position, job: Job) -> Row:
         "profiled_cpu_rtf": cell.cpu_us / (1e6 * cell.profiled * audio),
         "profiled_cuda_rtf": cell.cuda_us / (1e6 * cell.profiled * audio) or None,
     }
+
+
+def contradiction(row: Row) -> float:
+    """Return how many times as long the median timed call was as the self time of a profiled one."""
+    profiled = row["profiled_cpu_rtf"] + (row["profiled_cuda_rtf"] or 0)
+    return row["rtf"] / profiled if profiled else 0.0
 
 
 def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> str:
@@ -247,8 +258,11 @@ def answer(kept: Kept) -> Answer:
     ]
     example, known = dimensions.example_audio, [each for each in rows if "rtf" in each]
     busy, fewest = sum(bool(each["busy"]) for each in known), min((each["n"] for each in known), default=0)
+    ratio, worst = max(((contradiction(each), each["position"].job) for each in known), default=(0.0, ""))
     told = {
         **dict.fromkeys(kept.machine, True),
+        f"{worst}: RTF is {ratio:.0f} times the profiled one and contradicts it: calls were timed before the model was "
+        "warm (give a larger --max-seconds), beside load, or outside of operators": ratio > CONTRADICTION,
         f"audio: {example}, cut or looped": example,
         "audio: noise; for a model whose path depends on what is said (a beam search), give example_audio": not example,
         f"{text.count(busy, 'cell')} ran beside other load: times are too long": busy,

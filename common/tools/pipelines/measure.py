@@ -24,6 +24,7 @@ from common.measure.device import environment, host_threads, set_up_torch
 from common.records.schema import Measured
 from common.tools import loading
 from common.tools.inference import measure, recognisers
+from common.tools.inference.outputs import check_numbers
 from common.tools.pipelines.rows import Costs, Pipeline, Stage, examples
 
 
@@ -59,9 +60,9 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
             raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
         inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source)
         call = Call(model.to(device).eval() if isinstance(model, torch.nn.Module) else model, inputs)
-        costs = measured(call, stage, device)
+        costs, outputs = measured(call, stage, device), call.outputs()
+        check_numbers(outputs, stage.name)
         if number < len(config.stages) - 1:
-            outputs = call.outputs()
             _send(loading.imported(stage.converter)(outputs) if stage.converter else outputs, file)
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
     before.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from common.core import files, implementations, text
-from common.core.errors import NotRunnable, OutOfMemory, UserError
+from common.core.errors import NotRunnable, OutOfMemory, UserError, WrongResult
 from common.core.settings import Settings
 from common.data import batching, shapes
 from common.flops.counter import FlopCounter
@@ -157,6 +157,7 @@ class Profiling:
             with hooks:
                 with torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext():
                     loss = self.model(*given)
+                self.loss = loss.detach()
                 loss.backward()
                 hooks.end_backward()
                 if self.optimizer:
@@ -187,6 +188,8 @@ class Profiling:
         for inputs in self.inputs:
             with counter:
                 self.timed(partial(self.labelled, inputs.given(), counts))
+            if not self.loss.isfinite():
+                raise WrongResult(f"the loss of a step is {float(self.loss)}, before anything is timed")
         total = counter.total()
         for number in range(self.choice.warmup):
             self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given()))

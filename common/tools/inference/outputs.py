@@ -1,0 +1,106 @@
+"""Compares the outputs of a model with those of the same model in another dtype.
+
+Leaves out whether either is right: a model with random weights has no right outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import zip_longest
+from typing import Any, Dict, List, Mapping, Sequence
+
+import torch
+
+from common.core.errors import WrongResult
+
+#: Symbols of a sequence up to which edits are counted; a longer one is compared place by place.
+MOST_EDITED = 20_000
+
+
+def check_numbers(outputs: Any, whose: str = "the model") -> None:
+    """Raise WrongResult for outputs that hold a NaN."""
+    if any(tensor.isnan().any() for tensor in _tensors(_leaves(outputs))):
+        raise WrongResult(f"the outputs of {whose} hold NaN: its numbers are wrong before they are timed")
+
+
+def difference(plain: Any, other: Any) -> float:
+    """Return how far outputs are from the `plain` ones: 0 where they are equal, infinity for NaN or another shape.
+
+    Of floating-point outputs it is the RMS of the difference over the RMS of the plain ones.  Of a model without any it
+    is the share of symbols to edit: elements of integer tensors, numbers of a list, characters of a text."""
+    first, second = _leaves(plain), _leaves(other)
+    numbers = _tensors(first), _tensors(second)
+    if not any(numbers):
+        pairs = list(zip_longest(_sequences(plain), _sequences(other), fillvalue=()))
+        longest = sum(max(len(left), len(right)) for left, right in pairs)
+        return sum(edits(left, right) for left, right in pairs) / max(longest, 1)
+    if [tensor.shape for tensor in numbers[0]] != [tensor.shape for tensor in numbers[1]]:
+        return math.inf
+    left, right = (torch.cat([tensor.double().flatten() for tensor in tensors]) for tensors in numbers)
+    differs = left != right  # -inf of a masked place is equal to itself, but has no difference
+    scale = left[left.isfinite()].norm().clamp_min(1e-30)
+    error = float((left - right)[differs].norm() / scale)
+    return math.inf if math.isnan(error) else error
+
+
+def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many insertions, deletions and substitutions make `second` of `first` (Levenshtein 1966)."""
+    numbers: Dict[Any, int] = {}
+    left, right = ([numbers.setdefault(symbol, len(numbers)) for symbol in symbols] for symbols in (first, second))
+    if left == right:
+        return 0
+    if max(len(left), len(right)) > MOST_EDITED:
+        return sum(a != b for a, b in zip_longest(left, right))
+    columns, places = torch.tensor(right), torch.arange(len(right) + 1)
+    row = places.clone()
+    for symbol in left:
+        before, row = row, row + 1
+        row[1:] = torch.minimum(row[1:], before[:-1] + (columns != symbol))
+        # an insertion costs 1 more than the place to its left: a running minimum once the slope is taken away
+        row = torch.cummin(row - places, 0).values + places
+    return int(row[-1])
+
+
+def _sequences(outputs: Any) -> List[Sequence[Any]]:
+    """Return the sequences of symbols in any nesting: rows of tensors, lists of plain values, texts."""
+    outputs = _plain(outputs)
+    if isinstance(outputs, torch.Tensor):
+        return outputs.reshape(-1, outputs.shape[-1] if outputs.dim() else 1).tolist()
+    if isinstance(outputs, str):
+        return [outputs]
+    if not isinstance(outputs, list):
+        return [[outputs if isinstance(outputs, (int, float, bytes)) else type(outputs)]]
+    nested = [_sequences(part) for part in outputs]
+    if any(isinstance(_plain(part), (list, str, torch.Tensor)) for part in outputs):
+        return [sequence for sequences in nested for sequence in sequences]
+    return [[symbol for ((symbol,),) in nested]]
+
+
+def _leaves(outputs: Any) -> List[Any]:
+    """Return the tensors, numbers and texts of any nesting, in order."""
+    outputs = _plain(outputs)
+    return [leaf for part in outputs for leaf in _leaves(part)] if isinstance(outputs, list) else [outputs]
+
+
+def _tensors(leaves: Sequence[Any]) -> List[torch.Tensor]:
+    """Return those leaves that are floating-point numbers as real tensors."""
+    tensors = [torch.tensor(leaf) if isinstance(leaf, float) else leaf for leaf in leaves]
+    tensors = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]
+    real = [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor for tensor in tensors]
+    return [tensor for tensor in real if tensor.is_floating_point()]
+
+
+def _plain(value: Any) -> Any:
+    """Return a mapping, dataclass or tuple as a list, an array of numpy as a tensor, or a list if it has no numbers."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if hasattr(value, "__array__") and not isinstance(value, torch.Tensor):
+        try:
+            return torch.as_tensor(value)
+        except TypeError:  # of texts or objects
+            return list(value.tolist())
+    return value
