@@ -349,11 +349,11 @@ def test_a_change_since_the_earlier_run_is_told_under_the_verdict(tmp_path):
     for name, start, ms in (("old", "2025-11-24", 10), ("new", "2025-11-30", 20), ("older", "2025-11-01", 20)):
         timed(tmp_path, "k2", [ms, 1.01 * ms, 0.99 * ms], run_id=name, started=f"{start}T00:00:00+00:00")
         (tmp_path / "k2").rename(tmp_path / name)
-    assert re.search(r"since 24 Nov: +k2 \+100%, slower", screen(tmp_path))
+    assert re.search(r"since 24 Nov 2025: +k2 \+100%, slower", screen(tmp_path))
     (card,) = cards.cards(logs.read([tmp_path]).groups[0].rows, [])
-    assert dict(card.lines)["Since 24 Nov"] == ["k2 +100%, slower", "."]
+    assert dict(card.lines)["Since 24 Nov 2025"] == ["k2 +100%, slower", "."]
     change(tmp_path / "old", "environment", threads=7)
-    assert re.search(r"since 1 Nov: +k2 \+0%, within noise", screen(tmp_path))
+    assert re.search(r"since 1 Nov 2025: +k2 \+0%, within noise", screen(tmp_path))
 
 
 def test_memory_beyond_torch_s_allocator_counts_and_is_marked(tmp_path):

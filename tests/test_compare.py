@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 from browsers import unpacked
 from commands import assert_user_error, has_words, run
-from fixtures_runs import change, correctness, environment, memory, status, timed, timing, write_run
+from fixtures_runs import (
+    change,
+    correctness,
+    environment,
+    memory,
+    records_of,
+    status,
+    timed,
+    timing,
+    write_records,
+    write_run,
+)
 from msgspec.structs import replace
 
 from common.analysis import comparison, measured
@@ -323,6 +334,37 @@ def test_other_settings_and_environments_are_refused(settings, other, words, tmp
     done = run("rnnt-bench", "compare", before, after)
     assert_user_error(done, "not comparable", words, before, after)
     assert done.stdout == ""
+
+
+def test_another_gpu_and_another_cpu_are_refused(tmp_path):
+    sides = [written(tmp_path / side) for side in "ab"]
+    for machines, words in (
+        (({"cpu": "EPYC"}, {"cpu": "Xeon"}), "machine EPYC, 2 cores / Xeon, 2 cores"),
+        (({"cpu": "EPYC"}, {"cpu": "EPYC", "cores": 64}), "machine EPYC, 2 cores / EPYC, 64 cores"),
+    ):
+        for folder, machine in zip(sides, machines):
+            change(folder, "run", machine={"cores": 2, **machine})
+        assert_user_error(run("rnnt-bench", "compare", *sides), "not comparable", words)
+    for folder, name in zip(sides, ("A100", "H200")):
+        change(folder, "run", machine={})
+        change(folder, "environment", device="cuda", device_name=name)
+    assert_user_error(run("rnnt-bench", "compare", *sides), "device name A100 / H200")
+
+
+def test_only_batches_that_both_sides_have(tmp_path):
+    before = written(tmp_path / "a")
+    kept = [line for line in records_of(before) if not (line["record"] == "sample" and line["batch"] == 9)]
+    kept[0]["run_id"] = "b"
+    write_records(tmp_path / "b", [{**line, "total_wall_ns": 3 * line.get("total_wall_ns", 0)} for line in kept])
+    (row,) = rows(before, tmp_path / "b")
+    assert row["time"]["step"]["batches"] == 1 and row["time"]["step"]["ratio"] == pytest.approx(3)
+
+
+def test_load_beside_two_separate_runs_leaves_it_unclear(tmp_path):
+    (row,) = rows(written(tmp_path / "a"), written(tmp_path / "b", 1.5, flags=["busy"]))
+    step = row["time"]["step"]
+    assert step["verdict"] == "unclear" and "100% of the new ones ran beside other load" in step["reason"]
+    compare(tmp_path / "a", tmp_path / "b", "--fail-on-slower", "2%")
 
 
 def test_memory_is_the_highest_peak_of_the_batches_that_both_sides_have(tmp_path):

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, TypeVar
 
-from common.analysis import standing
+from common.analysis import machines, standing
 from common.analysis.row import Row
 from common.core import implementations, settings, text
 
@@ -58,7 +58,7 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
         shared = (
             {key: value for key, value in each.configuration.items() if key not in OWN} for each in (group[0], row)
         )
-        return kinds[0] == kinds[1] and not differing(*shared)
+        return kinds[0] == kinds[1] and not differing(*shared) and not machines.apart(group[0], row)
 
     result = grouped(ordered, fits)
     for group in result:
@@ -102,6 +102,8 @@ def heading(group: Sequence[Row]) -> str:
         return "unreadable"
     if not known:
         return "traces without records of this suite"
+    if known.get("device") == "cpu" and not known.get("processor"):  # of one name are several processors
+        known["processor"] = next((f"({rates})" for row in group if (rates := machines.rates(row))), None)
     measured = {len(row.batches) for row in group} - {0}
     if len(measured) == 1 and not known.get("find_largest"):
         known["num_batches"] = measured.pop()
@@ -129,8 +131,8 @@ def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[
 
 
 def conditions(row: Row) -> Dict[str, object]:
-    """Return all that must agree between two runs that are compared, by the name that messages use."""
-    known, machine = row.configuration, row.header.machine
+    """Return all settings that must agree between two runs that are compared, by the name that messages use."""
+    known = row.configuration
     shapes, batches = known["shape_file_sha256"], [batch.index for batch in row.batches]
     cells = "{} cells ({} padded)".format(*row.cells)
     return {
@@ -138,14 +140,14 @@ def conditions(row: Row) -> Dict[str, object]:
         "shape file": shapes and f"sha256 {shapes[:12]}",
         "batches": f"{len(batches)} from {batches[0]} on of {cells}" if batches else None,
         "device name": row.device_name if row.device != "cpu" else None,
-        "machine": machine.cpu and f"{machine.cpu}, {machine.cores} cores",
     }
 
 
 def differences(first: Row, other: Row) -> List[str]:
     """Return why two runs cannot be compared, as "dtype float32 / float64"; [] where they can."""
     mine, theirs = conditions(first), conditions(other)
-    return [f"{label} {mine[label]} / {theirs[label]}" for label in differing(mine, theirs)]
+    different = [f"{label} {mine[label]} / {theirs[label]}" for label in differing(mine, theirs)]
+    return [*different, *machines.apart(first, other)]
 
 
 def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
@@ -198,7 +200,11 @@ class Sweep:
 def sweeps(rows: Sequence[Row]) -> List[Sweep]:
     """Return the sweeps of rows with swept settings: those of equal keys whose other settings agree."""
     result = []
-    for group in grouped(rows, lambda group, row: _without_swept(group[0]) == _without_swept(row)):
+
+    def fits(group: List[Row], row: Row) -> bool:
+        return _without_swept(group[0]) == _without_swept(row) and not machines.differences(group[0], row)
+
+    for group in grouped(rows, fits):
         axes: Dict[str, List[Any]] = {
             key: list(dict.fromkeys(row.header.values[key] for row in group)) for key in group[0].header.values
         }
@@ -214,11 +220,7 @@ def sweeps(rows: Sequence[Row]) -> List[Sweep]:
 
 def _without_swept(row: Row) -> Any:
     swept = row.header.values
-    return (
-        list(swept),
-        {key: value for key, value in row.header.settings.items() if key not in swept},
-        row.header.machine,
-    )
+    return list(swept), {key: value for key, value in row.header.settings.items() if key not in swept}
 
 
 def _cell_index(row: Row, axes: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
 
-from common.analysis import groups, measured
+from common.analysis import groups, machines, measured
 from common.analysis.groups import Group, Sweep
 from common.analysis.row import Row
 from common.core import errors, files, text
@@ -42,7 +42,7 @@ class Log:
         def same_run(*pair: Row) -> bool:
             first, other = ((row.name, row.header.values, bool(row.largest)) for row in pair)
             known = first == other and all(row.header.run_id for row in pair)
-            return known and not groups.differing(*(row.configuration for row in pair))
+            return known and not groups.differing(*(row.configuration for row in pair)) and not machines.apart(*pair)
 
         return Log(groups.newest_of_each(self.every, same_run))
 
@@ -62,6 +62,10 @@ def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True)
     """Return what is in, at or under `paths` (default: ``log``), each a folder, a trace or a results.jsonl. traces:
     those of runs too. Raises UserError for a path that does not exist (the default may be absent)."""
     every = [row for folder, asked in _folders(paths).items() for row in _rows_of(folder, asked, traces)]
+    rates = {row.header.run_id: row.rates for row in every if row.rates.memory}
+    for row in every:  # the records of a loss that was not timed lack those of its run
+        if row.rates.memory is None:
+            row.rates = rates.get(row.header.run_id, row.rates)
     return Log(every) if all_runs else Log(every).newest()
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
-from common.analysis import times
+from common.analysis import machines, times
 from common.analysis.row import COUNTERS, Largest, Row
 from common.core import settings, text
 from common.records import schema, store
@@ -75,6 +75,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     made.configuration = {
         **settings.in_rows(header.settings, made.device, header.kind),
         **{"device": made.device, "device_name": made.environment.device_name},
+        "processor": (machines.processor(header.machine) or None) if on_cpu else None,
         "cores": header.machine.cores if on_cpu else None,
         **{
             key: getattr(made.environment, key) or header.settings.get(key)

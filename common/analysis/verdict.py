@@ -331,14 +331,14 @@ def corners(pick: Pick) -> Tuple[str, str]:
 
 
 def since(row: Row, scope: str) -> Optional[Tuple[str, str]]:
-    """Return ("since 24 Nov", "fused +2%, within noise"): the change of a row's time from the newest earlier run that
-    measured the same on the same machine."""
+    """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the newest earlier run
+    that measured the same on the same machine."""
     for earlier in row.earlier:
         standing = stand(row, earlier, scope)
         if standing.ratio and not standing.beside_load and not groups.differences(earlier, row):
             day = datetime.fromisoformat(earlier.header.started)
             word = "within noise" if standing.verdict in ("same", "unclear") else standing.verdict
-            return f"since {day.day} {day:%b}", f"{name_of(row)} {standing.ratio.ratio - 1:+.0%}, {word}"
+            return f"since {day.day} {day:%b %Y}", f"{name_of(row)} {standing.ratio.ratio - 1:+.0%}, {word}"
     return None
 
 

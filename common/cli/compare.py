@@ -43,7 +43,7 @@ EXIT_CODES = """\
 Exit code: 0 if the comparison was made, also if it is "unclear"; 1 with --fail-on-slower P% if the whole interval of
 an implementation is above P%, or if one that the baseline measured failed or is missing in NEW (--only leaves it out);
 2 for bad usage and for two runs that cannot be compared (other shapes, batches, sizes, dtype, device, threads,
-denormals, seed or CPU, or two losses under two torches); 130 after Ctrl-C, 143 after SIGTERM.
+denormals, seed or machine, or two losses under two torches); 130 after Ctrl-C, 143 after SIGTERM.
 """
 #: The longer texts of --help.
 HELP = {

@@ -422,7 +422,9 @@ class Settings:
         extra={"default": "auto"},
         default_text="auto (CUDA where there is one)",
         label="device",
-        heading=lambda known: " ".join(str(known[key]) for key in ("device", "device_name") if known.get(key)),
+        heading=lambda known: " ".join(
+            str(known[key]) for key in ("device", "device_name", "processor") if known.get(key)
+        ),
         **_HOW,
     )
     prune_range: int = _measured(

@@ -76,12 +76,20 @@ class Machine(Struct, kw_only=True, frozen=True):
 
     Attributes:
         cpu: model name
+        family, model, stepping: of the processor, as /proc/cpuinfo has them; on Arm implementer, part and revision
+        vectors: instructions for vectors, by the names of /proc/cpuinfo: "avx2", "avx512f", "asimd"
+        caches: bytes of the first CPU's caches by level, without those of instructions: {"L2": 1048576}
         cores: physical or logical ones, as the system counts them
         os: system, release and processor, as platform.platform() has them
         python: version of the command's Python
     """
 
     cpu: Optional[str] = None
+    family: Optional[Count] = None
+    model: Optional[Count] = None
+    stepping: Optional[Count] = None
+    vectors: List[str] = []
+    caches: Dict[str, Bytes] = {}
     cores: Optional[Positive] = None
     memory_bytes: Optional[Bytes] = None
     os: Optional[str] = None

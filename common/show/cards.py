@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
-from common.analysis import times, verdict
+from common.analysis import machines, times, verdict
 from common.analysis.row import Row
 from common.core import implementations, settings, snippets, text
 from common.present import parts
@@ -124,7 +124,6 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
     entry = next((entry for entry in entries if entry.is_measured), entries[0] if entries else Row())
     given, machine = entry.header.settings, entry.header.machine
     memory = f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""
-    cores = f", {machine.cores} cores" if machine.cores else ""
     order = "sorted by length" if given.get("sort_utterance") else "in file order"
     rounds, path, digest = entry.rounds, entry.environment.shape_file, entry.environment.shape_file_sha256
     shapes = (
@@ -136,7 +135,7 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
     schedule, vocabulary = given.get("schedule"), given.get("vocab_size")
     command, rates = entry.header.command, entry.rates
     facts: List[Tuple[str, Any]] = [
-        ("Machine", f"{machine.cpu}{cores}{memory}" if machine.cpu else None),
+        ("Machine", f"{machines.named(machine)}{memory}" if machine.cpu else None),
         ("System", machine.os),
         ("Device", " ".join(str(part) for part in (entry.device, entry.device_name) if part)),
         ("Driver", entry.environment.gpu and entry.environment.gpu.driver),

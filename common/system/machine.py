@@ -15,7 +15,7 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, List, Optional, Tuple
+from typing import AbstractSet, Any, Dict, Iterator, List, Optional, Tuple
 
 from common.system import memory, processes
 
@@ -30,10 +30,36 @@ def describe() -> Dict[str, Any]:
     """Return this machine, as the ``run`` record keeps it (schema.Machine)."""
     return {
         "cpu": memory.proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        **processor(),
         "cores": cpu_count(),
         "memory_bytes": memory.total_memory(),
         "os": platform.platform(),
         "python": platform.python_version(),
+    }
+
+
+#: Names of family, model and stepping in /proc/cpuinfo: on x86, and the like on Arm.
+NUMBERS = {
+    "family": ("cpu family", "CPU implementer"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU revision"),
+}
+#: Flags of /proc/cpuinfo that decide which vectors a product is made of.
+VECTORS = re.compile(r"sse4_2|fma|(avx|amx|asimd|neon|sve)\w*")
+
+
+def processor(cpuinfo: str = "/proc/cpuinfo") -> Dict[str, Any]:
+    """Return what tells processors of one name apart, in fields of schema.Machine; a virtual machine may hide it."""
+    numbers: Dict[str, Optional[int]] = {}
+    for key, names in NUMBERS.items():
+        text = next(filter(None, (memory.proc_field(cpuinfo, name) for name in names)), "")
+        numbers[key] = int(text, 0) if re.fullmatch(r"\d+|0x[0-9a-f]+", text) else None
+    flags = memory.proc_field(cpuinfo, "flags") or memory.proc_field(cpuinfo, "Features") or ""
+    caches = {(level, kind): size for level, kind, size, _ in _caches("cpu0") if kind != "Instruction"}
+    return {
+        **numbers,
+        "vectors": sorted(flag for flag in flags.split() if VECTORS.fullmatch(flag)),
+        "caches": {f"L{level}": size for (level, _), size in sorted(caches.items())},
     }
 
 
@@ -61,14 +87,21 @@ def mkl_as_intel() -> bool:
 def cache_bytes() -> Optional[int]:
     """Return the size of all last-level caches of this machine in bytes; None if the system does not tell."""
     caches: Dict[str, Tuple[int, int]] = {}  # CPUs that share it -> level, bytes
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    for folder in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            cpus, level, size = ((folder / name).read_text().strip() for name in ("shared_cpu_list", "level", "size"))
-            cache = (int(level), int(size.rstrip("KMG")) * units.get(size[-1], 1))
-            caches[cpus] = max(caches.get(cpus, cache), cache)
+    for level, _, size, cpus in _caches("cpu[0-9]*"):
+        caches[cpus] = max(caches.get(cpus, (level, size)), (level, size))
     last = max((level for level, _ in caches.values()), default=None)
     return None if last is None else sum(size for level, size in caches.values() if level == last)
+
+
+def _caches(cpus: str) -> Iterator[Tuple[int, str, int, str]]:
+    """Yield (level, type, bytes, CPUs that share it) of each cache of the CPUs whose name matches, as "cpu0"."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    for folder in Path("/sys/devices/system/cpu").glob(f"{cpus}/cache/index[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            level, kind, size, shared = (
+                (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
+            )
+            yield int(level), kind, int(size.rstrip("KMG")) * units.get(size[-1], 1), shared
 
 
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:

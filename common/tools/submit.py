@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from common.analysis import logs
+from common.analysis import logs, machines
 from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
 from common.core import files, implementations
@@ -25,9 +25,9 @@ from common.records import schema, store
 NAME = "rnnt-bench submit"
 #: Fields whose texts are kept ("..." for what is no WORDS); numbers are kept everywhere, other texts nowhere.
 ALLOWED = frozenset(
-    """record name run_id suffix package kind settings values started git_revision cpu os python gpu torch device
-    device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator variables
-    transparent_huge_pages affinity shape_file_sha256 scope dtype kernel flags status pass job
+    """record name run_id suffix package kind settings values started git_revision cpu vectors os python gpu torch
+    device device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator
+    variables transparent_huge_pages affinity shape_file_sha256 scope dtype kernel flags status pass job
     differing reached_by_padding by""".split()
 )
 WORDS = re.compile(r"[\w .,:;()\[\]+@%=<>-]{0,120}")
@@ -115,11 +115,12 @@ def problems(folder: Path) -> Iterator[str]:
     if not any(row.times or row.largest for row in rows):
         yield "nothing was measured: no row has a time or a size"
     readable = [row for row in rows if not row.unreadable]
-    machines = {f"{row.header.machine.cpu}, {row.header.machine.cores} cores" for row in readable}
+    different = [words for row in readable[1:] for words in machines.differences(readable[0], row)]
     devices = {row.device_name for row in readable if row.device_name}
-    for what, values in (("machines", machines), ("devices", devices)):
-        if len(values) > 1:
-            yield f"is of {len(values)} {what}, {', '.join(map(plain, sorted(values)))}: make a folder of each"
+    if different:
+        yield f"is of several machines, {plain(different[0])}: make a folder of each"
+    elif len(devices) > 1:
+        yield f"is of {len(devices)} devices, {', '.join(map(plain, sorted(devices)))}: make a folder of each"
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

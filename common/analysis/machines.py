@@ -1,0 +1,99 @@
+"""Tell machines apart: by the processor, its vectors and caches, else by the rates that the limits pass measured.
+
+Clouds give one name to several processors.  Records from before these fields know a machine by its name alone; two such
+machines count as one only where their rates agree."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+from common.analysis.row import Row
+from common.core import text
+from common.records.schema import Machine
+
+#: Rates of one machine differ by less.
+MARGIN = 0.15
+#: Flags of /proc/cpuinfo, the widest vectors first, and their usual names.
+VECTORS = {
+    **{"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse4_2": "SSE4.2"},
+    **{"sve2": "SVE2", "sve": "SVE", "asimd": "NEON", "neon": "NEON"},
+}
+GIGA = 1e9
+
+
+def processor(machine: Machine) -> str:
+    """Return "(family 26, model 2, AVX-512)"; "" where records have a name alone."""
+    numbers = [f"{key} {number}" for key in ("family", "model") if (number := getattr(machine, key)) is not None]
+    widest = next((name for flag, name in VECTORS.items() if flag in machine.vectors), "")
+    parts = [*numbers, *filter(None, [widest])]
+    return f"({', '.join(parts)})" if parts else ""
+
+
+def named(machine: Machine) -> str:
+    """Return "AMD EPYC (family 26, model 2, AVX-512), 2 cores"; "" where nothing is known."""
+    cores = text.count(machine.cores, "core") if machine.cores else ""
+    return ", ".join(filter(None, [" ".join(filter(None, [machine.cpu, processor(machine)])), cores]))
+
+
+def rates(row: Row) -> str:
+    """Return "memory 38 GB/s, products 207 GFLOP/s"; "" where the run did not measure them."""
+    known = (("memory", row.rates.memory, "GB/s"), ("products", row.rates.torch, "GFLOP/s"))
+    return ", ".join(f"{name} {rate / GIGA:.0f} {unit}" for name, rate, unit in known if rate)
+
+
+def differences(row: Row, other: Row) -> List[str]:
+    """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; [] where nothing does.
+    What a side does not know sets nothing apart."""
+    mine, theirs = row.header.machine, other.header.machine
+    if not _are_two_named(row, other):
+        return []
+    if mine.cpu != theirs.cpu or (mine.cores and theirs.cores and mine.cores != theirs.cores):
+        return [f"machine {named(mine)} / {named(theirs)}"]
+    if not (is_known(mine) and is_known(theirs)):
+        return [
+            *_differ("memory", row.rates.memory, other.rates.memory, "GB/s"),
+            *_differ("products", row.rates.torch, other.rates.torch, "GFLOP/s"),
+        ]
+    keys = [key for key in FIELDS if getattr(mine, key) != getattr(theirs, key)]
+    different = [f"processor's {key} {_worded(mine, key)} / {_worded(theirs, key)}" for key in keys]
+    # Memory's rate differs by a fifth between days of one host, and torch's products with its version.
+    return different or _differ("the suite's own products", row.rates.loop, other.rates.loop, "GFLOP/s")
+
+
+def _differ(name: str, rate: Optional[float], other: Optional[float], unit: str) -> List[str]:
+    if rate is None or other is None or max(rate, other) <= (1 + MARGIN) * min(rate, other):
+        return []
+    return [f"rate of {name} {rate / GIGA:.0f} / {other / GIGA:.0f} {unit}"]
+
+
+#: What must agree between the records of one processor.
+FIELDS = ("family", "model", "stepping", "vectors", "caches")
+
+
+def is_known(machine: Machine) -> bool:
+    """Tell whether records know more of the processor than its name."""
+    return any(getattr(machine, key) not in (None, [], {}) for key in FIELDS)
+
+
+def _worded(machine: Machine, key: str) -> str:
+    value = getattr(machine, key)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {size // 1024} KiB" for name, size in value.items()) or "none"
+    return " ".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+def apart(row: Row, other: Row) -> List[str]:
+    """Return why two rows cannot be taken as of one machine; [] where they can. Where a side has the name alone and no
+    rates, nothing shows that they are of one."""
+    found = differences(row, other)
+    known = all(is_known(each.header.machine) for each in (row, other))
+    if found or known or not _are_two_named(row, other):
+        return found
+    lacking = [each for each in (row, other) if not (each.rates.memory and each.rates.torch)]
+    where = " and in ".join(str(each.folder) for each in lacking)
+    return [f"machine {row.header.machine.cpu} known by its name alone, without rates in {where}"] if lacking else []
+
+
+def _are_two_named(row: Row, other: Row) -> bool:
+    """Tell whether the rows are of two runs whose records both name a CPU."""
+    return row.header.run_id != other.header.run_id and bool(row.header.machine.cpu and other.header.machine.cpu)
