@@ -377,6 +377,36 @@ def test_a_tolerance_of_the_record_s_own_does_not_decide(tmp_path, error, status
     assert [row["status"] for row in read_rows(tmp_path)] == [status] * 2
 
 
+AT_SIZE = {"batch": 4, "N": 2, "T_max": 407, "U_max": 86, "loss_error": 8e-8, "grad_tolerance": 2e-3, "ok": True}
+
+
+@pytest.mark.parametrize(
+    "small, at_size, status",
+    [
+        ({"grad_error": 1.9e-4}, {}, "ok"),  # twice the tolerance where the record does not tell what was allowed
+        ({"grad_error": 2.1e-4}, {}, "error"),
+        ({"grad_error": 3.9e-4, "grad_tolerance": 4e-4}, {}, "ok"),
+        ({"grad_error": 4.1e-4, "grad_tolerance": 4e-4}, {}, "error"),
+        ({"loss_error": 4.1e-4, "loss_tolerance": 4e-4}, {}, "error"),
+        ({"slope_error": 4.1e-5, "slope_tolerance": 4e-5}, {}, "error"),
+        ({"grad_error": 0.09, "grad_tolerance": 0.5}, {}, "ok"),
+        ({"grad_error": 0.11, "grad_tolerance": 0.5}, {}, "error"),
+        ({}, {"grad_error": 1.9e-3}, "ok"),
+        ({}, {"grad_error": 2.1e-3}, "error"),
+        ({}, {"loss_error": 2.1e-3, "loss_tolerance": 2e-3}, "error"),
+        ({}, {"grad_error": 0.3, "grad_tolerance": 0.5, "imprecise": 0.3}, "ok"),
+        ({}, {"grad_error": 0.6, "grad_tolerance": 0.5, "imprecise": 0.6}, "error"),
+    ],
+)
+def test_errors_are_judged_by_what_the_record_allowed(tmp_path, small, at_size, status):
+    write_run(
+        tmp_path / "a",
+        jobs=[correctness(**small, at_size={**AT_SIZE, "grad_error": 1e-6, **at_size})],
+        passes=["correctness"],
+    )
+    assert [row["status"] for row in read_rows(tmp_path)] == [status]
+
+
 def test_a_search_that_did_not_end_gives_no_ratio(tmp_path):
     shutil.copytree(max((ROOT / "results").glob("*-largest")), tmp_path / "log")
     (path,) = [path for path in (tmp_path / "log").rglob("results.jsonl") if records_of(path)[0]["name"] == "fused"]

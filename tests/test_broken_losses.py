@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 
 import pytest
@@ -17,7 +18,7 @@ from common.core import implementations, settings
 from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
 from common.data import batching
-from common.losses import oracle, step, topologies
+from common.losses import oracle, rounding, step, topologies
 from common.losses.passes import correctness, small_batches, timing
 from common.measure import device
 from common.records.schema import Stop
@@ -404,6 +405,30 @@ def test_a_joiner_weight_without_gradient_at_size_is_refused():
 # Rounding.
 
 
+def test_what_rounding_explains():
+    """Of 64 and 36 steps, scores of up to 10, a loss of 100 in 200: eps is 2^-23."""
+    eps, of_a_posterior = 2**-23, 64 * 10 + 4 * 100  # sqrt(64) / 2 is 4 as well
+    limits = rounding.allowed("float32", [(60, 4), (36, 0)], 10.0, -100.0, right=200.0, largest=0.5, negligible=1e-9)
+    neglected = 1e-9 * 60 * 5
+    assert limits.loss == pytest.approx(1e-4 + eps * 10 * 100 / 200, rel=1e-12)
+    assert limits.gradient == pytest.approx(1e-4 + eps * (of_a_posterior + 4) / 0.5 + neglected, rel=1e-12)
+    assert limits.slope == pytest.approx(limits.gradient - 1e-4 + 1e-5, rel=1e-12)
+    assert limits.precise_gradient == pytest.approx(1e-4 + eps * of_a_posterior + neglected, rel=1e-12)
+    assert (limits.precise_loss, limits.direction) == (1e-4, 1e-2)
+    assert limits.rows - limits.sums == pytest.approx(eps * 4 / 0.5 * 100, rel=1e-9)
+    longer = rounding.allowed("float32", [(10000, 0)], 0.0, 100.0)
+    assert longer.gradient == pytest.approx(1e-4 + eps * 50 * 101, rel=1e-12)  # 50: sqrt(10000) / 2
+    assert rounding.allowed("float64", [(60, 4)], 10.0, 100.0).gradient < 1.01e-9
+
+
+def test_products_that_sum_in_another_order_are_no_fault(tmp_path):
+    """MKL's compatible kernels put the bias's gradient of torchaudio further off than others do."""
+    flags = ["--preset", "quick", "--only", "torchaudio", "--passes", "correctness", "--in-place", "--quiet"]
+    variables = {**os.environ, "MKL_CBWR": "COMPATIBLE"}
+    done = run("benchmark_all.py", *flags, "--log-dir", tmp_path, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("by, outcome", [(1e-7, "right"), (3e-4, "imprecise"), (0.3, "wrong")])
 def test_a_small_loss_of_large_scores_may_be_imprecise(by, outcome, monkeypatch):
     """Scores of up to 46 along 220 steps cancel to a loss of 0.3."""
@@ -427,7 +452,7 @@ def test_posteriors_that_cancel_are_imprecise(blank):
     with torch.no_grad():
         context.model.output.weight.mul_(0.01)
         context.model.output.bias.zero_()[0] = blank
-    result, wrong = correctness.check_at_size(context, 1e-4)
+    result, wrong = correctness.check_at_size(context)
     assert wrong == "" and result.imprecise > 1e-4 and result.errors["the gradient of a frame in sum"] < 1e-5
 
 
@@ -441,13 +466,13 @@ def test_a_gradient_of_float16_is_far_beyond_what_sums_in_float32_lose(monkeypat
     for kernel, computes_in_less in ((Broken, False), (halves, True)):
         record, _ = judged(broken(kernel(), monkeypatch, **TRAINED))
         assert (record.at_size.grad_error > 10 * record.at_size.reference_error) is computes_in_less
-    assert correctness.check_at_size(context_of(reference(dtype="float16")), 2e-2)[0].reference_error is None
+    assert correctness.check_at_size(context_of(reference(dtype="float16")))[0].reference_error is None
 
 
 @pytest.mark.parametrize("name", ["torchaudio", "optimized_transducer", "fast_rnnt", "fused"])
 def test_packages_compute_in_float32(name):
     adapter = adapter_of(find(name), "cpu", **TRAINED)
-    result, _ = correctness.check_at_size(context_of(adapter, [(300, 60), (202, 38)]), 1e-4)
+    result, _ = correctness.check_at_size(context_of(adapter, [(300, 60), (202, 38)]))
     assert result.ok and result.grad_error < 10 * result.reference_error
 
 
@@ -461,8 +486,8 @@ def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes(dtype):
-    result, _ = correctness.check_at_size(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
-    assert result.ok and result.grad_tolerance < 1.01 * oracle.TOLERANCE[dtype] + 1e-4
+    result, _ = correctness.check_at_size(context_of(reference(dtype=dtype)))
+    assert result.ok and result.grad_tolerance < 1.01 * rounding.PRECISIONS[dtype].error + 1e-4
 
 
 def test_a_search_judges_two_utterances():

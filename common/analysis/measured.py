@@ -45,7 +45,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
     status, reason = _of_jobs(jobs, header.settings, "@" in header.name)
     if status == "ok" and judged and not _is_right(judged, header.settings):
-        status, reason = "error", f"loss or gradient is further from the oracle than {judged.tolerance}"
+        status, reason = "error", "loss or gradient is further from the oracle than its record allowed"
     if status == "ok" and numbers.error and not lacks_traces:
         status, reason = "error", numbers.error
     made = Row(
@@ -94,22 +94,21 @@ def _newest(lines: Sequence[schema.JobLine], kind: Type[T]) -> Optional[T]:
     return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
 
-#: Largest relative error of small batches, by the precision of the computation.
-TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
-
-
 def _is_right(line: schema.Correctness, settings: Mapping[str, Any]) -> bool:
-    """Judge the errors of a record anew: neither its judgement nor its tolerances decide, since the script of a loss
-    may replace them."""
-    dtype = settings.get("dtype", "float32")
-    most = 2 * TOLERANCE.get(dtype, math.inf)  # twice: beside the tolerance there is rounding
-    judged, size = [(line.loss_error, most), (line.grad_error, most)], line.at_size
-    if size:
-        length, eps = size.T_max + size.U_max, 2.2e-16 if dtype == "float64" else 1.2e-7
-        rounding = eps * length * (50 + 8 * max(8, math.sqrt(length)))
-        most = TOLERANCE.get(settings.get("amp") or dtype, math.inf) + rounding
-        judged.append((size.grad_error, 10 * most if size.imprecise else most))
-    return line.ok is not False and all(not error or error <= most for error, most in judged)
+    """Return whether each error is within what its record says was allowed, and within MOST_ALLOWED unless rounding
+    beside sums that cancel explains it."""
+    most = schema.MOST_ALLOWED.get(settings.get("amp") or settings.get("dtype", "float32"), math.inf)
+    short = 2 * (line.tolerance or most)  # of records that do not tell what was allowed beside the sums' rounding
+    judged = [
+        (line.loss_error, line.loss_tolerance or short, most),
+        (line.grad_error, line.grad_tolerance or short, most),
+        (line.slope_error, line.slope_tolerance or short, most),
+    ]
+    if line.at_size:
+        most = math.inf if line.at_size.imprecise else most
+        judged.append((line.at_size.loss_error, line.at_size.loss_tolerance or most, most))
+        judged.append((line.at_size.grad_error, line.at_size.grad_tolerance, most))
+    return line.ok is not False and all(not error or error <= min(allowed, most) for error, allowed, most in judged)
 
 
 def _of_jobs(jobs: Jobs, given: Mapping[str, Any], is_control: bool) -> Tuple[str, str]:

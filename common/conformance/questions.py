@@ -16,7 +16,7 @@ import torch
 
 from common.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from common.core import text
-from common.losses import inputs, layouts, oracle
+from common.losses import inputs, layouts, oracle, rounding
 from common.losses.adapter import Adapter
 from common.system.memory import is_out_of_memory
 
@@ -86,6 +86,11 @@ class Question:
         if self.leaf.grad is None:
             raise Refused(RuntimeError("backward left the logits without a gradient"), "in backward")
         return self.leaf.grad
+
+    @property
+    def score(self) -> float:
+        """Return the largest magnitude of the leaf, of what is finite."""
+        return self.truth[self.truth.isfinite()].abs().max().item()
 
     def answer(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return (loss, gradient of its sum)."""
@@ -192,24 +197,6 @@ class Examination:
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
-def tolerances(
-    dtype: torch.dtype, losses: torch.Tensor, shapes: layouts.Shapes, negligible: float = 0.0
-) -> Tuple[float, float]:
-    """Return the largest relative errors of the loss and of the gradient that pass; negligible: the posterior below
-    which the loss leaves cells out of the gradient, by design.
-
-    In float32 and float64 the gradient may have an error beyond that of the correctness pass: T + U additions are
-    rounded (a random walk) in the log-likelihood that divides every posterior.
-    """
-    base = oracle.TOLERANCE[str(dtype).partition(".")[2]]
-    if dtype in (torch.float16, torch.bfloat16):
-        return base, base
-    finite = losses[torch.isfinite(losses)]
-    largest = finite.abs().max().item() if finite.numel() else 0.0
-    rounded = math.sqrt(max(T + U for T, U in shapes)) * torch.finfo(dtype).eps * largest
-    return base, base + rounded + negligible * max(T * (U + 1) for T, U in shapes)
-
-
 def size(value: float) -> str:
     """Return an error as text ("1.2e-03", "nan")."""
     return "nan" if value != value else f"{value:.1e}"
@@ -238,16 +225,21 @@ def compare(
     loss = loss.reshape(right.shape)
     if not torch.isfinite(right).all():
         return _without_path(loss, right, gradient)
-    negligible = question.adapter.negligible
-    loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, question.batch.shapes, negligible)
+    limits = rounding.allowed(
+        str(question.leaf.dtype).partition(".")[2],
+        question.batch.shapes,
+        question.score,
+        right.abs().max().item(),
+        negligible=question.adapter.negligible,
+    )
     wrong, loss_error, grad_error = [], oracle.relative_error(loss, right), None
-    if not loss_error <= loss_tolerance:
+    if not loss_error <= limits.loss:
         wrong.append(f"loss {listed(loss)} instead of {listed(right)} (off by {size(loss_error)})")
     if gradient is not None:
         gradient = gradient.detach().cpu().double()
         valid = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
         grad_error = oracle.relative_error(gradient[valid], expected[valid])
-        if not grad_error <= grad_tolerance:
+        if not grad_error <= limits.gradient:
             is_nan = gradient[valid].isnan().any()
             wrong.append(NAN_GRADIENT if is_nan else f"gradient off by {size(grad_error)}")
         if (gradient[~valid] != 0).any():

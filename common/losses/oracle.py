@@ -172,10 +172,6 @@ def losses(
     return _Lattice.apply(parts, shapes, topology)
 
 
-#: Largest relative error that passes.  float16 and bfloat16 carry 3 and 2 digits through joiner and loss.
-TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
-
-
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest absolute difference over the largest expected magnitude; infinite if one is not finite."""
     actual, expected = (tensor.detach().cpu().double() for tensor in (actual, expected))

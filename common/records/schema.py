@@ -177,6 +177,10 @@ class Totals(Struct, frozen=True):
     mean_log_useful_share: Optional[float] = None
 
 
+#: Largest error of a loss or gradient, by dtype, that a record may have allowed: a wrong one has more, however it sums.
+MOST_ALLOWED = {"float64": 1e-6, "float32": 1e-1, "float16": 2e-1, "bfloat16": 2e-1}
+
+
 class AtSize(Struct, kw_only=True):
     """Errors on a measured batch, of both scopes.
 
@@ -185,7 +189,7 @@ class AtSize(Struct, kw_only=True):
         N, T_max, U_max: of its utterances that were measured, as of ``Batch``
         loss_error: relative, against the float64 oracle
         grad_error: largest difference over largest magnitude, of the tensor where that is largest
-        grad_tolerance: grows with the length of the sums
+        loss_tolerance, grad_tolerance: what was allowed of these, which grows with the length of the sums
         reference_error: that of a lattice whose sums are float32, 2e-5 at least; a loss in float32 has no more than ten
             times as much.  Null in other dtypes
         errors: every error that was judged, by what is off, in words
@@ -203,6 +207,7 @@ class AtSize(Struct, kw_only=True):
     loss_error: float
     grad_error: float
     grad_tolerance: float
+    loss_tolerance: Optional[float] = None
     reference_error: Optional[float] = None
     errors: Dict[str, float] = {}
     imprecise: Optional[float] = None
@@ -375,7 +380,8 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
         loss_error: relative
         grad_error: largest error of a gradient, relative to its largest element
         slope_error: largest difference to 1 of a factor between a tensor's gradient and the right one
-        tolerance: of loss and gradient
+        loss_tolerance, grad_tolerance, slope_tolerance: what was allowed of these in the batch that has them
+        tolerance: of loss and gradient where sums are short
         ok: whether everything that was judged is right
         differing: "loss", or tensors whose gradient has other bits in a second step
         reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds NaN
@@ -390,6 +396,9 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
     loss_error: Optional[float] = None
     grad_error: Optional[float] = None
     slope_error: Optional[float] = None
+    loss_tolerance: Optional[float] = None
+    grad_tolerance: Optional[float] = None
+    slope_tolerance: Optional[float] = None
     tolerance: Optional[float] = None
     ok: Optional[bool] = None
     differing: List[str] = []

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -30,23 +30,18 @@ from common.core import statistics
 from common.core.errors import WrongResult
 from common.core.text import UNBOUNDED, finite
 from common.data import batching
-from common.losses import layouts, oracle
+from common.losses import layouts, oracle, rounding
 from common.losses.adapter import Adapter
 from common.losses.cells import Cells, largest
 from common.losses.passes import small_batches
+from common.losses.rounding import Allowed
 from common.losses.step import changed, fingerprints
 from common.records.schema import AtSize, Correctness
 
 #: Elements of the logits that are converted to float64 at a time.
 CHUNK = 1 << 23
-#: Units in the last place that sums as large as the loss may lose at least: float32 kernels lose 3 at T 400, 10 at 700.
-LOST_PLACES = 4
 #: A fifth of the error that right float32 losses of short sums have at most.
 LEAST_ROUNDING = 2e-5
-#: Largest sum of differences over a frame, a symbol, ... as a share of the right sum, where sums are short.
-SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 1e-1}
-#: A right sum counts as at least this share of the mean one, since rounding may exceed a smaller sum.
-FLOOR = 0.1
 #: Words for a sum over the gradient of the logits; other sums are over the rows of a tensor.
 SUMMED = {
     "frame": "the gradient of a frame",
@@ -86,7 +81,7 @@ class Errors:
 
     def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
         """Note sums of differences and the right sums of the same shape, which were summed over `over`."""
-        least = max(FLOOR * sizes.mean().item(), 1e-30)
+        least = max(rounding.FLOOR * sizes.mean().item(), 1e-30)
         self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
 
     @property
@@ -182,86 +177,139 @@ def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Er
         errors.note_sums("symbol", *by_symbol)
 
 
-def check_at_size(
-    context, tolerance: float, utterances: Optional[int] = None, lost_places: float = LOST_PLACES
-) -> Tuple[AtSize, str]:
-    """Judge the measured batch with the most padded cells, that with the fewest if the loss loops over cells in Python.
+@dataclass
+class Compared:
+    """A batch that was compared with the oracle in every scope; what is not of errors is of the first scope."""
 
-    Returns its errors, and what is wrong in words.
+    index: int
+    shapes: List[Tuple[int, int]]
+    score: float  # largest magnitude of the logits
+    loss: float
+    lattices: List[Lattice]
+    of_float32: float  # largest error of a derivative that is summed in float32
+    largest: float  # magnitude of the largest entry of the right gradients
+    differing: List[str]  # what has other bits in a second step
+    errors: Errors
+    overwritten: Set[str]  # inputs that a step wrote over
 
-    A posterior is the exponential of a sum along a path, so an error of the sum is a relative error of the gradient.
-    Beyond the tolerance it may be as large as the rounding of the longest sums: some places of the loss's own size (T +
-    U additions are a random walk), and one of a score for each of the T + U steps.  float16 and bfloat16 must be summed
-    in float32.  Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score
-    at each step, and of a posterior.  An error that only this explains is not wrong, but ``imprecise``.
+    @property
+    def right(self) -> float:
+        """Return the oracle's loss."""
+        return -sum(likelihood for likelihood, _ in self.lattices)
 
-    Args:
-        tolerance: largest relative error of the loss, and of the gradient where sums are short.
-        utterances: judge only so many of the batch.
-        lost_places: units in the last place that sums as large as the loss may lose.
-    """
+    @property
+    def loss_error(self) -> float:
+        return abs(self.loss - self.right) / max(abs(self.right), 1e-30)
+
+
+def compare_at_size(context, utterances: Optional[int] = None) -> Compared:
+    """Compare the measured batch with the most padded cells, that with the fewest if the loss loops over cells in
+    Python, or its first `utterances`."""
     adapter, layout, measured = context.adapter, layouts.of(context.adapter), (context.all_batches, context.batches)
     index = batching.lightest(*measured) if context.loops_in_python else batching.heaviest(*measured)[0]
-    errors, overwritten, differing = Errors(), set(), []
+    errors, overwritten = Errors(), set()
+    compared: Optional[Compared] = None
     for scope in layout.scopes:
-        cells, actual, changed, others = _answer(context, layout, scope, index, utterances)
-        is_first = scope == layout.scopes[0]
-        if is_first or layout.approximate:  # equal arcs may give other ranges on a GPU
-            known, of_float32 = lattices(cells, adapter)
-        compare(cells, known, adapter, errors)
-        overwritten |= set(changed)
-        if is_first:
-            loss, shapes, score, differing = actual, cells.batch.shapes, cells.score, others
-            left = max(errors.largest.values())
+        cells, loss, written, differing = _answer(context, layout, scope, index, utterances)
+        if compared is None or layout.approximate:  # equal arcs may give other ranges on a GPU
+            right, of_float32 = lattices(cells, adapter)
+        compare(cells, right, adapter, errors)
+        overwritten.update(written)
+        if compared is None:
+            compared = Compared(
+                index=index,
+                shapes=cells.batch.shapes,
+                score=cells.score,
+                loss=loss,
+                lattices=right,
+                of_float32=of_float32,
+                largest=max(errors.largest.values()),
+                differing=differing,
+                errors=errors,
+                overwritten=overwritten,
+            )
         del cells  # before the other scope takes as much
-    right = -sum(likelihood for likelihood, _ in known)
-    magnitude = max(abs(right), 1e-30)
-    lost_places = max(lost_places, math.sqrt(max(T + U for T, U in shapes)) / 2)
-    eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
-    scores = [(T + U) * score for T, U in shapes]
-    rounding = eps * max(sum_ - lost_places * likelihood for sum_, (likelihood, _) in zip(scores, known))
-    short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.dtype] + 2 * rounding
-    left = min(max(left, 1e-30), 1.0)  # of posteriors of up to 1 where they cancel
-    lost = lost_places * eps / left
-    neglected = adapter.negligible * max(T * (U + 1) for T, U in shapes)
-    beside = lost + rounding * (1 / left - 1) + neglected
-    loss_error, loss_tolerance = abs(loss - right) / magnitude, tolerance + eps * sum(scores) / magnitude
-    judged = [("loss", loss_error, tolerance, loss_tolerance)]  # what, its error, what passes, and what is imprecise
+    assert compared is not None
+    return compared
+
+
+class Judged(NamedTuple):
+    """An error of a measured batch: wrong above `most`, imprecise above `precise`."""
+
+    what: str
+    error: float
+    most: float
+    precise: float = math.inf
+
+
+def judge(compared: Compared, limits: Allowed) -> List[Judged]:
+    """Return every error of a batch beside what is allowed of it."""
+    errors = compared.errors
+    judged = [Judged("loss", compared.loss_error, limits.loss, limits.precise_loss)]
     for name, error in errors.entries.items():
-        judged.append((small_batches.of(name), error, short + neglected, short + beside))
+        judged.append(Judged(small_batches.of(name), error, limits.gradient, limits.precise_gradient))
     for name, error in errors.sums.items():
-        what = SUMMED.get(name, f"a row of the {small_batches.of(name)}")
-        most = sums if name in SUMMED else sums + 10 * lost / FLOOR  # a row adds up several
-        judged.append((f"{what} in sum", error, math.inf if name in SUMMED else sums, most))
-    most = small_batches.SLOPE_TOLERANCE[context.settings.dtype] + rounding + beside
+        if name in SUMMED:
+            judged.append(Judged(f"{SUMMED[name]} in sum", error, limits.sums))
+        else:
+            judged.append(Judged(f"a row of the {small_batches.of(name)} in sum", error, limits.rows, limits.sums))
     for name, error in errors.slopes.items():
-        judged.append((f"{small_batches.of(name)} by a factor", error, math.inf, most))
-    lines = [f"it overwrites {', '.join(sorted(overwritten))}"] if overwritten else []
-    lines += [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, _, most in judged if not error <= most]
-    posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in known]
+        judged.append(Judged(f"{small_batches.of(name)} by a factor", error, limits.slope))
+    return judged
+
+
+def check_at_size(context, utterances: Optional[int] = None, places: float = rounding.PLACES) -> Tuple[AtSize, str]:
+    """Judge a measured batch (`compare_at_size`); return its errors, and what is wrong in words.
+
+    An error that only rounding explains which is large beside sums that cancel is not wrong, but ``imprecise``.
+
+    Args:
+        utterances: judge only so many of the batch.
+        places: units in the last place that sums as large as the loss may lose, see `rounding.allowed`.
+    """
+    adapter, compared = context.adapter, compare_at_size(context, utterances)
+    shapes, right = compared.shapes, compared.right
+    limits = rounding.allowed(
+        context.settings.dtype,
+        shapes,
+        compared.score,
+        max(abs(likelihood) for likelihood, _ in compared.lattices),
+        right=right,
+        largest=compared.largest,
+        places=places,
+        negligible=adapter.negligible,
+    )
+    judged = judge(compared, limits)
+    wrong = [line for line in judged if not line.error <= line.most]
+    posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in compared.lattices]
     result = AtSize(
-        batch=index,
+        batch=compared.index,
         N=len(shapes),
         T_max=max(T for T, _ in shapes),
         U_max=max(U for _, U in shapes),
         useful_cells=sum(T * (U + 1) for T, U in shapes),
         needed_cells=sum(oracle.needed_cells(of_cells, context.dtype) for of_cells in posteriors),
-        loss_error=finite(loss_error),
-        grad_error=finite(max(errors.entries.values())),
-        grad_tolerance=short + beside,
-        reference_error=max(of_float32, LEAST_ROUNDING) if context.settings.dtype == "float32" else None,
-        errors={what: finite(error) for what, error, _, _ in judged},
-        differing=differing,
-        ok=not lines,
+        loss_error=finite(compared.loss_error),
+        loss_tolerance=limits.loss,
+        grad_error=finite(max(compared.errors.entries.values())),
+        grad_tolerance=limits.gradient,
+        reference_error=max(compared.of_float32, LEAST_ROUNDING) if context.settings.dtype == "float32" else None,
+        errors={line.what: finite(line.error) for line in judged},
+        differing=compared.differing,
+        ok=not wrong and not compared.overwritten,
     )
-    if not lines:
-        result.imprecise = max((error for _, error, limit, _ in judged if error > limit), default=None)
+    if result.ok:
+        result.imprecise = max((line.error for line in judged if line.error > line.precise), default=None)
         return result, ""
-    words = lines[:MOST_WRONG]
-    if not loss_error <= loss_tolerance:
-        words.append(f"loss {loss:.6g}, expected {right:.6g}{small_batches.guess(loss, right, shapes)}")
-    if errors.furthest:
-        words.append(f"furthest off in {errors.furthest}")
+    words = [f"{line.what} {size(line.error)}, {line.most:.0e} is allowed" for line in wrong]
+    if compared.overwritten:
+        words.insert(0, f"it overwrites {', '.join(sorted(compared.overwritten))}")
+    del words[MOST_WRONG:]
+    if wrong and wrong[0].what == "loss":
+        guess = small_batches.guess(compared.loss, right, shapes)
+        words.append(f"loss {compared.loss:.6g}, expected {right:.6g}{guess}")
+    if compared.errors.furthest:
+        words.append(f"furthest off in {compared.errors.furthest}")
     return result, f"on a measured batch ({small_batches.sizes(shapes)}): {'; '.join(words)}"
 
 
@@ -303,9 +351,6 @@ GAP_UTTERANCES = 20
 SMALLEST_LOSS = 1e-6
 #: Targets of a batch as long as the longest of the file, where no measured one is: few, so that it takes little.
 LONG_U = 4
-#: Frames of it for each unit in the last place that its sums may lose: right float32 kernels lose one in 60 at V 500,
-#: in 13 at V 4,096, where like numbers are rounded alike.
-FRAMES_A_PLACE = 5
 
 
 def approximation_gap(context) -> Optional[float]:
@@ -331,31 +376,36 @@ def approximation_gap(context) -> Optional[float]:
 def run(context) -> Iterator[Correctness]:
     """Yield one ``correctness`` record of a subject.Context; raise WrongResult, in words, after one that is not ok."""
     adapter, device, dtype, settings = context.adapter, context.device, context.dtype, context.settings
-    layout, tolerance = layouts.of(adapter), oracle.TOLERANCE[settings.dtype]
+    layout, tolerance = layouts.of(adapter), rounding.PRECISIONS[settings.dtype].error
     small = small_batches.check(adapter, device, dtype)
+    (loss_error, loss_tolerance), (grad_error, grad_tolerance), (slope_error, slope_tolerance) = small[:3]
     gap = approximation_gap(context) if layout.approximate else None
     wrong, at_its_size = small.wrong, None
     differing: List[str] = []
     reached: List[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if settings.find_largest else None
-        at_its_size, wrong = check_at_size(context, tolerance, few)
+        at_its_size, wrong = check_at_size(context, few)
         T = int(context.all_batches.longest().max())
         if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not few and not context.loops_in_python:
             long = batching.fixed_size(np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3)
-            context_of_long, places = replace(context, all_batches=long, batches=[0]), 4 + T // FRAMES_A_PLACE
-            wrong = check_at_size(context_of_long, tolerance, lost_places=places)[1]
+            context_of_long = replace(context, all_batches=long, batches=[0])
+            places = rounding.PLACES + T // rounding.FRAMES_A_PLACE
+            wrong = check_at_size(context_of_long, places=places)[1]
         if not wrong:
             wrong = small_batches.check(adapter, device, dtype, [small_batches.again(adapter)]).wrong
             differing, reached = small_batches.repeated(adapter, device, dtype)
             differing = sorted({*differing, *at_its_size.differing})
-    elif wrong and not max(small.loss_error, small.grad_error) <= tolerance:
-        sizes = [size(finite(error)) for error in (small.loss_error, small.grad_error)]
+    elif wrong and not max(loss_error, grad_error) <= tolerance:
+        sizes = [size(finite(error)) for error in (loss_error, grad_error)]
         wrong = f"loss {sizes[0]}, gradient {sizes[1]}; {tolerance:.0e} is allowed; {wrong}"
     yield Correctness(
-        loss_error=finite(small.loss_error),
-        grad_error=finite(small.grad_error),
-        slope_error=finite(small.slope_error),
+        loss_error=finite(loss_error),
+        loss_tolerance=finite(loss_tolerance),
+        grad_error=finite(grad_error),
+        grad_tolerance=finite(grad_tolerance),
+        slope_error=finite(slope_error),
+        slope_tolerance=finite(slope_tolerance),
         tolerance=tolerance,
         ok=not wrong,
         approximation_gap=gap,

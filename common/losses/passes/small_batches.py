@@ -18,10 +18,11 @@ import torch
 
 from common.core import settings
 from common.core.implementations import BY_NAME, Implementation
-from common.losses import inputs, layouts
+from common.losses import inputs, layouts, rounding
 from common.losses.adapter import Adapter, OfFunction
 from common.losses.inputs import OUTPUTS, Batch, Joiner
-from common.losses.oracle import TOLERANCE, relative_error
+from common.losses.oracle import relative_error
+from common.losses.rounding import Allowed
 from common.losses.step import NotOfEach, changed, fingerprints, leaves_of, prepare, weighted
 
 #: (the loss's gradient or None, the right one) by name of the leaf.
@@ -35,6 +36,7 @@ class Answer(NamedTuple):
     right: torch.Tensor  # the oracle's loss
     gradients: Gradients
     losses: torch.Tensor  # (N,), the oracle's loss of each utterance
+    score: float  # largest magnitude of the logits
     changed: List[str]  # names of inputs that the loss has overwritten
 
     @property
@@ -49,6 +51,11 @@ class Answer(NamedTuple):
         pairs = [(name, got, right) for name, (got, right) in self.gradients.items() if got is not None and right.any()]
         fits = ((name, (got.detach().cpu().double() * right).sum(), (right**2).sum()) for name, got, right in pairs)
         return {name: float(along / square) for name, along, square in fits}
+
+    @property
+    def largest(self) -> float:
+        """Return the magnitude of the largest entry of the right gradients."""
+        return max(float(right.abs().max()) for _, right in self.gradients.values())
 
     @property
     def slope_error(self) -> float:
@@ -68,8 +75,10 @@ def answer(
         upstream: factors (N,) of the losses, or (1,) of their sum; None for 1.
     """
     layout, double_model = layouts.of(adapter), copy.deepcopy(model).cpu().double()
-    steps, leaves, losses = [], [], []
+    steps, leaves, losses, scores = [], [], [], []
     for batch in batches:
+        with torch.no_grad():
+            scores.append(float(model.logits(batch).abs().max()))
         step = prepare(adapter, model, batch, scope)
         if scope == "loss":  # a copy: the loss may overwrite its logits
             right_leaves = {"given": step.given.detach().cpu().double().clone().requires_grad_()}
@@ -103,7 +112,7 @@ def answer(
             if leaf.grad is not None:  # a loss need not use every weight
                 gradients[f"{name}{of if name in ('given', *OUTPUTS) else ''}"] = step.gradients()[name], leaf.grad
     overwritten = sorted({name for step, was in zip(steps, before) for name in changed(was, step.inputs())})
-    return Answer(actual.detach(), right.detach(), gradients, of_each.detach(), overwritten)
+    return Answer(actual.detach(), right.detach(), gradients, of_each.detach(), max(scores), overwritten)
 
 
 def utterance(batch: Batch, n: int) -> Batch:
@@ -129,9 +138,6 @@ RAGGED: Shapes = [(9, 4), (6, 5), (8, 1)]
 #: Sizes of the joiner, and of that with logits "trained".
 RANDOM: Dict[str, Any] = {"vocab_size": 17, "encoder_dim": 24}
 TRAINED: Dict[str, Any] = {"vocab_size": 101, "encoder_dim": 128}
-#: Largest difference of a slope to 1 (see Answer.slopes), beside the rounding of the likelihood.  In half precision
-#: each entry is rounded by up to 4e-3 (bfloat16) or 5e-4 (float16), and the gradient of a bias has few entries.
-SLOPE_TOLERANCE = {"float32": 1e-5, "float64": 1e-9, "float16": 2e-3, "bfloat16": 1e-2}
 #: Logits whose exponential is infinite in float32, or 0 where they are negative.
 LARGEST_SCORE = 100.0
 #: Factors of the loss, as gradient accumulation, AMP and a loss that is subtracted have, and of each utterance.
@@ -180,11 +186,11 @@ def cases(adapter: Adapter) -> Iterator[Case]:
 
 
 class Checked(NamedTuple):
-    """The largest relative errors of a loss over several cases."""
+    """The largest relative errors of a loss over several cases, each with what was allowed of it in its case."""
 
-    loss_error: float  # over the cases with plain logits
-    grad_error: float  # likewise
-    slope_error: float  # the largest difference of a slope from 1, where rounding is small
+    loss: Tuple[float, float]  # over the cases with plain logits
+    gradient: Tuple[float, float]  # likewise
+    slope: Tuple[float, float]  # the largest difference of a slope from 1, where rounding is small
     wrong: str  # what is wrong in words, "" if nothing is
 
 
@@ -195,19 +201,28 @@ def check(
 
     A case of a single utterance comes before one of a batch, since it tells its author more.
     """
-    plain, slopes, wrong = [(0.0, 0.0)], [0.0], []
+    losses, gradients, slopes, wrong = [], [], [], []
     for case, answer in answered(adapter, device, dtype, list(cases(adapter)) if asked is None else asked):
+        limits, (loss_error, grad_error) = allowed(case, answer, adapter), answer.errors
+        of_loss = loss_error, limits.loss
+        of_gradient = grad_error, limits.gradient
+        of_slope = answer.slope_error, limits.slope
         if case.logits == "random" and case.largest is None:
-            plain.append(answer.errors)
+            losses.append(of_loss)
+            gradients.append(of_gradient)
         if case.largest is None:
-            slopes.append(answer.slope_error)
-        limits = tolerances(case, answer, adapter)
-        errors = (*answer.errors, answer.slope_error)
-        if answer.changed or not all(error <= limit for error, limit in zip(errors, limits)):
-            words = in_words(case.shapes, answer, *limits)
+            slopes.append(of_slope)
+        if answer.changed or not all(error <= most for error, most in (of_loss, of_gradient, of_slope)):
+            words = in_words(case.shapes, answer, limits)
             wrong.append((len(case.shapes) > 1, f"with {case.name}: {words}" if case.name else words))
     first = min(wrong, key=lambda each: each[0])[1] if wrong else ""  # min keeps the first of equals
-    return Checked(max(loss for loss, _ in plain), max(gradient for _, gradient in plain), max(slopes), first)
+    nothing = (0.0, 0.0)
+    return Checked(
+        loss=max(losses, default=nothing),
+        gradient=max(gradients, default=nothing),
+        slope=max(slopes, default=nothing),
+        wrong=first,
+    )
 
 
 def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
@@ -222,19 +237,17 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
     return check(adapter, torch.device(device), getattr(torch, dtype)).wrong
 
 
-def tolerances(case: Case, answer: Answer, adapter: Adapter) -> Tuple[float, float, float]:
-    """Return the largest errors of the loss, of a gradient and of a slope that rounding and neglected cells explain."""
-    dtype = adapter.settings.dtype
-    eps = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
-    score = 3 * abs(case.largest) if case.largest else 10.0
-    sums = [(T + U) * score for T, U in case.shapes]
-    summed = eps * max(float(loss.abs()) for loss in answer.losses)
-    rounding = eps * max(sums) if case.largest else 0.0
-    neglected = adapter.negligible * max(T * (U + 1) for T, U in case.shapes)
-    base = TOLERANCE[dtype]
-    loss = base + eps * sum(sums) / max(abs(float(answer.right)), 1e-30)
-    beside = rounding + summed + neglected
-    return loss, base + beside, SLOPE_TOLERANCE[dtype] + beside
+def allowed(case: Case, answer: Answer, adapter: Adapter) -> Allowed:
+    """Return how far a right loss may be off in this answer."""
+    return rounding.allowed(
+        adapter.settings.dtype,
+        case.shapes,
+        answer.score,
+        float(answer.losses.abs().max()),
+        right=float(answer.right),
+        largest=answer.largest,
+        negligible=adapter.negligible,
+    )
 
 
 def answered(
@@ -300,7 +313,7 @@ def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tupl
 NEAR = 1e-3
 
 
-def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance: float, slope_tolerance: float) -> str:
+def in_words(shapes: Shapes, answer: Any, limits: Allowed) -> str:
     """Return what is wrong in one line with an answer that is off or has overwritten an input, on `shapes`."""
     where = f"a batch of {len(shapes)} (T, U: {', '.join(f'{T}, {U}' for T, U in shapes)})"
     if len(shapes) == 1:
@@ -308,13 +321,13 @@ def in_words(shapes: Shapes, answer: Any, loss_tolerance: float, grad_tolerance:
     if answer.changed:
         return f"{where}: it overwrites {', '.join(answer.changed)}, which it may only read"
     loss_error, grad_error = answer.errors
-    if not loss_error <= loss_tolerance:
+    if not loss_error <= limits.loss:
         got, right = float(answer.loss), float(answer.right)
         return f"{where}: loss {got:.6g}, expected {right:.6g}{guess(got, right, shapes)}"
     where = f"{where}: the loss is right"
-    if grad_error <= grad_tolerance:
+    if grad_error <= limits.gradient:
         name, factor = max(answer.slopes.items(), key=lambda each: abs(each[1] - 1))
-        return f"{where}, the {of(name)} is {factor:.8g} times what is right; {slope_tolerance:.0e} is allowed"
+        return f"{where}, the {of(name)} is {factor:.8g} times what is right; {limits.slope:.0e} is allowed"
     errors: Dict[str, float] = {}
     for name, (gradient, right) in answer.gradients.items():
         if gradient is None:

@@ -52,7 +52,7 @@ import torch
 from common.core.errors import WrongResult
 from common.core.text import finite
 from common.data.batching import heaviest, lightest
-from common.losses import layouts, oracle
+from common.losses import layouts, oracle, rounding
 from common.losses.inputs import OUTPUTS
 from common.losses.passes import correctness, small_batches
 from common.losses.step import LossStep, changed, fingerprints, leaves_of, prepare, remembered
@@ -64,14 +64,10 @@ from common.system import memory
 from common.system.machine import busy_flags
 from common.traces import reader
 
-#: TF32 rounds the factors of products to 10 bits, as float16 does.
-TF32_TOLERANCE = oracle.TOLERANCE["float16"]
 #: Repeat of the further step: its numbers are those of no timed step, and the same for all losses of a round.
 FURTHER_REPEAT = 1 << 20
-#: Length of the steps along the direction, and the largest error of the gradient along it as a share of its length,
-#: in float32 or float64 throughout, and where anything is rounded to fewer digits.  A wrong gradient is off by 0.3.
+#: Length of the steps along the direction.
 EPSILON = 1e-5
-GRADIENT_TOLERANCE, ROUNDED_TOLERANCE = 1e-2, 1e-1
 
 
 @dataclass
@@ -118,7 +114,7 @@ def direction(leaf: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0) -> Tuple[float, float]:
-    """Return (the right loss of a step, by how much rounding may change it), both summed over the batch.
+    """Return (the right loss of a step, summed over the batch; the largest magnitude of its logits).
 
     The scores of some frames at a time are made in float64 from encoder and decoder outputs, in both scopes.  Losses
     that are given the same numbers in a round share the answer.  shift: so far along the direction.
@@ -134,24 +130,22 @@ def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0)
         leaves = {name: leaf.detach().double() + shift * direction(leaf, number) for number, (name, leaf) in moved}
 
     def of_lattice() -> List[float]:
-        loss = rounding = 0.0
-        eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
+        loss = 0.0
         cells, double_model = layout.step_cells(batch, prepared, leaves, {}), copy.deepcopy(model).double()
         cells.shift = shift if scope == "loss" else 0.0
         double_model.load_state_dict({name: leaves[name] for name, _ in model.named_parameters()})
         for n, (T, U) in enumerate(batch.shapes):
             loss -= oracle.log_likelihood(adapter.lattice.arcs(correctness.parts(cells, n, adapter)))
-            rounding += eps * (T + U) * cells.score
             if scope == "step":
                 single = small_batches.utterance(batch, n)
                 single.encoder_out = leaves["encoder_out"][n : n + 1, :T].double()
                 single.decoder_out = leaves["decoder_out"][n : n + 1, : U + 1].double()
                 with torch.no_grad():
                     loss += float(layout.trained_beside(double_model, single))
-        return [loss, rounding]
+        return [loss, cells.score]
 
-    loss, rounding = remembered(context.shared, question, tensors, of_lattice)
-    return loss, rounding
+    loss, score = remembered(context.shared, question, tensors, of_lattice)
+    return loss, score
 
 
 def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[float, float, str]:
@@ -173,8 +167,7 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
         if batch == last.batch and not words and not context.forward_only:
             ahead, behind = (expected(context, scope, inputs, prepared, shift)[0] for shift in (EPSILON, -EPSILON))
             right = (ahead - behind) / (2 * EPSILON)
-            is_rounded = context.settings.tf32 or context.settings.dtype not in ("float32", "float64")
-            tolerance = ROUNDED_TOLERANCE if is_rounded else GRADIENT_TOLERANCE
+            tolerance = rounding.PRECISIONS[precision(context)].direction
             grad_error = abs(last.along - right) / max(last.length, abs(right), 1e-30)
             if not grad_error <= tolerance:
                 words = f"along a random direction {last.along:.6g}, expected {right:.6g}; {tolerance:.0e} is allowed"
@@ -190,14 +183,18 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
 
 def _compared(context, scope: str, inputs: Any, prepared: Any, loss: float) -> Tuple[float, str]:
     """Return (relative error of the loss, what is wrong in words or "")."""
-    right, rounding = expected(context, scope, inputs, prepared)
-    size = max(abs(right), 1e-30)
-    base = TF32_TOLERANCE if context.settings.tf32 else oracle.TOLERANCE[context.settings.dtype]
-    tolerance, error = base + rounding / size, abs(loss - right) / size
-    if error <= tolerance:
+    right, score = expected(context, scope, inputs, prepared)
+    limits = rounding.allowed(precision(context), inputs.shapes, score, right)
+    error = abs(loss - right) / max(abs(right), 1e-30)
+    if error <= limits.loss:
         return error, ""
     guess = small_batches.guess(loss, right, inputs.shapes)
-    return error, f"the loss is {loss:.6g}, expected {right:.6g}{guess}; {tolerance:.0e} is allowed"
+    return error, f"the loss is {loss:.6g}, expected {right:.6g}{guess}; {limits.loss:.0e} is allowed"
+
+
+def precision(context) -> str:
+    """Return the key of rounding.PRECISIONS of what is timed."""
+    return "tf32" if context.settings.tf32 else context.settings.dtype
 
 
 #: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for a small share of a step's time

@@ -1,0 +1,98 @@
+"""``make products``: are right losses accepted and wrong ones refused, whichever library multiplies matrices?
+
+  make products                              with every library that can be had here
+  make products ARGS="--only intel,openblas" with some
+
+torch's wheel multiplies by MKL, which takes other kernels on other processors.  Each sums in an order of its own, so
+each rounds the logits otherwise.  A library whose products have the bits of torch's own here is left out.
+
+Exit code: 0; 1 when a right loss is refused, or a wrong one accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from commands import ROOT, command
+
+#: MKL asks its function of this name whether the processor is Intel's; torch exports it, so a library comes before it.
+INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+#: Prints the bits of products of several sizes.
+PRODUCTS = """
+import hashlib, torch
+torch.manual_seed(0)
+sizes = [(2048, 512, 500), (97, 128, 101), (41, 24, 17)]
+made = b"".join((torch.randn(m, k) @ torch.randn(k, n)).numpy().tobytes() for m, k, n in sizes)
+print(hashlib.sha256(made).hexdigest())
+"""
+#: Tests in which a loss is judged: those of right ones, and those of wrong ones.
+TESTS = ["tests/test_contract.py", "tests/test_broken_losses.py"]
+
+
+def libraries(folder: Path) -> Dict[str, Optional[Dict[str, str]]]:
+    """Return the environment variables of each library by its name; None where it cannot be had."""
+    source, library = folder / "intel.c", folder / "intel.so"
+    source.write_text(INTEL)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    compiled = compiler and subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source]).returncode == 0
+    openblas = ctypes.util.find_library("openblas")
+    return {
+        "torch": {},
+        "intel": {"LD_PRELOAD": str(library)} if compiled else None,
+        "compatible": {"MKL_CBWR": "COMPATIBLE"},
+        "openblas": {"LD_PRELOAD": openblas} if openblas else None,
+    }
+
+
+def bits(variables: Dict[str, str]) -> str:
+    """Return a hash of products that are made with these environment variables."""
+    line = [sys.executable, "-c", PRODUCTS]
+    return subprocess.run(line, env={**os.environ, **variables}, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def judged(variables: Dict[str, str], folder: Path, processes: int) -> bool:
+    """Run the tests and the quick benchmark; return whether all went well."""
+    tests = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "worksteal", *TESTS]
+    benchmark = command("benchmark_all.py", "--preset", "quick", "--quiet", "--log-dir", folder)
+    ends = [subprocess.run(line, cwd=ROOT, env={**os.environ, **variables}).returncode for line in (tests, benchmark)]
+    return ends == [0, 0]
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="make products", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="A,B", help="Libraries: torch, intel, compatible, openblas. Default: all")
+    parser.add_argument("--processes", type=int, default=3, metavar="N", help="Processes of pytest. Default: 3")
+    options = parser.parse_args(arguments)
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="products-") as made:
+        found = libraries(Path(made))
+        own = bits({})
+        for name in options.only.split(",") if options.only else found:
+            if name not in found:
+                parser.error(f"no library is named {name}: {', '.join(found)}")
+            variables = found[name]
+            if variables is None:
+                print(f"{name}: left out, it cannot be had here (a C compiler; libopenblas0)", flush=True)
+                continue
+            if variables and bits(variables) == own:
+                print(f"{name}: left out, its products have the bits of torch's own here", flush=True)
+                continue
+            print(f"{name}: {' '.join(f'{key}={value}' for key, value in variables.items())}", flush=True)
+            if not judged(variables, Path(made) / name, options.processes):
+                failed.append(name)
+    print(f"products: {', '.join(failed) or 'none'} failed")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
