@@ -415,9 +415,15 @@ def test_bad_usage(arguments, words):
 def test_a_baseline_is_compared_with_what_comes_after_and_seen_by_no_reader(tmp_path):
     log = tmp_path / "log"
     timed(log / "first", "torchaudio", [10, 11, 12, 10])
-    for _ in range(2):  # the second takes the place of the first
+    users = log / "baselines" / "before" / "notes.txt"
+    users.parent.mkdir(parents=True)
+    users.write_text("mine")
+    for _ in range(3):  # each takes the name of the one before, which stays
         kept = run("rnnt-bench", "compare", "--save-baseline", "before", log)
         assert kept.returncode == 0 and str(log / "baselines" / "before") in kept.stdout
+    assert (log / "baselines" / "before.1" / "notes.txt").read_text() == "mine" and "before.3" in kept.stderr
+    older = run("rnnt-bench", "compare", "--baseline", "before.2", log, "--format", "json")
+    assert json.loads(older.stdout)[0]["time"]["step"]["ratio"] == pytest.approx(1)
     timed(log / "second", "torchaudio", [20, 22, 24, 20], started="2030-01-01T00:00:00+00:00")
     done = run("rnnt-bench", "compare", "--baseline", "before", log, "--format", "json", "--fail-on-slower", "5%")
     assert done.returncode == 1 and json.loads(done.stdout)[0]["time"]["step"]["ratio"] == pytest.approx(2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import re
 import shutil
 import sys
@@ -47,8 +49,8 @@ denormals, seed or machine, or two losses under two torches); 130 after Ctrl-C, 
 """
 #: The longer texts of --help.
 HELP = {
-    "--save-baseline": "Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG, in place of an "
-    "older NAME.",
+    "--save-baseline": "Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG; an older NAME "
+    "becomes NAME.1.",
     "--baseline": "Compare the baseline NAME of LOG (default: log) with what LOG holds now.",
     "--tolerance": "Largest change of time or memory that does not matter. Default: 2%%",
     "--fail-on-slower": "Exit with 1 when a time grew by more than P%%. Default: never",
@@ -101,8 +103,8 @@ def kept_as(log: Path, name: str) -> Path:
 
 
 def save(log: Path, name: str) -> Path:
-    """Keep the records of the newest runs of a log folder as the baseline `name`; return its folder.  Raises
-    UserError."""
+    """Keep the records of the newest runs of a log folder as the baseline `name`; return its folder.  What has that
+    name stays beside it, as NAME.1, NAME.2, ...  Raises UserError."""
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'")
     folder = log / store.BASELINES / name
@@ -116,7 +118,10 @@ def save(log: Path, name: str) -> Path:
                 copy = Path(scratch) / "new" / run.relative_to(log)
                 copy.mkdir(parents=True)
                 shutil.copyfile(run / schema.FILE_NAME, copy / schema.FILE_NAME)
-            shutil.rmtree(folder, ignore_errors=True)
+            older = next(path for n in itertools.count(1) if not os.path.lexists(path := Path(f"{folder}.{n}")))
+            if os.path.lexists(folder):
+                folder.rename(older)
+                print(f"the older {name} is {older} now", file=sys.stderr)
             (Path(scratch) / "new").rename(folder)
     except OSError as error:
         raise UserError(cannot_write(folder, error, "free some space")) from error
