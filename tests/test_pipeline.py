@@ -38,6 +38,13 @@ class Sum(nn.Module):
     def forward(self, rows, scale):
         return rows.sum(0) * scale
 
+class Same(nn.Module):
+    def forward(self, rows, scale):
+        return {"rows": rows, "scale": scale}
+
+def same(source):
+    return source
+
 def rows_of(example):
     return torch.ones(2, 4)
 
@@ -148,6 +155,44 @@ def test_resuming_measures_what_is_missing(config):
     file.write_text("\n".join(lines[:cut]) + "\n")
     assert measured(path, "--resume", executor=counting)[-1]["examples"] == 2
     assert counting.names == ["made-1-0.2s double", "made-1-0.2s sum"]
+
+
+class Killed(BaseException):
+    """The command ends here."""
+
+
+class EndsAfter(InProcess):
+    """Runs so many jobs; the records of the last never come to disk."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def execute(self, *arguments):
+        records = super().execute(*arguments)
+        if len(self.names) == self.count:
+            raise Killed
+        return records
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_a_kill_at_the_end_of_any_stage_costs_that_stage_alone(count, config):
+    path = config(TWO.replace("stage2", "stage3") + "stage2: {factory: 'stages.py:Same', builder: 'stages.py:same'}\n")
+    with pytest.raises(Killed):
+        measured(path, executor=EndsAfter(count))
+    resumed = InProcess()
+    *_, whole = measured(path, "--resume", executor=resumed)
+    assert whole["failed"] == 0 and len(resumed.names) == 7 - count
+    assert [file.name for file in (path.parent / "log" / "pipeline-mine").iterdir()] == ["tool.jsonl"]
+
+
+def test_a_stage_whose_output_is_gone_runs_again_for_the_next(config):
+    path, resumed = config(TWO), InProcess()
+    with pytest.raises(Killed):
+        measured(path, executor=EndsAfter(2))
+    (path.parent / "log" / "pipeline-mine" / "0-0.pt").unlink()
+    assert measured(path, "--resume", executor=resumed)[-1]["failed"] == 0
+    assert resumed.names[:2] == ["made-0-0.1s double", "made-0-0.1s sum"]
 
 
 @pytest.mark.parametrize(

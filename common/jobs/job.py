@@ -114,7 +114,8 @@ class Job(Runnable):
 @dataclass(frozen=True)
 class Task(Runnable):
     """One process to start for a tool that measures no loss.  given: what its subject reads beside the settings;
-    python: its interpreter, where it is not the run's; environment: its variables."""
+    python: its interpreter, where it is not the run's; environment: its variables; takes, leaves: names of files in the
+    folder of the run, that it reads of the task before it, and writes for the one after it."""
 
     name: str
     subject: str
@@ -122,6 +123,8 @@ class Task(Runnable):
     overrides: Tuple[Tuple[str, Any], ...] = ()
     python: Optional[Path] = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    takes: Optional[str] = None
+    leaves: Optional[str] = None
 
     @property
     def like(self) -> Like:  # type: ignore[override]
@@ -132,7 +135,7 @@ class Task(Runnable):
         return self.environment
 
     def described(self) -> Dict[str, Any]:
-        return {"given": dict(self.given)}
+        return {"given": dict(self.given), "takes": self.takes, "leaves": self.leaves}
 
 
 def plan(names: Sequence[str], settings: Settings) -> List[Job]:

@@ -7,7 +7,7 @@ import math
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 from common.cli import benchmark, parser
 from common.core import files, flag_types, text
@@ -79,6 +79,16 @@ def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
     return run.anew(log_dir, f"{header['tool']}-{header['name']}", schema.TOOL_FILE_NAME, {**header, **run.origin()})
 
 
+def _pending(tasks: Sequence[Task], of_tool: run.Run) -> List[Task]:
+    """Return the tasks that are not done, and those whose file one of these takes and finds no longer."""
+    pending: List[Task] = []
+    for task in reversed(tasks):
+        is_taken = bool(pending and task.leaves and task.leaves == pending[-1].takes)
+        if not of_tool.is_done(task.name) or (is_taken and not (of_tool.folder / str(task.leaves)).exists()):
+            pending.append(task)
+    return pending[::-1]
+
+
 def measured(
     tool: str,
     name: str,
@@ -99,7 +109,7 @@ def measured(
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
         if not arguments.quiet:
             print(f"measuring {name} on {settings.device}: {text.count(len(tasks), 'job')}", file=sys.stderr)
-        pending = [task for task in tasks if not of_tool.is_done(task.name)]
+        pending = _pending(tasks, of_tool)
         pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in pending}
         with benchmark.measuring() as ended:
             if timed:
@@ -108,10 +118,13 @@ def measured(
                 progress.expect([task.like for task in pending])
                 runs = dict.fromkeys(pythons, of_tool)
                 session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
-                for task in pending:
-                    end, _ = session.carry_out(task)
-                    if end.status == "missing":
-                        raise UserError(end.reason or "the model is missing")
+                for task in tasks:
+                    if task in pending:
+                        end, _ = session.carry_out(task)
+                        if end.status == "missing":
+                            raise UserError(end.reason or "the model is missing")
+                    if task.takes and of_tool.is_done(task.name):
+                        (of_tool.folder / task.takes).unlink(missing_ok=True)
         if ended.mistake and not any(of_tool.is_done(task.name) for task in tasks):
             of_tool.close()
             run.remove(of_tool.path)

@@ -89,6 +89,8 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
             TOOL,
             {**data, "example": n, "stage": index},
             python=Path(of.python) if of.python else None,
+            takes=f"{n}-{index - 1}.pt" if index else None,
+            leaves=f"{n}-{index}.pt" if of is not config.stages[-1] else None,
         )
         for n, name in enumerate(config.examples)
         for index, of in enumerate(config.stages)

@@ -33,9 +33,9 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     settings, given = Settings.from_json(job["settings"]), job["given"]
     config, number = msgspec.convert(given["config"], Pipeline), given["stage"]
     stage, device = config.stages[number], set_up_torch(settings)
-    before, file = (Path(job["folder"]) / f"{given['example']}-{index}.pt" for index in (number - 1, number))
-    seconds = None
+    folder, seconds = Path(job["folder"]), None
     if number:
+        before = folder / job["takes"]
         if not before.exists():
             raise NotRunnable("unsupported", "the stage before gave nothing")
         source = torch.load(before, map_location="cpu", weights_only=True)
@@ -62,10 +62,10 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
         call = Call(model.to(device).eval() if isinstance(model, torch.nn.Module) else model, inputs)
         costs, outputs = measured(call, stage, device), call.outputs()
         check_numbers(outputs, stage.name)
-        if number < len(config.stages) - 1:
-            _send(loading.imported(stage.converter)(outputs) if stage.converter else outputs, file)
+        if job["leaves"]:
+            converted = loading.imported(stage.converter)(outputs) if stage.converter else outputs
+            _send(converted, folder / job["leaves"])
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
-    before.unlink(missing_ok=True)
 
 
 def _send(outputs: Any, path: Path) -> None:
