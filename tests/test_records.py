@@ -14,7 +14,7 @@ from fixtures_runs import change, header, memory, read_rows, records_of, timed, 
 from common.core import files, settings
 from common.core.errors import UserError
 from common.records import schema, store
-from common.records.run import open_runs
+from common.records.run import again, open_runs
 from common.traces import reader
 
 RUN = {"record": "run", "schema": schema.SCHEMA, "name": "x"}
@@ -105,6 +105,30 @@ def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
         assert len(store.read(run.path)) == 1 + len(job)
     with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, True) as run_of:
         assert run_of["torchaudio"].is_done("timing-1") and len(run_of["torchaudio"].records) == 3
+
+
+HEADS = {"results.jsonl": {**RUN, "settings": {}}, "tool.jsonl": {"record": "tool", "tool": "profile", "name": "x"}}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_resume_leaves_a_file_of_a_newer_version_as_it_is(name, tmp_path):
+    lines = [{**HEADS[name], "schema": schema.SCHEMA + 1}, *({"record": "end", "job": "a"} for _ in range(20))]
+    (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    content = (tmp_path / name).read_bytes()
+    with pytest.raises(UserError, match="newer version"):
+        again(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == content and os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_resume_keeps_a_last_line_that_lacks_only_its_newline(name, tmp_path):
+    lines = [{**HEADS[name], "schema": schema.SCHEMA}, status("timing-1", "ok"), status("timing-2", "ok")]
+    (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
+    run = again(tmp_path / name)
+    assert run.is_done("timing-1") and run.is_done("timing-2")
+    run.add([status("timing-3", "ok")])
+    run.close()
+    assert records_of(tmp_path / name) == [*lines, status("timing-3", "ok")]
 
 
 def insert(path, index, *lines):

@@ -50,13 +50,15 @@ def append(path: Path, new: Iterable[schema.Record]) -> None:
 
 def mend(path: Path) -> None:
     """Cut off what a killed writer left of a job at the end of a file: a line cut short, and records without their
-    status, which must not be mixed with those of the next attempt.  Raises UserError."""
+    status, which must not be mixed with those of the next attempt.  Raises UserError, also for a newer version's."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as stream:
             end = position = 0
             for line in stream:
+                if not position:
+                    _refuse_newer(path, line)
                 position += len(line)
-                if line.endswith(b"\n") and _ends_addition(line):
+                if _ends_addition(line):
                     end = position
             stream.truncate(end)
     except OSError as error:
@@ -68,6 +70,13 @@ def _ends_addition(line: bytes) -> bool:
         return json.loads(line)["record"] in ("tool", "run", "limits", "status")
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
+
+
+def _refuse_newer(path: Path, first_line: bytes) -> None:
+    """Raise UserError for a file that a newer version of this suite wrote."""
+    newer = schema.version(first_line)
+    if newer > schema.SCHEMA:
+        raise UserError(f"{path}: written by a newer version (schema {newer}, this one reads {schema.SCHEMA})")
 
 
 def files_named(name: str, path: Path) -> List[Path]:
@@ -88,9 +97,7 @@ def read(path: Path) -> List[schema.Line]:
         lines = read_bytes(path).split(b"\n")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    newer = schema.version(lines[0])
-    if newer > schema.SCHEMA:
-        raise UserError(f"{path}: written by a newer version (schema {newer}, this one reads {schema.SCHEMA})")
+    _refuse_newer(path, lines[0])
     records: List[schema.Line] = []
     broken: Dict[int, str] = {}
     for number, line in enumerate(lines, start=1):
