@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
+from canned import Canned, measured
 from commands import run
 from fixtures_model_runs import InProcess, command
 
 from common.analysis.logs import read_any
+from common.conformance import command as check
 from common.show import page
 from common.tools.flops import command as flops
 from common.tools.inference import command as inference
@@ -31,6 +34,46 @@ def test_a_busy_machine_is_told_before_anything_is_measured(tmp_path, capsys):
         command(module, *words, "--device", "cpu", "--log-dir", tmp_path, executor=Busy())
         errors = capsys.readouterr().err
         assert errors.count("warning: load 24 on 2 cores") == (not words) and "no package" in errors
+
+
+class Failing(InProcess):
+    """Answer each job with an error."""
+
+    def execute(self, job, *_):
+        return [job.status("error", "as asked")]
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"machine": {"cpu": "another"}}, "another machine"),
+        ({"git_revision": "0" * 40}, "another revision"),
+        ({"code": "0" * 12}, "code"),
+    ],
+    ids=["machine", "revision", "code"],
+)
+@pytest.mark.parametrize("tool", ["flops", "pipelines", "inference", "profile", "check", "run", "sweep"])
+def test_resume_goes_on_with_no_run_of_another_machine_or_revision(tool, changed, words, tmp_path, capsys):
+    modules = {"flops": flops, "pipelines": pipelines, "inference": inference, "profile": profile, "check": check}
+    flags = {"flops": LINEAR, "check": ("--only", "reference", "--in-place"), "sweep": ("--sweep", "vocab-size=8")}
+
+    def measure(*more):
+        if tool in modules:
+            command(modules[tool], *flags.get(tool, ()), "--log-dir", tmp_path, *more, executor=Failing())
+        else:
+            measured(tmp_path, Canned(), *flags.get(tool, ()), *more, names=["reference"])
+        return {path: path.read_bytes() for path in tmp_path.glob("*/*.jsonl")}
+
+    ((file, content),) = measure().items()
+    assert list(measure("--resume")) == [file] and words not in capsys.readouterr().err
+    head, *lines = file.read_text().splitlines()
+    head = json.loads(head)
+    file.write_text("\n".join([json.dumps({**head, **changed}), *lines]) + "\n")
+    before = file.read_bytes()
+    after = measure("--resume")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("--resume: ")]
+    assert words in line and len(after) == 2 and after[file] == before
+    assert len(measure("--resume")) == 2  # which goes on with the new one
 
 
 def test_a_quick_count_needs_no_input_and_no_weights(tmp_path, capsys):

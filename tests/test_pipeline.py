@@ -195,6 +195,20 @@ def test_a_stage_whose_output_is_gone_runs_again_for_the_next(config):
     assert resumed.names[:2] == ["made-0-0.1s double", "made-0-0.1s sum"]
 
 
+def test_resume_begins_anew_where_the_code_of_a_stage_has_changed(config):
+    path = config(TWO)
+    flags = ["--config", path, "--device", "cpu", "--preset", "quick", "--log-dir", path.parent / "log"]
+    assert run("rnnt-bench", "pipelines", *flags, timeout=300).returncode == 0
+    (file,) = path.parent.glob("log/*/tool.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[: 1 + next(at for at, line in enumerate(lines) if '"status"' in line)]))
+    with (path.parent / "stages.py").open("a") as stages:
+        stages.write("# faster\n")
+    done = run("rnnt-bench", "pipelines", *flags, "--resume", timeout=300)
+    assert done.returncode == 0 and "stages.py" in done.stderr and "a run of its own" in done.stderr
+    assert len(list(path.parent.glob("log/*/tool.jsonl"))) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "words"), [("Sum", "make_wrong", "make_wrong"), ("scaled", "sealed", "converter")]
 )

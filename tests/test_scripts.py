@@ -7,13 +7,16 @@ import importlib
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import ROOT, assert_user_error, rows_of, run
-from fixtures_runs import records_of
+from fixtures_runs import change, records_of, write_records
 
 from common.core import implementations, snippets
 from common.core.implementations import BY_NAME, with_variants
@@ -68,6 +71,61 @@ def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
     assert {row["status"] for row in rows.values()} == {"ok"} and rows["lat:again"]["kind"] == "exact"
     assert run("benchmark_all.py", *arguments, "--resume", cwd=tmp_path).returncode == 0
     assert len(list((tmp_path / "log").glob("*/results.jsonl"))) == 4
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Return (folder, flags) of a run of a copy that was stopped before its memory pass."""
+    folder = tmp_path_factory.mktemp("stopped")
+    (folder / "benchmark_flash.py").write_text((ROOT / "benchmark_mine.py").read_text())
+    torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(12)]), folder / "tiny.pt")
+    passes = ["--passes", "correctness,memory", "--log-dir", "log", "--shape-file", folder / "tiny.pt"]
+    flags = ["--only", "benchmark_flash.py", *QUICK, *passes]
+    assert run("benchmark_all.py", *flags, cwd=folder).returncode == 0
+    lines = records_of(folder / "log" / "flash-2")
+    ends = [at for at, line in enumerate(lines) if line["record"] == "status"]
+    write_records(folder / "log" / "flash-2", lines[: ends[0] + 1])
+    return folder, flags
+
+
+def edit(folder, log):
+    with (folder / "benchmark_flash.py").open("a") as file:
+        file.write("# faster\n")
+
+
+def save_other_shapes(folder, log):
+    torch.save(torch.tensor([[13 + 3 * i, 2 + i] for i in range(12)]), folder / "tiny.pt")
+
+
+@pytest.mark.parametrize(
+    "alter, words",
+    [
+        (None, ""),
+        (edit, "benchmark_flash.py"),
+        (save_other_shapes, "tiny.pt"),
+        (lambda _, log: change(log, "environment", torch="1.0"), "torch was 1.0"),
+        (lambda _, log: change(log, "environment", implementation_version="1.0"), "version of flash"),
+        (lambda _, log: change(log, "environment", device_name="another"), "device was another"),
+    ],
+    ids=["nothing", "loss", "shapes", "torch", "package", "device"],
+)
+def test_resume_never_joins_what_differs(alter, words, stopped, tmp_path):
+    folder, flags = stopped[0], [*stopped[1][:-1], tmp_path / "tiny.pt"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    log = tmp_path / "log" / "flash-2"
+    records = log / "results.jsonl"
+    records.write_text(records.read_text().replace(str(folder), str(tmp_path)))  # as if it had run there
+    if alter:
+        alter(tmp_path, log)
+    before = records.read_bytes()
+    done = run("benchmark_all.py", *flags, "--resume", cwd=tmp_path)
+    assert done.returncode == 0 and words in done.stderr, done.stderr
+    jobs = {
+        path.parent.name: len(re.findall('"status": ?"ok"', path.read_text()))
+        for path in tmp_path.glob("log/*/*.jsonl")
+    }
+    assert jobs == ({"flash-2": 1, "flash-2.2": 2} if alter else {"flash-2": 2})
+    assert ("a run of its own" in done.stderr) is bool(alter) is (records.read_bytes() == before)
 
 
 def test_a_script_that_stops_the_clock_is_timed_all_the_same(copy, quick, tmp_path):

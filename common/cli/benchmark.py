@@ -16,12 +16,12 @@ from common.cli import cluster, parser
 from common.core import flag_types, implementations, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, as_called, drop_stdout
 from common.core.files import ROOT, write_whole
-from common.core.text import count
+from common.core.text import count, plain
 from common.jobs import rounds
 from common.jobs.job import plan
 from common.jobs.session import Executor, Progress, Session
 from common.records import store
-from common.records.run import open_runs
+from common.records.run import Changed, open_runs
 from common.records.schema import MemoryLimit, as_written
 from common.setup import environments, extensions, interpreters
 from common.show import page, tables
@@ -66,7 +66,12 @@ def benchmark(
         for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
             if cell and not arguments.quiet:
                 print(f"cell {number} of {len(cells)}: {settings.words(cell)}", file=sys.stderr)
-            _measure(python_of, resolved, cell, arguments, given, executor, folders)
+            before = len(folders)
+            try:
+                _measure(python_of, resolved, cell, arguments, given, executor, folders)
+            except Changed as change:
+                del folders[before:]
+                _measure(python_of, resolved, cell, anew_after(change, arguments), given, executor, folders)
     return _finish(ended, folders, arguments, names_of_script)
 
 
@@ -172,6 +177,12 @@ def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespac
     log.newest()  # which tells each row its earlier runs
     short = tables.screen(shown, folders=[arguments.log_dir], **tables.how())
     return finish(ended, short + "\n", tables.whole(shown) + "\n", statuses, arguments, log)
+
+
+def anew_after(change: Changed, arguments: argparse.Namespace) -> argparse.Namespace:
+    """Say why a run cannot go on; return the arguments of one of its own."""
+    print(f"--resume: {plain(change)}: a run of its own begins", file=sys.stderr)
+    return argparse.Namespace(**{**vars(arguments), "resume": False})
 
 
 @dataclass

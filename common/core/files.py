@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import platform
 import secrets
 import stat
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple, Union
@@ -29,6 +30,25 @@ BUILD = (
     Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" if INSTALLED else ROOT / ".build"
 )
 LOG = Path("log") if INSTALLED else ROOT / "log"
+#: Folder of the user's in which compiled losses are kept.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" / "losses"
+#: Folders of the suite whose code changes no measurement.
+_SHOWING = {"analysis", "cli", "present", "show"}
+
+
+def digest(*paths: Path) -> str:
+    """Return a digest of the bytes of files.  Raises OSError."""
+    content = hashlib.sha256()
+    for path in paths:
+        content.update(path.read_bytes())
+    return content.hexdigest()[:12]
+
+
+@cache
+def code() -> str:
+    """Return a digest of the suite's code that measures, but for the adapters', which a job notes."""
+    inside = [path for path in (ROOT / "common").rglob("*.py") if not _SHOWING.intersection(path.parts)]
+    return digest(*sorted([*inside, *(ROOT / "fused_transducer" / "csrc").glob("*")]))
 
 
 def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: Union[str, Path]) -> str:

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -36,6 +37,8 @@ SUBJECTS = {
 
 #: Environment variables of the processes of a pass; those of the others are as --allocator says.
 VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
+#: The most files of a user's code that a record has.
+OWN_FILES = 100
 #: An implementation, or a task, and a pass: jobs that are alike take as long.
 Like = Tuple[str, str]
 
@@ -151,13 +154,28 @@ def plan(names: Sequence[str], settings: Settings) -> List[Job]:
     return jobs + [Job(name, pass_name) for pass_name in of_passes for name in names]
 
 
+def _is_own(file: Any) -> bool:
+    """Return whether a file of code belongs neither to Python, nor to a package, nor to this suite."""
+    foreign = (str(files.ROOT / "common"), str(files.BUILD), str(files.CACHE), sys.prefix, sys.base_prefix, "<")
+    return isinstance(file, str) and not file.startswith(foreign) and "site-packages" not in file
+
+
+def own_code() -> Dict[str, str]:
+    """Return {file: digest} of the code that this process has imported, see `_is_own`; of the first OWN_FILES."""
+    loaded = [object.__getattribute__(module, "__dict__") for module in list(sys.modules.values()) if module]
+    own = [names["__file__"] for names in loaded if _is_own(names.get("__file__"))]
+    digests = {}
+    for file in own[:OWN_FILES]:
+        with suppress(OSError):
+            digests[file] = files.digest(Path(file))
+    return digests
+
+
 def own_line(error: BaseException, script: str) -> str:
     """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own, for a script of a loss that
     the table does not know; "" where there is none."""
-    foreign = (str(files.ROOT / "common"), str(files.BUILD), sys.prefix, sys.base_prefix, "<")
     frames = traceback.extract_tb(error.__traceback__) if script.endswith(".py") else []
-    mine = [frame for frame in frames if not frame.filename.startswith(foreign)]
-    mine = [frame for frame in mine if "site-packages" not in frame.filename]
+    mine = [frame for frame in frames if _is_own(frame.filename)]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else ""
 
 
@@ -200,5 +218,5 @@ def main(path: str) -> int:
             write_record(output, {"record": "user_error", "message": clipped(str(error))})
             return EXIT_USAGE
         end = {"record": "status", "status": status, "reason": clipped(reason), "wall_ns": now() - begin}
-        write_record(output, end)  # the command adds which job it is
+        write_record(output, {**end, "code": own_code()})  # the command adds which job it is
     return EXIT_OK

@@ -11,7 +11,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core import errors
 from common.core.files import ROOT
@@ -19,8 +19,9 @@ from common.core.settings import Settings
 from common.core.statistics import mean
 from common.core.text import clipped, plain
 from common.jobs.job import Job, Like, Runnable
-from common.records.run import Run
-from common.records.schema import Record, Status
+from common.records import store
+from common.records.run import Changed, Run, facts
+from common.records.schema import Record, Status, typed
 from common.setup.interpreters import Choice
 from common.system import machine
 from common.system.memory import tells_of_no_memory
@@ -109,7 +110,8 @@ def _records(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Reco
     if last.get("record") == "user_error" and child.returncode == errors.EXIT_USAGE:
         raise errors.UserError(last["message"])
     if last.get("record") == "status":
-        records[-1] = job.status(last["status"], last["reason"], last["wall_ns"])
+        code = {"code": last["code"]} if last.get("code") else {}
+        records[-1] = {**job.status(last["status"], last["reason"], last["wall_ns"]), **code}
     else:
         status, reason = ending or how_it_died(child.returncode, child.killed_for_memory, child.stderr)
         records.append(job.status(status, reason, child.wall_ns))
@@ -250,9 +252,35 @@ class Session:
         self.progress.done(job.title, end.status, end.reason, job.like)
         return end, records
 
+    def _agreeing(self, job: Runnable, records: List[Record]) -> List[Record]:
+        """Return the records of a job; its status alone, "error", where it measured something else than earlier jobs.
+        Raises Changed in a run that another process began."""
+        runs = {id(run): run for run in self.run_of.values()}.values()
+        if records[-1]["status"] != "ok":
+            return records
+        try:
+            mine = facts(job.like[0], map(typed, records))
+        except ValueError:  # which the run says
+            return records
+        for run in runs:
+            for key, before in self._facts(run, self.python_of[job.like[0]]):
+                if mine.get(key, before) != before:
+                    words = f"{key} was {before} in earlier jobs, and is {mine[key]}"
+                    if any(run.resumed for run in runs):
+                        raise Changed(words)
+                    return [job.status("error", f"{words}: measure again")]
+        return records
+
+    def _facts(self, run: Run, choice: Choice) -> Iterator[Tuple[str, Any]]:
+        """Yield the facts of the jobs of a run that ended well in a Python."""
+        for name, lines in store.latest_jobs(run.records).items():
+            of, end = name if name in self.python_of else run.name, store.status_of(lines)  # a task; an implementation
+            if end and end.status == "ok" and self.python_of.get(of) == choice:
+                yield from facts(of, lines).items()
+
     def _keep(self, job: Runnable, records: List[Record]) -> Status:
         """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
-        run = self.run_of[job.like[0]]
+        run, records = self.run_of[job.like[0]], self._agreeing(job, records)
         if job.like[1] == "trace" and records[-1]["status"] != "ok":
             reader.remove(run.folder)
         run.add(records)

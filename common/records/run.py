@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from common.core.errors import UserError
-from common.core.files import ROOT, Claim, Held, cannot_write, not_a_folder
+from common.core.files import ROOT, Claim, Held, cannot_write, code, not_a_folder
 from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import plain
@@ -30,11 +30,12 @@ class Run:
     """The records of one implementation, in memory and in a file; each addition is written before the next job starts.
 
     records: those without the samples, which are in the file alone; claim: the lock of the folder, if it belongs to
-    this run alone; failed: whether a job that this process added did not end well."""
+    this run alone; resumed: whether another process began it; failed: whether a job that this process added did not end
+    well."""
 
     def __init__(self, path: Path, existing: Sequence[schema.Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
-        self.records = _without_samples(existing)
+        self.records, self.resumed = _without_samples(existing), bool(existing)
         self.unwritten: List[schema.Record] = []
         self.failed = False
 
@@ -71,6 +72,11 @@ class Run:
     def needs(self, job: str) -> bool:
         """Tell whether the job is still to be carried out, and can be."""
         return not (self.failed or self.is_done(job))
+
+    @property
+    def name(self) -> str:
+        """Return the name of the implementation, or of what a tool measures."""
+        return str(getattr(self.records[0], "name", ""))
 
     @property
     def header(self) -> schema.Header:
@@ -155,8 +161,48 @@ def again(path: Path) -> Run:
 def origin() -> schema.Record:
     """Return the keys of a file's first record that tell when, where and by which revision it is measured."""
     (revision, dirty), started = machine.git_state(ROOT), datetime.now(timezone.utc).isoformat(timespec="seconds")
-    state = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
+    state = {"git_revision": revision, "git_dirty": dirty, "code": code(), "machine": machine.describe()}
     return {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": started, **state}
+
+
+def unchanged(heads: Sequence[Tuple[Head, Path]], here: schema.Record) -> List[Tuple[Head, Path]]:
+    """Return those of these runs that can go on; where there are some and none can, print why.  here: `origin`."""
+    now: schema.FirstLine = schema.typed({"record": "tool", "tool": "", "name": "", **here})
+    changes = [_change(head, now) for head, _ in heads]
+    if changes and all(changes):
+        print(f"--resume: {plain(changes[-1])}: a run of its own begins", file=sys.stderr)
+    return [head for head, change in zip(heads, changes) if not change]
+
+
+def _change(head: schema.FirstLine, now: schema.FirstLine) -> str:
+    """Return what differs from where a run began, in words; "" where nothing does."""
+    for what in ("cpu", "cores", "os", "python"):
+        before, after = getattr(head.machine, what), getattr(now.machine, what)
+        if before != after:
+            return f"the run began on another machine: {what} {before}, here {after}"
+    if head.git_revision != now.git_revision:
+        return f"the run began at another revision of the suite, {head.git_revision}, here {now.git_revision}"
+    return "" if head.code in (None, now.code) else "the code of the suite has changed since the run began"
+
+
+class Changed(Exception):
+    """A job measured something else than earlier jobs of its run; the message says what differs."""
+
+
+def facts(name: str, lines: Iterable[schema.Line]) -> Dict[str, Any]:
+    """Return what must be equal in the jobs of a run that ran in one Python, by a name in words.
+
+    name: of the implementation or task that the records of a job, `lines`, are about."""
+    result: Dict[str, Any] = {}
+    for line in lines:
+        if isinstance(line, schema.Environment):
+            result.update(torch=line.torch, Python=line.python, CUDA=line.cuda, device=line.device_name)
+            result.update(threads=line.threads, GPU=line.gpu.uuid if line.gpu else None)
+            result[f"the version of {name}"] = line.implementation_version
+            result[f"the digest of {line.shape_file}"] = line.shape_file_sha256
+        elif isinstance(line, schema.Status):
+            result.update({f"the digest of {file}": digest for file, digest in line.code.items()})
+    return {key: value for key, value in result.items() if value is not None}
 
 
 def read_back(value: Any) -> Any:
@@ -196,6 +242,7 @@ def open_runs(
     ]
     if resume and not (heads or or_anew):
         raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
+    heads = unchanged(heads, shared)
     if heads:
         first = heads[-1][0]
         limit = {"memory_limit": schema.as_written(first.memory_limit)} if first.memory_limit else {}

@@ -281,6 +281,7 @@ class FirstLine(Line, kw_only=True):
         command: the command line, a list
         started: ISO 8601, UTC
         git_revision, git_dirty: of this suite; whether there were uncommitted changes
+        code: digest of this suite's files that measure
         machine: on which the command ran
     """
 
@@ -290,6 +291,7 @@ class FirstLine(Line, kw_only=True):
     started: str = ""
     git_revision: Optional[str] = None
     git_dirty: Optional[bool] = None
+    code: Optional[str] = None
     machine: Machine = Machine()
 
 
@@ -595,6 +597,7 @@ class Status(JobLine, kw_only=True, tag="status"):
         reason: why it did not end well, else ""
         wall_ns: duration of the whole job
         stderr_tail: where the job failed: the last lines of its stderr
+        code: digest of each file of code that its process imported, but for those of packages and of this suite
     """
 
     status: str
@@ -605,6 +608,7 @@ class Status(JobLine, kw_only=True, tag="status"):
     reason: Optional[str] = ""
     wall_ns: Optional[Duration] = None
     stderr_tail: Optional[List[str]] = None
+    code: Dict[str, str] = {}
 
 
 class ToolHeader(FirstLine, kw_only=True, tag="tool"):

@@ -67,16 +67,18 @@ def set_quick(arguments: argparse.Namespace, quick: Mapping[str, Any], others: O
 
 def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
     """Return a new run, or the newest one of an equal header to go on with.  Raises UserError where none can be."""
+    origin = run.origin()
     if resume:
         wanted = run.read_back({key: header[key] for key in SAME})
         earlier = run.earlier(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
-        paths = [path for head, path in earlier if {key: getattr(head, key) for key in SAME} == wanted]
-        if not paths:
+        equal = [(head, path) for head, path in earlier if {key: getattr(head, key) for key in SAME} == wanted]
+        if not equal:
             raise UserError(
                 f"--resume: no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
             )
-        return run.again(paths[-1])
-    return run.anew(log_dir, f"{header['tool']}-{header['name']}", schema.TOOL_FILE_NAME, {**header, **run.origin()})
+        if unchanged := run.unchanged(equal, origin):
+            return run.again(unchanged[-1][1])
+    return run.anew(log_dir, f"{header['tool']}-{header['name']}", schema.TOOL_FILE_NAME, {**header, **origin})
 
 
 def _pending(tasks: Sequence[Task], of_tool: run.Run) -> List[Task]:
@@ -87,6 +89,25 @@ def _pending(tasks: Sequence[Task], of_tool: run.Run) -> List[Task]:
         if not of_tool.is_done(task.name) or (is_taken and not (of_tool.folder / str(task.leaves)).exists()):
             pending.append(task)
     return pending[::-1]
+
+
+def _carry_out(
+    tasks: Sequence[Task], of_tool: run.Run, settings: Settings, arguments: argparse.Namespace, executor: Executor
+) -> None:
+    """Carry out the tasks that are not done.  Raises UserError, Interrupted and Changed."""
+    pending = _pending(tasks, of_tool)
+    pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in tasks}
+    with Progress(arguments.quiet) as progress:
+        progress.expect([task.like for task in pending])
+        runs = dict.fromkeys(pythons, of_tool)
+        session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
+        for task in tasks:
+            if task in pending:
+                end, _ = session.carry_out(task)
+                if end.status == "missing":
+                    raise UserError(end.reason or "the model is missing")
+            if task.takes and of_tool.is_done(task.name):
+                (of_tool.folder / task.takes).unlink(missing_ok=True)
 
 
 def measured(
@@ -109,22 +130,14 @@ def measured(
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
         if not arguments.quiet:
             print(f"measuring {name} on {settings.device}: {text.count(len(tasks), 'job')}", file=sys.stderr)
-        pending = _pending(tasks, of_tool)
-        pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in pending}
-        with benchmark.measuring() as ended:
-            if timed:
-                benchmark.warn_of_load(executor, settings)
-            with Progress(arguments.quiet) as progress:
-                progress.expect([task.like for task in pending])
-                runs = dict.fromkeys(pythons, of_tool)
-                session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
-                for task in tasks:
-                    if task in pending:
-                        end, _ = session.carry_out(task)
-                        if end.status == "missing":
-                            raise UserError(end.reason or "the model is missing")
-                    if task.takes and of_tool.is_done(task.name):
-                        (of_tool.folder / task.takes).unlink(missing_ok=True)
+        try:
+            with benchmark.measuring() as ended:
+                if timed:
+                    benchmark.warn_of_load(executor, settings)
+                _carry_out(tasks, of_tool, settings, arguments, executor)
+        except run.Changed as change:
+            arguments = benchmark.anew_after(change, arguments)
+            return measured(tool, name, config, tasks, settings, arguments, answer, executor, timed)
         if ended.mistake and not any(of_tool.is_done(task.name) for task in tasks):
             of_tool.close()
             run.remove(of_tool.path)

@@ -53,7 +53,8 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     folder = Path(job["folder"]) / job["job"].replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     profiling = Profiling(msgspec.convert(job["given"]["choice"], rows.Choice), settings)
-    yield environment(settings, profiling.device)
+    path, here = Path(settings.shape_file), environment(settings, profiling.device)
+    yield msgspec.structs.replace(here, shape_file=settings.shape_file, shape_file_sha256=shapes.sha256(path))
     yield Measured(value=profiling.measured(folder))
 
 
