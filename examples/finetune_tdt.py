@@ -1,5 +1,8 @@
-"""Train a small ParakeetForTDT (transformers) on speech made on the spot, by its own loss and by fused_transducer, and
-print both curves, times and peaks beside each other: of the same weights, on the same batches."""
+"""Train a small model of transformers on speech made on the spot, by the loss that it has and by fused_transducer, and
+print both curves, times and peaks beside each other: of the same weights, on the same batches.
+
+--model parakeet: ParakeetForTDT and its own loss.  --model nemotron: NemotronAsrStreamingForRNNT, which has none of its
+own, and torchaudio's on its logits."""
 
 import argparse
 import json
@@ -10,33 +13,42 @@ import sys
 import time
 
 import torch
-from train import make_utterances  # examples/train.py
-from transformers import ParakeetForTDT, ParakeetTDTConfig
+import torchaudio
+import transformers
+from train import SYLLABLES, make_utterances  # examples/train.py
 
 from fused_transducer import recipes
 
 LOSSES = ("own", "fused")
+#: Model -> its class, and that of its configuration.
+MODELS = {
+    "parakeet": ("ParakeetForTDT", "ParakeetTDTConfig"),
+    "nemotron": ("NemotronAsrStreamingForRNNT", "NemotronAsrStreamingConfig"),
+}
+PAD = 0
 
 
-class FusedParakeet(ParakeetForTDT):
-    """Computes the loss by fused_transducer: the change that docs/switching.md shows."""
-
-    def forward(self, labels=None, decoder_input_ids=None, **inputs):
-        if labels is None:
-            return super().forward(decoder_input_ids=decoder_input_ids, **inputs)
-        encoder_out, decoder_out = self.get_audio_features(**inputs), self.decoder(decoder_input_ids)
-        return {"loss": recipes.transformers(self, encoder_out, decoder_out, labels)}
-
-
-def make_model(kind, vocab, width=96):
+def make_model(name, vocab, width):
     """Return a small model from its configuration, without dropout, so that both losses see the same."""
     encoder = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
     encoder.update(num_mel_bins=40, subsampling_conv_channels=32)
     encoder.update(dict.fromkeys(("dropout", "activation_dropout", "attention_dropout", "layerdrop"), 0.0))
-    sizes = {"vocab_size": vocab + 1, "blank_token_id": vocab, "pad_token_id": 0, "num_decoder_layers": 1}
-    config = ParakeetTDTConfig(encoder_config=encoder, decoder_hidden_size=width, **sizes)
+    sizes = {"vocab_size": vocab + 1, "blank_token_id": vocab, "pad_token_id": PAD, "num_decoder_layers": 1}
+    model, config = (getattr(transformers, kind) for kind in MODELS[name])
     torch.manual_seed(0)
-    return (FusedParakeet if kind == "fused" else ParakeetForTDT)(config)
+    return model(config(encoder_config=encoder, decoder_hidden_size=width, **sizes))
+
+
+def loss_of(model, inputs):
+    """Return the loss of the model; where its class has none torchaudio's of its logits, over the number of labels."""
+    if isinstance(model, transformers.ParakeetForTDT) or hasattr(model, recipes.PATCHED):
+        return model(**inputs).loss
+    encoder_outputs = model.get_audio_features(inputs["input_features"], inputs["attention_mask"])
+    logits = model(encoder_outputs=encoder_outputs, decoder_input_ids=inputs["decoder_input_ids"]).logits
+    labels, frames = inputs["labels"].int(), encoder_outputs.attention_mask.sum(1).int()
+    count, blank = (labels != PAD).sum(1).int(), model.config.blank_token_id
+    losses = torchaudio.functional.rnnt_loss(logits[:, : max(frames)], labels, frames, count, blank, reduction="sum")
+    return losses / count.sum()
 
 
 def make_batch(pairs, vocab, device):
@@ -60,15 +72,17 @@ def peak_megabytes(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def train(kind, steps, batch, vocab, device):
+def train(kind, name, steps, batch, vocab, width, device):
     """Return the loss of each step, the seconds of a step, and by how many MB training raised the peak."""
-    model, pairs = make_model(kind, vocab).to(device), make_utterances(8 * batch, vocab)
+    model, pairs = make_model(name, vocab, width).to(device), make_utterances(8 * batch, min(vocab, len(SYLLABLES)))
+    if kind == "fused":
+        recipes.patch(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     curve, seconds, before = [], [], peak_megabytes(device)
     for step in range(steps):
         inputs = make_batch(random.Random(step).sample(pairs, batch), vocab, device)
         start = time.perf_counter()
-        loss = model(**inputs)["loss"]
+        loss = loss_of(model, inputs)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -82,12 +96,14 @@ def main():
     """Train by each loss in a process of its own, since the peak of a process never falls."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loss", choices=LOSSES, help="train by this one alone, and print JSON")
+    parser.add_argument("--model", choices=MODELS, default="parakeet")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    for name, default in {"steps": 40, "batch": 16, "vocab": 500}.items():
+    for name, default in {"steps": 40, "batch": 16, "vocab": 500, "width": 96}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     if given.loss:
-        return print(json.dumps(train(given.loss, given.steps, given.batch, given.vocab, given.device)))
+        sizes = given.steps, given.batch, given.vocab, given.width
+        return print(json.dumps(train(given.loss, given.model, *sizes, given.device)))
     command = [sys.executable, __file__, *sys.argv[1:], "--loss"]
     own, fused = (json.loads(subprocess.check_output([*command, kind], text=True)) for kind in LOSSES)
     for step in sorted({*range(0, given.steps, max(1, given.steps // 10)), given.steps - 1}):

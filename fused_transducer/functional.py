@@ -21,9 +21,7 @@ from fused_transducer.call import (
     packed,
 )
 from fused_transducer.lattices import MIXED
-
-#: Attributes of a module with its hooks; those of all modules have the same names in torch.nn.modules.module.
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from fused_transducer.layers import is_folded, of_linear
 
 
 def transducer_loss(
@@ -218,24 +216,14 @@ def _inputs(
     )  # fmt: skip
     floats = (encoder_out, decoder_out, weight, bias)
     device = encoder_out.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
+    if output is not None and is_folded(output, weight):
+        floats = tuple(x if x is None else x.to(accumulated(weight.dtype)) for x in floats)
+    elif device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         floats = tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in floats)
     given = (*floats, targets, T_lengths, U_lengths)
     check_shapes(*given)
     return given
-
-
-def of_linear(output: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
-    """Return (weight, bias) of a linear layer.  Raises ValueError for one that computes something else with them, or on
-    the way: hooks of its own or of all modules, which would not run."""
-    unchanged = isinstance(output, nn.Linear) and "forward" not in vars(output)
-    if not unchanged or type(output).forward is not nn.Linear.forward:
-        raise ValueError(f"output must be an nn.Linear with its own forward; it is {type(output).__name__}")
-    for name in HOOKS:
-        if getattr(output, name, None) or getattr(nn.modules.module, f"_global{name}", None):
-            raise ValueError(f"output has hooks ({name[1:]}), which would not run: give weight and bias instead")
-    return output.weight, output.bias
 
 
 def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor], zero_infinity: bool) -> Tensor:

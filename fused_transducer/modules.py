@@ -9,8 +9,9 @@ from typing import Any, Optional, Sequence, Tuple
 from torch import Tensor, nn
 
 from fused_transducer.call import check_options
-from fused_transducer.functional import align, of_linear, transducer_loss
+from fused_transducer.functional import align, transducer_loss
 from fused_transducer.lattices import check_number
+from fused_transducer.layers import of_linear
 from fused_transducer.plain import ACTIVATIONS
 
 #: The arguments of `transducer_loss` that are no tensors and no layer.

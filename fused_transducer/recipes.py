@@ -7,7 +7,10 @@ reduction is "mean" over the utterances, where none is given.
 
 `nemo` and `transformers` take the five reductions of NeMo's RNNTLoss under its names: "mean_batch", over the
 utterances; "mean", each loss divided by its number of targets first; "mean_volume", the sum over the number of all
-targets; "sum"; "none".
+targets; "sum"; "none".  An utterance without targets counts as one of 1 target: the toolkits divide by 0.
+
+`patch` gives a loaded model of transformers this loss in place, for Trainer, DDP, FSDP and PEFT; `unpatch` takes it
+back.
 
 A joiner that computes something else (HAT, big blanks, deep biasing, adapters) is refused with a ValueError that says
 what.
@@ -15,15 +18,19 @@ what.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import random
-from typing import Any, Callable, Dict
+from types import MethodType
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import Tensor, nn
 
-from fused_transducer.functional import of_linear, transducer_loss
+from fused_transducer.functional import transducer_loss
+from fused_transducer.layers import of_linear
 
-#: NeMo's name of a reduction -> the loss of the losses of all utterances and their numbers of targets.
+#: NeMo's name of a reduction -> the loss of the losses of all utterances and their numbers of targets, 1 at least.
 REDUCTIONS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean_batch": lambda losses, U: losses.mean(),
     "mean": lambda losses, U: (losses / U).mean(),
@@ -33,13 +40,19 @@ REDUCTIONS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+#: NeMo's losses of the regular lattice and of TDT.
+NEMOS_LOSSES = (
+    "RNNTLoss", "RNNTLossNumba", "RNNTLossPytorch", "GraphRnntLoss", "TDTLossNumba", "TDTLossPytorch"
+)  # fmt: skip
+
+
 def _reduced(reduction: str, *inputs: Tensor, U_lengths: Tensor, **options: Any):
     """Return the loss, with a reduction of NeMo's; further results of `transducer_loss` behind it."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: there are {', '.join(REDUCTIONS)}, not {reduction!r}")
     made = transducer_loss(*inputs, U_lengths=U_lengths, reduction="none", **options)
     losses, *further = made if isinstance(made, tuple) else (made,)
-    loss = REDUCTIONS[reduction](losses, U_lengths.to(losses.device))
+    loss = REDUCTIONS[reduction](losses, U_lengths.to(losses.device).clamp(min=1))
     return (loss, *further) if further else loss
 
 
@@ -70,10 +83,13 @@ def nemo(
     """
     if callable(getattr(joint, "is_adapter_available", None)) and joint.is_adapter_available():
         raise ValueError("nemo: the joint has adapters, which the loss would leave out")
+    inner = getattr(loss, "_loss", loss)
+    if inner is not None and type(inner).__name__ not in NEMOS_LOSSES:
+        raise ValueError(
+            f"nemo: loss is a {type(inner).__name__}, which sums over other paths; there are {', '.join(NEMOS_LOSSES)}"
+        )
     names = ("clamp", "durations", "fastemit_lambda", "omega", "sigma")
-    of_loss = {
-        name: value for name in names if (value := getattr(getattr(loss, "_loss", None), name, None)) is not None
-    }
+    of_loss = {name: value for name in names if (value := getattr(inner, name, None)) is not None}
     options = {"reduction": getattr(loss, "reduction", "mean_batch") or "none", **of_loss, **options}
     extra, omega = getattr(joint, "num_extra_outputs", 0), options.pop("omega", 0.0)
     if extra != len(options.get("durations", ())):
@@ -104,23 +120,119 @@ def nemo(
 
 
 def transformers(model: nn.Module, encoder_out: Any, decoder_out: Tensor, labels: Tensor, **options: Any):
-    """Return the loss of transformers' ParakeetForRNNT (reduction "mean_volume") or ParakeetForTDT ("mean").
+    """Return the loss of transformers' ParakeetForTDT (reduction "mean"), ParakeetForRNNT ("mean_volume"), and of
+    NemotronAsrStreamingForRNNT and Nemotron3_5AsrForRNNT, which have none of their own ("mean_volume").
 
     encoder_out: what `model.get_audio_features` returns; decoder_out (N, U+1, H): what `model.decoder` returns of the
-    blank and the labels; labels (N, U), of which the last ones of an utterance may be pad or blank ids.
+    blank and the labels; labels (N, U), of which the last ones of an utterance may be pad ids, blank ids or negative.
     """
     config, durations = model.config, tuple(getattr(model.config, "durations", ()))
     frames = encoder_out.pooler_output
-    mask = frames.new_ones(frames.shape[:2]) if encoder_out.attention_mask is None else encoder_out.attention_mask
+    mask = getattr(encoder_out, "attention_mask", None)
+    mask = frames.new_ones(frames.shape[:2]) if mask is None else mask
     is_token = (labels != config.pad_token_id) & (labels != config.blank_token_id) & (labels >= 0)
     places = torch.arange(1, labels.shape[1] + 1, device=labels.device)
     lattice = {"topology": "tdt", "durations": durations, "reduction": "mean"} if durations else {}
     options = {"reduction": "mean_volume", **lattice, "blank": config.blank_token_id, **options}
     return _reduced(
-        options.pop("reduction"), frames, decoder_out, *of_linear(model.joint.head), labels, mask.sum(1).long(),
-        U_lengths=nn.functional.pad(is_token * places, (1, 0)).amax(1),
+        options.pop("reduction"), frames, decoder_out, targets=labels, T_lengths=mask.sum(1).long(),
+        U_lengths=nn.functional.pad(is_token * places, (1, 0)).amax(1), output=model.joint.head,
         activation=activation_name(model.joint.activation), **options,
     )  # fmt: skip
+
+
+#: Attribute of a patched model with what `patch` was given, and what it replaced.
+PATCHED = "_fused_transducer"
+
+
+def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn.Module:
+    """Give a loaded model that `transformers` takes, or PEFT's of one, this loss in place; return the model.
+
+    Where it gets labels its forward returns the output of its class, with this loss and without logits in training.
+    logits: whether there are logits beside the loss; None: in evaluation alone, where metrics may want them.  Without
+    labels, as in `generate`, nothing changes; nor do the class, the parameters, the configuration and what is saved.
+    options: those of `transformers`.  Trainer divides this loss by its steps of gradient accumulation.  A model that is
+    patched again has the new options.  Raises ValueError for a model of another kind, or whose forward was replaced.
+    """
+    inner = _transducer_of(model)
+    before = inner.__dict__.get(PATCHED)
+    if before is None:
+        if "forward" in inner.__dict__:
+            raise ValueError(
+                "patch: the model's forward was replaced already (by accelerate's hooks, say): patch it first"
+            )
+        inner.forward = _forward_of(inner)  # type: ignore[method-assign]
+        own = inner.__dict__.get("accepts_loss_kwargs")
+        before = {"forward": inner.forward.__func__, "accepts_loss_kwargs": own}
+    inner.accepts_loss_kwargs = False  # type: ignore[assignment]  # else Trainer takes the loss for one over all steps
+    setattr(inner, PATCHED, {**before, "logits": logits, "options": options})
+    return model
+
+
+def unpatch(model: nn.Module) -> nn.Module:
+    """Give a model that was patched its own loss again; return it."""
+    inner = _transducer_of(model)
+    before = inner.__dict__.pop(PATCHED, None)
+    if before is None:
+        return model
+    if getattr(inner.forward, "__func__", None) is before["forward"]:  # else something is around it, such as autocast
+        del inner.forward
+    del inner.accepts_loss_kwargs
+    if before["accepts_loss_kwargs"] is not None:
+        inner.accepts_loss_kwargs = before["accepts_loss_kwargs"]
+    return model
+
+
+def _transducer_of(model: Any) -> Any:
+    """Return the model itself, or the one that PEFT has wrapped.  Raises ValueError where it is no transducer."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    missing = [name for name in ("get_audio_features", "decoder", "joint", "config") if not hasattr(inner, name)]
+    if missing:
+        raise ValueError(
+            f"patch takes the transducers of transformers (ParakeetForTDT, ParakeetForRNNT, Nemotron...ForRNNT); a "
+            f"{type(inner).__name__} has no {missing[0]}"
+        )
+    return inner
+
+
+def _forward_of(model: Any) -> MethodType:
+    """Return the patched forward of a model, bound as accelerate expects, with the signature of its class, by which
+    Trainer chooses the columns of a data set."""
+    signature = inspect.signature(type(model).forward)
+    (rest,) = (name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(signature.bind(self, *args, **kwargs).arguments)
+        given.update(given.pop(rest, {}))
+        if PATCHED not in self.__dict__ or given.get("labels") is None:
+            return type(self).forward(self, *args, **kwargs)
+        del given["self"]
+        return _patched_forward(self, signature.return_annotation, **given)
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return MethodType(forward, model)
+
+
+def _patched_forward(
+    model: Any, output: Any, labels: Tensor, decoder_input_ids: Tensor, decoder_cache: Any = None,
+    use_decoder_cache: Any = None, encoder_outputs: Any = None, return_dict: Optional[bool] = None, **features: Any,
+):  # fmt: skip
+    """Return the model's output for labels: as the forward of its class makes it, but for the loss and its logits."""
+    patched = model.__dict__[PATCHED]
+    features.pop("num_items_in_batch", None)
+    if encoder_outputs is None:
+        encoder_outputs = model.get_audio_features(**features, return_dict=True)
+    decoder_out = model.decoder(decoder_input_ids, cache=decoder_cache)
+    loss = transformers(model, encoder_outputs, decoder_out, labels, **patched["options"])
+    logits = None
+    if patched["logits"] or (patched["logits"] is None and not model.training):
+        logits = model.joint(decoder_out[:, None], encoder_outputs.pooler_output[:, :, None])
+    # the caches of a streaming encoder have names of their own in the model's output
+    names = {field.name: field.name.replace("encoder_past", "past") for field in dataclasses.fields(output)}
+    values = {name: getattr(encoder_outputs, of_encoder, None) for name, of_encoder in names.items()}
+    made = output(**{**values, "loss": loss, "logits": logits, "decoder_cache": decoder_cache})
+    as_dict = model.config.return_dict if return_dict is None else return_dict
+    return made if as_dict else made.to_tuple()
 
 
 def espnet(
@@ -154,8 +266,9 @@ def wenet(
     if joint.enc_ffn is not None:
         encoder_out, predictor_out = joint.enc_ffn(encoder_out), joint.pred_ffn(predictor_out)
     if joint.post_ffn is not None:  # of the sum: its bias counts once
-        encoder_out = joint.post_ffn(encoder_out)
-        predictor_out = nn.functional.linear(predictor_out, joint.post_ffn.weight)
+        weight, bias = of_linear(joint.post_ffn)
+        encoder_out = nn.functional.linear(encoder_out, weight, bias)
+        predictor_out = nn.functional.linear(predictor_out, weight)
     return transducer_loss(
         encoder_out, predictor_out, targets=targets, T_lengths=T_lengths, U_lengths=U_lengths, output=joint.ffn_out,
         activation=activation_name(joint.activatoin), **options,  # its name there

@@ -22,7 +22,7 @@ from fused_helpers import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from fused_transducer import TDTLoss, TransducerLoss, align, call, native, transducer_loss
+from fused_transducer import TDTLoss, TransducerLoss, align, call, layers, native, transducer_loss
 from fused_transducer.call import packed
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -308,13 +308,19 @@ OTHER.forward = lambda x: 2 * x  # on the instance
 SCALED = type("Scaled", (torch.nn.Linear,), {"forward": lambda self, x: 2 * x})(12, 11)
 
 
-def hooked(kind):
+def hooked(kind, hook=lambda *_: None, **options):
     layer = torch.nn.Linear(12, 11, dtype=torch.float64)
-    getattr(layer, f"register_{kind}")(lambda *_: None)
+    getattr(layer, f"register_{kind}")(hook, **options)
     return layer
 
 
-HOOKS = ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook")
+HOOKS = [
+    *((kind, lambda *_: None) for kind in ("full_backward_hook", "full_backward_pre_hook")),
+    ("forward_pre_hook", lambda layer, inputs: inputs[0] * 2),
+    ("forward_hook", lambda layer, inputs, logits: logits * 2),
+    ("forward_hook", lambda layer, inputs, logits: logits.mul_(2) and None),
+    ("forward_hook", lambda layer, inputs, logits: print(logits.max())),  # there is no largest of no cells
+]
 NO_LAYER = {"weight": None, "bias": None}
 TDT = {"topology": "tdt", "durations": [1]}
 REFUSED = [
@@ -359,7 +365,7 @@ REFUSED = [
     ({**TDT, "blank": 10}, ("blank",)),
     ({"topology": "constrained", "fastemit_lambda": 0.1, "return_posteriors": True}, ("return_posteriors",)),
     ({"output": LAYER}, ("either",)),
-    *(({"output": hooked(kind), **NO_LAYER}, ("hooks",)) for kind in HOOKS),
+    *(({"output": hooked(*hook), **NO_LAYER}, ("hook", "weight=")) for hook in HOOKS),
     ({"output": torch.nn.ReLU(), **NO_LAYER}, ("ReLU",)),
     ({"output": OTHER, **NO_LAYER}, ("own forward",)),
     (
@@ -378,10 +384,44 @@ def test_every_bad_argument_is_one_clear_error(change, words):
     assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
 
 
-def test_a_hook_of_all_modules_is_refused():
-    case, of_all = problem(RAGGED), torch.nn.modules.module.register_module_forward_hook
-    with of_all(lambda *_: None), pytest.raises(ValueError, match="hooks"):
-        transducer_loss(*case.tensors[:2], None, None, *integers(case), output=LAYER)
+def test_hooks_that_only_look_see_no_cells():
+    """Of all modules, as FlopCounterMode and torch.distributed's trackers have them; of the layer, as torchinfo has."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    case, shapes = problem(RAGGED), []
+
+    def look(*arguments):
+        shapes.append([tuple(x[0].shape if isinstance(x, tuple) else x.shape) for x in arguments[1:] if not x == {}])
+
+    module = TransducerLoss(12, 11, dtype=torch.float64)
+    inputs = (*case.tensors[:2], *integers(case))
+    expected = module(*inputs)
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+    ):
+        assert module(*inputs) == expected and counter.get_total_flops() > 0
+    layers._warn_of_hooks.cache_clear()
+    for kind in ("forward_pre_hook", "forward_hook"):
+        for with_kwargs in (False, True):
+            getattr(module.output_linear, f"register_{kind}")(look, with_kwargs=with_kwargs)
+    with pytest.warns(UserWarning, match="hooks") as given:
+        assert [module(*inputs) for _ in range(2)] == [expected] * 2
+    assert len(given) == 1 and shapes[:4] == [[(0, 12)]] * 2 + [[(0, 12), (0, 11)]] * 2
+    with torch.inference_mode():
+        assert module(*inputs) == expected
+
+
+def test_a_hook_that_makes_the_weight_is_called():
+    """torch.nn.utils.spectral_norm sets the weight where the layer is called."""
+    layer = torch.nn.utils.spectral_norm(torch.nn.Linear(12, 11)).eval()
+    case = problem(RAGGED, dtype=torch.float32)
+    with torch.no_grad():
+        layer.weight_orig.mul_(3)
+        layer(torch.zeros(12))
+        expected = transducer_loss(*case.tensors[:2], layer.weight, layer.bias, *integers(case))
+        layer.weight = torch.zeros(11, 12)
+    assert transducer_loss(*case.tensors[:2], None, None, *integers(case), output=layer).item() == expected.item()
 
 
 def test_alignments_do_not_depend_on_the_default_device():

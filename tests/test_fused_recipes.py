@@ -88,12 +88,16 @@ def nemo(activation="relu", dropout=0.0, temperature=1.0, masking_prob=-1.0, dur
     )  # fmt: skip
 
 
+class RNNTLossNumba(SimpleNamespace):
+    """Holds what NeMo's loss of this name, or of TDT, is given."""
+
+
 class RNNTLoss:
     """The RNNTLoss of nemo-toolkit 3.0.0, with the losses of CUDA where they differ (clamp; TDT has no other)."""
 
     def __init__(self, reduction="mean_batch", fastemit_lambda=0.0, clamp=-1.0, durations=(), sigma=0.0, omega=0.0):
         self.reduction = reduction
-        self._loss = SimpleNamespace(fastemit_lambda=fastemit_lambda, clamp=max(clamp, 0.0))
+        self._loss = RNNTLossNumba(fastemit_lambda=fastemit_lambda, clamp=max(clamp, 0.0))
         if durations:
             vars(self._loss).update(durations=list(durations), sigma=sigma, omega=omega)
 
@@ -209,6 +213,19 @@ def test_nemos_reductions_and_options(lattice, reduction):
     assert error(with_fastemit, value) < 1e-10  # the value stays; NeMo's is 1 + lambda times as much
 
 
+@pytest.mark.parametrize("reduction", ["mean", "mean_volume"])
+def test_an_empty_transcript_counts_as_one_target(reduction):
+    """Their toolkits divide by 0, which makes the loss of the batch infinite, and all gradients NaN."""
+    joint, case = nemo().double(), problem([(9, 4), (6, 0)], V=V)
+    outputs = [torch.randn(2, size, length, dtype=torch.float64) for size, length in ((E, 9), (D, 5))]
+    given = joint, *outputs, case.targets, case.T_lengths, case.U_lengths
+    losses, loss = recipes.nemo(*given, reduction="none"), recipes.nemo(*given, reduction=reduction)
+    U = torch.tensor([4, 1])
+    assert error(loss, losses.sum() / 5 if reduction == "mean_volume" else (losses / U).mean()) < 1e-12
+    loss.backward()
+    assert all(x.grad.isfinite().all() for x in joint.parameters())
+
+
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("reduction", ["mean_batch", "mean", "mean_volume", "sum", None])
 def test_nemos_own_classes(reduction):
@@ -315,36 +332,35 @@ def test_transformers_whole_models(kind):
     own, other = config.blank_token_id, config.pad_token_id
     own, other = (own, other) if kind == "RNNT" else (other, own)  # the padding that the model's own loss knows
     results = []
-    for padding, code in ((own, "-"), (own, "+"), (other, "+"), (own, "class")):
+    for padding, code in ((own, "-"), (own, "+"), (other, "+"), (own, "line")):
         given = torch.where(torch.arange(5) < count, labels, padding)
         ids = torch.cat([labels.new_full((3, 1), 20), given], 1)
         space = {"recipes": recipes, "model": model, "features": features, "decoder_input_ids": ids, "labels": given}
-        if code != "class":
-            exec(lines_of("transformers", code)[0], space)
-        elif kind == "TDT":
+        if code == "line":
             exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], space)
-            model.__class__ = space["FusedParakeet"]
-            space["loss"] = model(**features, decoder_input_ids=ids, labels=given)["loss"]
-            assert model(**features, decoder_input_ids=ids).logits.shape[-1] == 26
+            space["loss"] = model(**features, decoder_input_ids=ids, labels=given).loss
+        else:
+            exec(lines_of("transformers", code)[0], space)
         model.zero_grad()
-        space["loss"].backward() if "loss" in space else None
-        results.append((space.get("loss"), [x.grad for x in model.parameters()]))
+        space["loss"].backward()
+        results.append((space["loss"], [x.grad for x in model.parameters()]))
     largest = max(x.abs().max() for x in results[0][1])
-    for loss, gradients in results[1 : None if kind == "TDT" else 3]:
+    for loss, gradients in results[1:]:
         assert abs(loss.item() / results[0][0].item() - 1) < 2e-7
         assert max((a - b).abs().max() for a, b in zip(gradients, results[0][1])) < 8e-6 * largest
 
 
-def test_the_example_trains_alike(monkeypatch, capsys):
+@pytest.mark.parametrize("model", ["parakeet", "nemotron"])
+def test_the_example_trains_alike(model, monkeypatch, capsys):
     pytest.importorskip("transformers", minversion="5.23")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import finetune_tdt
 
     def trained(command, text):
-        return json.dumps(finetune_tdt.train(command[-1], 3, 2, 20, "cpu"))
+        return json.dumps(finetune_tdt.train(command[-1], model, 3, 2, 20, 32, "cpu"))
 
     monkeypatch.setattr(finetune_tdt.subprocess, "check_output", trained)  # a process takes longest to start
-    monkeypatch.setattr(sys, "argv", ["finetune_tdt.py", "--steps", "3"])
+    monkeypatch.setattr(sys, "argv", ["finetune_tdt.py", "--steps", "3", "--model", model])
     finetune_tdt.main()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     curves = [(float(words[4]), float(words[6])) for words in lines if words[0] == "step"]
@@ -360,12 +376,13 @@ CHANGED = [
     (recipes.espnet, espnet(), {"joint_activation": nn.GELU()}, "GELU"),
     (recipes.wenet, wenet(), {"hat_joint": True}, "hat_joint"),
     (recipes.nemo, nemo(), {"reduction": "batchmean"}, "mean_volume"),
+    (recipes.nemo, nemo(), {"loss": SimpleNamespace(_loss=nn.CTCLoss(), reduction="mean")}, "CTCLoss"),
 ]
 
 
 @pytest.mark.parametrize("recipe, joiner, change, word", CHANGED, ids=lambda x: x if isinstance(x, str) else "")
 def test_what_the_loss_would_leave_out_is_refused(recipe, joiner, change, word):
-    options = {name: change.pop(name) for name in ("reduction",) if name in change}
+    options = {name: change.pop(name) for name in ("reduction", "loss") if name in change}
     for name, value in change.items():
         setattr(joiner, name, value)
     case = problem(LENGTHS, V=V)
