@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import runpy
 
@@ -11,12 +12,11 @@ from commands import ROOT, run
 from fixtures_model_runs import command, write_profile
 from torch import nn
 
-from common.core import implementations, settings
 from common.core.errors import UserError
 from common.tools.kept import read
 from common.tools.profile import command as cli
 from common.tools.profile import labels as labelling
-from common.tools.profile import rows, transducer
+from common.tools.profile import rows
 
 icefall = runpy.run_path(str(ROOT / "examples" / "icefall.py"))
 SMALL = dict(encoder_dim=16, decoder_dim=12, joiner_dim=14, heads=2, feed_forward=24, kernel=5, layers=2, vocab_size=11)
@@ -78,28 +78,21 @@ def twelve(tmp_path_factory, shapes):
     return *profiled(log, shapes, "--steps", 8, "--batch-size", 2, "--optimizer", layers=12), log
 
 
-def criterion():
-    adapter = implementations.load(implementations.find("fast_rnnt-pruned").script)(settings.resolve({}, "cpu"), "")
-    adapter.load("cpu")
-    return transducer.Criterion(adapter, torch.device("cpu"))
+def parameters(config, shapes, log):
+    """The numbers of parameters of the model and each part of icefall's, as a profile of the full size keeps them."""
+    flags = ("--config", "icefall") if config else ()
+    words = (*QUICK, "--log-dir", log, "--shape-file", shapes, "--format", "json", "--quiet", *flags)
+    assert command(cli, *words) == 0
+    (job,) = read(next(log.glob("*/tool.jsonl"))).jobs.values()
+    return job.values[0]["parameters"]
 
 
-def parameters(model):
-    """The number of parameters of the model, and of each part of icefall's."""
-    encoder, head = model.encoder, model.criterion
-    layers = encoder.layers if hasattr(encoder, "layers") else encoder.conformer.conformer_layers
-    joiner = nn.ModuleList([model.encoder_proj, model.decoder_proj, head.joiner.layers.output])
-    parts = {"model": model, "encoder": encoder, "embed": encoder.embed, "layer": layers[0], "decoder": model.decoder}
-    parts.update(joiner=joiner, **{f"simple_{key}_proj": part for key, part in head.projections.items()})
-    return {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in parts.items()}
-
-
-def test_parameters_are_icefall_s_and_differ_by_what_is_known():
+def test_parameters_are_icefall_s_and_differ_by_what_is_known(shapes, tmp_path, capsys):
     """A layer has no relative positions (263,168), no scales and eps (22), and six affine norms (6,144)."""
     published = {"model": 78_648_040, "encoder": 77_096_192, "embed": 1_285_112, "layer": 6_317_590}
     published.update(decoder=257_026, joiner=781_818, simple_am_proj=256_502, simple_lm_proj=256_502)
-    counts = parameters(transducer.Transducer(rows.Sizes(), criterion()))
-    assert parameters(icefall["transducer"](rows.Sizes(), criterion())) == published
+    counts = parameters("", shapes, tmp_path / "default")
+    assert parameters("icefall", shapes, tmp_path / "icefall") == published
     changes = {"layer": -263_168 - 22 + 6_144, "embed": -8 + 1_024, "decoder": -2, "joiner": -6, "simple_am_proj": -2}
     assert {key: counts[key] - published[key] for key in changes} == changes
     assert counts["encoder"] == counts["embed"] + 12 * counts["layer"] and counts["model"] == 75_564_492
@@ -276,11 +269,31 @@ def test_a_model_by_import_path_sees_amp_and_dropout_and_may_not_fit(shapes, tmp
         (("--arg=still=true", "--no-dropout"), 0, "front"),
         (("--arg=still=true", "--dropout"), 2, "dropout"),
         (("--arg=scale=nan",), 1, "wrong result: the loss of a step is nan"),
-        ((f"--arg=wanted={2**50}", "--label=all=model"), 1, "oom: out of memory in all (model), forward"),
+        (("--label=begin=front", "--label=end=o*"), 0, "end.backward"),  # names as --depth shows them
+        ((f"--arg=wanted={2**50}", "--label=end=out"), 1, "oom: out of memory in the step"),
     ):
         profiled(tmp_path / "log", shapes, *model, *flags, code=code)
         printed = capsys.readouterr()
         assert words in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    ("front", "label", "place"),
+    [
+        ("nn.Sequential(nn.Linear(80, 8), nn.ReLU(inplace=True))", "front.*", "x (model.front.1), forward"),
+        ("nn.Sequential(nn.Linear(80, 8), nn.ReLU(inplace=True))", "front.0", "model.front.1"),
+        ("nn.Linear(80, 8)", "front", "+="),
+    ],
+)
+def test_a_layer_that_writes_over_a_labelled_tensor_is_refused_by_name(front, label, place, shapes, tmp_path, capsys):
+    changed = {"nn.Linear(80, 8)": front, "        return float": "        frames += 1\n        return float"}
+    changed["features[:, ::4]),"] = "features)[:, ::4],"
+    models = functools.reduce(lambda text, item: text.replace(*item), changed.items(), MODELS)
+    (tmp_path / "models.py").write_text(models, encoding="utf-8")
+    model = ("--model", f"{tmp_path}/models.py:Whole", "--loss=torchaudio", "--size=vocab_size=11")
+    assert command(cli, *QUICK, "--log-dir", tmp_path, "--shape-file", shapes, *model, "--label", f"x={label}") == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert place in line and "--label" in line and "view" not in line
 
 
 @pytest.mark.parametrize(
@@ -313,6 +326,10 @@ def test_a_quick_profile_is_of_a_small_model(words, expected, monkeypatch):
         (("--arg", "x=1"), ["--arg", "--model"]),
         (("--model", "x.py:X", "--arg", "x=.nan"), ["--arg x", "finite"]),
         (("--loss", "nothing"), ["nothing"]),
+        (("--loss", "k2-pruned"), ["k2-pruned", "torch 2.1", "--loss fast_rnnt-pruned"]),
+        (("--loss", "k2"), ["k2", "torch 2.1", "--loss fast_rnnt"]),
+        (("--loss", "nemo"), ["nemo", "--loss fast_rnnt"]),
+        (("--loss", "fast_rnnt@k2"), ["fast_rnnt@k2", "--loss fast_rnnt"]),
         (("--size", "encoder_dims=4"), ["encoder_dims", "'encoder_dim'"]),
         (("--size", "layers=0"), ["layers", ">= 1"]),
         (("--size", "heads=5"), ["encoder_dim", "multiple"]),

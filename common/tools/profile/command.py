@@ -88,7 +88,7 @@ def parser() -> Parser:
     group.add_argument(
         "--loss",
         default=Choice().loss,
-        help="A row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
+        help="A row of the benchmarks that runs in this Python: fast_rnnt-pruned, or an exact one such as torchaudio, "
         "optimized_transducer, fused. Default: fast_rnnt-pruned",
     )
     add_setting(group, "prune_range", "Symbols that a pruned loss keeps for each frame. Default: 5")
@@ -154,7 +154,11 @@ def chosen(arguments: argparse.Namespace) -> Choice:
         raise UserError(f"--config {named}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:
         raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
-    implementations.find(arguments.loss)
+    row = implementations.find(arguments.loss)
+    if row.placed or (row.environment != "main" and interpreters.lacks(row.package)):
+        alike = [each.name for each in implementations.IMPLEMENTATIONS if each.control and each.kind == row.kind]
+        reason = f"a profile runs in this Python alone ({sys.executable}), since labels need torch 2.1 or newer"
+        raise UserError(f"--loss {row.name}: {reason}; give --loss {[*alike, Choice().loss][0]}")
     parsed = {key: configuration.parsed(value, f"--arg {key}") for key, value in arguments.arg}
     paths = {key: os.path.abspath(value) for key, value in parsed.items() if os.path.isfile(str(value))}
     same = ("loss", "depth", "steps", "warmup", "trace_steps", "dropout", "optimizer")

@@ -134,6 +134,11 @@ class _Mark(torch.autograd.Function):
 rules.register(_Mark, None)  # an identity
 
 
+def is_overwritten(error: BaseException) -> bool:
+    """Tell whether a tensor behind a mark was written over, by the module's own forward or after it."""
+    return "modified inplace" in str(error) and "inside a custom Function" in str(error)
+
+
 def _marked(values: Any, tell: Callable[[], None]) -> Any:
     """Return the values with tensors that need a gradient behind a mark; the same tensor stays the same."""
     leaves, spec = tree_flatten(values)

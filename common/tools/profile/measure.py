@@ -137,12 +137,12 @@ class Profiling:
 
     def _labels(self) -> Dict[str, str]:
         choice, model = self.choice, self.model
-        if choice.labels:
-            result = labels.by_patterns(model, choice.labels)
-        elif choice.depth is not None or choice.model:
-            owner, prefix = (model.get_submodule("model"), "model.") if choice.model else (model, "")
-            by_depth = labels.by_depth(owner, choice.depth or 1)
-            result = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
+        owner, prefix = (model.get_submodule("model"), "model.") if choice.model else (model, "")
+        if choice.labels or choice.depth is not None or choice.model:
+            patterns, depth = choice.labels, choice.depth or 1
+            paths = labels.by_patterns(owner, patterns) if patterns else labels.by_depth(owner, depth)
+            own = {path: label for path, label in paths.items() if patterns or not path.startswith("criterion")}
+            result = {prefix + path: label for path, label in own.items()}
         else:
             layer, *parts = LAYERS[choice.config]  # those that icefall's profile began with
             of_layer = {f"rnnt_encoder_layer{name}": [layer + part] for name, part in zip(IN_LAYER, ["", *parts])}
@@ -150,6 +150,14 @@ class Profiling:
             result = labels.by_patterns(model, {**around, **of_layer})
         of_loss = model.get_submodule("criterion").named_children()  # which are always labelled
         return {**result, **{f"criterion.{name}": name for name, part in of_loss if isinstance(part, transducer.Part)}}
+
+    def parts(self) -> Dict[str, torch.nn.Module]:
+        """Return the model and its parts by name: its children, or those of a transducer and a layer of its encoder."""
+        model: Any = self.model
+        if self.choice.model:
+            return {"model": model, **dict(model.model.named_children())}
+        layer = model.get_submodule(LAYERS[self.choice.config][0].replace("*", "0"))
+        return {"model": model, "encoder": model.encoder, "embed": model.encoder.embed, "layer": layer, **model.parts()}
 
     def labelled(self, given: Tuple[Any, ...], span: Optional[labels.Span] = unseen) -> None:
         """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a step without labels."""
@@ -170,6 +178,12 @@ class Profiling:
             line = text.first_line(error)
             if memory.is_out_of_memory(error):
                 raise OutOfMemory(f"out of memory in {hooks.where}: take a smaller batch ({line})") from error
+            if labels.is_overwritten(error):
+                paths = [path for path, part in self.model.named_modules() if getattr(part, "inplace", False)]
+                what = f"inplace=True in {', '.join(paths)}" if paths else "such as +="
+                words = f"writes over what goes into or out of a labelled module ({what}), which a label cannot follow"
+                advice = "write to a new tensor there, or choose other labels (--label, --depth)"
+                raise UserError(f"{hooks.where}: {words}; {advice}") from error
             raise UserError(f"the step fails in {hooks.where}: {type(error).__name__}: {line}") from error
 
     def timed(self, run: Callable[[], None]) -> Tuple[int, Optional[int]]:
@@ -200,7 +214,7 @@ class Profiling:
                 span.macs += (end.macs - begin.macs) / len(self.inputs)
                 span.flops += (end.flops - begin.flops) / len(self.inputs)
         return rows.Measured(
-            parameters={"model": sum(parameter.numel() for parameter in self.model.parameters())},
+            parameters={name: sum(each.numel() for each in part.parameters()) for name, part in self.parts().items()},
             batches=[inputs.described for inputs in self.inputs],
             macs=total.macs / len(self.inputs),
             flops=total.flops / len(self.inputs),

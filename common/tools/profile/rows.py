@@ -117,8 +117,8 @@ class Memory(Struct, kw_only=True):
 
 
 class Measured(Taken, kw_only=True):
-    """A batch size that was profiled.  parameters: the number of those of the "model"; bare_ns: steps without labels;
-    foreign_cpu, flags: the load beside the steps; not_counted: operators without a rule."""
+    """A batch size that was profiled.  parameters: numbers of those of the "model" and of its parts; bare_ns: steps
+    without labels; foreign_cpu, flags: the load beside the steps; not_counted: operators without a rule."""
 
     parameters: Dict[str, int]
     batches: Annotated[List[Batch], Meta(min_length=1)]
@@ -223,8 +223,10 @@ def lines(choice: Choice, measured: Measured, parts: List[Part]) -> List[str]:
     hooks = statistics.median([(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)])
     cost = f"{text.number(hooks)} ms ({text.percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
     model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
+    parts_of_model = ", ".join(f"{name} {each:,}" for name, each in measured.parameters.items() if name != "model")
     told = {
         f"{choice.loss}, {model}, {measured.parameters['model']} parameters": True,
+        f"parameters by part: {parts_of_model}": parts_of_model,
         f"{size}; {count} steps with labels and {count} without, in turn; {options}": True,
         f"step without labels: {text.number(bare)} ms; the labels' own cost: {cost}": True,
         f"not counted in FLOPs: {', '.join(measured.not_counted)}": measured.not_counted,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -155,6 +155,12 @@ class Transducer(nn.Module):
         if criterion.projections:  # of what encoder and decoder return
             criterion.projections["am"] = linear(of.encoder_dim, of.vocab_size)
             criterion.projections["lm"] = linear(of.decoder_dim, of.vocab_size)
+
+    def parts(self) -> Dict[str, nn.Module]:
+        """Return the parts beside the encoder by name: the joiner is with both projections to its dimension."""
+        joiner = nn.ModuleList([self.encoder_proj, self.decoder_proj, self.criterion.joiner.layers.output])
+        projections = {f"simple_{key}_proj": part for key, part in self.criterion.projections.items()}
+        return {"decoder": self.decoder, "joiner": joiner, **projections}
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
         """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N, U+1) with a blank
