@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from canned import Canned, measured
+from canned import QUICK, Canned, measured
 from commands import ROOT, rows_of, run, start, wait_for_worker
 from fixtures_runs import MIB, correctness, environment, records_of, sample, status, summarize, write_records, write_run
 
@@ -21,7 +21,7 @@ from common.core import settings
 from common.core.errors import UserError
 from common.core.flag_types import bytes_of
 from common.jobs import job, session
-from common.jobs.rounds import TOLERANCE, memory_limit, next_size
+from common.jobs.rounds import TOLERANCE, memory_limit, most_tries, next_size
 from common.records.store import bounds
 from common.system import memory
 
@@ -67,7 +67,18 @@ def test_a_size_that_fits_above_one_that_does_not_is_not_believed():
         assert largest is None or (tried[largest] and all(size > largest for size in fails))
 
 
-def test_the_command_searches_then_times_and_resume_asks_nothing_twice(tmp_path):
+@pytest.mark.parametrize("cap, start", [(12, 5), (48, 2), (10**6, 30)])
+def test_no_search_takes_more_tries_than_foretold(cap, start):
+    limits = [0, 1, 5, cap // 4, cap // 2 + 1, 3 * cap // 4, cap - 1, cap]
+    longest = max(len(search(lambda size, most=most: size <= most, cap=cap, start=start)[1]) for most in limits)
+    assert longest <= most_tries(None, None, 1, cap, start) <= longest + 1
+    assert most_tries(12, 13, 1, cap, start) == 0
+
+
+def test_the_command_searches_then_times_and_resume_asks_nothing_twice(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("canned.QUICK", [word for word in QUICK if word != "--quiet"])
+    monkeypatch.setattr("common.jobs.session.mean", lambda seconds: 60.0)
+
     def answer(job, chosen):
         if job.pass_name == "correctness":
             totals = {"utterances": 40, "frames": 400, "T_max": 10}
@@ -80,6 +91,8 @@ def test_the_command_searches_then_times_and_resume_asks_nothing_twice(tmp_path)
     sizes = ["probe-8", "probe-16", "probe-12", "probe-14", "probe-13"]
     timed = ["throughput-12-1", "throughput-12-2"]
     assert [job for _, job in executor.seen] == ["correctness", *sizes, *timed]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "throughput-12-1" in line]
+    assert line.endswith("at most 60 s left")
     measured(tmp_path, again, *SEARCH, "--batch-size", "8", "--rounds", "2", "--resume", names=["torchaudio"])
     assert not again.seen
 

@@ -20,8 +20,9 @@ from common.analysis import verdict
 from common.analysis.row import Row
 from common.analysis.standing import BESIDE_LOAD, rank_times
 from common.analysis.times import Times
-from common.core.settings import REUSE_VARIABLES
+from common.core.settings import REUSE_VARIABLES, waits
 from common.measure import sampling
+from common.records.schema import Header
 from common.system import machine
 
 MS = 1_000_000
@@ -279,6 +280,10 @@ def test_rounds_beside_load_are_measured_again_as_a_whole_when_the_machine_is_qu
     assert {name for _, name in on.seen[-2:]} == {"timing-3"} and {of for of, _ in on.seen[-2:]} == {"torchaudio", "k2"}
     for row in read_rows(tmp_path):
         assert row["status"] == "ok" and row["loaded_samples"] == 0 and row["rounds"] == 3
+        assert row["repeated_rounds"] == 3
+    for details in (True, False):
+        text = summarize(tmp_path, details=details)
+        assert has_words(text, "3 of 6 rounds", "measured again", "(2, 3)")
     assert "fastest exact: torchaudio" in " ".join(summarize(tmp_path, details=False).split())
     kept = (tmp_path / "k2-2" / "results.jsonl").read_text()
     assert kept.count('"loaded"') == 3 * 4  # of the first attempts: nothing is dropped
@@ -298,7 +303,36 @@ def test_resume_measures_those_rounds_again_alone(tmp_path):
     assert on.run(tmp_path, "--wait", "60", "--resume") == 0
     assert on.rounds("torchaudio") == on.rounds("k2") == [1] and len(on.seen) == 2
     text = summarize(tmp_path, details=False)
-    assert "withheld" not in text and "other load" not in text and "busy" not in text.split()
+    assert "withheld" not in text and "too long" not in text and "busy" not in text.split()
+
+
+@pytest.mark.parametrize(
+    "head, flags",
+    [
+        ({"preset": "cpu"}, "--resume measures"),
+        ({"preset": "cpu", "budget": 300.0}, "--resume measures"),
+        ({"preset": "quick"}, "--resume --wait 60 measures"),
+    ],
+)
+def test_what_measures_rounds_again_is_said_as_it_is(tmp_path, head, flags):
+    """Neither --preset quick nor --sweep waits for a quiet machine by itself."""
+    made(tmp_path, loaded=(1, 2, 3), torchaudio=[30, 31, 32], k2=[10, 11, 12], **head)
+    assert flags in " ".join(summarize(tmp_path, details=False).split())
+    rows = [Row(name, header=Header(name=name, settings=head, values={"vocab_size": 9})) for name in "ab"]
+    assert not any(waits(row.header.settings["preset"], row.header.values) for row in rows)
+
+
+def test_a_ratio_that_grows_along_time_is_seen_where_rounds_were_measured_again(tmp_path):
+    """Rounds 1 to 4 ran beside load first, and again after 5 to 8: in time, each ratio is above the one before."""
+    ratio_of = dict(zip((5, 6, 7, 8, 1, 2, 3, 4), (1.30 * 1.1**at for at in range(8))))
+    for name, base in (("torchaudio", 0.0), ("k2", 1.0)):
+        first = [timing(f"timing-{at}", [200, 200], [200, 200], **LOADED) for at in (1, 2, 3, 4)]
+        rest = [(at, 100 * (times if base else 1)) for at, times in ratio_of.items()]
+        jobs = [correctness(), *first, *(timing(f"timing-{at}", [ms, ms], [ms, ms]) for at, ms in rest), memory(8)]
+        write_run(tmp_path / name, name=name, jobs=jobs, run_id="one run", rounds=8)
+    (k2,) = [row for row in read_rows(tmp_path) if row["name"] == "k2"]
+    assert k2["against_fastest"]["by_round"] == pytest.approx(list(ratio_of.values()))
+    assert has_words(" ".join(summarize(tmp_path, details=False).split()), "factor of 1.95", "first round to the last")
 
 
 def test_what_was_measured_stays_where_a_round_again_is_stopped(tmp_path):

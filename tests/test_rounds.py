@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from canned import LIMITS, QUICK, Canned, measured, parsed, statuses, stop
 from commands import ROOT, rows_of
-from fixtures_runs import one_row, records_of, status, write_run
+from fixtures_runs import one_row, records_of, status, timing, write_run
 
 from common.analysis.measured import _of_jobs
 from common.cli.benchmark import benchmark, default_rows
-from common.core import implementations
+from common.core import implementations, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.jobs import rounds
+from common.jobs import rounds, session
 from common.jobs.session import Executor, Progress
 from common.records import schema
 from common.setup import interpreters
@@ -44,8 +44,8 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(tmp_path, capsys):
 def test_ctrl_c_at_the_traces_leaves_rows_that_are_whole(tmp_path):
     assert measured(tmp_path, Canned(lambda job, _: stop(job) if job.name == "trace" else None)) == EXIT_INTERRUPTED
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
-    settings, jobs = {"passes": ["timing", "memory"], "rounds": 1}, {"timing-1": [schema.typed(status("timing-1"))]}
-    assert [_of_jobs(jobs, settings, is_control)[0] for is_control in (True, False)] == ["ok", "interrupted"]
+    given, jobs = {"passes": ["timing", "memory"], "rounds": 1}, {"timing-1": [schema.typed(status("timing-1"))]}
+    assert [_of_jobs(jobs, given, is_control)[0] for is_control in (True, False)] == ["ok", "interrupted"]
 
 
 def test_a_job_that_fails_costs_its_row_alone(tmp_path):
@@ -67,27 +67,59 @@ def test_a_users_mistake_leaves_no_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_no_round_begins_when_the_budget_is_spent(tmp_path, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands: [seconds]."""
     now = [0.0]
-    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (rounds, session):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
+
+@pytest.mark.parametrize("budget, last", [("145s", 6), ("1s", 5)])  # five in any case
+def test_no_round_begins_when_the_budget_is_spent(tmp_path, clock, budget, last):
     def answer(job, chosen):
-        now[0] += 10
+        clock[0] += 10
 
     executor = Canned(answer)
-    assert measured(tmp_path, executor, "--budget", "85s", "--rounds", "9") == EXIT_OK
-    assert executor.rounds("reference") == [1, 2, 3, 4] and [job for _, job in executor.seen][-1] == "memory"
+    assert measured(tmp_path, executor, "--budget", budget, "--rounds", "9") == EXIT_OK
+    assert executor.rounds("reference") == list(range(1, last + 1))
+    jobs = [job for _, job in executor.seen]
+    assert jobs.index("memory") == 2 + 2 * 5  # no failure of another pass costs the first five rounds
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+
+
+@pytest.mark.parametrize("budget, again", [("1000s", [2]), ("100s", [])])
+def test_rounds_are_measured_again_within_the_budget(tmp_path, clock, capsys, monkeypatch, budget, again):
+    def answer(job, chosen):
+        clock[0] += 10
+        if job.name == "timing-2" and executor.seen.count((job.like[0], job.name)) == 1:
+            return timing(job.name, [10, 20], [1, 2], flags=["busy", "loaded"])
+
     executor = Canned(answer)
-    assert measured(tmp_path / "short", executor, "--budget", "1s", "--rounds", "9") == EXIT_OK
-    assert executor.rounds("reference") == [1, 2, 3]  # in any case
+    monkeypatch.setattr("canned.QUICK", [word for word in QUICK if word != "--quiet"])
+    measured(tmp_path, executor, "--budget", budget, "--rounds", "5", "--passes", "timing", "--wait", "60")
+    lines = capsys.readouterr().err.splitlines()
+    assert executor.rounds("reference") == [1, 2, 3, 4, 5, *again]
+    assert any(line.startswith("round 2/5, measured again: ") for line in lines) == bool(again)
+    assert any("--resume" in line and "--budget" in line for line in lines) != bool(again)
+
+
+def test_a_run_on_a_cpu_has_a_budget_unless_its_rounds_are_given():
+    def budget(**given):
+        return settings.resolve(given, given.pop("device", "cpu")).budget
+
+    assert 300 <= budget() <= 540 and budget() == budget(preset="cpu,chars") == budget(vocab_size=4096)
+    assert budget(budget=60.0, rounds=7) == 60.0
+    others = {"rounds": 10}, {"preset": "quick"}, {"find_largest": "batch-size"}, {"device": "cuda"}
+    assert [budget(**given) for given in others] == [None] * 4
 
 
 def test_a_row_with_the_rounds_of_a_budget_is_whole(tmp_path):
-    jobs = [[status("correctness")], *([status(f"timing-{number}")] for number in (1, 2, 3))]
-    settings = {"rounds": 10, "passes": ["correctness", "timing"]}
-    write_run(tmp_path / "a", jobs=jobs, **settings)
-    write_run(tmp_path / "b", jobs=jobs, **settings, budget=60.0)
+    jobs = [[status("correctness")], *([status(f"timing-{number}")] for number in range(1, 6))]
+    given = {"rounds": 10, "passes": ["correctness", "timing"]}
+    write_run(tmp_path / "a", jobs=jobs, **given)
+    write_run(tmp_path / "b", jobs=jobs, **given, budget=60.0)
     assert tuple(one_row(tmp_path / name)["status"] for name in "ab") == ("interrupted", "ok")
 
 
@@ -152,11 +184,27 @@ def test_the_time_left_is_of_jobs_like_those_to_come():
     assert progress.left() == ""
     progress.done("a correctness", "ok", None, ("a", "correctness"))
     progress.took = {("a", "correctness"): [10.0]}
-    assert progress.left() == "about 40 s left"  # nothing better is known
+    assert progress.left() == ""  # nothing is known of rounds
     progress.took = {("a", "correctness"): [10.0], ("a", "timing"): [100.0, 140.0]}
     assert progress.left() == "about 6 min left"  # 10 + 120 + 120 + 120
     progress.done("b correctness", "missing", "no b", ("b", "correctness"))
     assert progress.left() == "about 4 min left" and progress.finished == 2
+
+
+def test_the_time_left_ends_with_the_budget(clock):
+    """A pass of 10 s, one round of 40 s that comes in any case, nine that come until second 170."""
+    progress = Progress(quiet=True)
+    progress.ends = 170.0
+    progress.expect([("a", "memory"), ("a", "timing")], [("a", "timing")] * 9)
+    progress.took = {("a", "memory"): [10.0], ("a", "timing"): [40.0]}
+    assert progress.left() == "about 3 min left"
+    clock[0] = 130.0
+    assert progress.left() == "about 50 s left"
+    progress.in_time = progress.in_time[:1]
+    clock[0] = 0.0
+    assert progress.left() == "about 2 min left"  # 10 + 40 + 40
+    progress.coming, clock[0] = [], 200.0
+    assert progress.left() == ""
 
 
 def test_a_pipe_gets_a_line_a_round_and_of_what_fails(tmp_path, capsys):

@@ -63,6 +63,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         loss_alone=times.times(samples, "loss"),
         timed=times.in_order(timed),
         others_cpu=times.others_cpu(samples),
+        repeated=store.repeated(records),
         peaks_mb=_peaks([line for line in well if isinstance(line, schema.Memory)]),
     )
     made.rates = times.device_rates(limits, made.environment.mkl_as_intel)
@@ -129,7 +130,7 @@ def _of_jobs(jobs: Jobs, given: Mapping[str, Any], is_control: bool) -> Tuple[st
             why = (end.reason or status) if end else "stopped before its end"
             worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
-        rounds = min(given.get("rounds", 1), settings.FEWEST_ROUNDS if given.get("budget") else math.inf)
+        rounds = min(given.get("rounds", 1), settings.FEWEST_IN_BUDGET if given.get("budget") else math.inf)
         planned = {name: rounds if name == "timing" else 1 for name in given.get("passes", ())}
         absent = [
             name if number == 1 else f"{number - done.get(name, 0)} of {number} {name} rounds"

@@ -52,8 +52,8 @@ class Row:
     samples in the order taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many
     percent of the time the device's limit is. rates: how fast the device is. against_fastest, loss_against_fastest:
     Standings (standing.py stands on rows), None where not ranked. under: its torch, where most rows of its table
-    ran under another. earlier: earlier runs with the same settings, the newest first. unreadable: nothing of it
-    could be read. label: its name, unique in its group."""
+    ran under another. repeated: round -> how often it was measured again. earlier: earlier runs with the same
+    settings, the newest first. unreadable: nothing of it could be read. label: its name, unique in its group."""
 
     name: str = ""
     folder: Path = Path()
@@ -71,6 +71,7 @@ class Row:
     frames_per_second: Optional[float] = None
     timed: List[Sample] = field(default_factory=list)
     others_cpu: Optional[float] = None
+    repeated: Mapping[int, int] = field(default_factory=dict)
     peaks_mb: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)
     rates: DeviceRates = DeviceRates()
     limit_percent: Dict[str, float] = field(default_factory=dict)

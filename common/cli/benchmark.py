@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
@@ -106,7 +106,8 @@ def _settings(axes: Sequence[settings.Axis], given: Dict[str, Any], device: str)
     settings.check_axes(axes, given)
     if axes:
         given["passes"] = given["passes"] or settings.PASSES[:3]
-    return [settings.resolve({**given, **cell}, device) for cell in settings.cells(axes)]
+    resolved = [settings.resolve({**given, **cell}, device) for cell in settings.cells(axes)]
+    return [replace(each, budget=None) for each in resolved] if axes else resolved
 
 
 def _measure(
@@ -138,12 +139,15 @@ def _measure(
                 rounds.search(session, names)
             else:
                 limits, wait = parser.with_limits(arguments, resolved), parser.wait(arguments)
-                rounds.measure(session, plan(names, resolved), limits=limits, wait=wait, budget=arguments.budget)
+                rounds.measure(session, plan(names, resolved), limits=limits, wait=wait)
 
 
 def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
     """Print what is about to be measured.  limit: of --find-largest; given: the settings that flags gave."""
     of_rounds = count(resolved.rounds, "round")
+    if resolved.budget:
+        time = flag_types.worded_duration(resolved.budget)
+        of_rounds = f"{min(settings.FEWEST_IN_BUDGET, resolved.rounds)} to {of_rounds}, as many as begin within {time}"
     joiner = f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {of_rounds}"
     symbols = given.get("file_vocab_size")
     if symbols not in (None, resolved.vocab_size):

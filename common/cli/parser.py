@@ -35,7 +35,7 @@ HELP = {
     "Default: log/ beside this script",
     "--timeout": "End a process of an implementation after S seconds; its row says timeout. Default: 1800",
     "--wait": "Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
-    "load; 0 repeats none. Default: 60; 0 with --preset quick, --budget and --sweep",
+    "load; 0 repeats none. Default: 60; 0 with --preset quick and --sweep",
     "--resume": "Continue the newest unfinished run, or sweep, with the same settings instead of starting one.",
     "--in-place": "Run everything in this Python, with what it has installed, and use no other environment.",
     "--quiet": "Print no progress on stderr; the table still goes to stdout.",
@@ -176,10 +176,9 @@ def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> b
 
 def wait(arguments: argparse.Namespace) -> float:
     """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the preset does."""
-    if arguments.wait is not None or arguments.budget:
-        return float(arguments.wait or 0.0)
-    size, _ = flag_types.parts(arguments.preset or flag_types.DEFAULT_WORKLOAD)
-    return 0.0 if size == "quick" or arguments.sweep else WAIT_SECONDS
+    if arguments.wait is not None:
+        return float(arguments.wait)
+    return WAIT_SECONDS if settings.waits(arguments.preset, dict(arguments.sweep)) else 0.0
 
 
 def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:

@@ -94,6 +94,14 @@ def duration(text: str) -> float:
     return positive(text[:-1]) * seconds[text[-1]]
 
 
+def worded_duration(seconds: float) -> str:
+    """Return "45 s", "8.5 min" or "2 h" of seconds."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{round(seconds / size, 1):g} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def percentage(text: str) -> float:
     """Parse "2%" as a fraction.  The sign has to be there: 0.02 could mean 2% or 0.02%."""
     if not text.endswith("%"):

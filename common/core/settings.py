@@ -20,8 +20,10 @@ LOGITS = ("random", *STAGES)
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
 #: The name of --find-largest among the presets of a setting.
 SEARCH = "--find-largest"
-#: Rounds of every loss, before --budget ends anything: with fewer a change cannot be told from chance.
+#: With fewer rounds a change cannot be told from chance.
 FEWEST_ROUNDS = 3
+#: Rounds of every loss, before --budget ends anything: over fewer the interval is wide.
+FEWEST_IN_BUDGET = 5
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.job).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
@@ -183,7 +185,7 @@ _ON_CUDA: Dict[str, Any] = {"only": ("device", ("cuda",)), "refused": True}
 _IN_SEARCH: Dict[str, Any] = {"only": ("find_largest", tuple(FIND_LARGEST)), "refused": True, **_HOW}
 _OF_PRUNED: Dict[str, Any] = {"only": ("kind", ("pruned",)), "parts_tables": False}
 _AS_IN_FILE: Dict[str, Any] = {"unset": "as in the shape file", "heading_of_default": False}
-_SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
+_SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
 
 
 def _batches_heading(known: Mapping[str, Any]) -> str:
@@ -480,7 +482,7 @@ class Settings:
     )
     rounds: int = _of_timing(
         6,
-        "Number of fresh processes for each implementation, in shuffled order",
+        "Number of fresh processes for each implementation, in shuffled order; where --budget is not over before",
         short="Fresh processes for each loss; intervals are over them.",
         **_takes(flag_types.whole(1, 10_000), "K"),
         presets={"cpu": 10, "quick": 1, SEARCH: 3},
@@ -488,11 +490,14 @@ class Settings:
     )
     budget: Optional[float] = _of_timing(
         None,
-        "Time to spend, such as 90s, 5m or 1h: after the third no timing round begins when it is over. Without --only, "
-        "losses of other environments are left out; without --passes there is no trace",
+        f"Time to spend, such as 90s, 5m or 1h: after {FEWEST_IN_BUDGET} no timing round begins when it is over, none "
+        "is repeated either. Where it is given, losses of other environments are left out without --only, and there is "
+        "no trace without --passes",
         short="Time to spend, such as 5m: no round begins when it is over.",
         **_takes(flag_types.duration, "TIME"),
-        default_text="all rounds",
+        presets={"cpu": 510.0, SEARCH: None},  # what begins then ends within ten minutes
+        default_text="510s with cpu, so that a run takes ten minutes at most; none with --rounds, --sweep or "
+        "--find-largest",
         **_HOW,
     )
     spread: float = _of_timing(
@@ -605,6 +610,12 @@ SETTINGS: Dict[str, Setting] = declared(fields(Settings))
 SWEEPABLE = {value.flag[2:]: value for value in SETTINGS.values() if value.sweepable}
 
 
+def waits(preset: str, cell: Mapping[str, Any]) -> bool:
+    """Tell whether a run without --wait waits for a quiet machine to repeat rounds beside other load. cell: its values
+    of --sweep."""
+    return flag_types.parts(preset or flag_types.DEFAULT_WORKLOAD)[0] != "quick" and not cell
+
+
 def in_rows(values: Mapping[str, Any], device: Optional[str], kind: Optional[str]) -> Dict[str, Any]:
     """Return the settings by which rows are compared or told apart, from those of a record.  None: the record does not
     have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
@@ -648,6 +659,8 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
         if given.get(key) is not None:
             chosen.append(given[key])
         values.setdefault(key, chosen[-1] if chosen else declaration.default)
+    if given.get("rounds") is not None and given.get("budget") is None:
+        values["budget"] = None  # all of them
     vocabulary = SETTINGS["vocab_size"]
     if given.get("file_vocab_size") and given.get("vocab_size") is None and not set(names) & set(vocabulary.presets):
         values["vocab_size"] = given["file_vocab_size"]

@@ -7,6 +7,7 @@ large, and the search goes on.  The next job follows from the records alone, so 
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import defaultdict
@@ -16,9 +17,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.core import text
 from common.core.errors import NotRunnable, UserError
 from common.core.flag_types import bytes_of
-from common.core.settings import FEWEST_ROUNDS, Settings
+from common.core.settings import FEWEST_IN_BUDGET, Settings
 from common.core.statistics import mean, median
-from common.jobs.job import Job
+from common.jobs.job import Job, Like
 from common.jobs.session import Session
 from common.records import schema, store
 from common.records.run import Run
@@ -35,22 +36,30 @@ TOLERANCE = 0.05
 SHARE_OF_AVAILABLE = 0.9
 
 
-def measure(
-    session: Session, jobs: Sequence[Job], *, limits: bool = False, wait: float = 0.0, budget: Optional[float] = None
-) -> None:
+def measure(session: Session, jobs: Sequence[Job], *, limits: bool = False, wait: float = 0.0) -> None:
     """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its loss are skipped.
 
-    limits: measure the device's too; wait: seconds, in all, to wait for a quiet machine before rounds that ran beside
-    other load are repeated; budget: seconds after which no round begins.  Raises Interrupted, and UserError."""
+    With --budget the first FEWEST_IN_BUDGET rounds and the other passes come in any case; then as many rounds, and
+    repeats of rounds, as begin in time.  limits: measure the device's too; wait: seconds, in all, to wait for a quiet
+    machine before rounds that ran beside other load are repeated.  Raises Interrupted, and UserError."""
+    progress, budget = session.progress, session.settings.budget or math.inf
     pending = [job for job in jobs if session.run_of[job.implementation].needs(job.name)]
     rounds = _by_round(pending)
     with_limits = list(rounds)[::LIMITS_EVERY] if limits else []
-    session.progress.expect([LIMITS] * len(with_limits) + [job.like for job in pending])
-    timed = Rounds(session, budget)
+    in_time = [number for number in rounds if number > FEWEST_IN_BUDGET and budget < math.inf]
+    progress.ends = time.monotonic() + budget
+    progress.expect(
+        [LIMITS for number in with_limits if number not in in_time]
+        + [job.like for job in pending if job.round not in in_time],
+        [LIMITS for number in with_limits if number in in_time] + [job.like for job in pending if job.round in in_time],
+    )
+    timed = Rounds(session)
     session.carry_out_all([job for job in pending if job.pass_name == "correctness"])  # no time without it
-    for number, of_round in rounds.items():
-        timed.run(number, of_round, number in with_limits)
+    for number in [number for number in rounds if number not in in_time]:
+        timed.run(number, rounds[number], number in with_limits)
     session.carry_out_all([job for job in pending if job.pass_name not in ("correctness", "timing")])
+    for number in in_time:
+        timed.run(number, rounds[number], number in with_limits)
     if wait:
         timed.repeat(list(_by_round(jobs).values()), wait)
 
@@ -67,8 +76,8 @@ class Rounds:
     """The timing rounds of a run.  ms: how fast each loss is so far, by loss, then by round and batch; loaded: whether
     a loss ran beside other load, by loss and round."""
 
-    def __init__(self, session: Session, budget: Optional[float] = None):
-        self.session, self.ends, self.no_limits = session, time.monotonic() + (budget or math.inf), False
+    def __init__(self, session: Session):
+        self.session, self.no_limits = session, False
         self.ms: Dict[str, Dict[Tuple[int, Any], float]] = {}
         self.loaded: Dict[Tuple[str, int], bool] = {}
         for name, run in session.run_of.items():  # whose samples are on disk alone
@@ -80,7 +89,7 @@ class Rounds:
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run the jobs of a round, and say who is ahead."""
         session, progress = self.session, self.session.progress
-        in_time = number <= FEWEST_ROUNDS or time.monotonic() < self.ends
+        in_time = number <= FEWEST_IN_BUDGET or time.monotonic() < progress.ends
         timed = [job for job in jobs if in_time and not session.run_of[job.implementation].failed]
         for job in [job for job in jobs if job not in timed]:
             progress.skip(job.like)
@@ -92,9 +101,14 @@ class Rounds:
             self.measure_limits(number, timed)
         for job in timed:
             self.carry_out(job)
-        if timed and self.ms:
-            words = [f"round {number}/{session.settings.rounds}: {self.words()}", progress.left()]
-            progress.say("; ".join(filter(None, words)))
+        if timed:
+            self.say(f"round {number}/{session.settings.rounds}")
+
+    def say(self, title: str) -> None:
+        """Say who is ahead, and how long it will take."""
+        if self.ms:
+            progress = self.session.progress
+            progress.say("; ".join(filter(None, [f"{title}: {self.words()}", progress.left()])))
 
     def carry_out(self, job: Job) -> None:
         end, records = self.session.carry_out(job)
@@ -153,8 +167,9 @@ class Rounds:
 
     def repeat(self, rounds: Sequence[Sequence[Job]], wait: float) -> None:
         """Repeat each round in which a loss ran beside other load, as a whole, when the machine is quiet; it replaces
-        what its losses measured before, whatever the times are.  At most len(rounds) repetitions are made in all."""
-        session, left, patience = self.session, len(rounds), wait
+        what its losses measured before, whatever the times are.  At most len(rounds) repetitions are made in all, and
+        none begins after the budget."""
+        session, progress, left, patience = self.session, self.session.progress, len(rounds), wait
         while left:
             crowded = [jobs for jobs in rounds if any(self.loaded.get((job.like[0], job.round or 0)) for job in jobs)]
             again = [[job for job in jobs if self._can_repeat(job)] for jobs in crowded[:left]]
@@ -162,18 +177,25 @@ class Rounds:
             if not again:
                 return
             noun, numbers = "round" if len(again) == 1 else "rounds", ", ".join(str(jobs[0].round) for jobs in again)
-            session.progress.say(f"{noun} {numbers} ran beside other load: measured again when the machine is quiet")
-            session.progress.expect([job.like for jobs in again for job in jobs])
+            beside_load = f"{noun} {numbers} ran beside other load"
+            if time.monotonic() >= progress.ends:
+                progress.say(f"{beside_load}: --resume measures them again, since the time of --budget is over")
+                return
+            progress.say(f"{beside_load}: measured again when the machine is quiet")
+            progress.expect([], [job.like for jobs in again for job in jobs])
             for jobs in again:
                 began = time.monotonic()
                 while session.executor.disturbance(session.settings, LOOK_SECONDS):
                     if time.monotonic() - began > patience:
                         words = f"the machine was not quiet within {wait:g} s (--wait): what is left is not repeated"
-                        session.progress.say(words)
+                        progress.say(words)
                         return
                 patience -= time.monotonic() - began
+                if time.monotonic() >= progress.ends:
+                    break
                 for job in filter(self._can_repeat, jobs):
                     self.carry_out(job)
+                self.say(f"round {jobs[0].round}/{session.settings.rounds}, measured again")
             left -= len(again)
 
     def _can_repeat(self, job: Job) -> bool:
@@ -229,17 +251,19 @@ def memory_limit(settings: Settings, total: Optional[int], available: Optional[i
 def search(session: Session, names: Sequence[str]) -> None:
     """Search the largest size of each implementation, correctness of all first.  Raises Interrupted and UserError."""
     session.carry_out_all([Job(name, "correctness") for name in names if session.run_of[name].needs("correctness")])
-    for name in names:
+    searched = [name for name in names if session.run_of[name].is_done("correctness")]
+    for at, name in enumerate(searched):
         run = session.run_of[name]
-        while run.is_done("correctness") and (job := _next_job(run, session.settings)) is not None:
+        while (job := _next_job(run, session.settings)) is not None:
+            most = [like for of in searched[at:] for like in _most_jobs(session.run_of[of], session.settings)]
+            session.progress.foretell(most)
             end, _ = session.carry_out(job)
             if end.status not in store.OUTCOMES:
                 break
 
 
-def _next_job(run: Run, settings: Settings) -> Optional[Job]:
-    """Return the probe of the next size, or a round of the throughput at the largest; None where all is known."""
-    limit = run.header.memory_limit
+def _sizes(run: Run, settings: Settings) -> Tuple[int, int, int]:
+    """Return (the smallest size, the largest, the first to try) of a search.  Raises UserError."""
     environments = (record for record in run.records if isinstance(record, schema.Environment))
     totals = next(record.shape_file_totals for record in environments if record.shape_file_totals)
     by_frames = settings.sort_utterance  # sorted batches hold at least the longest utterance
@@ -249,8 +273,31 @@ def _next_job(run: Run, settings: Settings) -> Optional[Job]:
     if by_frames and cap < totals.T_max:
         longest = f"the longest utterance has {totals.T_max} frames and is a batch of its own"
         raise UserError(f"--largest-cap {cap}: {longest}; give at least that")
-    known = store.answers(store.latest_jobs(run.records))
-    size, rounds, pass_name = next_size(known, low, cap, start), [None], "probe"
+    return low, cap, start
+
+
+@functools.cache
+def most_tries(fits: Optional[int], fails: Optional[int], low: int, cap: int, start: int) -> int:
+    """Return how many sizes a search will try at most, by the largest that fits and the smallest that does not."""
+    known = {size: size == fits for size in (fits, fails) if size is not None}
+    size = next_size(known, low, cap, start)
+    if size is None:
+        return 0
+    return 1 + max(most_tries(size, fails, low, cap, start), most_tries(fits, size, low, cap, start))
+
+
+def _most_jobs(run: Run, settings: Settings) -> List[Like]:
+    """Return the jobs that a search will have at most."""
+    fits, fails = store.bounds(store.answers(store.latest_jobs(run.records)))
+    tries, name = most_tries(fits, fails, *_sizes(run, settings)), run.header.name
+    timed = [run.is_done(f"throughput-{fits}-{number}") for number in range(1, settings.rounds + 1)]
+    return [(name, "probe")] * tries + [(name, "throughput")] * timed.count(False)
+
+
+def _next_job(run: Run, settings: Settings) -> Optional[Job]:
+    """Return the probe of the next size, or a round of the throughput at the largest; None where all is known."""
+    limit, known = run.header.memory_limit, store.answers(store.latest_jobs(run.records))
+    size, rounds, pass_name = next_size(known, *_sizes(run, settings)), [None], "probe"
     if size is None:
         size, rounds, pass_name = store.bounds(known)[0], [*range(1, settings.rounds + 1)], "throughput"
     overrides = (((settings.find_largest or "").replace("-", "_"), size),)

@@ -3,6 +3,7 @@ the process of a job ended, that becomes a status record, and costs only its own
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import tempfile
@@ -135,11 +136,14 @@ def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str])
 
 class Progress:
     """Counts jobs on stderr: on a terminal with tqdm a bar of jobs, elsewhere a line for each job that is no timing
-    one; nothing when quiet.  With it the time left."""
+    one; nothing when quiet.  With it the time left, by what has run.  coming: the jobs that will come; in_time: those
+    that come only until `ends`, a time of time.monotonic()."""
 
     def __init__(self, quiet: bool):
         self.quiet, self.finished, self.total, self.began = quiet, 0, 0, 0.0
         self.coming: List[Like] = []
+        self.in_time: List[Like] = []
+        self.ends, self.words = math.inf, "about {} left"
         self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
         self.warned: Set[str] = set()
         self.bar: Optional[Any] = None
@@ -156,13 +160,18 @@ class Progress:
         if self.bar is not None:
             self.bar.close()
 
-    def expect(self, jobs: Sequence[Like]) -> None:
-        """Add to the jobs that will come."""
+    def expect(self, jobs: Sequence[Like], in_time: Sequence[Like] = ()) -> None:
+        """Add to the jobs that will come, and to those that come only until `ends`."""
         self.coming += jobs
-        self.total += len(jobs)
+        self.in_time += in_time
+        self.total += len(jobs) + len(in_time)
         if self.bar is not None:
             self.bar.total = self.total
             self.bar.refresh()
+
+    def foretell(self, most: Sequence[Like]) -> None:
+        """Set the jobs that will come at most, where their number is not known."""
+        self.coming, self.words = list(most), "at most {} left"
 
     def start(self, title: str) -> None:
         self.began = time.monotonic()
@@ -178,8 +187,10 @@ class Progress:
     def skip(self, like: Like) -> None:
         """Count a job that will not run, because an earlier one of its implementation failed."""
         self.finished += 1
-        if like in self.coming:
-            self.coming.remove(like)
+        for expected in (self.coming, self.in_time):
+            if like in expected:
+                expected.remove(like)
+                break
         if self.bar is not None:
             self.bar.update()
 
@@ -188,8 +199,9 @@ class Progress:
         self.skip(like)
         if status == "ok":
             self.took[like].append(seconds)
-        else:  # nor will its later ones run
+        elif like[1] != "probe":  # nor will its later ones run
             self.coming = [job for job in self.coming if job[0] != like[0]]
+            self.in_time = [job for job in self.in_time if job[0] != like[0]]
         if status != "ok" or (self.bar is None and like[1] != "timing"):
             of_total = f"/{self.total}" if self.total else ""
             why = f": {reason}" if reason else ""
@@ -209,14 +221,25 @@ class Progress:
             (errors.say if self.bar is None else self.say)(f"warning: {plain(warning)}")
 
     def left(self) -> str:
-        """Return "about 12 min left", by jobs of the like, else of the same pass, else by all; "" without any."""
-        seconds = 0.0
-        for like in self.coming if self.took else ():
-            same_pass = [each for (_, name), took in self.took.items() if name == like[1] for each in took]
-            seconds += mean(self.took.get(like) or same_pass or [each for took in self.took.values() for each in took])
+        """Return "about 12 min left", by jobs of the like or of the same pass; "" before each pass that will come has
+        run, since one takes ten times as long as another."""
+        seconds = self._seconds(self.coming)
+        if seconds is None:
+            return ""
+        left = self.ends - time.monotonic() - seconds
+        seconds += max(0.0, min(left, self._seconds(self.in_time) or 0.0))
         if not seconds:
             return ""
-        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
+        return self.words.format(f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s")
+
+    def _seconds(self, jobs: Sequence[Like]) -> Optional[float]:
+        """Return how long jobs will take; None where the pass of one has not run yet."""
+        of_pass: Dict[str, List[float]] = defaultdict(list)
+        for (_, name), took in self.took.items():
+            of_pass[name] += took
+        if any(name not in of_pass for _, name in jobs):
+            return None
+        return sum(mean(self.took.get(like) or of_pass[like[1]]) for like in jobs)
 
 
 @dataclass

@@ -145,7 +145,8 @@ def first(path: Path) -> Optional[schema.FirstLine]:
 
 def latest_jobs(records: Iterable[schema.Line]) -> Dict[str, List[schema.JobLine]]:
     """Return the records by job, for each only those of its last attempt that ended well; where none did, those of the
-    last that ended (with a ``status`` record), or else of the last that there is."""
+    last that ended (with a ``status`` record), or else of the last that there is.  In the order of time: a round that
+    was measured again comes where it was."""
     open_attempts: Dict[str, List[schema.JobLine]] = {}
     ended: Dict[str, List[schema.JobLine]] = {}
     for record in records:
@@ -158,8 +159,16 @@ def latest_jobs(records: Iterable[schema.Line]) -> Dict[str, List[schema.JobLine
             attempt = open_attempts.pop(record.job)
             before = status_of(ended[record.job]) if record.job in ended else None
             if record.status == "ok" or before is None or before.status != "ok":
+                ended.pop(record.job, None)
                 ended[record.job] = attempt
     return {**open_attempts, **ended}
+
+
+def repeated(records: Iterable[schema.Line]) -> Dict[int, int]:
+    """Return how often each timing round that ended well was measured again; rounds without that are left out."""
+    ends = [record for record in records if isinstance(record, schema.Status) and record.pass_name == "timing"]
+    rounds = [end.round for end in ends if end.status == "ok" and end.round is not None]
+    return {number: rounds.count(number) - 1 for number in dict.fromkeys(rounds) if rounds.count(number) > 1}
 
 
 def is_loaded(samples: Sequence[schema.Sample]) -> bool:

@@ -86,9 +86,21 @@ def beside_load(rows: Sequence[Row]) -> str:
     used = f" (others used {share:.0%} of the CPU)" if known else ""
     names, advice = ", ".join(dict.fromkeys(row.name for row in loaded)), "ratios leave these rounds out"
     if any(row.is_beside_load(scope) for row in loaded for scope in row.loaded_rounds):
-        advice = "their times are too long; when the machine is quiet, --resume measures these rounds again"
+        waits = all(settings.waits(row.header.settings.get("preset", ""), row.header.values) for row in loaded)
+        again = "--resume" if waits else "--resume --wait 60"
+        advice = f"their times are too long; when the machine is quiet, {again} measures these rounds again"
     every = sum(len(row.timed) for row in rows)
     return f"{len(beside)} of {every} samples ran beside other load{used}: {names}; {advice}"
+
+
+def measured_again(rows: Sequence[Row]) -> str:
+    """Return a line, "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)", or an empty one."""
+    again = {number: max(row.repeated.get(number, 0) for row in rows) for row in rows for number in row.repeated}
+    if not again:
+        return ""
+    every = sum(again.values()) + max(row.rounds for row in rows)
+    numbers = ", ".join(map(str, sorted(again)))
+    return f"{sum(again.values())} of {every} rounds ran beside other load and were measured again ({numbers})"
 
 
 def _ratios(rows: Sequence[Row]) -> Lines:
@@ -114,9 +126,10 @@ def _stages(rows: Sequence[Row]) -> Lines:
 
 
 def notes(rows: Sequence[Row]) -> Lines:
-    """Return each note once, with the rows that have it."""
+    """Return which rounds were measured again, and each note once, with the rows that have it."""
     names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
+    lines = [*filter(None, [measured_again(rows)]), *lines]
     earlier = sum(len(row.earlier) for row in rows)
     hidden = f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"
     return [*lines, hidden] if earlier else lines
@@ -274,7 +287,9 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
     lines = filter(None, [beside_load(rows), *drifts(rows)])
-    return [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
+    bad = [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
+    again = measured_again(rows)
+    return [*bad, *(wrapped(again, width, "  ", MOST_LINES) if again else [])]
 
 
 # The verdict.
