@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import os
 import re
 import shutil
@@ -292,7 +293,8 @@ assert built_for == torch.__version__ and _optimized_transducer.answer() == 2
     ),
 }
 LOAD = """\
-import sys
+import os, sys
+os.umask(int(os.environ.get("UMASK", "022"), 8))
 from common.setup import extensions
 from common.core.errors import NotRunnable
 try:
@@ -366,6 +368,36 @@ def test_a_compilation_killed_half_way_starts_over(sources, tmp_path):
     loaded, reason = sources.load(CXX=str(compiler))
     assert loaded.endswith("__init__.py") and "compiled" in reason
     assert not list(sources.cache.glob("*.partial"))
+
+
+def test_what_others_may_have_written_is_not_loaded(sources, tmp_path):
+    """As fused_transducer has it.  The compiler fails once the loss is compiled: what is loaded then is the cache's."""
+    compiler, broken = tmp_path / "c++", tmp_path / "broken"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || [ ! -e {broken} ] || exit 1\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    loaded, _ = sources.load(CXX=str(compiler), UMASK="002")
+    broken.touch()
+    folder, planted = Path(loaded).parents[1], Path(loaded)
+    assert sources.load(CXX=str(compiler)) == (loaded, "") and sources.cache.stat().st_mode & 0o777 == 0o700
+    shutil.copytree(sources.cache, tmp_path / "whole")
+    ways = {"file": planted, "folder": planted.parent, "build": folder, "cache": sources.cache}
+    owners = [0o777, *([54321] if os.getuid() == 0 else [])]
+    for path, number in itertools.product(ways.values(), owners):
+        if number == 0o777:
+            path.chmod(number)
+        else:
+            os.chown(path, number, number)
+        outcome, _ = sources.load(CXX=str(compiler))
+        is_made_safe = (path, number) == (sources.cache, 0o777)  # what is in it is nobody else's
+        assert (outcome == loaded) is is_made_safe and outcome.startswith((loaded, "missing: ")), (path, number)
+        shutil.rmtree(sources.cache)
+        shutil.copytree(tmp_path / "whole", sources.cache)
+
+
+def test_no_loss_of_the_current_folder_is_loaded(sources):
+    """A relative XDG_CACHE_HOME is as if it were not set, by its specification."""
+    loaded, _ = sources.load(XDG_CACHE_HOME="cache", HOME=str(sources.folder / "home"))
+    assert loaded.startswith(str(sources.folder / "home" / ".cache" / "rnnt-bench"))
 
 
 @needs_compiler

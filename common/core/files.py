@@ -25,13 +25,14 @@ from common.core.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 #: Whether this is the suite within the installed package rnnt_bench, which measures in the running Python alone.
 INSTALLED = ROOT.name == "_suite"
-#: Where compiled losses are kept, and results without --log-dir: an installed suite writes nothing beside itself.
-BUILD = (
-    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" if INSTALLED else ROOT / ".build"
-)
+_NAMED = os.environ.get("XDG_CACHE_HOME", "")
+#: The user's cache.  By its specification a relative variable is as if it were not set.
+_USERS = Path(_NAMED if os.path.isabs(_NAMED) else os.path.expanduser("~/.cache")) / "rnnt-bench"
+#: Where compiled losses are kept.
+CACHE = _USERS / "losses"
+#: Where kernels are kept, and results without --log-dir: an installed suite writes nothing beside itself.
+BUILD = _USERS if INSTALLED else ROOT / ".build"
 LOG = Path("log") if INSTALLED else ROOT / "log"
-#: Folder of the user's in which compiled losses are kept.
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" / "losses"
 #: Folders of the suite whose code changes no measurement.
 _SHOWING = {"analysis", "cli", "present", "show"}
 
@@ -47,8 +48,9 @@ def digest(*paths: Path) -> str:
 @cache
 def code() -> str:
     """Return a digest of the suite's code that measures, but for the adapters', which a job notes."""
-    inside = [path for path in (ROOT / "common").rglob("*.py") if not _SHOWING.intersection(path.parts)]
-    return digest(*sorted([*inside, *(ROOT / "fused_transducer" / "csrc").glob("*")]))
+    common, csrc = ROOT / "common", ROOT / "fused_transducer" / "csrc"
+    measures = [path for path in common.rglob("*.py") if path.relative_to(common).parts[0] not in _SHOWING]
+    return digest(*sorted([*measures, *csrc.glob("*")]))
 
 
 def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: Union[str, Path]) -> str:
@@ -117,6 +119,14 @@ def cannot_write(path: Path, error: OSError, advice: str) -> str:
     """Return the error message for a file that cannot be written.  advice: what to do next."""
     reason = "it is a link, or below one that leads nowhere" if error.errno == errno.ELOOP else error.strerror or error
     return f"cannot write {path}: {reason}; {advice}"
+
+
+def refusal(path: Path) -> str:
+    """Return why what lies in a file or folder must not be run, as others may have written it; "" where it may."""
+    status = path.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        return f"{path} belongs to another user (number {status.st_uid})"
+    return f"others can write to {path}" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def another(flag: str, what: str = "file") -> str:

@@ -4,11 +4,15 @@ A build is named after the package, torch, Python, compiler and device, and gets
 Sources and Python package are the sdist's own, compiled with torch.utils.cpp_extension: the sdist's cmake downloads
 pybind11 and moderngpu and wants another C++ standard than today's torch.  An installed package that imports is used
 instead.  torch is imported only to compile: finding a build that is there takes milliseconds.
+
+A build runs when it is imported, so one that others can have written is made anew, and a cache that is not the user's
+alone is refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import hashlib
 import importlib.util
 import os
@@ -19,13 +23,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Dict, List, Optional, Tuple
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
-from common.core.files import ROOT, locked
+from common.core.files import CACHE, ROOT, locked, refusal
 from common.setup import simulated
 from common.system import machine, memory, processes
 
@@ -177,7 +182,6 @@ def meaningful_line(log: str) -> str:
     return next(errors, lines[-1])
 
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" / "losses"
 #: As much of torch as the setup.py of an extension asks for.
 _TORCH_WITH_A_GPU = {
     "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
@@ -218,14 +222,27 @@ def build(package: str, device: str) -> Path:
     folder = CACHE / f"{package}-{pinned(package)[0]}-{device}-{key}"
     waiting = f"{package}: another process is compiling it; waiting for that to end"
     try:
-        if not folder.exists():
+        if not CACHE.is_absolute():
+            raise FileNotFoundError("there is no home directory")
+        CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(PermissionError):  # of root, say, who has put the losses there
+            CACHE.chmod(0o700)
+        if reason := refusal(CACHE):
+            raise PermissionError(reason)
+        if not _is_usable(folder):
             with locked(CACHE / f"{folder.name}.lock", lambda: say(waiting)) as lock:
-                if not folder.exists():
+                if not _is_usable(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
                     _compile(source, device, variables, folder, lock)
     except OSError as error:
-        advice = f"make room in {CACHE} or make it writable"
+        advice = f"make room in {CACHE} or make it writable, or name a folder of your own in XDG_CACHE_HOME"
         raise NotRunnable("missing", f"{package} cannot be compiled: {error}; {advice}") from error
     return folder
+
+
+def _is_usable(folder: Path) -> bool:
+    """Return whether a compiled package is there, and nobody else can have written to it."""
+    return folder.is_dir() and not any(map(refusal, [folder, *folder.rglob("*")]))
 
 
 def _compile(source: SourcePackage, device: str, variables: Dict[str, str], folder: Path, lock: int) -> None:
@@ -248,6 +265,10 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
         error = meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
         raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
     shutil.rmtree(partial / "sdist")
+    # Python's folders of bytecode too, which it would make with the user's mask
+    compileall.compile_dir(partial, quiet=2, stripdir=str(partial), prependdir=str(folder))
+    for path in [partial, *partial.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o022)
     partial.rename(folder)
     say(f"{source.package}: compiled")
 
