@@ -204,6 +204,13 @@ def test_only_jobs_that_ended_well_are_timed(tmp_path):
     assert (row["status"], row["reason"]) == ("oom", "timing-2: out of memory: 3 GB")
 
 
+@pytest.mark.parametrize("shortest, words", [((1, 0), ""), ((1, 1), ""), ((2, 1), "fewer than 2 frames or 1 token")])
+def test_a_note_says_which_utterances_a_loss_gets_wrong(tmp_path, shortest, words):
+    judged = correctness(**dict(zip(("fewest_frames", "fewest_targets"), shortest)))
+    notes = one_row(write_run(tmp_path / "a", jobs=[judged]))["notes"]
+    assert any("wrong, without an error" in note for note in notes) == bool(words) and words in "; ".join(notes)
+
+
 FIRST = timing("timing-1", [1], [1])
 
 

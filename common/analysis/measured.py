@@ -186,6 +186,10 @@ def _notes(
         if checked.differing
         else "",
         f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers" if reached else "",
+        f"wrong, without an error, for utterances of fewer than {text.count(checked.fewest_frames, 'frame')}"
+        + f" or {text.count(checked.fewest_targets, 'token')}: leave them out"
+        if checked.fewest_frames > 1
+        else "",
         "approximate by design: its errors were measured with the range widened to all of U"
         if judged and made.kind == "pruned"
         else "",

@@ -17,7 +17,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Tuple
 
 from common.core import implementations
 from common.core.errors import NotRunnable
@@ -63,9 +63,10 @@ class Adapter:
       log-probabilities, so torch's log_softmax, or what the lattice has in its place, is part of `loss`.
 
     What it can do:
-      reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it refuses U = 0;
-      overwrites_logits: it writes over its input, and its documentation says so; negligible: share of an utterance's
-      probability below which it leaves a cell out of the gradient, by design.
+      reductions: those of "sum", "mean" and "none" that the package has; fewest_frames, fewest_targets: of the shortest
+      utterance that it answers rightly (1 target where it refuses U = 0); overwrites_logits: it writes over its input,
+      and its documentation says so; negligible: share of an utterance's probability below which it leaves a cell out of
+      the gradient, by design.
 
     How `function` is called:
       is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; repairs: `loss`
@@ -88,6 +89,7 @@ class Adapter:
     devices: Tuple[str, ...] = ("cpu", "cuda")
     dtypes: Tuple[str, ...] = ("float32",)
     reductions: Tuple[str, ...] = ("sum", "mean", "none")
+    fewest_frames = 1
     fewest_targets = 0
     overwrites_logits = False
     negligible = 0.0
@@ -129,6 +131,14 @@ class Adapter:
         from common.setup import extensions, simulated
 
         return extensions.load(package, simulated.DEVICE if self.simulated else device)
+
+    def takes(self, shapes: Iterable[Tuple[int, int]]) -> bool:
+        """Return whether all utterances (T, U) are long enough for it."""
+        return all(T >= self.fewest_frames and U >= self.fewest_targets for T, U in shapes)
+
+    def lengthened(self, shapes: Iterable[Tuple[int, int]]) -> List[Tuple[int, int]]:
+        """Return the utterances (T, U), each long enough for it."""
+        return [(max(T, self.fewest_frames), max(U, self.fewest_targets)) for T, U in shapes]
 
     @property
     def lattice(self) -> Topology:

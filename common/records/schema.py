@@ -387,6 +387,7 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
         ok: whether everything that was judged is right
         differing: "loss", or tensors whose gradient has other bits in a second step
         reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds NaN
+        fewest_frames, fewest_targets: shorter utterances were not judged, which it refuses or gets wrong
         approximation_gap: relative difference of a pruned loss to the exact one, at the configured range and
             logits: the median of single utterances; else null
         approximation_gaps: this gap by the kind of its logits; null where they could not be made
@@ -405,6 +406,8 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
     ok: Optional[bool] = None
     differing: List[str] = []
     reached_by_padding: List[str] = []
+    fewest_frames: int = 1
+    fewest_targets: int = 0
     approximation_gap: Optional[float] = None
     approximation_gaps: Optional[Dict[str, Optional[float]]] = None
     at_size: Optional[AtSize] = None

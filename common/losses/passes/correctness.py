@@ -413,6 +413,8 @@ def run(context) -> Iterator[Correctness]:
         at_size=at_its_size,
         differing=differing,
         reached_by_padding=reached,
+        fewest_frames=adapter.fewest_frames,
+        fewest_targets=adapter.fewest_targets,
         note="approximate; judged with its range widened to all of U" if layout.approximate else "",
     )
     if wrong:

@@ -157,8 +157,8 @@ class Case(NamedTuple):
 
 
 def ragged(adapter: Adapter) -> Shapes:
-    """Return the shapes of the first case, without an utterance that the loss refuses."""
-    return [(T, max(U, adapter.fewest_targets)) for T, U in SHAPES]
+    """Return the shapes of the first case, with utterances that are long enough for the loss."""
+    return adapter.lengthened(SHAPES)
 
 
 def again(adapter: Adapter) -> Case:

@@ -106,7 +106,7 @@ class Profiling:
         utterances, factor = shapes.load(path), shapes.known_factor(path) or transducer.SUBSAMPLING
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
         encoded = shapes.subsampled(utterances[:, 0], transducer.SUBSAMPLING)
-        utterances = utterances[(encoded >= 1) & (utterances[:, 1] >= adapter.fewest_targets)]
+        utterances = utterances[(encoded >= adapter.fewest_frames) & (utterances[:, 1] >= adapter.fewest_targets)]
         if not len(utterances):
             raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
         batches = batching.in_batches(utterances, self.settings)
