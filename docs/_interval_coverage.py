@@ -6,6 +6,10 @@ Each simulated run draws batches from the shape file, and times of two losses: l
 of the batch + level of the process + noise.  The truth is the mean of log(ratio) over all batches of the file.  Each
 cell has the share of runs whose 95% interval contains it (within 1% for 2,000 runs), and the mean half-width.  The
 worlds' figures (slope 0.8, r2 0.7, processes 2%, samples 3%) are those of real runs on an idle CPU.
+
+A second table is of two separate runs of unchanged rows, each of which a day slows by an effect of its own: the share
+of comparisons with a false verdict, without the control of common/analysis/control.py and with it, and how often a row
+is found that did become slower.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import argparse
 import math
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -165,6 +169,64 @@ def stopped_coverage(world: World, level: float, x: np.ndarray, runs: int, seed:
     return _held([regression(run, x_mean) for run in runs_of], whole)
 
 
+class Days(NamedTuple):
+    """Two separate runs of some rows.
+
+    rows: of which all but the first did not change
+    machine: by what the second day slows all rows (0.1: by 10%)
+    day: spread of what it does to each row alone
+    change: by what the first row was made slower
+    """
+
+    rows: int = 19
+    machine: float = 0.1
+    day: float = 0.05
+    change: float = 0.0
+
+
+DAYS = {
+    "19 rows, run effect 5%": Days(),
+    "19 rows, no run effect": Days(machine=0.0, day=0.0),
+    "19 rows, the machine alone 10% slower": Days(day=0.0),
+    "5 rows, run effect 5%": Days(rows=5),
+    "19 rows, run effect 5%, the first 50% slower": Days(change=0.5),
+    "19 rows, run effect 1%, the first 20% slower": Days(day=0.01, change=0.2),
+}
+
+
+def two_days(days: Days, x: np.ndarray, rng) -> List[ratios.Ratio]:
+    """Return each row's ratio of the second day to the first, in the CPU preset, as the suite estimates it."""
+    moved = math.log1p(days.machine) + rng.normal(0, days.day, days.rows)
+    moved[0] += math.log1p(days.change)
+    confidence = statistics.confidence_of_each(days.rows)
+    found = []
+    for effect in moved:
+        baseline, new, of_batch = sides(simulate(World(), x, np.full(len(x), effect), 10, 2, True, rng))
+        padded = ratios.Padding(of_batch, float(x.mean()))
+        found.append(ratios.own_batches_ratio(baseline, new, confidence, padded))
+    return [ratio for ratio in found if ratio]
+
+
+def verdicts(every: Sequence[ratios.Ratio], controlled: bool) -> List[str]:
+    """Return the verdict on each row, with 95% for all together; controlled: over the other rows but for the first."""
+    words = []
+    for at, ratio in enumerate(every):
+        control = ratios.control([each for other, each in enumerate(every) if other not in (0, at)])
+        if controlled and control:
+            ratio = ratios.over_control(ratio, control, statistics.confidence_of_each(len(every)))
+        words.append(statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE))
+    return words
+
+
+def judged(days: Days, x: np.ndarray, runs: int, controlled: bool, seed: int = 1) -> Tuple[float, float]:
+    """Return (share of comparisons with a verdict on a row that did not change, share in which the first is slower)."""
+    rng = np.random.default_rng(seed)
+    every = [verdicts(two_days(days, x, rng), controlled) for _ in range(runs)]
+    first = [words[0] == "slower" for words in every]
+    wrong = [any(word in ("faster", "slower") for word in words[bool(days.change) :]) for words in every]
+    return sum(wrong) / runs, sum(first) / runs
+
+
 def padding(batch_size: int, shape_file: Path) -> np.ndarray:
     """-log(useful / padded cells) of every batch of the shape file."""
     useful, padded = batching.fixed_size(shapes.load(shape_file), batch_size).all_cells()
@@ -186,6 +248,14 @@ def main() -> int:
     heads = [design.title for design in DESIGNS]
     heads += [f"--budget, {level:g} times the fastest's time" for level in levels]
     print(markdown_of(["world", *map(Column, heads)], lines))
+    lines = []
+    for name, days in DAYS.items():
+        cells = [judged(days, x, runs // 10, controlled) for controlled in (False, True)]
+        found = [f"{100 * slower:.0f}%" if days.change else "-" for _, slower in cells]
+        lines.append([name, *(f"{100 * wrong:.1f}%" for wrong, _ in cells), *found])
+        print(f"{name}: done", file=sys.stderr)
+    heads = ["false verdict", "false verdict over the control", "found slower", "found slower over the control"]
+    print(markdown_of(["two separate runs", *map(Column, heads)], lines))
     return 0
 
 

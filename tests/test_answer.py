@@ -353,7 +353,7 @@ def test_a_change_since_the_earlier_run_is_told_under_the_verdict(tmp_path):
     (card,) = cards.cards(logs.read([tmp_path]).groups[0].rows, [])
     assert dict(card.lines)["Since 24 Nov 2025"] == ["k2 +100%, slower", "."]
     change(tmp_path / "old", "environment", threads=7)
-    assert re.search(r"since 1 Nov 2025: +k2 \+0%, within noise", screen(tmp_path))
+    assert re.search(r"since 1 Nov 2025: +k2 \+0%, unclear: separate runs", screen(tmp_path))
 
 
 def test_memory_beyond_torch_s_allocator_counts_and_is_marked(tmp_path):

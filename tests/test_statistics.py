@@ -261,7 +261,8 @@ def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch()
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((1.1, 1.1, 1.1))
     judged = Standing(Row(), Row("b"), "step", ratio=estimate, paired=paired, rounds=(5, 5))
     doubts = [replace(judged, busy=(0.0, busy)).doubt for busy in (0.5, 0)]
-    assert not paired and "beside other load" in doubts[0] and not doubts[1]
+    assert not paired and "beside other load" in doubts[0] and "separate runs" in doubts[1]
+    assert not replace(judged, control=ratios.control([estimate._replace(ratio=1.0)] * 3)).doubt
     assert ratios.ratio(baseline, new, together=True)[1]
 
 

@@ -1,9 +1,8 @@
 """Compare pairs of runs: time, memory and errors, each with a verdict and its reason.
 Only runs that measured the same thing on the same kind of machine are a pair; an error names what differs otherwise.
-Time is judged over rounds: paired where the rounds of both sides ran beside each other, else as two independent groups.
-All intervals of one comparison hold together with 95% (Bonferroni). Rounds of two separate runs cannot show whether the
-machine changed between them; the tolerance, the drift within each run and the load beside each sample guard against
-that."""
+Time is judged over rounds, which are paired where both sides ran beside each other. Rounds of two separate runs cannot
+show whether the machine changed between them; the rows that did not change can (see control.py).
+All intervals of one comparison hold together with 95% (Bonferroni)."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis import groups, logs, standing
-from common.analysis.row import PEAKS, SCOPES, Row
+from common.analysis import control, groups, logs, standing
+from common.analysis.row import SCOPES, Row
 from common.core import errors, statistics, text
 from common.records import schema, store
 
@@ -176,40 +175,44 @@ def compare(
 ) -> List[Change]:
     both = [pair.baseline.of(scope).ms and pair.new.of(scope).ms for pair in pairs for scope in scopes]
     margins = standing.Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
+    sides = [(pair.baseline, pair.new) for pair in pairs]
+    times = {scope: control.standings(sides, scope, margins) for scope in scopes}
     return [
         Change(
             pair,
             margins,
-            {scope: standing.stand(pair.new, pair.baseline, scope, margins) for scope in scopes},
+            {scope: times[scope][at] for scope in scopes},
             {scope: _memory(pair, scope, tolerance) for scope in scopes},
             _errors(pair),
             _changed(pair),
         )
-        for pair in pairs
+        for at, pair in enumerate(pairs)
     ]
 
 
 def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
-    """Compare the highest peaks over the batches, since these decide what fits: allocators count exactly, the process's
-    resident peak does not."""
-    sides = [run.peaks_mb.get(scope, {}) for run in (pair.baseline, pair.new)]
-    for counter in PEAKS:
-        before, after = (side.get(counter, {}) for side in sides)
-        batches = set(before) & set(after)
-        peaks = [max((side[batch] for batch in batches), default=0.0) for side in (before, after)]
-        if min(peaks) > 0:
-            ratio, source = peaks[1] / peaks[0], "the allocator's own count"
-            if counter == "process":
-                tolerance, source = max(tolerance, PROCESS_TOLERANCE), "the resident peak of one process each"
-            verdict = statistics.verdict(ratio, ratio, tolerance)
-            word = {"faster": "less", "slower": "more"}.get(verdict, "same")
-            near = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
-            reason = near if word == "same" else f"{abs(ratio - 1):.1%} {word} memory"
-            return Judged(word, f"{reason} ({source})", ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
-    absent = [side for side, peaks_of in zip(("the baseline", "the new side"), sides) if not any(peaks_of.values())]
-    reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
-    before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
-    return Judged("unclear", reason, None, before_mb, after_mb)
+    """Compare the highest peaks, which tables show too, over the batches that both have, since these decide what fits:
+    allocators count exactly, the process's resident peak does not."""
+    sides = [run.peaks_of(scope) for run in (pair.baseline, pair.new)]
+    highest = [max(peaks.values(), default=None) for peaks in sides]
+    batches = set.intersection(*map(set, sides))
+    if not batches:
+        absent = [side for side, peaks in zip(("the baseline", "the new side"), sides) if not peaks]
+        reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
+        before_mb, after_mb = (peak and peak.mb for peak in highest)
+        return Judged("unclear", reason, None, before_mb, after_mb)
+    before, after = (max(peaks[batch] for batch in batches) for peaks in sides)
+    counters = {before.counter, after.counter}
+    if not before.mb or not after.mb:
+        return Judged("unclear", "a peak of 0", None, before.mb, after.mb, after.counter, len(batches))
+    ratio, source = after.mb / before.mb, "the allocator's own count"
+    if counters & {"process", "device_used"}:
+        tolerance, source = max(tolerance, PROCESS_TOLERANCE), "the peak of one process each, beyond torch's allocator"
+    word = {"faster": "less", "slower": "more"}.get(statistics.verdict(ratio, ratio, tolerance), "same")
+    near = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
+    reason = near if word == "same" else f"{abs(ratio - 1):.1%} {word} memory"
+    counter = f"{after.counter}_bytes"
+    return Judged(word, f"{reason} ({source})", ratio, before.mb, after.mb, counter, len(batches))
 
 
 def _errors(pair: Pair) -> Judged:

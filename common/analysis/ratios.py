@@ -164,8 +164,9 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Opt
 
 
 def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """Return new / baseline of two runs with independent rounds: Welch's t on the logarithms of the rounds' times. A
-    change that lasts for a whole run (other load, another clock) is in the ratio and not in the interval."""
+    """Return new / baseline of two runs whose rounds all have the same batches: Welch's t on the logarithms of the
+    rounds' times. A change that lasts for a whole run (other load, another clock) is in the ratio and not in the
+    interval, see `over_control`."""
     before, after, batches = _round_times(list(baseline.values()), list(new.values()))
     if not batches:
         return None
@@ -226,9 +227,53 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift
     return Drift(*(math.exp((count - 1) * change) for change in (slope, slope - half, slope + half)))
 
 
-def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float = 0.8) -> Optional[float]:
-    """Return the slowdown (0.12 for 12%) that would be called slower with probability `power` at this spread."""
-    if ratio.error is None:
+#: Fewer rows do not show how far rows move apart between two runs.
+FEWEST_CONTROLS = 3
+
+
+class Control(NamedTuple):
+    """Hold by what the rows moved that did not change between two runs: the machine's part in a ratio of them. center,
+    spread: mean and variance of the logarithms of their ratios; noise: mean of the squares of their standard errors;
+    rows: their number; least, most: of their ratios."""
+
+    center: float
+    spread: float
+    noise: float
+    rows: int
+    least: float
+    most: float
+
+    def together(self, confidence: float = 0.95) -> Tuple[float, float, float]:
+        """Return (ratio of all of them, its interval low, high): how much slower the machine was."""
+        half = student_t(confidence, self.rows - 1) * math.sqrt(self.spread / self.rows)
+        return math.exp(self.center), math.exp(self.center - half), math.exp(self.center + half)
+
+    def as_json(self) -> Mapping[str, float]:
+        """Return the ratio of the rows, its interval, their number and their range."""
+        ratio, low, high = self.together()
+        return {"ratio": ratio, "low": low, "high": high, "rows": self.rows, "least": self.least, "most": self.most}
+
+
+def control(unchanged: Sequence[Ratio]) -> Optional[Control]:
+    """Return what rows that did not change tell of two runs; None of fewer than FEWEST_CONTROLS with an interval."""
+    known = [(each.ratio, each.error) for each in unchanged if each.error is not None]
+    if len(known) < FEWEST_CONTROLS:
         return None
-    reach = student_t(confidence, ratio.freedom) + student_t(2 * power - 1, ratio.freedom)
-    return math.expm1(math.log1p(tolerance) + reach * ratio.error)
+    values, logarithms = [value for value, _ in known], log_values([value for value, _ in known])
+    noise = mean([error**2 for _, error in known])
+    return Control(mean(logarithms), variance(logarithms), noise, len(known), min(values), max(values))
+
+
+def over_control(of: Ratio, by: Control, confidence: float) -> Ratio:
+    """Return the ratio of a row of two separate runs over that of the rows that did not change.
+
+    A row is off from the mean of the others by as much as they are from each other (a random effect of each row and
+    run), by the error of that mean, and by what its own rounds scatter more than theirs. The degrees of freedom are
+    those of a sum of two variances (Satterthwaite 1946)."""
+    if of.error is None:
+        return of._replace(ratio=of.ratio / math.exp(by.center))
+    parts = by.spread * (1 + 1 / by.rows), max(of.error**2 - by.noise, 0.0)
+    total, shares = sum(parts), (parts[0] ** 2 / (by.rows - 1), parts[1] ** 2 / of.freedom)
+    freedom = total**2 / sum(shares) if total else by.rows - 1.0
+    center = math.log(of.ratio) - by.center
+    return _ratio(center, math.sqrt(total), freedom, confidence, of.baseline, of.new, of.batches)

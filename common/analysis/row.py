@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import ratios
 from common.analysis.times import DeviceRates, Sample, Times
@@ -23,6 +23,15 @@ COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocat
 PEAKS = ("device_allocated", "torch_allocated", "process")
 #: A setting, or "device", "cores" and the like -> its value; None: it is not known or has no effect.
 Configuration = Dict[str, Any]
+
+
+class Peak(NamedTuple):
+    """Hold the highest memory of a batch, and the one of COUNTERS that it is by. beyond: far above what torch's
+    allocator has."""
+
+    mb: float
+    counter: str
+    beyond: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,30 +184,35 @@ class Row:
         """Return by scope the rounds that ran mostly beside other load."""
         return {scope: self.of(scope).loaded for scope in SCOPES if self.of(scope).loaded}
 
+    def peaks_of(self, scope: str) -> Dict[str, Peak]:
+        """Return each batch's peak: by the first of PEAKS that is there, or by what counts memory beyond torch's
+        allocator where that is far above it."""
+        of_scope = {counter: self.peaks_mb.get(scope, {}).get(counter, {}) for counter in COUNTERS}
+        first = next((counter for counter in PEAKS if of_scope[counter]), PEAKS[0])
+        peaks = {batch: Peak(mb, first) for batch, mb in of_scope[first].items()}
+        for outer, inner in (("process", "torch_allocated"), ("device_used", "device_reserved")):
+            for batch, mb in of_scope[outer].items():
+                if batch in peaks and batch in of_scope[inner] and mb > 1.1 * of_scope[inner][batch] + 16:
+                    peaks[batch] = Peak(mb, outer, beyond=True)
+        return peaks
+
     @property
     def peaks(self) -> Dict[str, float]:
-        """Return each batch's peak in MB, of the step or else the loss: the first of PEAKS that is there, or what
-        counts memory beyond torch's allocator where that is far above it."""
-        of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
-        known = next((of_scope[counter] for counter in PEAKS if of_scope.get(counter)), {})
-        return {**known, **{batch: mb for batch, mb in self.beyond.items() if batch in known}}
+        """Return each batch's peak in MB, of the step or else the loss."""
+        return {batch: peak.mb for batch, peak in self._peaks.items()}
+
+    @property
+    def _peaks(self) -> Dict[str, Peak]:
+        return self.peaks_of("step" if self.peaks_mb.get("step") else "loss")
 
     @property
     def peak_mb(self) -> Optional[float]:
         return max(self.peaks.values(), default=None)
 
     @property
-    def beyond(self) -> Dict[str, float]:
-        """Return the peak in MB of the batches whose process (on CUDA the device) needed far more than torch's
-        allocator has."""
-        of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
-        known = {counter: of_scope.get(counter, {}) for counter in COUNTERS}
-        return {
-            batch: mb
-            for outer, inner in (("process", "torch_allocated"), ("device_used", "device_reserved"))
-            for batch, mb in known[outer].items()
-            if batch in known[inner] and mb > 1.1 * known[inner][batch] + 16
-        }
+    def beyond(self) -> bool:
+        """Tell whether its process (on CUDA the device) needed far more memory than torch's allocator has."""
+        return any(peak.beyond for peak in self._peaks.values())
 
     @property
     def memory(self) -> Dict[str, Dict[str, Optional[float]]]:

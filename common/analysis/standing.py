@@ -27,6 +27,8 @@ BESIDE_LOAD = "beside load"
 CALM = "end what else runs and repeat"
 #: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
 FAR = 3.0
+#: A ratio of two separate runs that the machine's day is not taken to explain.
+SEPARATE = 1.3
 #: A ratio that other load beside one of two rows is not taken to explain.
 BEYOND_LOAD = 10.0
 
@@ -45,7 +47,8 @@ USUAL = Margins()
 class Standing:
     """Hold how the time of a row stands against the baseline's, in tables the fastest of its kind. ratio: None for the
     baseline itself, and where the two have no batch or round in common; paired: their rounds ran beside each other;
-    beside_load: too few rounds are without other load for a verdict; rounds, busy: the number of rounds and the share
+    beside_load: too few rounds are without other load for a verdict; control: what the unchanged rows of the same two
+    separate runs moved by; rounds, busy: the number of rounds and the share
     of samples beside other load of each side, the baseline first."""
 
     row: Row
@@ -55,6 +58,7 @@ class Standing:
     ratio: Optional[ratios.Ratio] = None
     paired: bool = True
     beside_load: bool = False
+    control: Optional[ratios.Control] = None
     rounds: Tuple[int, int] = (0, 0)
     busy: Tuple[float, float] = (0.0, 0.0)
 
@@ -66,13 +70,24 @@ class Standing:
     def times(self) -> Optional[float]:
         return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
 
+    @cached_property
+    def judged(self) -> Optional[ratios.Ratio]:
+        """Return the ratio that the verdict is of: that of two separate runs over their control, where there is one."""
+        if self.ratio is None or self.control is None:
+            return self.ratio
+        return ratios.over_control(self.ratio, self.control, self.margins.confidence)
+
+    @property
+    def over_control(self) -> Optional[float]:
+        return self.judged.ratio if self.judged and self.control else None
+
     @property
     def low(self) -> Optional[float]:
-        return self.ratio.low if self.ratio else None
+        return self.judged.low if self.judged else None
 
     @property
     def high(self) -> Optional[float]:
-        return self.ratio.high if self.ratio else None
+        return self.judged.high if self.judged else None
 
     @property
     def by_round(self) -> List[float]:
@@ -97,14 +112,25 @@ class Standing:
             return ""
         if max(self.busy) > BUSY_LIMIT:
             return f"{self.load}: {CALM}, or measure both in one run"
+        if self.is_uncontrolled:
+            return (
+                f"separate runs: below {SEPARATE:g} times, the machine's day may explain all of it where fewer than "
+                f"{ratios.FEWEST_CONTROLS} rows did not change: measure both in one run"
+            )
         # Rounds with batches of their own differ in length, so only their ratio can be seen to drift.
         drift = max(map(_drift, (ratio.baseline, ratio.new) if ratio.least is None else (self.by_round,)))
-        if drift < abs(math.log(ratio.ratio)):
+        if drift < abs(math.log((self.judged or ratio).ratio)):
             return ""
         return (
             f"from its first to its last half one of the runs drifts by {math.expm1(drift):.1%}, as much as the two "
             "differ: repeat with more rounds, or measure both in one run"
         )
+
+    @property
+    def is_uncontrolled(self) -> bool:
+        """Tell whether it is of two separate runs, close to each other, without rows that show the machine's part."""
+        apart = self.ratio is not None and not self.paired and self.control is None
+        return apart and abs(math.log(self.ratio.ratio if self.ratio else 1.0)) < math.log(SEPARATE)
 
     @property
     def _fewest(self) -> int:
@@ -124,7 +150,7 @@ class Standing:
         if self.is_fastest:
             return "fastest"
         word = self._by_interval()
-        doubtful = self.doubt and (word != "same" or max(self.busy) > BUSY_LIMIT)
+        doubtful = self.doubt and (word != "same" or max(self.busy) > BUSY_LIMIT or self.is_uncontrolled)
         return "unclear" if self._fewest < settings.FEWEST_ROUNDS or doubtful else word
 
     def _by_interval(self) -> str:
@@ -132,7 +158,7 @@ class Standing:
 
     @property
     def reason(self) -> str:
-        ratio, margins = self.ratio, self.margins
+        ratio, margins = self.judged, self.margins
         if ratio is None:
             for row, side, rounds in zip((self.baseline, self.row), ("the baseline", "the new side"), self.rounds):
                 if not rounds:
@@ -142,8 +168,11 @@ class Standing:
         if self.beside_load:
             return self.doubt
         difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
+        difference += f" than {self.control.rows} unchanged rows moved" if self.control else ""
         few, is_sure = self._fewest < settings.FEWEST_ROUNDS, self._by_interval() != "unclear"
-        if ratio.low is None or ratio.high is None or few or (self.verdict == "unclear" and is_sure):
+        if ratio.low is None or ratio.high is None:
+            return f"{difference}, but {self.doubt}"
+        if few or self.is_uncontrolled or (self.verdict == "unclear" and is_sure):
             return f"{difference}, but {self.doubt}"
         span = f"the interval, {_span(ratio.low, ratio.high)},"
         busy = max(self.busy) > BUSY_LIMIT
@@ -182,18 +211,12 @@ class Standing:
         beyond = self.low is not None and self._by_interval() != "slower"
         return self.verdict != "slower" and (times < FAR or beyond)
 
-    @property
-    def detectable(self) -> Optional[float]:
-        too_busy = not self.paired and max(self.busy) > BUSY_LIMIT
-        if self.ratio is None or self.beside_load or self._fewest < settings.FEWEST_ROUNDS or too_busy:
-            return None
-        return ratios.detectable(self.ratio, self.margins.tolerance, self.margins.confidence)
-
     def as_json(self) -> Record:
         ratio = self.ratio
         return {
             **{"scope": self.scope, "fastest": self.baseline.name, "is_fastest": self.is_fastest, "ratio": self.times},
-            **{key: getattr(ratio, key, None) for key in ("low", "high", "batches", "least", "most")},
+            **{"low": self.low, "high": self.high},
+            **{key: getattr(ratio, key, None) for key in ("batches", "least", "most")},
             "rounds": len(ratio.new) if ratio else None,
             "of_file": bool(ratio and ratio.of_file),
             **{key: getattr(self, key) for key in ("by_round", "verdict", "paired", "beside_load")},
@@ -201,7 +224,8 @@ class Standing:
 
     def judged_json(self) -> Record:
         return {
-            **{key: getattr(self, key) for key in ("reason", "doubt", "detectable", "lost")},
+            **{key: getattr(self, key) for key in ("reason", "doubt", "over_control", "lost")},
+            "control": self.control.as_json() if self.control else None,
             **dict(zip(("baseline_ms", "new_ms"), self.both_ms)),
             **dict(zip(("baseline_rounds", "new_rounds"), self.rounds)),
             **dict(zip(("baseline_busy", "new_busy"), self.busy)),
@@ -240,7 +264,9 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
     ratio, paired = ratios.ratio(before, after, together, margins.confidence, row.padding)
     rounds = (len(ratio.baseline), len(ratio.new)) if ratio else (len(before), len(after))
     return Standing(
-        row, baseline, scope, margins, ratio, paired, beside_load, rounds, (baseline.busy(scope), row.busy(scope))
+        *(row, baseline, scope, margins, ratio, paired, beside_load),
+        rounds=rounds,
+        busy=(baseline.busy(scope), row.busy(scope)),
     )
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from common.analysis import groups, metrics
+from common.analysis import control, groups, metrics
 from common.analysis.ratios import Drift, Ratio
 from common.analysis.row import Row, gaps
 from common.analysis.standing import Standing, stand, standings
@@ -330,15 +330,19 @@ def corners(pick: Pick) -> Tuple[str, str]:
     return "beware", f"{name}: {'; '.join(shown)}"
 
 
-def since(row: Row, scope: str) -> Optional[Tuple[str, str]]:
+def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]]:
     """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the newest earlier run
-    that measured the same on the same machine."""
+    that measured the same on the same machine. rows: of its group, whose unchanged ones are the control."""
     for earlier in row.earlier:
-        standing = stand(row, earlier, scope)
-        if standing.ratio and not standing.beside_load and not groups.differences(earlier, row):
+        others = [(before, each) for each in rows if each is not row for before in each.earlier]
+        standing = control.standings([(earlier, row), *others], scope)[0]
+        if standing.judged and not standing.beside_load and not groups.differences(earlier, row):
             day = datetime.fromisoformat(earlier.header.started)
             word = "within noise" if standing.verdict in ("same", "unclear") else standing.verdict
-            return f"since {day.day} {day:%b %Y}", f"{name_of(row)} {standing.ratio.ratio - 1:+.0%}, {word}"
+            word = "unclear: separate runs" if standing.is_uncontrolled else word
+            over = " over the rows that did not change" if standing.control else ""
+            change = f"{name_of(row)} {standing.judged.ratio - 1:+.0%}{over}, {word}"
+            return f"since {day.day} {day:%b %Y}", change
     return None
 
 

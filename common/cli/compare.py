@@ -39,7 +39,8 @@ alternate. The ratio of the times, new / baseline, is the geometric mean over th
 interval is over rounds, which are fresh processes. Verdicts: faster or slower if the whole interval is beyond the
 tolerance; same if all of it is within; beside load if too few rounds are free of other load; else unclear.
 Fewer than 3 rounds on a side are always unclear. So are two separate runs that ran beside other load, or that drift as
-much as they differ.
+much as they differ. A ratio of two separate runs is judged over that of the rows that did not change; without three
+such rows it is unclear below 1.3.
 """
 EXIT_CODES = """\
 Exit code: 0 if the comparison was made, also if it is "unclear"; 1 with --fail-on-slower P% if the whole interval of

@@ -22,7 +22,7 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
     quick, logits, small, approximate = verdict.of(rows, folders)
     result = []
     if quick:
-        title, words = verdict.since(quick.row, quick.scope) or ("", "")
+        title, words = verdict.since(quick.row, rows, quick.scope) or ("", "")
         lines = [_line("Speed", _value(quick, verdict.time_of(quick.scope)))]
         lines += [_line("Memory", verdict.memory(quick.row, small)), *([_line(title, [words])] if title else [])]
         result.append(_card("Use", quick, [*lines, _corners(quick)]))

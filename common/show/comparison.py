@@ -6,21 +6,23 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis import comparison, metrics
+from common.analysis import comparison, control, machines, metrics, ratios
+from common.analysis.row import SCOPES
 from common.analysis.standing import BESIDE_LOAD, percent
-from common.core import errors, implementations
+from common.core import errors, implementations, statistics
 from common.core.text import error, escaped, gathered, number
 from common.present import parts, style
 from common.present.text import aligned, json_text, listed, markdown, spaced
 from common.show import page, plots, tables
 
 FORMATS = ("table", "markdown", "json")
+#: Of two separate runs alone.
+OVER_CONTROL = parts.Column("over control")
 COLUMNS = (
     *(parts.Column(title, False) for title in ("implementation", "what", "verdict")),
-    *(parts.Column(title) for title in ("ratio", "interval", "baseline", "new", "rounds", "batches")),
+    *(parts.Column("ratio"), OVER_CONTROL),
+    *(parts.Column(title) for title in ("interval", "baseline", "new", "rounds", "batches")),
 )
-#: The change that a comparison should be able to show.
-NOISY = 0.1
 #: Marks of verdicts, like those of cells.
 MARKS = {
     **dict.fromkeys(("faster", "less", "better"), "good"),
@@ -66,15 +68,20 @@ def screen(
     shown = _measured(rows)
     lines = [line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"]
     below = [f"{row.pair.name}: {note}" for row in shown for note in _notes_of(row) if " run is " in note]
+    below = [*_controls(shown), *below]
     names = gathered((line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines)
-    answers = {"times": _power(shown), **{verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names}}
+    answers = {"times": _counts(shown), **{verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names}}
     reasons = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
     beside = "; ".join(f"{', '.join(dict.fromkeys(of))}: {why}" for why, of in reasons.items())
     answers.update({BESIDE_LOAD: beside} if beside else {})
+    alone = [f"{row.pair.name} {scope}" for row in shown for scope, of in row.time.items() if of.is_uncontrolled]
+    if alone:
+        answers["unclear"] = f"separate runs, which {ratios.FEWEST_CONTROLS} rows that did not change would make "
+        answers["unclear"] += f"comparable: {', '.join(alone)}; measure both in one run"
     return spaced(
         [
             [line for text in origins(shown)[:2] for line in tables.wrapped(text, width, "  ")],
-            aligned(table(lines, COLUMNS[:7]), tables.LONGEST_NAME, colors).splitlines(),
+            aligned(table(lines, COLUMNS[:8]), tables.LONGEST_NAME, colors).splitlines(),
             [line for text in [*below, *remarks] for line in tables.wrapped(text, width, "  ", tables.MOST_LINES)],
             tables.verdict_lines(answers, width, colors),
         ]
@@ -90,7 +97,12 @@ def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> p
         ]
         for line in lines
     ]
-    return parts.Table("comparison", "Comparison", columns, [row[: len(columns)] for row in cells])
+    kept = [
+        at for at, column in enumerate(columns) if column != OVER_CONTROL or any(row[at].shown != "-" for row in cells)
+    ]
+    return parts.Table(
+        "comparison", "Comparison", [columns[at] for at in kept], [[row[at] for at in kept] for row in cells]
+    )
 
 
 def _measured(rows: Sequence[comparison.Change]) -> Sequence[comparison.Change]:
@@ -111,7 +123,8 @@ def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[st
     return [
         *(f"{line.name}, {line.what}: {line.verdict}: {line.reason}" for line in told),
         *(f"{name}: {', '.join(whats)}: same" for name, whats in same.items()),
-        f"times: {_power(shown)}",
+        f"times: {_counts(shown)}",
+        *_controls(shown),
         *(f"{', '.join(names)}: {note}" for note, names in notes.items()),
         *remarks,
         *([f"measured on neither side: {', '.join(others)}"] if others else []),
@@ -137,7 +150,8 @@ def origins(rows: Sequence[comparison.Change]) -> List[str]:
     paired = {time.paired for row in rows for time in row.time.values() if time.ratio is not None}
     ways = {
         True: "rounds paired: both sides were measured beside each other",
-        False: "two independent groups of rounds (Welch): the sides were measured at different times",
+        False: "two separate runs, batch by batch where both drew the same: over the rows that did not change, the "
+        "control",
     }
     how, margins = "; ".join(ways[way] for way in sorted(paired)) or "no times to compare", rows[0].margins
     lines.append(
@@ -153,8 +167,9 @@ def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
     lines = []
 
     def add(row: comparison.Change, what: str, change: Any, ratio: Optional[float], *cells: str) -> None:
-        words = "-" if ratio is None else f"{ratio:.3f}"
-        lines.append(Line(row.pair.name, what, change.verdict, change.reason, [words, *cells]))
+        both = ratio, getattr(change, "over_control", None)
+        words = ["-" if value is None else f"{value:.3f}" for value in both]
+        lines.append(Line(row.pair.name, what, change.verdict, change.reason, [*words, *cells]))
 
     def with_unit(values: Sequence[Optional[float]], key: str) -> List[str]:
         return ["-" if value is None else f"{number(value)} {metrics.METRICS[key].unit}" for value in values]
@@ -177,24 +192,33 @@ def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
     return lines
 
 
-def _power(rows: Sequence[comparison.Change]) -> str:
-    """Return how many times changed, and which slowdown was detectable; the latter first where nothing is sure and a
-    change of NOISY would have gone undetected."""
+def _counts(rows: Sequence[comparison.Change]) -> str:
+    """Return how many times changed: "1 faster, 0 slower, 4 unclear"."""
     times = [time for row in rows for time in row.time.values() if time.ratio is not None]
-    times = [time for time in times if time.verdict != BESIDE_LOAD]
-    if not times:
+    verdicts = Counter(time.verdict for time in times if time.verdict != BESIDE_LOAD)
+    if not verdicts:
         return "none to compare"
-    verdicts = Counter(time.verdict for time in times)
     words = ("faster", "slower", *(["same"] if verdicts["same"] else []), "unclear")
-    counts = ", ".join(f"{verdicts[word]} {word}" for word in words)
-    changes = sorted(known for time in times if (known := time.detectable) is not None)
-    if not changes:
-        return f"{counts}; no change is detectable with so few rounds"
-    detectable = f"detectable at 80% power: {percent(changes[0], 2)} (best row) to {percent(changes[-1], 2)} (worst)"
-    detectable += f", in {len(changes)} of {len(times)} rows" if len(changes) < len(times) else ""
-    if verdicts["unclear"] == len(times) and changes[-1] > NOISY:
-        return f"too noisy; {detectable}; {counts}"
-    return f"{counts}; {detectable}"
+    return ", ".join(f"{verdicts[word]} {word}" for word in words)
+
+
+def _controls(rows: Sequence[comparison.Change]) -> List[str]:
+    """Return a line for each control: by what the rows moved that did not change, and the machine's rates."""
+    lines = []
+    for scope in SCOPES:
+        for unchanged in control.of_runs([row.time[scope] for row in rows if scope in row.time]).values():
+            first, moved = unchanged[0], control.moved(unchanged)
+            if moved:
+                ratio, low, high = moved.together()
+                spread = (
+                    f"{ratio:.2f} times the time ({low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f})"
+                )
+                line = f"control, {scope}: {moved.rows} rows that did not change took {spread}"
+                sure = statistics.verdict(low, high, first.margins.tolerance)
+                line += f", so the machine was {sure}" if sure in ("slower", "faster") else ""
+                rates = [machines.rates(row) for row in (first.baseline, first.row)]
+                lines.append(f"{line}; {', then '.join(rates)}" if all(rates) else line)
+    return lines
 
 
 def _notes_of(row: comparison.Change) -> Iterator[str]:

@@ -1,0 +1,64 @@
+"""Judge two separate runs over the rows that did not change between them: what these moved by is the machine's part.
+
+A row of two runs moves by its change, by what the machine's day does to all rows (clock, memory), and by what it does
+to this row alone.  Rows of the same package, version and torch show the last two.  So a ratio of separate runs is over
+theirs, and its interval is as wide as they are apart; an unchanged row is judged over the other ones.  Fewer than
+ratios.FEWEST_CONTROLS of them tell nothing: then Standing.doubt calls what is below standing.SEPARATE unclear."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from common.analysis import ratios
+from common.analysis.row import Row
+from common.analysis.standing import USUAL, Margins, Standing, stand
+from common.core import implementations, text
+
+#: Packages that change with this repository, whatever their version says.
+OWN = ("fused_transducer", "torch")
+
+
+def is_unchanged(baseline: Row, row: Row) -> bool:
+    """Tell whether two runs are of the same code of one loss, as far as records tell. A loss of this repository, or one
+    that it does not know, is the same at one revision without uncommitted changes."""
+    if baseline.name != row.name or _versions(baseline) != _versions(row) or not row.environment.torch:
+        return False
+    suites = implementations.BY_NAME.get(row.loss.partition(":")[0])
+    heads = [baseline.header, row.header]
+    if suites is None or suites.package in OWN or row.environment.implementation_version in (None, "unknown"):
+        revisions = {head.git_revision or None for head in heads}
+        return len(revisions) == 1 and None not in revisions and not any(head.git_dirty for head in heads)
+    return True
+
+
+def _versions(row: Row) -> Tuple[object, ...]:
+    return row.header.package, row.environment.implementation_version, row.environment.torch
+
+
+def standings(pairs: Sequence[Tuple[Row, Row]], scope: str, margins: Margins = USUAL) -> List[Standing]:
+    """Return how the new row of each pair (baseline, new) stands against its baseline, those of two separate runs over
+    the unchanged rows of the same two runs."""
+    result = [stand(new, baseline, scope, margins) for baseline, new in pairs]
+    unchanged = of_runs(result)
+    for at, standing in enumerate(result):
+        if not standing.paired:
+            others = [each for each in unchanged.get(_runs(standing), []) if each is not standing]
+            result[at] = replace(standing, control=moved(others))
+    return result
+
+
+def of_runs(every: Sequence[Standing]) -> Dict[Tuple[str, ...], List[Standing]]:
+    """Return the standings of unchanged rows, those of the same two separate runs together."""
+    usable = [each for each in every if each.ratio and not each.paired and not each.beside_load]
+    return text.gathered((_runs(each), each) for each in usable if is_unchanged(each.baseline, each.row))
+
+
+def moved(unchanged: Sequence[Standing]) -> Optional[ratios.Control]:
+    return ratios.control([each.ratio for each in unchanged if each.ratio])
+
+
+def _runs(standing: Standing) -> Tuple[str, ...]:
+    """Return what rows of the same two runs share; cells of a sweep are runs of their own."""
+    baseline, new = standing.baseline.header, standing.row.header
+    return baseline.run_id, new.run_id, str(sorted(new.values.items()))
