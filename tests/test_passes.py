@@ -92,6 +92,23 @@ def test_large_traces_are_packed_and_a_disk_that_fills_up_costs_none(tmp_path, m
     assert gzip.decompress((tmp_path / "large.1.pt.trace.json.gz").read_bytes()).decode()[0] == "l"
 
 
+def test_all_labels_are_in_the_table_of_operators_and_it_says_what_is_not(monkeypatch):
+    monkeypatch.setattr(profiler, "TABLE_ROWS", 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        for number in range(20):
+            with torch.profiler.record_function(f"rnnt_{number}"):
+                torch.randn(9, 9) @ torch.randn(9, 9)
+    averages = profiled.key_averages()
+    text = profiler.table(averages, "self_cpu_time_total")
+    rows = [row.key for row in averages]
+    assert all(f" rnnt_{number} " in text for number in range(20))
+    shown = [key for key in rows if f" {key} " in text]
+    assert f"\n{len(rows) - len(shown)} rows" in text and len(shown) < len(rows)
+    assert text.splitlines()[-2] == averages.table(row_limit=2).splitlines()[-1]  # sums are of all rows
+    monkeypatch.setattr(profiler, "TABLE_ROWS", 200)
+    assert "left out" not in profiler.table(averages, "self_cpu_time_total")
+
+
 @pytest.fixture
 def flags(tmp_path, tiny_shapes):
     where = ["--shape-file", tiny_shapes, "--log-dir", tmp_path]

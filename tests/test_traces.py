@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import random
+import resource
+import shutil
+import subprocess
+import zlib
 
 import pytest
+from commands import command
 from fixtures_runs import MIB, REAL, REAL_FILES, allocation, kineto, span, steps, write
 
 from common.analysis.logs import rows
@@ -70,6 +76,64 @@ def test_real_traces_give_what_json_says(path):
     totals = [event["args"]["Total Allocated"] for event in every if event["name"] == "[memory]"]
     assert list(trace.memory[CPU, -1][1]) == totals and set(trace.label_us) == {"joiner", "loss", "backward"}
     assert len(trace.operators) == sum(event.get("cat") == "cpu_op" for event in every) and trace.salvaged == 0
+
+
+def jq(trace, *words):
+    return subprocess.run(["jq", *words, "."], input=json.dumps(trace), capture_output=True, text=True).stdout
+
+
+LAYOUTS = {
+    "json.dump": json.dumps,
+    "compact": lambda trace: json.dumps(trace, separators=(",", ":")),
+    **{f"indent {depth}": functools.partial(json.dumps, indent=depth) for depth in (1, 2, 4)},
+    "sorted": lambda trace: json.dumps(trace, sort_keys=True),
+    "first": lambda trace: json.dumps({"traceEvents": trace["traceEvents"], **trace}),
+    "a bare list": lambda trace: json.dumps(trace["traceEvents"]),
+    "a merge": lambda trace: json.dumps({"traceEvents": [{"ph": 3, "dur": "long"}, None, *trace["traceEvents"]]}),
+    "jq": jq,
+    "jq -c": lambda trace: jq(trace, "-c"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_trace_that_is_written_again_has_the_same_numbers(layout, tmp_path, monkeypatch):
+    """By json.dump, jq or a merge, in chunks that cut events anywhere; each cut of the file is an error."""
+    if layout.startswith("jq") and not shutil.which("jq"):
+        pytest.skip("no jq")
+    trace = json.loads(gzip.decompress(SMALLEST.read_bytes()))
+    path = tmp_path / "again.json"
+    path.write_text(LAYOUTS[layout](trace), encoding="utf-8")
+    monkeypatch.setattr(trace_events, "CHUNK", 50_000)
+    original, again = read(SMALLEST), read(path)
+    assert trace_events.is_trace(path) and durations(again) == durations(original) and len(original.steps) > 1
+    assert (again.label_us, again.operators, again.memory) == (original.label_us, original.operators, original.memory)
+    for row in rows([tmp_path]):
+        assert row.profile.error is None and row.profile.average_step_time_us
+    whole = path.read_bytes().rstrip()
+    for length in [*range(0, len(whole), len(whole) // 20), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(TraceError, match="not a whole trace"):
+            read(path)
+
+
+def test_a_trace_of_a_huge_event_costs_itself_alone(tmp_path):
+    """300 MB that are 300 KB on disk, in each layout: refused before they are in memory, and the other row is shown."""
+    for name, gap in (("kineto", "\n  "), ("json", "")):
+        packed = zlib.compressobj(wbits=31)
+        with (tmp_path / f"{name}.pt.trace.json.gz").open("wb") as file:
+            file.write(packed.compress(f'{{"traceEvents": [{gap}{{{gap and chr(10)}    "name": "'.encode()))
+            for _ in range(300):
+                file.write(packed.compress(b"x" * MIB))
+            file.write(packed.compress(b'"}]}') + packed.flush())
+    write(tmp_path / "right.pt.trace.json", kineto(steps([100])))
+    done = subprocess.run(
+        command("summarize.py", tmp_path),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (900 * MIB, 900 * MIB)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "100" in done.stdout, done.stderr
+    assert done.stdout.count("more than 67,108,864 characters") == 2, done.stdout
 
 
 def test_a_trace_of_any_name_is_told_by_its_content(tmp_path):
@@ -169,9 +233,11 @@ def test_every_cut_of_a_trace_is_an_error_with_file_and_place(tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("", "no event"),
-        ("not json", "no event"),
-        ('{"traceEvents": [{"a": 1}, {"a": 2}]}', "laid out anew"),
+        ("", "no list of events"),
+        ("not json", "no list of events"),
+        ('{"traceEvents": {"a": 1}}', "no list of events"),
+        ('{"traceEvents": [{"a": 1}, {"a" 2}]}', "cut short"),
+        ('{"traceEvents": [{"a": 1}, nonsense]}', "not JSON"),
         (kineto([*steps([100]), "  {\n    nonsense\n  }", *steps([100])]), "not JSON"),
     ],
 )

@@ -18,9 +18,11 @@ from common.core.settings import Settings
 from common.measure.clock import Step, observed_by
 from common.system.machine import ForeignLoad
 
-#: Rows of each cycle's table of operators; those of labels, which take no time of their own, come last.
+#: Rows of operators in each cycle's table; those of labels, which take hardly any time of their own, follow them.
 TABLE_ROWS = 200
 STACK_DEPTH = 10
+#: The scope of record_function's labels, at::RecordScope::USER_SCOPE.
+USER_SCOPE = 7
 #: Bytes; larger traces are compressed.
 LARGE = 50_000_000
 #: Options of the profiler; they are fields of the settings and of the ``trace`` record.
@@ -51,8 +53,7 @@ def profile(
         on_cycle(profiler)
         number = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
         averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if settings.with_stack else 0)
-        key = _cuda_time(averages) if cuda else "self_cpu_time_total"
-        tables.append(f"{number}\n{averages.table(sort_by=key, row_limit=TABLE_ROWS)}\n")
+        tables.append(f"{number}\n{table(averages, _cuda_time(averages) if cuda else 'self_cpu_time_total')}\n")
         time.sleep(0.002)  # a file is named by its time in milliseconds: two cycles must not have the same
 
     load = ForeignLoad()
@@ -78,6 +79,19 @@ def profile(
     except UserError as error:
         raise OSError(str(error)) from error  # a full disk costs this row, not the run
     return foreign
+
+
+def table(averages: Any, key: str) -> str:
+    """Return the table of key averages: TABLE_ROWS of the largest `key`, all other labels of record_function, and a line
+    that says how many rows are left out; its sums are of all rows."""
+    rows = sorted(averages, key=lambda row: getattr(row, key), reverse=True)
+    first, others = rows[:TABLE_ROWS], rows[TABLE_ROWS:]
+    labels = [row for row in others if row.scope == USER_SCOPE]
+    averages[:] = [*first, *labels, *(row for row in others if row.scope != USER_SCOPE)]
+    shown = len(first) + len(labels)
+    text = averages.table(row_limit=shown)
+    left_out = len(rows) - shown
+    return f"{text}{left_out} rows of operators with less time of their own are left out\n" if left_out else text
 
 
 def _cuda_time(averages: Sequence[Any]) -> str:

@@ -5,13 +5,15 @@ shorter and do not count.  Memory is "Total Allocated" of the "[memory]" events 
 
 Events are decoded piece by piece, in bounded memory.  Kineto writes names and stacks without escaping (torch 1.13
 always, later ones in places), so an event may be invalid JSON; it is read field by field:
-https://github.com/pytorch/kineto/pull/1459.  A trace that another program has laid out anew is refused.
+https://github.com/pytorch/kineto/pull/1459.  A trace in another layout (json.dump, jq, a merge) is JSON, and decoded
+event by event, which takes ten times as long.
 """
 
 from __future__ import annotations
 
 import codecs
 import gzip
+import json
 import re
 import zlib
 from array import array
@@ -37,7 +39,8 @@ def is_trace(path: Path) -> bool:
     if _NAME.match(path.name):
         return True
     with suppress(OSError, EOFError, zlib.error), unpacked(path) as stream:
-        return b'"traceEvents"' in stream.read(HEAD)
+        head = stream.read(HEAD)
+        return b'"traceEvents"' in head or (head.lstrip().startswith(b"[") and b'"ph"' in head)
     return False
 
 
@@ -82,11 +85,13 @@ def remove(folder: Path) -> None:
 # Events.
 
 CHUNK = 1 << 18  # bytes read at once
-LARGEST = 1 << 30  # bytes of an event
+LARGEST = 64 << 20  # characters of an event: a trace with a longer one is refused, so that no other row lacks memory
 BOUNDARY = "\n  },\n  {"  # the text between two events
 LONGEST_HEAD = 16 << 10  # characters of the fields before "args", the name included; a longer head is not salvaged
 _BETWEEN = re.compile(r"(?<=\n  \}),(?=\n  \{)")
 _BEGIN = re.compile(r'"traceEvents": \[(?=\s*\n  \{\n)')
+_BEGIN_ANYWHERE = re.compile(r'"traceEvents"\s*:\s*\[|\A\s*\[')
+_GAP = re.compile(r"[\s,]*")
 _END = re.compile(r"\n  \}(?=\s*\n  ?\])")
 _HEAD = re.compile(
     r'\s*\{\s*"ph": "(?P<ph>\w)", "cat": "(?P<cat>[\w ]*)",(?: "s": "\w",)? "name": "(?P<name>.*)",\s+"pid": .*?'
@@ -117,6 +122,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(List[Event])
+_JSON = json.JSONDecoder(strict=False)  # control characters in names are common
 _COUNTERS = [re.compile(f'"{field.encode_name}": (-?\\d{{1,18}})\\b') for field in msgspec.structs.fields(Counters)]
 
 
@@ -130,9 +136,8 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
     text = decoder.decode(stream.read(CHUNK))
     begin = _BEGIN.search(text)
     if begin is None:
-        raise Broken(
-            f"within {len(text):,} characters no event is as torch.profiler writes it: cut short, or laid out anew"
-        )
+        yield from _events_of_any_layout(stream, decoder, text)
+        return
     text, position = text[begin.end() :], begin.end()
     while True:
         last = text.rfind(BOUNDARY)
@@ -143,14 +148,54 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
             position, text = position + last + 5, text[last + 5 :]
         if end:
             break
-        data = stream.read(max(CHUNK, len(text)))  # a long event is not searched again for each chunk
-        if not data or len(text) > LARGEST:
-            raise Broken(f"it ends too early, after character {position + len(text):,}: the file was cut short")
-        text += decoder.decode(data)
+        text += _more(stream, decoder, text, position)
+    _to_the_end(stream, decoder, text, position)
+
+
+def _to_the_end(stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int) -> None:
+    """Read what follows the events.  text: its begin, at `position`.  Raises Broken where the file has no end."""
     while data := stream.read(CHUNK):
         text = text[-1:] + decoder.decode(data)
     if not text.rstrip().endswith("}"):
         raise Broken(f"it ends too early, after the events that end at character {position:,}: the file was cut short")
+
+
+def _more(stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int) -> str:
+    """Return the text that comes next.  text: the begin of an event, at `position`.  Raises Broken at the end."""
+    if len(text) > LARGEST:
+        raise Broken(f"an event after character {position:,} has more than {LARGEST:,} characters")
+    data = stream.read(max(CHUNK, len(text)))  # a long event is not searched again for each chunk
+    if not data:
+        raise Broken(f"it ends too early, after character {position + len(text):,}: the file was cut short")
+    return decoder.decode(data)
+
+
+def _events_of_any_layout(stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str) -> Iterator[Sequence[Event]]:
+    """Yield the events of a trace that is JSON, or of a bare list of events.  text: how it begins.  Raises Broken."""
+    begin = _BEGIN_ANYWHERE.search(text)
+    if begin is None:
+        raise Broken(f"within {len(text):,} characters no list of events begins")
+    at, position = begin.end(), 0
+    events: List[Event] = []
+    while True:
+        gap = _GAP.match(text, at)
+        at = gap.end() if gap else at
+        if text.startswith("]", at):
+            break
+        try:
+            value, at = _JSON.raw_decode(text, at)
+        except (RecursionError, ValueError) as error:
+            yield events
+            events, text, position = [], text[at:], position + at
+            if isinstance(error, RecursionError) or text[:1] not in ("", "{"):
+                raise Broken(f"an event after character {position:,} is not JSON") from None
+            text, at = text + _more(stream, decoder, text, position), 0
+            continue
+        with suppress(msgspec.ValidationError):  # of another program, with fields of its own types
+            events.append(msgspec.convert(value, Event))
+    yield events
+    if begin.group().lstrip() != "[":
+        _to_the_end(stream, decoder, text[at + 1 :], position + at)
 
 
 def _decoded(block: str, position: int) -> Sequence[Event]:
