@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
@@ -202,6 +203,9 @@ def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(HERE.parent), *folders]))}
     command = [sys.executable, "-m", "rnnt_bench", *arguments]
     done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    for line in done.stderr.splitlines():
+        if line.startswith("warning: "):
+            warnings.warn(line[len("warning: ") :], stacklevel=3)
     if done.returncode not in allowed or "Traceback (most recent call last)" in done.stderr:
         raise ValueError((done.stderr.strip().splitlines() or ["no output"])[-1])
     return done.stdout

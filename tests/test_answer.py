@@ -7,10 +7,11 @@ import re
 import shutil
 
 import pytest
-from commands import ROOT, has_words
+from commands import ROOT, has_words, run
 from fixtures_runs import (
     change,
     correctness,
+    one_row,
     read_rows,
     records_of,
     status,
@@ -28,6 +29,7 @@ from common.analysis.times import Times
 from common.core import statistics
 from common.records.schema import Environment, Header
 from common.show import cards, tables
+from rnnt_bench import api
 
 
 def screen(log):
@@ -128,9 +130,55 @@ def test_errors_are_those_at_the_measured_size_and_large_ones_are_marked(tmp_pat
     assert "above 1e-04: torchaudio 1.3e-03" in text and "reference 5.0e-06" not in text
     table = summarize(tmp_path)
     assert "not deterministic" in table
-    metric = metrics.METRICS["measured_error"]
+    metric = metrics.METRICS["grad_error"]
     shown = {row.name: metric.shown(row) for row in logs.rows([tmp_path])}
     assert shown == {"torchaudio": "1.3e-03 !", "reference": "5.0e-06"}
+    errors = {row["name"]: (row["grad_error"], row["small_batches"]["grad_error"]) for row in read_rows(tmp_path)}
+    assert errors == {"torchaudio": (1.3e-3, 2e-6), "reference": (5e-6, 2e-6)}
+
+
+def test_a_later_run_that_measured_nothing_hides_no_earlier_one(tmp_path):
+    timed(tmp_path, "k2", [10, 10, 10], started="2026-11-20T10:00:00+00:00")
+    write_run(tmp_path / "k2.2", name="k2", jobs=[])
+    change(tmp_path / "k2.2", "run", started="2026-11-21T10:00:00+00:00", run_id="later")
+    (row,) = read_rows(tmp_path)
+    assert (row["step_ms"], row["status"], row["earlier_runs"]) == (10, "ok", 0)
+    for text in (screen(tmp_path), summarize(tmp_path)):
+        assert "1 later run" in text and "k2.2" in text
+    timed(tmp_path / "before", "k2", [10, 10, 10])
+    done = run("rnnt-bench", "compare", tmp_path / "before", tmp_path)
+    assert done.returncode == 0 and "k2.2" in done.stdout and "same" in done.stdout
+    assert run("rnnt-bench", "compare", "--save-baseline", "old", tmp_path).returncode == 0
+    assert [path.parent.name for path in (tmp_path / "baselines").rglob("results.jsonl")].count("k2.2") == 0
+    write_run(tmp_path / "k2.3", name="k2", jobs=[[*correctness(), *timing("timing-1", [50], [5])]])
+    change(tmp_path / "k2.3", "run", started="2026-11-22T10:00:00+00:00", run_id="latest")
+    assert one_row(tmp_path)["status"] == "interrupted"  # it measured something
+
+
+def test_of_two_folders_that_are_named_none_is_hidden_without_a_word(tmp_path):
+    timed(tmp_path / "a", "k2", [10, 10, 10], started="2026-11-20T10:00:00+00:00")
+    timed(tmp_path / "b", "k2", [20, 20, 20], started="2026-11-21T10:00:00+00:00")
+    both = run("summarize.py", tmp_path / "a", tmp_path / "b")
+    assert (
+        str(tmp_path / "a") in both.stderr
+        and "1 run not shown" in both.stderr
+        and str(tmp_path / "b") not in both.stderr
+    )
+    assert run("summarize.py", tmp_path).stderr == run("summarize.py", tmp_path / "a", "--all-runs").stderr == ""
+    with pytest.warns(UserWarning, match="1 run not shown"):
+        (row,) = api.load([tmp_path / "a", tmp_path / "b"])
+    assert row["step_ms"] == 20
+
+
+def test_the_settings_that_differ_between_rows_are_columns(tmp_path):
+    timed(tmp_path, "k2", [10, 10, 10])
+    settings = records_of(tmp_path / "k2")[0]["settings"]
+    assert "logits" not in {key for key in read_rows(tmp_path)[0]} - {"configuration"}
+    timed(tmp_path / "other", "k2", [20, 20, 20], settings={**settings, "logits": "trained", "encoder_dim": 128})
+    rows = {row["step_ms"]: row for row in read_rows(tmp_path)}
+    assert (rows[10]["logits"], rows[20]["logits"]) == ("random", "trained") and rows[20]["encoder_dim"] == 128
+    (first, *lines) = summarize(tmp_path, "--format", "csv", details=False).splitlines()
+    assert {"logits", "encoder_dim"} <= {*first.split(",")} and len(lines) == 2
 
 
 def test_the_gaps_of_a_pruned_loss_are_no_range(tmp_path):

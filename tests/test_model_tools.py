@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 from canned import Canned, measured
 from commands import run
-from fixtures_model_runs import InProcess, command
+from fixtures_model_runs import InProcess, command, write_profile
 
 from common.analysis.logs import read_any
 from common.conformance import command as check
@@ -148,3 +149,19 @@ def test_a_configuration_that_is_none(content, tmp_path, capsys):
     of_flops = (LINEAR[0], "--input-shape", "1x2", "--args")
     for module, *words in ((flops, *of_flops), (profile, "--config"), (pipelines, "--config"), (inference,)):
         assert command(module, *words, path) == 2 and "strange.yaml" in capsys.readouterr().err
+
+
+def test_a_later_run_that_measured_nothing_hides_no_earlier_one(tmp_path):
+    file, later = write_profile(tmp_path / "a"), tmp_path / "a" / "profile-2.2" / "tool.jsonl"
+    head = json.loads(file.read_text().splitlines()[0])
+    later.parent.mkdir()
+    later.write_text(json.dumps({**head, "started": "2026-11-23T10:00:00+00:00"}) + "\n")
+    shown = run("summarize.py", tmp_path / "a").stdout
+    assert "encoder" in shown and "1 later run" in shown and "profile-2.2" in shown
+
+
+def test_of_two_folders_that_are_named_none_is_hidden_without_a_word(tmp_path):
+    write_profile(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    both = run("summarize.py", tmp_path / "a", tmp_path / "b")
+    assert both.stderr.count("1 run not shown") == 1 and run("summarize.py", tmp_path).stderr == ""

@@ -216,9 +216,13 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
 
 
 def _errors(pair: Pair) -> Judged:
+    """Judge the errors at the measured size, or on small batches where a side has no others."""
     baseline, new = pair.baseline.checked, pair.new.checked
-    keys = ("loss_error", "grad_error", "approximation_gap")
-    sides = [{key: getattr(record, key) for key in keys} for record in (baseline, new)]
+    sides = []
+    for record in (baseline, new):
+        judged_at = record.at_size if baseline.at_size and new.at_size else record
+        errors = {key: getattr(judged_at, key) for key in ("loss_error", "grad_error")}
+        sides.append({**errors, "approximation_gap": record.approximation_gap})
 
     def judged(verdict: str, reason: str) -> Judged:
         return Judged(verdict, reason, None, sides[0], sides[1])

@@ -163,15 +163,18 @@ def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> 
 
 
 def newest_first(rows: Sequence[Row]) -> List[Row]:
-    """Return the rows by the start of their runs; of runs that began at once the last comes first."""
-    return sorted(reversed(rows), key=lambda row: row.header.started, reverse=True)
+    """Return the rows by the start of their runs, the empty ones last; of runs that began at once the last comes
+    first."""
+    return sorted(reversed(rows), key=lambda row: (not row.is_empty, row.header.started), reverse=True)
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
-    """Return the newest row of each set that is the `same`, in the order given, with the others as `earlier`."""
+    """Return the newest row of each set that is the `same`, in the order given, with the others as `earlier`, or as
+    `stopped` where they are later and empty."""
     groups = grouped(newest_first(rows), lambda group, row: same(group[0], row))
-    for newest, *earlier in groups:
-        newest.earlier = earlier
+    for newest, *others in groups:
+        newest.stopped = [row for row in others if row.is_empty and row.header.started > newest.header.started]
+        newest.earlier = [row for row in others if row not in newest.stopped]
     kept = {id(group[0]) for group in groups}
     return [row for row in rows if id(row) in kept]
 

@@ -66,7 +66,13 @@ def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True)
     for row in every:  # the records of a loss that was not timed lack those of its run
         if row.rates.memory is None:
             row.rates = rates.get(row.header.run_id, row.rates)
-    return Log(every) if all_runs else Log(every).newest()
+    if all_runs:
+        return Log(every)
+    newest = Log(every).newest()
+    left = {row.folder for row in every} - {row.folder for row in newest.every}
+    for path in paths if len(paths) > 1 else ():
+        store.warn_of_hidden(Path(path), left)
+    return newest
 
 
 def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:

@@ -179,7 +179,7 @@ def _notes(
         if made.limit_percent and crowded and not above
         else "",
         f"imprecise: rounding alone puts it off by {made.imprecise:.1e} on a measured batch" if made.imprecise else "",
-        f"computes in less than float32: its gradients are off by {made.measured_errors[1]:.1e} at size"
+        f"computes in less than float32: its gradients are off by {made.errors[1]:.1e} at size"
         if made.is_coarse
         else "",
         f"not deterministic: a second step on the same inputs gives other bits in {', '.join(checked.differing)}"

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 from common.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
-from common.core import statistics, text
+from common.core import settings, statistics, text
 from common.present.parts import Cell
 from common.records import schema
 
@@ -86,7 +86,7 @@ MARKED_ERROR = 1e-4
 
 
 def _marked_error(row: Row) -> str:
-    value = row.measured_errors[1]
+    value = row.errors[1]
     mark = " < float32" if row.is_coarse else " !" if value is not None and value > MARKED_ERROR else ""
     return text.error(value) + mark
 
@@ -263,9 +263,15 @@ ALL = (
     ),
     _made("average_step_time_us", "profiled step us", "profile.average_step_time_us", unit="us", profiled=True),
     _made("profiled_peak_mb", "profiled peak MB", "profile.peak_memory_mb", unit="MB", profiled=True),
-    _error("loss_error", "loss error", value=at("checked.loss_error"), tag="3_correctness/loss_error"),
-    _error("grad_error", "grad error", value=at("checked.grad_error"), tag="3_correctness/grad_error"),
-    Metric("measured_error", "grad error", lambda row: row.measured_errors[1], _marked_error, better="lower"),
+    _error("loss_error", "loss error", value=lambda row: row.errors[0], tag="3_correctness/loss_error"),
+    Metric(
+        "grad_error",
+        "grad error",
+        lambda row: row.errors[1],
+        _marked_error,
+        better="lower",
+        tag="3_correctness/grad_error",
+    ),
     metric(
         "useful",
         "useful %",
@@ -319,8 +325,8 @@ _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
 _SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_memory_mb")
 _PAGE = (
-    *("step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "measured_error"),
-    *("step_limit", "loss_limit", *_RATES, *_ERRORS),
+    *("step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "grad_error"),
+    *("step_limit", "loss_limit", *_RATES, "loss_error"),
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
 
@@ -330,7 +336,6 @@ PLAIN = (
     *("peak_memory_mb", "grad_error", "device", "dtype", "vocab_size", "batch_size", "max_frames", "threads"),
     *(
         "loss_error",
-        "measured_error",
         "gap",
         "imprecise",
         *_RATES,
@@ -361,7 +366,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
         *("name", "status", "step_ms", "half", "ratio", "interval", "verdict", "loss_ms"),
         "loss_ratio",
         *("peak_memory_mb", "torch"),
-        *(*_RATES, "limits", "measured_error", "average_step_time_us", "profiled_peak_mb", "version"),
+        *(*_RATES, "limits", "grad_error", "average_step_time_us", "profiled_peak_mb", "version"),
     ),
     "answer search": (
         *("name", "status", "within", "largest", "limited_by", "heaviest", "largest_mb", "utterances_per_second"),
@@ -375,7 +380,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
     ),
     "page": ("label", "status", *_PAGE, "average_step_time_us", "profiled_peak_mb", "version", "torch"),
     "comparison": ("step_ms", "loss_ms", "peak_memory_mb", *_ERRORS),
-    "readme": ("implementation", "step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "measured_error"),
+    "readme": ("implementation", "step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "grad_error"),
 }
 COLUMNS["plain"] = PLAIN
 COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
@@ -397,24 +402,35 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     return [*(METRICS[key] for key in COLUMNS[table] if key not in hidden), *further]
 
 
-def plain(row: Row) -> schema.Record:
-    """Return a row's values as CSV has them, with the settings that a sweep varied."""
-    return {**values([METRICS[key] for key in PLAIN], row), **row.header.values}
+def differing(rows: Sequence[Row]) -> List[str]:
+    """Return the settings, beside those of PLAIN, of which two rows are known to have different values."""
+    by_key = text.gathered(
+        (key, value) for row in rows for key, value in row.configuration.items() if value is not None
+    )
+    return [key for key, known in by_key.items() if key not in PLAIN and any(value != known[0] for value in known)]
 
 
-def exported(row: Row) -> schema.Record:
+def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
+    """Return a row's values as CSV has them, with the settings `further` (see `differing`) and those of a sweep."""
+    own = {key: row.configuration.get(key) for key in further}
+    words = {key: settings.worded(tuple(value)) if isinstance(value, list) else value for key, value in own.items()}
+    return {**values([METRICS[key] for key in PLAIN], row), **words, **row.header.values}
+
+
+def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
     """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20 bytes)."""
     checked, profile, standings = row.checked, row.profile, (row.against_fastest, row.loss_against_fastest)
     against, loss_against = (standing.as_json() if standing else {} for standing in standings)
+    small = {key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")}
     parts = {
         **{"step": row.step._asdict(), "loss": row.loss_alone._asdict(), "memory": row.memory},
         **{"against_fastest": against, "loss_against_fastest": loss_against, "limit_percent": row.limit_percent},
-        **{"at_size": checked.at_size or {}, "approximation_gaps": gaps(checked)},
+        **{"at_size": checked.at_size or {}, "small_batches": small, "approximation_gaps": gaps(checked)},
         **{"windows": profile.windows, "profiled_stages_us": profile.label_us, "options": row.environment.options},
         **{"configuration": row.configuration, "sweep": row.header.values, "largest_search": row.largest or {}},
         "notes": row.notes,
     }
-    return {**plain(row), **values(others(), row), **schema.as_written(parts)}
+    return {**plain(row, further), **values(others(), row), **schema.as_written(parts)}
 
 
 def scalars(row: Row) -> Dict[str, float]:

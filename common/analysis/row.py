@@ -62,7 +62,8 @@ class Row:
     percent of the time the device's limit is. rates: how fast the device is. against_fastest, loss_against_fastest:
     Standings (standing.py stands on rows), None where not ranked. under: its torch, where most rows of its table
     ran under another. repeated: round -> how often it was measured again. earlier: earlier runs with the same
-    settings, the newest first. unreadable: nothing of it could be read. label: its name, unique in its group."""
+    settings, the newest first; stopped: later ones that were stopped before they measured anything. unreadable: nothing
+    of it could be read. label: its name, unique in its group."""
 
     name: str = ""
     folder: Path = Path()
@@ -90,6 +91,7 @@ class Row:
     loss_against_fastest: Any = None
     under: str = ""
     earlier: Sequence[Row] = ()
+    stopped: Sequence[Row] = ()
     unreadable: bool = False
     notes: List[str] = field(default_factory=list)
     label: str = ""
@@ -254,7 +256,7 @@ class Row:
         return self.cells[0] / self.cells[1] if self.batches else None
 
     @property
-    def measured_errors(self) -> Tuple[Optional[float], Optional[float]]:
+    def errors(self) -> Tuple[Optional[float], Optional[float]]:
         """Return the relative errors of loss and gradient at the measured size, or else on small batches."""
         judged = self.checked.at_size or self.checked
         return judged.loss_error, judged.grad_error
@@ -287,6 +289,11 @@ class Row:
         times = (self.times, self.profile.average_step_time_us)
         sizes = (self.peak_mb, self.profile.peak_memory_mb, self.largest and self.largest.size)
         return self.status == "ok" or any(times) or any(sizes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether its run was stopped before it measured anything."""
+        return self.status == "interrupted" and not self.is_measured
 
     def of_scope(self, scope: str) -> List[Sample]:
         return [sample for sample in self.timed if sample.scope == scope]

@@ -11,7 +11,7 @@ import re
 from textwrap import wrap
 from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
-from common.core.text import LONGEST_CELL, escaped, plain, short
+from common.core.text import LONGEST_CELL, count, escaped, plain, short
 from common.present.parts import Cell, Column, Table, Values
 
 #: Marks of cells that Markdown shows in bold.
@@ -117,3 +117,11 @@ def finite(value: Any, digits: int = 17) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
+
+
+def stopped_later(folders: Sequence[str]) -> str:
+    """Return a line on runs in these folders, which measured nothing, "" for none."""
+    if not folders:
+        return ""
+    shown = "that is not shown" if len(folders) == 1 else "that are not shown"
+    return f"{count(len(folders), 'later run')} {shown}, stopped before measuring anything: {', '.join(folders)}"

@@ -12,7 +12,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
 from common.core.files import cannot_write, open_file, read_bytes
-from common.core.text import clipped, plain
+from common.core.text import clipped, count, plain
 from common.records import schema
 
 #: The folder of a log folder that has the runs that `compare --save-baseline` kept: readers leave it out.
@@ -122,6 +122,14 @@ def read(path: Path) -> List[schema.Line]:
 def warn(text: str) -> None:
     """Print a warning once, since a command may read a file again."""
     print(f"warning: {plain(text)}", file=sys.stderr)
+
+
+def warn_of_hidden(path: Path, hidden: Iterable[Path]) -> None:
+    """Warn of runs at or under a path that was named, of which another path that was named has a newer one."""
+    names = [folder.name for folder in hidden if path.resolve() in (folder.resolve(), *folder.resolve().parents)]
+    if names:
+        words = f"{path}: {count(len(names), 'run')} not shown, since a newer one measured the same"
+        warn(f"{words}: {clipped(', '.join(sorted(names)))} (--all-runs of summarize shows all)")
 
 
 def read_run(path: Path) -> Tuple[schema.Header, List[schema.Line]]:

@@ -132,11 +132,14 @@ def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[st
 
 
 def on_one_side(sides: comparison.Sides) -> List[str]:
-    return [
+    """Return lines on runs that are on one side alone, and on later ones that measured nothing."""
+    stopped = tables.stopped([run for pair in sides.pairs for run in (pair.baseline, pair.new)])
+    lines = [
         f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only"
         for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added))
         if runs
     ]
+    return [*lines, *filter(None, [stopped])]
 
 
 def origins(rows: Sequence[comparison.Change]) -> List[str]:

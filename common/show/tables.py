@@ -20,7 +20,7 @@ from common.core.errors import NOT_RUNNABLE
 from common.core.text import count, error, gathered, number, plain, short
 from common.present.parts import Cell, Column, Table
 from common.present.parts import words as in_words
-from common.present.text import aligned, block, csv_text, json_text, listed, painted, spaced
+from common.present.text import aligned, block, csv_text, json_text, listed, painted, spaced, stopped_later
 
 Lines = List[str]
 FORMATS = ("table", "markdown", "csv", "json")
@@ -31,9 +31,10 @@ def whole(log: logs.Log, format: str = "table") -> str:
     sweeps, every = log.sweeps, log.groups  # which ranks them
     if format in ("csv", "json"):
         rows = [*log.rows, *log.searches, *(row for sweep in sweeps for row in sweep.rows)]
-        return (
-            csv_text(list(map(metrics.plain, rows))) if format == "csv" else json_text([*map(metrics.exported, rows)])
-        )
+        further = metrics.differing(rows)
+        if format == "csv":
+            return csv_text([metrics.plain(row, further) for row in rows])
+        return json_text([metrics.exported(row, further) for row in rows])
     parts: List[List[Union[Table, str]]] = []
     for of, search, rows in (("results", False, log.rows), ("search", True, log.searches)):
         groups = [group for group in every if group.search == search]
@@ -129,10 +130,15 @@ def notes(rows: Sequence[Row]) -> Lines:
     """Return which rounds were measured again, and each note once, with the rows that have it."""
     names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
-    lines = [*filter(None, [measured_again(rows)]), *lines]
+    lines = [*filter(None, [measured_again(rows)]), *lines, *filter(None, [stopped(rows)])]
     earlier = sum(len(row.earlier) for row in rows)
     hidden = f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"
     return [*lines, hidden] if earlier else lines
+
+
+def stopped(rows: Sequence[Row]) -> str:
+    """Return a line on later runs that are empty, or an empty one."""
+    return stopped_later([row.folder.name for newest in rows for row in newest.stopped])
 
 
 # The screen.
@@ -148,7 +154,7 @@ FIRST = (
     *("name", "status", "step_ms", "ratio", "verdict", "peak_memory_mb", "loss_ms", "interval", "half", "loss_ratio"),
     "gap",
     *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
-    *("torch", "frames_per_second", "average_step_time_us", "profiled_peak_mb", "measured_error", "limits", "heaviest"),
+    *("torch", "frames_per_second", "average_step_time_us", "profiled_peak_mb", "grad_error", "limits", "heaviest"),
 )
 LONGEST_NAME = 40
 EMPTY = {"status": {"ok"}}  # by metric: words that tell nothing
@@ -268,12 +274,12 @@ def _obtained(row: Row) -> str:
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
     """Return lines on the rows that agree with the oracle; the other judged rows are failures."""
-    right = [row for row in rows if None not in row.measured_errors and row.status == "ok"]
+    right = [row for row in rows if None not in row.errors and row.status == "ok"]
     if not right:
         return []
-    loss, gradients = (error(max(row.measured_errors[index] or 0 for row in right)) for index in (0, 1))
+    loss, gradients = (error(max(row.errors[index] or 0 for row in right)) for index in (0, 1))
     where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
-    by_name = {row.name: [each.measured_errors[1] or 0 for each in right if each.name == row.name] for row in right}
+    by_name = {row.name: [each.errors[1] or 0 for each in right if each.name == row.name] for row in right}
     above = ", ".join(f"{name} {error(max(of))}" for name, of in by_name.items() if max(of) > metrics.MARKED_ERROR)
     unsure = ", ".join(dict.fromkeys(row.name for row in right if row.imprecise))
     parts = [
@@ -288,8 +294,8 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
     lines = filter(None, [beside_load(rows), *drifts(rows)])
     bad = [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
-    again = measured_again(rows)
-    return [*bad, *(wrapped(again, width, "  ", MOST_LINES) if again else [])]
+    others = filter(None, [measured_again(rows), stopped(rows)])
+    return [*bad, *(part for line in others for part in wrapped(line, width, "  ", MOST_LINES))]
 
 
 # The verdict.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
@@ -98,24 +99,44 @@ def read(path: Path) -> Kept:
 
 
 def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> Iterator[Union[Kind, Answer]]:
-    """Yield the answers of a tool's runs in, at or under `paths`, of equal ones on one machine the newest; one that
-    cannot be read says so."""
+    """Yield the answers of a tool's runs in, at or under `paths`: of equal ones on one machine the newest that measured
+    something, or else the newest; one that cannot be read says so."""
     files = dict.fromkeys(file for path in map(Path, paths) for file in store.files_named(schema.TOOL_FILE_NAME, path))
-    newest: Dict[str, Tuple[str, Path]] = {}
+    equal: Dict[str, List[Tuple[str, Path]]] = {}
     for file in files:
         head = store.first(file)
         if isinstance(head, schema.ToolHeader) and head.tool == tool:
             key = repr((head.name, head.config, head.settings, head.machine))
-            if newest.get(key, ("", file))[0] <= head.started:
-                newest[key] = head.started, file
+            equal.setdefault(key, []).append((head.started, file))
         elif head is None and file.parent.name.startswith(f"{tool}-"):
-            newest[str(file)] = "", file
-    for _, file in newest.values():
+            equal[str(file)] = [("", file)]
+    for runs in equal.values():
+        newest_first = [file for _, file in sorted(reversed(runs), key=lambda run: run[0], reverse=True)]
+        file, stopped = newest_first[0], []
+        if len(newest_first) > 1:
+            stopped = list(takewhile(_is_empty, newest_first))
+            file = newest_first[len(stopped)] if len(stopped) < len(newest_first) else file
+        others = {path.parent for path in newest_first if path not in (file, *stopped)}
+        for path in paths if len(paths) > 1 else ():
+            store.warn_of_hidden(Path(path), others)
         try:
-            yield answer(read(file))
+            result = answer(read(file))
         except (UserError, ValueError, LookupError) as error:
             reason = str(error) if isinstance(error, UserError) else f"{file}: {error}"
             yield Answer(file.parent.name, failures=[reason], statuses=["error"])
+            continue
+        if stopped and isinstance(result, Answer) and file not in stopped:
+            result.lines.append(text.stopped_later([path.parent.name for path in stopped]))
+        yield result
+
+
+def _is_empty(file: Path) -> bool:
+    """Return whether a run was stopped before it measured anything; one that cannot be read was not."""
+    try:
+        jobs = read(file).jobs.values()
+    except UserError:
+        return False
+    return all(job.status in (NOT_RUN, "interrupted") and not job.values for job in jobs)
 
 
 def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.Slice:
