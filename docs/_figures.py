@@ -4,7 +4,8 @@
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints; `use
 of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its heading
 and first table; `comparison of ARGUMENTS`: what compare prints;
-`runs`: the folders of results/; `machines`: what each machine of results/ found; `fused of FOLDER`: the table of
+`runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead on
+each machine that ran `make bench`; `fused of FOLDER`: the table of
 docs/_fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
 kinds of logits, with what these are like.  A test compares pages and records.
 """
@@ -16,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
@@ -25,6 +26,7 @@ import _fused_table as fused_table  # noqa: E402
 
 from common import command  # noqa: E402
 from common.analysis import logs, verdict  # noqa: E402
+from common.analysis import machines as machines_of  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
@@ -126,7 +128,7 @@ def runs() -> str:
             log = logs.read([folder], all_runs=True)
             headers = [row.header for row in [*log.rows, *log.searches, *log.swept]]
             machine = headers[0].machine
-            hardware = f"{machine.cpu}, {machine.cores} cores, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
+            hardware = f"{machines_of.named(machine)}, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
             made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
             commands = made_by or dict.fromkeys(f"`{command(header)}`" for header in headers)
             revisions = dict.fromkeys((header.git_revision or "?")[:7] for header in headers)
@@ -134,10 +136,8 @@ def runs() -> str:
     return markdown_of(["folder", "hardware", "command", "revision"], lines)
 
 
-def machines() -> str:
-    """Return a Markdown table with a row for each machine and configuration of results/ where two exact losses were
-    timed, those of one workload together."""
-    rows = []
+def _configurations() -> Iterator[Tuple[str, List[Row]]]:
+    """Yield (folder, rows with a step) of each configuration that results/ measured on a machine."""
     for folder in sorted((ROOT / "results").iterdir()):
         if folder.is_dir() and not folder.name.endswith(NO_WORKLOAD):
             log = logs.read([folder])
@@ -145,9 +145,26 @@ def machines() -> str:
             for row in log.swept:
                 cells.setdefault(str(row.header.values), []).append(row)
             for measured in [*(group.rows for group in log.groups), *cells.values()]:
-                rows.append(_machine(folder.name, [row for row in measured if row.status == "ok" and row.step.ms]))
+                yield folder.name, [row for row in measured if row.status == "ok" and row.step.ms]
+
+
+def machines() -> str:
+    """Return a Markdown table with a row for each machine and configuration of results/ where two exact losses were
+    timed, those of one workload together."""
+    rows = [_machine(folder, rows) for folder, rows in _configurations()]
     heads = ["workload", "machine", "fastest exact", "step ms", "next exact", "approximation", "torch"]
     return markdown_of(heads, sorted(filter(None, rows)))
+
+
+def _workload(rows: Sequence[Row]) -> str:
+    """Return the sizes of the first row, as "V 500, N 2, float32"; "" without a row."""
+    if not rows:
+        return ""
+    settings = rows[0].configuration
+    of = f"{settings['max_frames']} frames" if settings.get("sort_utterance") else f"N {settings['batch_size']}"
+    made = (("T", settings.get("frames")), ("U", settings.get("tokens")))
+    of += "".join(f", {name} {length}" for name, length in made if isinstance(length, int))
+    return f"V {settings['vocab_size']}, {of}, {settings['dtype']}"
 
 
 def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
@@ -155,22 +172,58 @@ def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
     pick, pruned = verdict.fastest(rows), verdict.fastest(rows, ("pruned",))
     if not pick or not pick.next:
         return []
-    first, settings = pick.row, pick.row.configuration
-    of = f"{settings['max_frames']} frames" if settings.get("sort_utterance") else f"N {settings['batch_size']}"
-    made = (("T", settings.get("frames")), ("U", settings.get("tokens")))
-    of += "".join(f", {name} {length}" for name, length in made if isinstance(length, int))
-    cores = f", {first.header.machine.cores} cores" if first.device == "cpu" else ""
+    first = pick.row
+    machine = machines_of.of_row(first) if first.device == "cpu" else first.environment.device_name
     ratio = pick.next_ratio
-    interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio and ratio.low and ratio.high else ""
     return [
-        f"V {settings['vocab_size']}, {of}, {settings['dtype']}",
-        f"[{first.environment.device_name}{cores}](../results/{folder}), {first.header.started[:10]}",
+        _workload([first]),
+        f"[{machine}](../results/{folder}), {first.header.started[:10]}",
         " or ".join(row.name for row in (first, *pick.rivals)),
         METRICS["step_ms"].shown(first),
-        f"{pick.next.name}, {ratio.ratio:.2f}x{interval}" if ratio else pick.next.name,
+        f"{pick.next.name}, {_times(ratio)}" if ratio else pick.next.name,
         " or ".join(row.name for row in (pruned.row, *pruned.rivals)) if pruned else "-",
         (first.environment.torch or "").partition("+")[0],
     ]
+
+
+#: The workload of `make bench`.
+BENCH = "V 500, N 2, float32"
+#: The exact losses whose steps a table of leads sets beside fused's.
+BESIDE = ("optimized_transducer", "fast_rnnt", "torchaudio")
+#: Leads over the next exact loss that were measured on machines whose records are not here: (machine, loss, ratio, low,
+#: high). Each stands until someone sends the records of such a machine.
+QUOTED = (("an Intel processor, without records here", "optimized_transducer", 1.51, 1.41, 1.62),)
+
+
+def lead() -> str:
+    """Return how far fused is ahead of the exact losses on each machine that ran `make bench`: a sentence of what holds
+    on all of them, and a Markdown table."""
+    leads, lines = [], []
+    for folder, rows in _configurations():
+        if _workload(rows[:1]) == BENCH:
+            ahead = {row.name: row.against_fastest for row in rows if row.name in ("fused", *BESIDE)}
+            first = ahead["fused"].row
+            assert ahead["fused"].is_fastest, f"{folder}: fused is not the fastest, which the sentence says"
+            leads.append(min(ahead[name].ratio.ratio for name in BESIDE))
+            machine = f"{machines_of.of_row(first)}, {first.header.started[:10]}"
+            lines.append([machine, METRICS["step_ms"].shown(first), *(_times(ahead[name].ratio) for name in BESIDE)])
+    for machine, loss, *quoted in QUOTED:
+        leads.append(quoted[0])
+        lines.append([machine, "-", *(_times(Span(*quoted)) if loss == name else "-" for name in BESIDE)])
+    sentence = f"On each of {len(leads)} machines **fused** has the fastest exact step. The next loss takes "
+    sentence += f"{min(leads):.2f} to {max(leads):.2f} times as long:"
+    heads = ["machine", *map(Column, ("fused, step ms", *BESIDE))]
+    return f"{sentence}\n\n{markdown_of(heads, lines)}"
+
+
+class Span(NamedTuple):
+    ratio: float
+    low: float
+    high: float
+
+
+def _times(of: Any) -> str:
+    return f"{of.ratio:.2f}x" + (f" ({of.low:.2f} to {of.high:.2f})" if of.low else "")
 
 
 def command(header: Header) -> str:
@@ -231,7 +284,7 @@ def logits(folder: str) -> str:
 
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
-    for writer in (table, use, screen, session, head, comparison, runs, machines, fused, logits, sweep)
+    for writer in (table, use, screen, session, head, comparison, runs, machines, lead, fused, logits, sweep)
 }
 
 

@@ -35,6 +35,12 @@ def named(machine: Machine) -> str:
     return ", ".join(filter(None, [" ".join(filter(None, [machine.cpu, processor(machine)])), cores]))
 
 
+def of_row(row: Row) -> str:
+    """Return the machine of a row as `named`; where records have the name alone, with its rates."""
+    machine, measured = row.header.machine, rates(row)
+    return f"{named(machine)} ({measured})" if measured and not is_known(machine) else named(machine)
+
+
 def rates(row: Row) -> str:
     """Return "memory 38 GB/s, products 207 GFLOP/s"; "" where the run did not measure them."""
     known = (("memory", row.rates.memory, "GB/s"), ("products", row.rates.torch, "GFLOP/s"))
