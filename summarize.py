@@ -17,7 +17,6 @@ from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
 from common.present import parts
-from common.present.text import csv_text, json_text
 from common.show import tables
 
 DESCRIPTION = """\
@@ -34,7 +33,8 @@ every column:
 
 Sweeps and searches of --find-largest have tables of their own. csv has the same columns for every run, the table's
 first, then the settings that a sweep varied; json has them too, and after them what has parts: step and loss (times in
-ms by round, batch and stage), against_fastest, memory, at_size, options, configuration, windows, notes.
+ms by round, batch and stage), against_fastest, memory, at_size, options, configuration, windows, notes. Rows of runs
+of a model (profile, inference, pipelines, flops, check) follow those of the losses, with the tool's name in `tool`.
 """
 EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
 
@@ -71,16 +71,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
     log, format, paths = logs.read_any(options.log, options.all_runs), options.format, options.log or [Path("log")]
     tools, texts = parts.slices(), []
-    if log.every and format == "table" and not options.details:
+    if format in ("csv", "json"):
+        texts.append(tables.exported(log, [row for tool in tools for row in tool.rows(paths)], format))
+    elif log.every and format == "table" and not options.details:
         how: Dict[str, Any] = {"width": tables.WIDTH} if options.output else tables.how()
         texts.append(tables.screen(log, folders=options.log, **how))
     elif log.every:
         texts.append(tables.whole(log, format))
     if format not in ("csv", "json"):
         texts += [text for tool in tools for text in tool.text(paths, format)]
-    elif not log.every:  # these have rows of losses, or of other tools
-        rows = [row for tool in tools for row in tool.rows(paths)]
-        texts += [(csv_text if format == "csv" else json_text)(rows)] if rows else []
     text = "\n".join(filter(None, texts))
     if options.output is not None:
         write_whole(another("--output"), (options.output, text))

@@ -72,18 +72,21 @@ class Check(NamedTuple):
         return self.right
 
 
-def load(path: Union[str, Path, Sequence[Union[str, Path]]] = "log", all_runs: bool = False) -> Results:
-    """Return the rows of log folders.
+def load(path: Union[str, Path, Sequence[Union[str, Path]]] = "log", all_runs: bool = False, tool: str = "") -> Results:
+    """Return the rows of the losses in log folders; those of runs of a model where there are no others.
 
     Args:
         path: a log folder, or several.
         all_runs: earlier runs too, not only the newest of each loss and configuration.
+        tool: the rows of this tool instead: "profile", "inference", "pipeline", "flops", "check".
 
     Raises ValueError where nothing is there.
     """
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     flags = ["--all-runs"] if all_runs else []
-    return Results(map(Row, json.loads(_run("summarize", *map(str, paths), "--format", "json", *flags))))
+    rows = json.loads(_run("summarize", *map(str, paths), "--format", "json", *flags))
+    wanted = [row for row in rows if row.get("tool", "") == tool]
+    return Results(map(Row, wanted if tool else wanted or rows))
 
 
 def measure(

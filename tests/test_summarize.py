@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from commands import has_words
+from fixtures_model_runs import costs, write_check, write_inference, write_pipeline, write_profile, write_tool
 from fixtures_runs import (
     COMMAND,
     FORMATS,
@@ -41,6 +42,7 @@ from fixtures_runs import (
 )
 
 from common.analysis import logs, metrics
+from common.conformance.cases import Outcome
 from common.core import settings
 from common.records import schema
 from common.show import tables
@@ -111,6 +113,25 @@ def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path
     assert good["status"] == "ok" and bad["status"] == "error" and bad["name"] == "bad"
     assert str(tmp_path / "bad") in bad["reason"]
     assert one_row(tmp_path / "bad", code=1)["reason"] == bad["reason"]
+
+
+def test_runs_of_every_tool_are_rows_beside_those_of_losses(tmp_path):
+    """In CSV and JSON, each with its tool's name; one that cannot be read is a row too."""
+    write_run(tmp_path / "torchaudio")
+    write_inference(tmp_path)
+    write_pipeline(tmp_path, "made", ["a"], {("one", "a"): costs([0.2])})
+    write_profile(tmp_path)
+    write_check(tmp_path, ragged=Outcome("pass"))
+    write_tool(tmp_path, "flops", "odd", {"unknown": 1}, {})
+    rows = json.loads(summarize(tmp_path, "--format", "json"))
+    tools = [row.get("tool", "") for row in rows]
+    assert set(tools) == {"", "inference", "pipeline", "profile", "flops", "check"} and tools[0] == ""
+    assert {row["status"] for row in rows if row.get("tool") == "flops"} == {"error"}
+    table = list(csv.DictReader(io.StringIO(summarize(tmp_path, "--format", "csv"))))
+    assert [row["tool"] for row in table] == tools and table[0]["step_ms"]
+    assert [row["rtf"] for row in table if row["tool"] == "inference"] == ["0.1", "0.025", "0.05", ""]
+    assert [row["name"] for row in api.load(tmp_path)] == ["torchaudio"]
+    assert len(api.load(tmp_path, tool="inference")) == 4
 
 
 def test_output_file_and_a_terminal_without_unicode(tmp_path):
@@ -413,7 +434,7 @@ def test_a_metric_in_one_line_is_everywhere(with_rtf, tmp_path):
     assert len(metrics.ALL) + 1 == len(metrics.METRICS)  # their keys are one each
     line = next(line for line in table.splitlines() if line.startswith("torchaudio"))
     assert line.endswith(" 0.2500") and "RTF" in table and " RTF |" in tables.whole(log, "markdown")
-    row, *_ = json.loads(tables.whole(log, "json"))
+    row, *_ = json.loads(tables.exported(log, [], "json"))
     assert row["rtf"] == 0.25
     assert metrics.scalars(log.rows[0])["metrics/rtf"] == 0.25
     for closed in ("page", "answer", "readme"):

@@ -82,8 +82,8 @@ def profile(
 
 
 def table(averages: Any, key: str) -> str:
-    """Return the table of key averages: TABLE_ROWS of the largest `key`, all other labels of record_function, and a line
-    that says how many rows are left out; its sums are of all rows."""
+    """Return the table of key averages: TABLE_ROWS of the largest `key`, all other labels of record_function, a line
+    that says how many rows are left out, and sums of all rows."""
     rows = sorted(averages, key=lambda row: getattr(row, key), reverse=True)
     first, others = rows[:TABLE_ROWS], rows[TABLE_ROWS:]
     labels = [row for row in others if row.scope == USER_SCOPE]

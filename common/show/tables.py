@@ -18,7 +18,7 @@ from common.analysis.row import SCOPES, Row
 from common.core import settings
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import count, error, gathered, number, plain, short
-from common.present.parts import Cell, Column, Table
+from common.present.parts import Cell, Column, Table, Values
 from common.present.parts import words as in_words
 from common.present.text import aligned, block, csv_text, json_text, listed, painted, spaced, stopped_later
 
@@ -29,12 +29,6 @@ STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 def whole(log: logs.Log, format: str = "table") -> str:
     sweeps, every = log.sweeps, log.groups  # which ranks them
-    if format in ("csv", "json"):
-        rows = [*log.rows, *log.searches, *(row for sweep in sweeps for row in sweep.rows)]
-        further = metrics.differing(rows)
-        if format == "csv":
-            return csv_text([metrics.plain(row, further) for row in rows])
-        return json_text([metrics.exported(row, further) for row in rows])
     parts: List[List[Union[Table, str]]] = []
     for of, search, rows in (("results", False, log.rows), ("search", True, log.searches)):
         groups = [group for group in every if group.search == search]
@@ -43,6 +37,16 @@ def whole(log: logs.Log, format: str = "table") -> str:
         parts.append([table("sweep", sweep.heading, sweep.rows, "sweep"), *remarks(sweep.rows, format)])
     shown = [[each if isinstance(each, str) else block(each, format) for each in blocks] for blocks in parts if blocks]
     return "\n".join("\n\n".join(blocks) + "\n" for blocks in shown)
+
+
+def exported(log: logs.Log, others: Sequence[Values], format: str) -> str:
+    """Return all rows as "csv" or "json", those of the losses first.  others: rows of tools, which name their tool."""
+    _, sweeps = log.groups, log.sweeps  # the groups rank the rows
+    rows = [*log.rows, *log.searches, *(row for sweep in sweeps for row in sweep.rows)]
+    further = metrics.differing(rows)
+    if format == "csv":
+        return csv_text([*(metrics.plain(row, further) for row in rows), *others])
+    return json_text([*(metrics.exported(row, further) for row in rows), *others])
 
 
 def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Table:

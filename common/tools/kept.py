@@ -157,9 +157,17 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
             for number, each in enumerate(answers(paths, tool, answer))
         ]
 
+    def rows(paths: Sequence[Path]) -> List[parts.Values]:
+        result = []
+        for each in answers(paths, tool, answer):
+            failed = {"status": next(iter(each.statuses), "error"), "reason": "; ".join(each.failures)}
+            own = each.rows or ([failed] if each.failures else [])
+            result += [{"tool": tool, "name": each.name, **row} for row in own]
+        return result
+
     return parts.Slice(
         sections,
         holds=lambda path: any(answers([path], tool, answer)),
-        rows=lambda paths: [{"name": each.name, **row} for each in answers(paths, tool, answer) for row in each.rows],
+        rows=rows,
         text=lambda paths, format: [each.render(format) for each in answers(paths, tool, answer)],
     )
