@@ -94,11 +94,7 @@ def test_the_verdict_is_of_the_rows(log):
     [
         ({"k2": [5, 5.1, 5], "torchaudio": [8, 8.1, 8]}, "k2", ["k2, ", "its loss is the fastest too"]),
         ({"k2": [5, 9, 7], "torchaudio": [6, 5, 8]}, "k2", ["k2, ", "by the loss alone unclear"]),
-        (
-            {"k2": [8, 8.1, 8], "torchaudio": [5, 5.1, 5]},
-            None,
-            ["unclear: by the step k2", "by the loss alone torchaudio"],
-        ),
+        ({"k2": [8, 8.1, 8], "torchaudio": [5, 5.1, 5]}, "k2", ["k2, ", "by the loss alone torchaudio"]),
     ],
 )
 def test_the_pick_for_given_logits_says_what_it_rests_on(tmp_path, loss_ms, best, words):
@@ -114,10 +110,26 @@ def test_the_pick_for_given_logits_says_what_it_rests_on(tmp_path, loss_ms, best
     picked = verdict.given_logits(group)
     assert (picked.best and picked.best.row.name) == best
     verdict_text = " ".join(screen(tmp_path).partition("given logits:")[2].split())
-    assert all(word in verdict_text for word in words)
+    assert all(word in verdict_text for word in words) and verdict_text.startswith(words[0])  # the step comes first
     (page,) = collect(group)
     (card,) = [card for card in cards.cards(page.rows, []) if card.question == "If you need logits"]
     assert card.clear == bool(best) and (card.answer == "k2" or not best)
+
+
+def test_an_interval_that_tells_nothing_prints_no_long_numbers(tmp_path):
+    """Of two rounds, whose ratios are 0.5 and 500."""
+    timed(tmp_path, "k2", [10, 10])
+    timed(tmp_path, "torchaudio", [5, 5000])
+    lines = [screen(tmp_path), summarize(tmp_path)]
+    assert all("below 0.001" in " ".join(text.split()) and not re.search(r"\d{6}", text) for text in lines)
+
+
+@pytest.mark.parametrize("version, words", [("1.4", ""), ("1.5.1+cu130", "older than this package (1.5.1)")])
+def test_what_is_said_of_corners_has_a_day_and_a_version(tmp_path, version, words):
+    timed(tmp_path, "optimized_transducer", [10, 10, 10])
+    change(tmp_path / "optimized_transducer", "environment", implementation_version=version)
+    text = " ".join(screen(tmp_path).partition("beware:")[2].split())
+    assert re.search(r"\b1\.4 on \d+ \w+ \d{4}\b", text) and ("older" in text) == bool(words) and words in text
 
 
 def test_errors_are_those_at_the_measured_size_and_large_ones_are_marked(tmp_path):

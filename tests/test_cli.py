@@ -93,6 +93,7 @@ def test_the_list_says_what_each_row_lacks():
     rows = {line.split()[0]: line for line in run("benchmark_all.py", "--list", "--device", "cpu").stdout.splitlines()}
     assert {implementation.name for implementation in IMPLEMENTATIONS} <= set(rows) and "k2:constrained" in rows
     assert "runs on cuda only" in rows["apex"] or "missing" in rows["apex"]
+    assert not any("environment" in row for row in rows.values() if "unsupported" in row)
     if importlib.util.find_spec("warprnnt_pytorch") is None:
         assert "missing: " in rows["warp-transducer"] and "github.com/" in rows["warp-transducer"]
     assert "missing" not in rows["reference"]

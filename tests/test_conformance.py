@@ -470,19 +470,21 @@ def test_every_outcome_is_a_row_and_what_was_not_judged_fails():
 
 
 def test_caveats_are_those_of_the_newest_matrix_that_judged_the_loss(tmp_path):
-    assert "a second backward gives another gradient, without an error" in show.caveats("optimized_transducer", [])
-    assert show.caveats("no such loss", []) is None
+    committed = show.judged("optimized_transducer", [])
+    assert "a second backward gives another gradient, without an error" in committed.caveats
+    assert committed.version == "1.4" and committed.day >= "2026-11-23"
+    assert show.judged("no such loss", []) is None
     write_check(tmp_path, "flash", day=1, ragged=Outcome(REFUSES, "no"))
     newest = write_check(tmp_path, "flash", day=2, **{"V-2": Outcome(CRASHES), "upstream": Outcome(DIFFERS)})
-    assert show.caveats("flash", [tmp_path]) == [BY_NAME["upstream"].wrong, "ends or hangs the process: V = 2"]
+    assert show.judged("flash", [tmp_path]).caveats == [BY_NAME["upstream"].wrong, "ends or hangs the process: V = 2"]
     newest.write_text("{")
-    assert show.caveats("flash", [tmp_path]) == []  # an error is fine there
+    assert show.judged("flash", [tmp_path]).caveats == []  # an error is fine there
 
 
 def test_the_committed_page_and_corners_are_of_these_cases():
     corners = json.loads((ROOT / "docs" / show.CORNERS).read_text())
-    assert {case for results in corners.values() for case in results} <= BY_NAME.keys() and len(corners) > 50
-    assert all(show.caveats(name, []) == [] for name in ("reference", "fused"))
+    assert {case for of in corners.values() for case in of["results"]} <= BY_NAME.keys() and len(corners) > 50
+    assert all(show.judged(name, []).caveats == [] for name in ("reference", "fused"))
     page = (ROOT / "docs" / show.PAGE).read_text()
     assert "## Matrix" in page and "### Wrong without an error" in page and len(page.split()) <= 3000
 
@@ -494,7 +496,9 @@ def test_the_command_judges_writes_and_prints_the_matrix(tmp_path):
     assert re.search("as asked in all: .*reference", done.stdout) and "target = V" in done.stdout
     page, corners = ((tmp_path / "out" / name).read_text() for name in (show.PAGE, show.CORNERS))
     assert "| target = V | **\u2717** |" in page and str(tmp_path) not in page
-    assert json.loads(corners) == {"torchaudio": {"target-too-large": "differs"}, "reference": {}}
+    results = {name: of["results"] for name, of in json.loads(corners).items()}
+    assert results == {"torchaudio": {"target-too-large": "differs"}, "reference": {}}
+    assert len({of["day"] for of in json.loads(corners).values()}) == 1 and json.loads(corners)["torchaudio"]["version"]
     assert "target = V" in run("rnnt-bench", "summarize", tmp_path / "log").stdout
 
 

@@ -181,6 +181,19 @@ def test_samples_far_from_the_median_are_at_the_edge(tmp_path):
     assert trace["customdata"][3][1] == "+300.0%"
 
 
+def test_the_samples_of_a_loss_with_one_a_batch_are_drawn_by_their_cells(tmp_path):
+    """Three batches, the second of twice and the third of three times the cells; the last takes 1.2 times as long."""
+    batches = [
+        {"index": at, "N": 1, "T_max": 10, "U_max": 9, "useful_cells": 60 * size, "padded_cells": 100 * size}
+        for at, size in ((0, 1), (1, 2), (2, 3))
+    ]
+    samples = [sample("timing-1", "step", at, ms) for at, ms in ((0, 10), (1, 20), (2, 36))]
+    measured = [environment("timing-1", batches=batches), *samples, status("timing-1")]
+    write_run(tmp_path / "a", "a", [correctness(), measured])
+    (trace,) = plots.drift(rows_of(tmp_path)).data
+    assert [told[1] for told in trace["customdata"]] == ["+0.0%", "+0.0%", "+20.0%"]
+
+
 def test_memory_within_a_step_is_drawn_to_one_scale(tmp_path):
     for name, peak in (("a", 9), ("b", 40)):
         events = [*steps([100, 200]), *(allocation(at, total << 20) for at, total in ((1010, 3), (1130, peak)))]
@@ -222,9 +235,13 @@ def test_a_configuration_is_answer_ratios_table_plots_and_conditions(tmp_path):
     assert [row[0].shown for row in results.rows] == ["a", "b"] and versions[0].name == "versions"
     assert [figure.key for figure in section.figures] == ["time-memory", "samples", "memory-within"]
     assert {failure.name: failure.is_error for failure in section.failures} == {"died": True, "k2": False}
-    assert "in 2 batches" in section.heading and "V 500" not in section.heading
-    assert "V 500" in dict(section.facts)["Settings"]
+    assert "in 2 batches" in section.heading
     shown = page_of(tmp_path)
+    above = shown[: shown.index("<dt>Use</dt>")]  # the first screen: what was measured is on it
+    body = above[above.index('class="configuration"') :]
+    assert has_words(body, "batch size 30", "V 500", "joiner 512", "float32", "Some CPU", "2 threads", "random logits")
+    linked = re.findall(r'<li><a href="#([^"]+)">', above)
+    assert len(linked) > 5 and all(f'id="{each}"' in shown for each in linked)
     assert "1 failed (died)" in shown and "1 not available here (k2)" in shown
     places = [shown.index(words) for words in ("2 losses measured", "<dt>Use</dt>", 'id="ratios-group-0"', "<table")]
     assert places == sorted(places)

@@ -149,7 +149,7 @@ def _verdict_words(row: Row) -> str:
 
 def _interval(standing: Any) -> str:
     ratio = standing and standing.ratio
-    return "-" if not ratio or ratio.low is None else f"{text.number(ratio.low, 3)}-{text.number(ratio.high, 3)}"
+    return text.interval(ratio.low, ratio.high, joint="-") or "-" if ratio else "-"
 
 
 def _loss_ratio(row: Row) -> str:

@@ -16,6 +16,7 @@ from common.analysis.row import Row, gaps
 from common.analysis.standing import Standing, stand, standings
 from common.core import implementations, text
 from common.present import parts
+from common.setup.interpreters import version_numbers
 
 #: Peaks that differ by less count as equal: the two ways to measure them differ as much.
 MEMORY_MARGIN = 0.02
@@ -32,7 +33,7 @@ Kinds = Tuple[Optional[str], ...]
 class Pick:
     """Hold the best of some rows, and how sure that is. rivals: rows that may be as good, the nearest first; next: the
     first rival, or else the first that is worse; times: its ratio to the best, in time, peak or size; next_ratio: of
-    times, with the interval; over, memory: time and peak of an approximation over the fastest exact row's; caveats:
+    times, with the interval; over, memory: time and peak of an approximation over the fastest exact row's; judged:
     None where no conformance matrix judged it; withheld: why there is no answer, and no ratio: other load, or a search
     that did not end."""
 
@@ -44,7 +45,7 @@ class Pick:
     next_ratio: Optional[Ratio] = None
     over: Optional[Ratio] = None
     memory: Optional[float] = None
-    caveats: Optional[List[str]] = None
+    judged: Optional[parts.Judged] = None
     withheld: str = ""
 
     @property
@@ -53,8 +54,9 @@ class Pick:
 
 
 class LogitsPick(NamedTuple):
-    """Hold the best exact loss of given logits: by the loss alone, by the step of the losses that take logits, and that
-    of the two that is sure and that the other does not contradict; None where it is unclear."""
+    """Hold the best exact loss of given logits: by the loss alone, by the step of the losses that take logits, which a
+    training pays for, and the answer: by the step, or by the loss alone among those that may be as fast by the step;
+    None where it is unclear."""
 
     loss: Pick
     step: Optional[Pick]
@@ -74,7 +76,7 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
         peaks = approximate.row.peak_mb, quick.row.peak_mb
         memory = peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
         approximate = replace(approximate, over=None if standing.beside_load else standing.ratio, memory=memory)
-    both = (pick and replace(pick, caveats=parts.caveats(pick.row.loss, folders)) for pick in (quick, approximate))
+    both = (pick and replace(pick, judged=parts.judged(pick.row.loss, folders)) for pick in (quick, approximate))
     quick, approximate = both
     return quick, given_logits(rows), small, approximate
 
@@ -89,10 +91,12 @@ def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
     taking = [row for row in _ok(rows) if row.loss_alone.ms]
     loss, step = by_time(taking, "loss"), by_time(taking, "step")
-    both = [pick for pick in (step, loss) if pick]
-    agreed = [pick for pick in both if pick.sure and all(pick.row in [each.row, *each.rivals] for each in both)]
-    best = agreed[0] if agreed and not any(each.withheld for each in both) else None
-    return LogitsPick(loss, step, best) if loss else None
+    if loss is None:
+        return None
+    best = step if step and step.sure else loss if loss.sure else None
+    if loss.withheld or (step and (step.withheld or (best and best.row not in [step.row, *step.rivals]))):
+        best = None
+    return LogitsPick(loss, step, best)
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
@@ -213,10 +217,8 @@ def headline(pick: Pick) -> str:
     if pick.next is None or pick.times is None:
         return f"Use {name}, the only exact loss that was compared"
     ratio = pick.next_ratio
-    span = (
-        "" if ratio is None or ratio.low is None else f" ({text.number(ratio.low, 2)} to {text.number(ratio.high, 2)})"
-    )
-    faster = f"{text.number(pick.times, 2)}x faster{span}"
+    span = text.interval(ratio.low, ratio.high, 2) if ratio else ""
+    faster = f"{text.number(pick.times, 2)}x faster" + (f" ({span})" if span else "")
     mine, other = pick.row.peak_mb, pick.next.peak_mb
     times = other / mine if mine and other else 1.0
     if times > 1 + MEMORY_MARGIN:
@@ -243,13 +245,13 @@ def against_next(pick: Pick, measure: Measure) -> Words:
     if pick.next is None:
         return [best, "; the only one measured"]
     ratio, others = pick.next_ratio, len(pick.rivals) - 1
-    ends = [text.number(end, 3) for end in (ratio.low, ratio.high) if end is not None] if ratio else []
-    span = f" (95% interval {' to '.join(ends)})" if ends else ""
-    behind = f"{name_of(pick.next)} at {text.number(pick.times, 3)}x {measure.noun}{span}"
+    span = text.interval(ratio.low, ratio.high) if ratio else ""
+    behind = f"{name_of(pick.next)} at {text.number(pick.times, 3)}x {measure.noun}"
+    behind += f" (95% interval {span})" if span else ""
     if pick.sure:
         return [best, f"; next is {behind}"]
     verb = f"and {others} more are" if others > 0 else "is"
-    advice = "; one round gives no interval: use --rounds 3 or more" if ratio and not ends else ""
+    advice = "; one round gives no interval: use --rounds 3 or more" if ratio and not span else ""
     return [best, f"; {behind} {verb} too close to tell{advice}"]
 
 
@@ -267,14 +269,12 @@ def logits_words(picks: LogitsPick) -> Words:
     loss, step, best = picks
     if step is None or loss.withheld or step.withheld:
         return answer(loss, time_of("loss")) if step is None else [WITHHELD]
-    if best is None:
-        by_step, by_loss = (named(pick, time_of(pick.scope)) for pick in (step, loss))
-        return ["unclear: by the step ", *by_step, "; by the loss alone ", *by_loss]
-    by_best, other = named(best, time_of(best.scope)), loss if best is step else step
-    if other.sure:
-        return [*by_best, f"; its {other.scope} is the fastest too"]
-    by = "step" if other.scope == "step" else "loss alone"
-    return [*by_best, f"; by the {by} ", *answer(other, time_of(other.scope))]
+    by_step, by_loss = (answer(pick, time_of(pick.scope)) for pick in (step, loss))
+    if best is step and loss.sure and loss.row is step.row:
+        return [*by_step, "; its loss is the fastest too"]
+    if best is loss:
+        return [*named(loss, time_of("loss")), "; by the step ", *by_step]
+    return [*by_step, "; by the loss alone ", *by_loss]
 
 
 def approximate(pick: Pick) -> Words:
@@ -318,16 +318,22 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
 
 def corners(pick: Pick) -> Tuple[str, str]:
     """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
-    name = pick.row.name
+    name, judged = pick.row.name, pick.judged
     caveats = [ABOVE_LIMIT] if pick.row.above_limit else []
     caveats += ["computes in less than float32"] if pick.row.is_coarse else []
-    caveats += pick.caveats or []
+    caveats += judged.caveats if judged else []
     command, others = f"./rnnt-bench check --only {name}", len(caveats) - MOST_CAVEATS
+    if judged is None and not caveats:
+        return "corners", f"{name} was not judged yet: {command}"
+    if judged:
+        day, here = datetime.fromisoformat(judged.day), (pick.row.environment.implementation_version or "")
+        when = f"{judged.version} on {day.day} {day:%b %Y}".strip()
+        if version_numbers(judged.version) < version_numbers(here):
+            when += f", which is older than this package ({here.partition('+')[0]}): {command}"
     if not caveats:
-        right = f"rnnt-bench check found nothing wrong with {name}"
-        return "corners", f"{name} was not judged yet: {command}" if pick.caveats is None else right
+        return "corners", f"rnnt-bench check found nothing wrong with {name} {when}"
     shown = [*caveats[:MOST_CAVEATS], *([f"{others} more: {command}"] if others > 0 else [])]
-    return "beware", f"{name}: {'; '.join(shown)}"
+    return "beware", f"{name}: {'; '.join(shown)}" + (f" (judged: {when})" if judged else "")
 
 
 def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]]:
@@ -360,10 +366,8 @@ def over_fastest(standing: Standing) -> str:
     over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"{batches}{here}"
     parts = [f"{begin}: {text.number(ratio.ratio, 3)}x over {over}", "one round gives no interval"]
     if ratio.low is not None:
-        parts[1] = (
-            f"95% interval over {len(ratio.new)} rounds {text.number(ratio.low, 3)} to {text.number(ratio.high, 3)}"
-        )
-        parts[1] += f": {standing.verdict}"
+        span = text.interval(ratio.low, ratio.high)
+        parts[1] = f"95% interval over {len(ratio.new)} rounds {span}: {standing.verdict}"
         if ratio.of_file:
             parts.append(f"{text.number(ratio.least, 3)} to {text.number(ratio.most, 3)} from batch to batch")
         if standing.by_round:
@@ -376,6 +380,6 @@ def over_fastest(standing: Standing) -> str:
 def drifting(standing: Standing, drift: Drift) -> str:
     return (
         f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {text.number(drift.factor, 3)} "
-        f"({text.number(drift.low, 3)} to {text.number(drift.high, 3)}) from the first round to the last: what holds "
+        f"({text.interval(drift.low, drift.high)}) from the first round to the last: what holds "
         "in this run may not in another"
     )

@@ -15,7 +15,7 @@ from common.analysis import logs, metrics
 from common.cli import cluster, parser
 from common.core import flag_types, implementations, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, as_called, drop_stdout
-from common.core.files import ROOT, write_whole
+from common.core.files import CACHE, ROOT, write_whole
 from common.core.text import count, plain
 from common.jobs import rounds
 from common.jobs.job import plan
@@ -23,7 +23,7 @@ from common.jobs.session import Executor, Progress, Session
 from common.records import store
 from common.records.run import Changed, open_runs
 from common.records.schema import MemoryLimit, as_written
-from common.setup import environments, extensions, interpreters
+from common.setup import environments, interpreters
 from common.show import page, tables
 from common.system import memory
 from common.system.processes import output
@@ -288,11 +288,11 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
         if choice.python is None:
             places[name] = f"missing: {choice.reason}"
         elif kind not in attributes.devices:
-            places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only ({where})"
+            places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only"
         elif absent := needed.difference(installed[choice.python]):
             places[name] = f"missing: {where} lacks {' and '.join(sorted(absent))}: {attributes.hint}"
         elif row.built:
-            compiled = any(extensions.CACHE.glob(f"{row.package}-*-{kind}-*/"))
+            compiled = any(CACHE.glob(f"{row.package}-*-{kind}-*/"))
             places[name] = where if compiled else f"{where}, compiled when it is first run"
         else:
             places[name] = where

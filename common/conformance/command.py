@@ -21,6 +21,7 @@ from common.core.implementations import find, with_variants
 from common.jobs import job, session
 from common.present.parts import Cell, tabulated
 from common.present.text import aligned
+from common.records import schema
 from common.setup import interpreters
 from common.tools import commands, kept
 
@@ -82,7 +83,7 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     def answer(run: kept.Kept) -> kept.Answer:
         matrix = show.matrix_of(run)
         if arguments.output:
-            written = json.dumps(show.corners(matrix), indent=1) + "\n"
+            written = json.dumps(schema.as_written(show.corners(matrix)), indent=1) + "\n"
             pages = ((arguments.output / show.PAGE, show.page(matrix)), (arguments.output / show.CORNERS, written))
             files.write_whole(advice, *pages)
         return show.answer_of(matrix, [name for name in choices if find(name).script.endswith(".py")])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from common.conformance.cases import (
     BY_NAME,
@@ -30,7 +30,7 @@ from common.conformance.cases import (
 from common.core import text
 from common.core.files import ROOT
 from common.core.implementations import KINDS, LATTICES, with_variants
-from common.present.parts import Cell, Column, Table
+from common.present.parts import Cell, Column, Judged, Table
 from common.present.text import block, listed
 from common.records import schema
 from common.tools import kept
@@ -259,25 +259,36 @@ def matrix_of(run: kept.Kept) -> Matrix:
     return Matrix(heading, rows, [BY_NAME[name] for name in config.cases if name in BY_NAME], head.started)
 
 
-def corners(matrix: Matrix) -> Dict[str, Dict[str, str]]:
-    """Return the result of each case that a user must beware of, by the name of a loss that was judged."""
-    cells = {row.name: row.cells for row in matrix.rows if row.cells}
-    return {
-        name: {case: of.result for case, of in each.items() if of.result in FINDINGS} for name, each in cells.items()
-    }
+class Corners(Struct):
+    """Hold the result of each case that a user of a loss must beware of, the version that was judged, and the day."""
+
+    version: str
+    day: str
+    results: Mapping[str, str]
 
 
-def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
+def corners(matrix: Matrix) -> Dict[str, Corners]:
+    """Return the corners of each loss that was judged."""
+    known = {}
+    for row in (row for row in matrix.rows if row.cells):
+        results = {case: of.result for case, of in row.cells.items() if of.result in FINDINGS}
+        known[row.name] = Corners((row.version or "").partition("+")[0], matrix.started[:10], results)
+    return known
+
+
+def judged(name: str, folders: Sequence[Path]) -> Optional[Judged]:
     """Return what to beware of in an implementation, the worst first, by the newest matrix in `folders` that judged it,
     else by the corners of docs/; None if none did."""
     matrices = [each for each in kept.answers(folders, TOOL, matrix_of) if isinstance(each, Matrix)]
     known = [corners(matrix) for matrix in sorted(matrices, key=lambda matrix: matrix.started, reverse=True)]
-    known.append(json.loads((ROOT / "docs" / CORNERS).read_text(encoding="utf-8")))
-    results = next((each[name] for each in known if name in each), None)
-    if results is None:
+    committed = json.loads((ROOT / "docs" / CORNERS).read_text(encoding="utf-8"))
+    known.append(schema.typed(committed, Dict[str, Corners]))
+    of_loss = next((each[name] for each in known if name in each), None)
+    if of_loss is None:
         return None
+    results = of_loss.results
     meanings = [meaning(case, result) for result in FINDINGS for case in CASES if results.get(case.name) == result]
-    return list(dict.fromkeys(filter(None, meanings)))
+    return Judged(list(dict.fromkeys(filter(None, meanings))), of_loss.version, of_loss.day)
 
 
-CONFORMANCE = replace(kept.slice_of(TOOL, TITLE, lambda run: answer_of(matrix_of(run))), caveats=caveats)
+CONFORMANCE = replace(kept.slice_of(TOOL, TITLE, lambda run: answer_of(matrix_of(run))), judged=judged)

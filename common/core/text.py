@@ -36,6 +36,19 @@ def number(value: Optional[float], digits: int = 4) -> str:
     return f"{value:.{min(max(decimals, 0), 6)}f}"
 
 
+#: Ends of an interval beyond these say only that it tells nothing.
+LEAST_END, MOST_END = 1e-3, 1e4
+
+
+def interval(low: Optional[float], high: Optional[float], digits: int = 3, joint: str = " to ") -> str:
+    """Return "1.59 to 1.91", or "below 0.001 to above 10000" where it tells nothing; "" for None."""
+    if low is None or high is None:
+        return ""
+    begin = f"below {LEAST_END:g}" if low < LEAST_END else number(low, digits)
+    end = f"above {MOST_END:.0f}" if high > MOST_END else number(high, digits)
+    return f"{begin}{joint}{end}"
+
+
 def closest(word: str, choices: Iterable[str]) -> str:
     """Return "; did you mean 'k2'?" for the choice most like a mistyped word; "" where none is like it."""
     matches = difflib.get_close_matches(word, list(choices), 1)

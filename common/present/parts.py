@@ -143,25 +143,32 @@ class Section:
     folded: bool = False
 
 
+class Judged(NamedTuple):
+    """Hold what to beware of in a loss, the version that was judged ("": not known) and the day, ISO 8601."""
+
+    caveats: Sequence[str]
+    version: str
+    day: str
+
+
 @dataclass(frozen=True)
 class Slice:
     """Describe a tool to those that show results. sections: (folder of the page, log folders) -> sections; holds:
     whether a run of the tool is at or under a path; rows: for csv and json; text: (paths, "table" or "markdown") -> a
-    string a run; caveats: (loss, paths) -> what to beware of, None where the tool never judged it."""
+    string a run; judged: (loss, paths) -> what to beware of, None where the tool never judged it."""
 
     sections: Callable[[Path, Sequence[Path]], List[Section]]
     holds: Callable[[Path], bool] = lambda path: False
     rows: Callable[[Sequence[Path]], List[Values]] = lambda paths: []
     text: Callable[[Sequence[Path], str], List[str]] = lambda paths, format: []
-    caveats: Optional[Callable[[str, Sequence[Path]], Optional[List[str]]]] = None
+    judged: Optional[Callable[[str, Sequence[Path]], Optional[Judged]]] = None
 
 
 #: Returns every tool's slice, in the order of the page; the command sets it.
 slices: Callable[[], Sequence[Slice]] = tuple
 
 
-def caveats(loss: str, paths: Sequence[Path]) -> Optional[List[str]]:
+def judged(loss: str, paths: Sequence[Path]) -> Optional[Judged]:
     """Return what to beware of in a loss; None where no tool judged it."""
-    answers = [each.caveats(loss, paths) for each in slices() if each.caveats]
-    judged = [answer for answer in answers if answer is not None]
-    return [caveat for answer in judged for caveat in answer] if judged else None
+    answers = (each.judged(loss, paths) for each in slices() if each.judged)
+    return next(filter(None, answers), None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
 from common.analysis import machines, times, verdict
+from common.analysis.groups import Group
 from common.analysis.row import Row
 from common.core import implementations, settings, snippets, text
 from common.present import parts
@@ -30,9 +31,9 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
     if logits and (best is None or quick is None or best.row is not quick.row):
         question, lines = "If you need logits", [_line("Speed", verdict.logits_words(logits))]
         if best is None:
-            result.append(parts.Card(question, "unclear", False, lines))
+            result.append(_card(question, logits.step or logits.loss, lines))
         else:
-            best = replace(best, caveats=parts.caveats(best.row.loss, folders))
+            best = replace(best, judged=parts.judged(best.row.loss, folders))
             lines.append(_line("Memory", verdict.memory(best.row, small)))
             result.append(_card(question, best, [*lines, _corners(best)]))
     if approximate:
@@ -71,6 +72,13 @@ def _value(pick: verdict.Pick, measure: verdict.Measure) -> verdict.Words:
 def _corners(pick: verdict.Pick) -> parts.Line:
     title, words = verdict.corners(pick)
     return _line(title, [words])
+
+
+def configuration(group: Group) -> str:
+    """Return the heading of a group, and of which kind its logits are."""
+    kinds = {row.configuration.get("logits") for row in group.rows if row.largest is None} - {None}
+    logits = [f"{kind} logits" for kind in kinds if f"{kind} logits" not in group.heading]
+    return ", ".join([group.heading, *logits])
 
 
 def size_of(rows: Sequence[Row]) -> List[str]:

@@ -85,6 +85,7 @@ def assembled(
         title=title,
         lead=lead,
         sections=[(section, text) for section, text, _ in shown],
+        contents=contents([section for section, _, _ in shown]),
         reading=reading,
         overline=overline,
         style=(HERE / "page.css").read_text(encoding="utf-8"),
@@ -94,6 +95,25 @@ def assembled(
         script=script,
         written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
     )
+
+
+#: With more sections the contents name their parts no more.
+MOST_IN_PARTS = 3
+
+
+def contents(sections: Sequence[parts.Section]) -> List[Tuple[str, str, str]]:
+    """Return the address, title and heading of each entry of the page's contents: sections, and the parts of a few."""
+    entries = []
+    for section in sections:
+        entries.append((section.id, section.title, section.heading))
+        if len(sections) > MOST_IN_PARTS or section.folded:
+            continue
+        plots = [*([section.lead] if section.lead else []), *section.figures]
+        named = [*((each.name, each.title) for each in section.tables), *((each.key, each.title) for each in plots)]
+        named += [("failures", "What did not run")] if section.failures else []
+        named += [("conditions", "How measured")] if section.facts or section.conditions else []
+        entries += [(f"{key}-{section.id}", title, "") for key, title in named if title]
+    return entries
 
 
 def _rendered(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict[str, Any]]:
@@ -130,7 +150,7 @@ def _section(group: Group, index: int, many: int, folders: Paths) -> parts.Secti
     return parts.Section(
         f"group-{index}",
         title if many == 1 else f"{title}, {index + 1} of {many}",
-        ". ".join([*([] if many == 1 else [group.heading]), *([] if group.search else cards.size_of(rows))]),
+        ". ".join([cards.configuration(group), *([] if group.search else cards.size_of(rows))]),
         loaded=tables.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
         lead=None if group.search else plots.over_fastest(rows),
@@ -142,7 +162,7 @@ def _section(group: Group, index: int, many: int, folders: Paths) -> parts.Secti
         ],
         figures=[figure for of in drawn if (figure := of(rows))],
         notes=[("", [f"{line}."]) for line in tables.notes(rows)],
-        facts=[("Settings", group.heading), *cards.machine(rows)],
+        facts=cards.machine(rows),
         conditions=[cards.versions(rows)],
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -12,7 +11,7 @@ from common.analysis import groups, metrics, standing, verdict
 from common.analysis.row import Row
 from common.analysis.times import Sample
 from common.core import settings, statistics
-from common.core.text import gathered, number
+from common.core.text import gathered, interval, number
 from common.present import style
 from common.present.parts import Cell, Failure, Figure, Link, Plotly, Section, measured, tabulated
 
@@ -34,7 +33,8 @@ class Dot(NamedTuple):
 
     @property
     def interval(self) -> str:
-        return "" if self.low is None else f" ({number(self.low, 3)} to {number(self.high, 3)})"
+        span = interval(self.low, self.high)
+        return f" ({span})" if span else ""
 
 
 def over_fastest(rows: Sequence[Row]) -> Optional[Figure]:
@@ -285,17 +285,26 @@ def _percent(change: float) -> str:
 
 
 def _of_row(row: Row) -> Optional[Lane]:
-    """Return the samples of batches that have several; a single sample always is its batch's median."""
-    counts = Counter(sample.batch for sample in row.of_scope(row.scope))
-    samples = [sample for sample in row.of_scope(row.scope) if counts[sample.batch] > 1]
+    """Return the samples beside the median of their batch; where a batch has one sample, which is its median, beside
+    the median time of a cell, padded or useful, whichever agrees more."""
+    samples = row.of_scope(row.scope)
     times = gathered((sample.batch, sample.ms) for sample in samples)
-    medians = {batch: statistics.median(ms) for batch, ms in times.items()}
-    return Lane(row, samples, [sample.ms / medians[sample.batch] for sample in samples]) if samples else None
+    if not samples or min(map(len, times.values())) > 1:
+        medians = {batch: statistics.median(ms) for batch, ms in times.items()}
+        return Lane(row, samples, [sample.ms / medians[sample.batch] for sample in samples]) if samples else None
+    lanes = []
+    for cells in ("padded_cells", "useful_cells"):
+        size_of = {str(batch.index): getattr(batch, cells) for batch in row.batches}
+        known = [sample for sample in samples if sample.batch in size_of]
+        rates = [sample.ms / size_of[sample.batch] for sample in known]
+        middle = statistics.median(rates) if rates else 1.0
+        lanes.append(Lane(row, known, [rate / middle for rate in rates]))
+    return min(lanes, key=lambda lane: sum(abs(value - 1) for value in lane.relative)) if lanes[0].samples else None
 
 
 def drift(rows: Sequence[Row]) -> Optional[Figure]:
-    """Draw each sample relative to the median of its batch, in the order taken."""
-    sampled = [lane for lane in map(_of_row, rows) if lane]
+    """Draw each sample relative to the median of its batch, or of a cell, in the order taken."""
+    sampled = [lane for lane in map(_of_row, rows) if lane and len(lane.samples) > 1]
     if not sampled:
         return None
     farthest = max(abs(value - 1) for lane in sampled for value in lane.relative)
@@ -315,18 +324,16 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
     places, words = zip(*ticks)
     frame["yaxis"].update(showticklabels=True, tickvals=places, ticktext=words, rangemode="normal")
     caption = (
-        "Each sample against the median of its batch, in the order taken; dashed lines part the rounds (fresh "
-        "processes). A slope is drift or throttling, a step another load. Crosses ran beside other load."
+        "Each sample against the median of its batch, in the order taken; where a batch has one sample, its time for a "
+        "cell against the median of all. Dashed lines part the rounds (fresh processes). A slope is drift or "
+        "throttling, a step another load. Crosses ran beside other load."
     )
     if farthest > MOST:
         caption += f" At the edge: farther than {MOST:.0%}."
-    single = [row.label for row in rows if row.timed and row not in [lane.row for lane in sampled]]
-    if single:
-        caption += f" Not drawn, with one sample of each batch: {', '.join(single)}."
     ranges = "; ".join(f"{lane.row.label} {lane.range}" for lane in sampled)
     frame.update(shapes=shapes, xaxis=style.axis("of the timed work", tickformat=".0%"))
     table = tabulated("samples", "Samples over time", [_cells(lane) for lane in sampled])
-    told = f"Spread of the samples around the median of their batch: {ranges}"
+    told = f"Spread of the samples around the median: {ranges}"
     layout = style.layout(WIDE_LANE * len(sampled) + 90, **frame)
     return Figure("samples", table.title, caption, told, data, layout, table)
 
