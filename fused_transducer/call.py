@@ -143,7 +143,7 @@ def check_tensors(**tensors: Any) -> None:
             continue
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a tensor; it is of type {type(tensor).__name__}")
-        if hasattr(tensor, "full_tensor"):
+        if not torch.compiler.is_compiling() and hasattr(tensor, "full_tensor"):  # torch 2.4 cannot trace hasattr
             raise ValueError(
                 f"{name} is sharded (DTensor): call the loss within the forward of the module that FSDP wraps, and do "
                 "not wrap the output layer by itself"
@@ -245,7 +245,6 @@ def _warn_of_torch(reason: str) -> None:
     warnings.warn(f"fused_transducer: {reason}; the plain PyTorch code runs instead, slower", stacklevel=4)
 
 
-@torch.compiler.assume_constant_result
 def backend_of(device: Union[str, torch.device], dtype: torch.dtype, wanted: Optional[str] = None) -> str:
     """Return the backend for tensors of a device ("cpu", "cuda:1", ...) and dtype.
 
@@ -264,3 +263,7 @@ def backend_of(device: Union[str, torch.device], dtype: torch.dtype, wanted: Opt
     if dtype != torch.float64 or backend != "triton":
         _warn_of_torch(reason)
     return "torch"
+
+
+# what torch.compiler.assume_constant_result does, which imports all of torch._dynamo and sympy for it
+backend_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -4,13 +4,15 @@ torch.compile, FakeTensor, autocast and autograd know them by this registration;
 Both take the seven tensors of a call, the seed of dropout, and its options as one list (`call.packed`).
 """
 
-from __future__ import annotations
-
+# no annotations of the future: torch 2.4 makes the operators' schemas of the annotations, and they must be no strings
+import importlib.abc
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from fused_transducer import plain
 from fused_transducer.call import (
@@ -213,14 +215,44 @@ def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
     return 2 * products * call.H * call.V * count
 
 
-@register_flop_formula(torch.ops.fused_transducer.losses, get_raw=True)
-def _(*inputs, out_val=None):
+def _flops_of_losses(*inputs, out_val=None, **_):
     call = Call.of(inputs[:8], inputs[8])
     return _flops(call, lambda: call.T_lengths.long() * (call.U_lengths.long() + 1), 1)
 
 
-@register_flop_formula(torch.ops.fused_transducer.gradients, get_raw=True)
-def _(grad_losses, arcs, kept, *inputs, out_val=None):
+def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):
     """Cells whose posterior is negligible are left out; the logits of others are computed again if none are kept."""
     call, (encoder_out, decoder_out, weight, _) = Call.of(inputs[:8], inputs[8]), inputs[10]
     return _flops(call, lambda: plain.counts(call, arcs), (len(kept) == 0) + weight + (encoder_out or decoder_out))
+
+
+FLOP_COUNTER = "torch.utils.flop_counter"
+
+
+def _register_flops(flop_counter: ModuleType) -> None:
+    for name, formula in (("losses", _flops_of_losses), ("gradients", _flops_of_gradients)):
+        flop_counter.register_flop_formula(getattr(torch.ops.fused_transducer, name), get_raw=True)(formula)
+
+
+class _FlopCounterFinder(importlib.abc.MetaPathFinder):
+    """Registers the formulas once torch's counter is imported: it imports Triton, which takes 50 MB."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != FLOP_COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module):
+            execute(module)
+            _register_flops(module)
+
+        spec.loader.exec_module = execute_and_register
+        return spec
+
+
+if FLOP_COUNTER in sys.modules:
+    _register_flops(sys.modules[FLOP_COUNTER])
+else:
+    sys.meta_path.insert(0, _FlopCounterFinder())

@@ -79,6 +79,56 @@ def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(tmp_pa
     assert done.stdout.split() == [f"{installed}/fused_transducer/__init__.py", "native", "True"], done.stderr
 
 
+#: The least torch that is promised, and some on the way to the one that the suite has.
+TORCHES = ("2.4.1", "2.5.1", "2.6.0", "2.8.0", "2.10.0")
+#: A step of both backends, and one graph of torch.compile.
+STEPS = """
+import warnings
+import torch
+from fused_transducer import TransducerLoss
+warnings.simplefilter("ignore")  # no numpy
+for backend in ("native", "torch"):
+    torch.manual_seed(0)
+    module = TransducerLoss(8, 10, encoder_dim=6, backend=backend)
+    batch = torch.randn(2, 7, 6), torch.randn(2, 4, 8), torch.ones(2, 3).long(), torch.tensor([7, 5]), torch.tensor([3, 2])
+    for call in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
+        module.zero_grad()
+        loss = call(*batch)
+        loss.backward()
+        print(round(loss.item(), 4), round(module.encoder_proj.weight.grad.norm().item(), 4))
+"""
+
+
+@pytest.mark.skipif(not os.environ.get("TORCH_FROM_INDEX"), reason="with TORCH_FROM_INDEX=1: gigabytes are fetched")
+@pytest.mark.parametrize("version", TORCHES)
+def test_each_torch_that_is_promised_gives_the_same_numbers(version, tmp_path, monkeypatch):
+    from common.setup.environments import Uv
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    expected = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True).stdout
+    with (tmp_path / "log").open("w") as log:
+        way = (
+            "run",
+            "--no-project",
+            "--isolated",
+            "--python",
+            sys.executable,
+            "--with",
+            f"torch=={version}",
+            "--with",
+            "setuptools",
+        )
+        assert Uv(log).output(*way, "python", "-c", STEPS) == expected and len(set(expected.splitlines())) == 1
+
+
+@compiled
+def test_the_import_takes_what_torch_has_already():
+    """torch._dynamo and sympy take 0.8 s and 60 MB, Triton 50 MB."""
+    code = "import torch, sys; before = set(sys.modules); import fused_transducer; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {name.partition(".")[0] for name in done.stdout.split()} == {"fused_transducer"}
+
+
 @pytest.fixture
 def compiler(tmp_path):
     """Give the test a home of its own, and no other folder, and return a compiler; undo what it sets, CXX too."""
