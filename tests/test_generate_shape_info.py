@@ -319,6 +319,19 @@ def test_an_output_that_would_replace_an_input(run, tmp_path, model):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["out.bpe.model", "out.features.pt"])
+def test_a_file_of_the_user_s_beside_the_output_is_kept(name, run, tmp_path):
+    """A model and feature frames of an earlier run are made anew; those that it did not make stay as they are."""
+    flags = ("--manifest", jsonl(tmp_path / "cuts.jsonl", simple_cuts()), "--bpe-vocab-size", 40, "--features")
+    assert run(*flags)[0] == 0 == run(*flags)[0]
+    made = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(b"mine")
+    one_line_of_error(*run(*flags)[::2], name, "would be replaced")
+    assert (tmp_path / name).read_bytes() == b"mine"
+    (tmp_path / name).unlink()
+    assert run(*flags)[0] == 0 and (tmp_path / name).read_bytes() == made
+
+
 @pytest.mark.parametrize(
     "flags, words",
     {

@@ -107,10 +107,13 @@ def outputs(model, seconds=0.5, size=2, call=None):
     return (call or model.call)(waves, torch.full((size,), waves.shape[1]))
 
 
+SAME = "--quiet --threads 1 --max-seconds 0.05 --max-samples 6".split()
+
+
 def measured(path, *words, code=0, executor=None):
     """The command in this process; returns the rows of its run as they are read back."""
     log = path.parent / "log"
-    quick = "--device cpu --quiet --threads 1 --max-seconds 0.05 --max-samples 6".split()
+    quick = ["--device", "cpu", *SAME]
     assert command(cli, path, "--log-dir", log, *quick, *words, executor=executor) == code
     return [row for answer in answers([log], "inference", rows.answer) for row in answer.rows]
 
@@ -272,6 +275,16 @@ def test_a_cell_that_fails_is_a_cell(config):
     assert "allocate memory" in measured(path, "--resume", code=1, executor=counting)[2]["reason"]
     assert counting.names == ["0.2s-x2-threads-1"] and len(list((path.parent / "log").glob("inference-*"))) == 1
     measured(path, "--resume", "--seed", "3", code=2)
+
+
+def test_resuming_with_a_mistake_keeps_a_run_whose_jobs_all_failed(config, capsys):
+    path = config({"arguments": {"limit": 1}}, **ONE)
+    measured(path, code=1)
+    (file,) = (path.parent / "log").glob("*/tool.jsonl")
+    before = file.read_text()
+    (path.parent / "models.py").write_text("nonsense = ")
+    assert command(cli, path, "--log-dir", path.parent / "log", "--resume", "--device", "cpu", *SAME) == 2
+    assert file.read_text().startswith(before) and "does not import" in capsys.readouterr().err
 
 
 def test_a_slow_first_call_is_warm_up(config):

@@ -10,6 +10,7 @@ import hashlib
 import io
 import itertools
 import math
+import os
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -36,6 +37,10 @@ def generate(flags: argparse.Namespace) -> List[str]:
     outputs = [flags.output, *([flags.output.with_suffix(".features.pt")] if flags.write_features else [])]
     for path in outputs:
         shapes.check_output(path)
+    for path in outputs[1:]:
+        _check_own(flags.output, path, shapes.part(path, "shape_file"))
+    if flags.bpe_vocab_size:
+        _check_own(flags.output, flags.output.with_suffix(".bpe.model"), shapes.part(flags.output, "bpe_model"))
     rows, features, provenance, beside = _from_figures(flags) if flags.from_figures else _from_manifest(flags, outputs)
     shapes.save(flags.output, rows, {"schema": SCHEMA, **provenance}, *beside)
     lines = [
@@ -58,6 +63,12 @@ def generate(flags: argparse.Namespace) -> List[str]:
         f"padding of batches of {BATCH_SIZE}: {in_file} of the cells in file order, {by_length} sorted by length"
     )
     return [*lines, as_called(f"next: ./benchmark_all.py --shape-file {shlex.quote(str(flags.output))}")]
+
+
+def _check_own(output: Path, beside: Path, described: shapes.Provenance) -> None:
+    """Raise UserError for a file beside the output that is there and not `described` as made with an earlier one."""
+    if os.path.lexists(beside) and not (beside.is_file() and described.get("sha256") == shapes.sha256(beside)):
+        raise UserError(f"--output {output}: {beside} would be replaced, which no earlier run made; name another file")
 
 
 def _described(path: Path) -> Dict[str, str]:

@@ -128,6 +128,7 @@ def measured(
     executor = executor or Executor()
     header = dict(record="tool", tool=tool, name=name, config=schema.as_written(config), settings=settings.to_json())
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
+        earlier = [line for line in of_tool.records if not isinstance(line, schema.FirstLine)]
         if not arguments.quiet:
             print(f"measuring {name} on {settings.device}: {text.count(len(tasks), 'job')}", file=sys.stderr)
         try:
@@ -140,7 +141,8 @@ def measured(
             return measured(tool, name, config, tasks, settings, arguments, answer, executor, timed)
         if ended.mistake and not any(of_tool.is_done(task.name) for task in tasks):
             of_tool.close()
-            run.remove(of_tool.path)
+            if not earlier:
+                run.remove(of_tool.path)
             raise ended.mistake
         result = answer(read(of_tool.path))
         shown = result.render(arguments.format)
