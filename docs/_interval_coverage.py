@@ -218,13 +218,25 @@ def verdicts(every: Sequence[ratios.Ratio], controlled: bool) -> List[str]:
     return words
 
 
-def judged(days: Days, x: np.ndarray, runs: int, controlled: bool, seed: int = 1) -> Tuple[float, float]:
-    """Return (share of comparisons with a verdict on a row that did not change, share in which the first is slower)."""
+class Judged(NamedTuple):
+    """Shares of comparisons: with a verdict on a row that did not change, and in which the first row is "slower"."""
+
+    wrong: float
+    slower: float
+
+
+def judged(days: Days, x: np.ndarray, runs: int, seed: int = 1) -> Tuple[Judged, Judged]:
+    """Return the shares over `runs` simulated comparisons, without the control and with it."""
     rng = np.random.default_rng(seed)
-    every = [verdicts(two_days(days, x, rng), controlled) for _ in range(runs)]
-    first = [words[0] == "slower" for words in every]
-    wrong = [any(word in ("faster", "slower") for word in words[bool(days.change) :]) for words in every]
-    return sum(wrong) / runs, sum(first) / runs
+    every = [two_days(days, x, rng) for _ in range(runs)]
+    unchanged = slice(bool(days.change), None)
+
+    def shares(controlled: bool) -> Judged:
+        words = [verdicts(rows, controlled) for rows in every]
+        wrong = [bool({"faster", "slower"}.intersection(of[unchanged])) for of in words]
+        return Judged(sum(wrong) / runs, sum(of[0] == "slower" for of in words) / runs)
+
+    return shares(False), shares(True)
 
 
 def padding(batch_size: int, shape_file: Path) -> np.ndarray:
@@ -250,9 +262,9 @@ def main() -> int:
     print(markdown_of(["world", *map(Column, heads)], lines))
     lines = []
     for name, days in DAYS.items():
-        cells = [judged(days, x, runs // 10, controlled) for controlled in (False, True)]
-        found = [f"{100 * slower:.0f}%" if days.change else "-" for _, slower in cells]
-        lines.append([name, *(f"{100 * wrong:.1f}%" for wrong, _ in cells), *found])
+        both = judged(days, x, runs // 5)
+        found = [f"{100 * of.slower:.0f}%" if days.change else "-" for of in both]
+        lines.append([name, *(f"{100 * of.wrong:.1f}%" for of in both), *found])
         print(f"{name}: done", file=sys.stderr)
     heads = ["false verdict", "false verdict over the control", "found slower", "found slower over the control"]
     print(markdown_of(["two separate runs", *map(Column, heads)], lines))

@@ -45,7 +45,8 @@ def test_a_changed_row_is_judged_over_the_rows_that_did_not_change(tmp_path, mov
     assert fused["verdict"] == verdict and fused["over_control"] == pytest.approx(over, rel=0.01)
     assert fused["ratio"] == pytest.approx(moved) and fused["low"] <= fused["over_control"] <= fused["high"]
     assert fused["control"]["rows"] == 4 and fused["control"]["ratio"] == pytest.approx(1.15, rel=0.01)
-    assert {rows[name]["verdict"] for name in INDEX} <= {"same", "unclear"}  # each over the others
+    assert {rows[name]["verdict"] for name in INDEX} <= {"same", "unclear"}
+    assert {rows[name]["control"]["rows"] for name in INDEX} == {3}  # each over the others
     compared(sides, "--fail-on-slower", "5%", code=1 if verdict == "slower" else 0)
     text = " ".join(run("rnnt-bench", "compare", *sides).stdout.split())
     assert has_words(text, "4 rows that did not change took 1.15 times", "the machine was slower")
@@ -110,9 +111,10 @@ def test_a_run_effect_makes_no_false_verdict(thorough):
     """19 unchanged rows, a machine 10% slower, and 5% for each row: simulated over the real shapes."""
     coverage = importlib.import_module("docs._interval_coverage")
     x, days, runs = coverage.padding(2, ROOT / "shape_info.pt"), coverage.Days(), 300 if thorough else 60
-    assert coverage.judged(days, x, runs, controlled=True)[0] <= 0.1
-    assert coverage.judged(days, x, 20, controlled=False)[0] >= 0.7
-    assert coverage.judged(days._replace(day=0.01, change=0.2), x, 20, controlled=True)[1] >= 0.8
+    alone, over_control = coverage.judged(days, x, runs)
+    assert alone.wrong >= 0.7 and over_control.wrong <= 0.1
+    _, over_control = coverage.judged(days._replace(day=0.01, change=0.2), x, 20)
+    assert over_control.slower >= 0.8 and over_control.wrong <= 0.1
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,9 @@ def test_another_processor_of_the_same_name_is_another_machine(tmp_path, changed
     """In tables, in "since ...", in a comparison, and in what is sent."""
     sides = pair(tmp_path, ZEN5, {**ZEN5, **changed})
     assert_user_error(run("rnnt-bench", "compare", *sides), "not comparable", words)
+    assert run("rnnt-bench", "compare", "--save-baseline", "x", sides[0]).returncode == 0
+    (sides[0] / "baselines").rename(sides[1] / "baselines")
+    assert_user_error(run("rnnt-bench", "compare", "--baseline", "x", sides[1]), "not comparable", words)
     assert len(logs.read([tmp_path]).groups) == 2 and "since" not in summarize(tmp_path, details=False)
     sent = run("rnnt-bench", "submit", "--check", tmp_path)
     assert sent.returncode == 1 and "machines" in sent.stderr and words in sent.stderr
@@ -78,6 +81,9 @@ def test_one_processor_is_one_machine_whatever_its_rates_are(tmp_path):
     assert "EPYC (family 26, model 2, AVX-512)" in machines.named(group.rows[0].header.machine)
     assert "since 24 Nov 2024" in summarize(tmp_path, details=False)
     assert "(family 26, model 2, AVX-512)" in group.heading
+    assert run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "page.html").returncode == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("(family 26, model 2, AVX-512)") >= 3  # above, in the heading, in the facts
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ class Standing:
         if self.beside_load:
             return self.doubt
         difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
-        difference += f" than {self.control.rows} unchanged rows moved" if self.control else ""
+        difference += f" over {self.control.rows} rows that did not change" if self.control else ""
         few, is_sure = self._fewest < settings.FEWEST_ROUNDS, self._by_interval() != "unclear"
         if ratio.low is None or ratio.high is None:
             return f"{difference}, but {self.doubt}"
@@ -177,7 +177,8 @@ class Standing:
         span = f"the interval, {_span(ratio.low, ratio.high)},"
         busy = max(self.busy) > BUSY_LIMIT
         if self.verdict == "unclear":  # more rounds beside the same load are the second thing to try
-            advice = f"{self.load}: {CALM}" if busy else "more --rounds would narrow it"
+            advice = "measure both in one run to narrow it" if self.control else "more --rounds would narrow it"
+            advice = f"{self.load}: {CALM}" if busy else advice
             return f"{difference}, but {span} reaches over the tolerance of {percent(margins.tolerance)}; {advice}"
         after = f"; {self.load}" if busy else ""
         if self.verdict == "same":

@@ -153,8 +153,8 @@ def origins(rows: Sequence[comparison.Change]) -> List[str]:
     paired = {time.paired for row in rows for time in row.time.values() if time.ratio is not None}
     ways = {
         True: "rounds paired: both sides were measured beside each other",
-        False: "two separate runs, batch by batch where both drew the same: over the rows that did not change, the "
-        "control",
+        False: "two separate runs, over the rows that did not change (the control), a batch paired with itself where "
+        "both drew it",
     }
     how, margins = "; ".join(ways[way] for way in sorted(paired)) or "no times to compare", rows[0].margins
     lines.append(

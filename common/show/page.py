@@ -132,9 +132,11 @@ def _drawn(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
-    """Return "11 losses measured, on AMD EPYC, 2026-11-24."; a loss under a second torch (NAME@k2) counts once."""
+    """Return "11 losses measured, on AMD EPYC (family 26, model 2, AVX-512), 2026-11-24."; a loss under a second torch
+    (NAME@k2) counts once."""
     rows = [row for group in groups for row in group.rows] + [row for each in swept for row in each.rows]
-    devices = ", ".join(dict.fromkeys(row.device_name for row in rows if row.device_name))
+    named = [(row.device_name, row.configuration.get("processor") or "") for row in rows if row.device_name]
+    devices = ", ".join(dict.fromkeys(" ".join(filter(None, words)) for words in named))
     days = sorted({row.header.started[:10] for row in rows} - {""})
     losses = len({row.loss for row in rows if row.is_measured})
     words = [f"{count(losses, 'loss')} measured", devices and f"on {devices}"]
