@@ -27,6 +27,7 @@ class OptimizedTransducer(Adapter):
     variants = {
         **{"log-probs": {"log_probs": True}, "modified": {"topology": "modified-last-blank"}, "hat": HAT},
         **{"cuda": CUDA, "cuda-modified": {**CUDA, "topology": "modified-last-blank"}},
+        "by-utterance": {"by_utterance": True, "fewest_targets": 1},  # it refuses a batch without any target
     }
 
     def prepare(self, batch):

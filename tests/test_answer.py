@@ -82,11 +82,26 @@ def test_the_verdict_is_of_the_rows(log):
     assert (quick.row.name, quick.next.name) == ("optimized_transducer", "fast_rnnt")
     assert quick.sure and quick.times == pytest.approx(2, rel=0.01)
     assert small.row.name == "torchaudio" and small.times == pytest.approx(50 / 40)
+    assert small.next is quick.row and small.next_time == pytest.approx(1 / 3, rel=0.01)
     assert approximate.row.name == "fast_rnnt-pruned"
     assert (approximate.over.ratio, approximate.memory) == pytest.approx((0.1, 0.1), rel=0.01)
     verdict_text = screen(log).partition("VERDICT")[2]
     for name in ("optimized_transducer", "torchaudio", "fast_rnnt-pruned"):
         assert name in verdict_text
+
+
+def test_memory_is_judged_by_the_smallest_row_by_utterance_too(tmp_path):
+    timed(tmp_path, "fused", [100, 101, 102], peak=8)
+    timed(tmp_path, "torchaudio", [500, 505, 510], peak=480)
+    timed(tmp_path, "torchaudio:by-utterance", [700, 707, 714], exact=True, peak=240, kind="by-utterance")
+    (group,) = groups(logs.rows([tmp_path]))
+    quick, _, small, _ = verdict.of(group)
+    assert (quick.row.name, quick.next.name) == ("fused", "torchaudio")
+    assert (small.next.name, small.times) == ("torchaudio:by-utterance", 30)
+    assert small.next_time == pytest.approx(7, rel=0.01)
+    text = " ".join(screen(tmp_path).split())
+    assert "by-utterance at 30.0x the peak and 7.0x the time" in text and "30x smaller than torchaudio:by-utter" in text
+    assert "exact, an utterance at a time:" in text and cards.title(group) == verdict.headline(quick, small)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +227,7 @@ def test_a_line_has_as_many_columns_as_there_is_room_for_and_colors_change_nothi
         assert "\x1b[" in colored and re.sub(r"\x1b\[[\d;]*m", "", colored) == text
         heads[width] = set(re.findall(r"[a-z]+", text.partition("exact:")[0]))
         advice = " ".join(text.partition("VERDICT\n")[2].split())
-        assert advice.startswith("Use optimized_transducer: 2.0x faster (2.0 to 2.0) and 1.8x smaller")
+        assert advice.startswith("Use optimized_transducer: 2.0x faster (2.0 to 2.0) than the next exact loss")
     assert "torch" in heads[200] and "torch" not in heads[60] and "verdict" in heads[60]
 
 

@@ -8,18 +8,20 @@ import json
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from common.core import settings
 from common.core.errors import NotRunnable
-from common.core.implementations import IMPLEMENTATIONS, find, with_variants
+from common.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, find, with_variants
 from common.data import batching
 from common.losses import inputs, layouts, oracle, step
 from common.losses.adapter import Option, described
 from common.losses.passes import correctness, small_batches, timing
 from common.losses.subject import Context
+from common.measure import memory
 from common.measure.clock import observed_by
 from common.records.schema import Stop
 
@@ -37,6 +39,12 @@ BATCHES = {
 REPRESENTATIVE = [
     *("torchaudio", "optimized_transducer", "fast_rnnt:modified", "k2", "fused", "fused:hat", "fast_rnnt-pruned"),
     *("k2-pruned", "transformers", "reference:multi-blank"),
+]
+#: Every exact loss that takes logits, on an utterance at a time.
+IN_PIECES = [
+    find(f"{row.name}:{BY_UTTERANCE}")
+    for row in IMPLEMENTATIONS
+    if row.kind == "exact" and row.takes_logits and not row.template
 ]
 PRUNED = [implementation for implementation in IMPLEMENTATIONS if implementation.kind == "pruned"]
 #: (T, U) of a measured batch, some frames of which are judged at a time.
@@ -80,7 +88,9 @@ def adapter(request, device):
     return adapter_of(request.param, device)
 
 
-@pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
+@pytest.mark.parametrize(
+    "implementation", [*with_variants(), *IN_PIECES], ids=lambda implementation: implementation.name
+)
 def test_every_row_passes_correctness_and_is_right_after_timing(implementation, monkeypatch):
     adapter = adapter_of(implementation, "cpu", vocab_size=40)
     if adapter.simulated:
@@ -123,6 +133,36 @@ def test_loss_and_gradients_of_small_batches(adapter, device, case):
     for scope in layouts.of(adapter).scopes:
         loss_error, grad_error = small_batches.answer(wide, model, [batch.fresh()], scope).errors
         assert loss_error < 1e-5 and grad_error < 1e-4
+
+
+@pytest.mark.parametrize("implementation", IN_PIECES, ids=lambda implementation: implementation.name)
+@pytest.mark.parametrize("device", DEVICES)
+def test_pieces_have_the_reductions_and_gradients_of_the_whole_batch(implementation, device):
+    whole = adapter_of(find(implementation.name.partition(":")[0]), device)
+    pieces = adapter_of(implementation, device)
+    for reduction in whole.reductions:
+        answers = []
+        for adapter in (whole.but(reduction=reduction), pieces.but(reduction=reduction)):
+            model, batch, _ = setting_of(adapter, BATCHES["ragged"], device)
+            run = step.prepare(adapter, model, batch, "step")
+            losses = run.forward()
+            (losses.reshape(-1) * torch.arange(1, losses.numel() + 1, device=device)).sum().backward()
+            answers.append({"loss": losses.detach().reshape(-1), **run.gradients()})
+        for name, right in answers[0].items():
+            torch.testing.assert_close(answers[1][name], right, rtol=2e-4, atol=2e-5, msg=f"{reduction}: {name}")
+
+
+@pytest.mark.parametrize("name", ["torchaudio", "optimized_transducer", "fast_rnnt"])
+def test_pieces_hold_the_logits_of_one_utterance(name):
+    peaks_of = {}
+    for row in (name, f"{name}:{BY_UTTERANCE}"):
+        context = context_of(adapter_of(find(row), "cpu", vocab_size=100), [(60, 20)] * 8, 8)
+        for utterances in (1, 8):
+            peaks = memory.peaks(partial(context.step, "step", 0, 0, utterances), torch.device("cpu"))
+            peaks_of[row, utterances] = peaks["torch_allocated_bytes"]
+    logits = 60 * 21 * 100 * 4  # bytes of one utterance
+    assert peaks_of[name, 8] > peaks_of[name, 1] + 7 * logits
+    assert peaks_of[f"{name}:{BY_UTTERANCE}", 8] < peaks_of[f"{name}:{BY_UTTERANCE}", 1] + logits
 
 
 def test_a_wrong_target_is_noticed(adapter, device):

@@ -336,9 +336,9 @@ def test_a_finished_search(tmp_path):
     assert (row.status, answer.size, answer.too_large, answer.limited_by) == ("ok", 13, 14, "memory")
     assert not answer.at_least and answer.peak_mb == 13 and answer.heaviest.padded_cells == 1300
     assert answer.limit_bytes == 2**30
-    assert row.utterances_per_second == pytest.approx(13 / 0.015) and row.step.ms.median == 15 and row.rounds == 2
+    assert row.utterances_per_second is None and row.step.ms.median == 15 and row.rounds == 2
     text = summarize(tmp_path)
-    assert "memory" in text and "1.000 GiB" in text and "866.7" in text
+    assert "memory" in text and "1.000 GiB" in text and "utterances /s" not in text
     with pytest.raises(UserError, match="--find-largest"):  # nothing to compare
         read_runs(tmp_path)
 
@@ -347,7 +347,7 @@ def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
     jobs = [probe(4), probe(5), probe(6, "oom"), throughput(5, 1, 10), throughput(5, 2, 99, "oom")]
     row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
     assert row.status == "ok" and row.largest.size == 4 and row.largest.limited_by == "memory"
-    assert row.step.ms.median == 20 and row.utterances_per_second == pytest.approx(200)
+    assert row.step.ms.median == 20
 
 
 TIMED = [throughput(4, 1, 10), throughput(4, 2, 10)]
@@ -406,7 +406,6 @@ def test_a_search_from_start_to_end_with_a_killed_probe(tmp_path, tiny_shapes):
     assert row["status"] == "ok" and largest["limited_by"] == "memory"
     assert 8 <= largest["size"] < largest["too_large"] <= 12
     assert 0 < largest["peak_mb"] * MIB <= 85e6 == largest["limit_bytes"]
-    assert row["utterances_per_second"] > 0 and row["frames_per_second"] > row["utterances_per_second"]
     outcomes = [record["status"] for record in after if record["record"] == "status" and record["pass"] == "probe"]
     assert "oom" in outcomes
 

@@ -12,6 +12,7 @@ from fixtures_runs import one_row, records_of, status, timing, write_run
 
 from common.analysis.measured import _of_jobs
 from common.cli.benchmark import benchmark, default_rows
+from common.cli.parser import standard
 from common.core import implementations, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.jobs import rounds, session
@@ -45,7 +46,8 @@ def test_ctrl_c_at_the_traces_leaves_rows_that_are_whole(tmp_path):
     assert measured(tmp_path, Canned(lambda job, _: stop(job) if job.name == "trace" else None)) == EXIT_INTERRUPTED
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
     given, jobs = {"passes": ["timing", "memory"], "rounds": 1}, {"timing-1": [schema.typed(status("timing-1"))]}
-    assert [_of_jobs(jobs, given, is_control)[0] for is_control in (True, False)] == ["ok", "interrupted"]
+    heads = [schema.Header(name=name, settings=given) for name in ("torchaudio@k2", "torchaudio")]
+    assert [_of_jobs(jobs, head)[0] for head in heads] == ["ok", "interrupted"]
 
 
 def test_a_job_that_fails_costs_its_row_alone(tmp_path):
@@ -139,6 +141,16 @@ def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
     assert default_rows(names, "cpu", True, None) == ["fused", "fast_rnnt-pruned"]
     assert "warprnnt_numba" in default_rows(names, "cuda:0", False, None)
     assert default_rows(["fused:tdt", "reference:tdt"], "cpu", True, "tdt") == ["fused:tdt", "reference:tdt"]
+
+
+def test_rows_by_utterance_are_measured_in_few_rounds_and_in_no_sweep(tmp_path):
+    names = ["torchaudio:by-utterance", "torchaudio"]
+    assert set(names) < set(standard()) and default_rows(names, "cpu", False, None) == names
+    assert default_rows(names, "cpu", False, None, is_sweep=True) == ["torchaudio"]
+    executor = Canned()
+    assert measured(tmp_path, executor, "--rounds", "5", names=names) == EXIT_OK
+    assert executor.rounds("torchaudio") == [1, 2, 3, 4, 5] and executor.rounds(names[0]) == [1, 2, 3]
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
 
 
 @pytest.mark.parametrize("compiler", ["", "no-such-compiler"])

@@ -74,6 +74,7 @@ def kind_rank(row: Row) -> Tuple[int, bool]:
 #: Above the rows of each kind.
 TITLES = {
     "exact": "exact",
+    implementations.BY_UTTERANCE: "exact, an utterance at a time",
     **{name: f"exact, on another lattice ({words})" for name, words in implementations.LATTICES.items()},
     "pruned": "approximate",
 }
@@ -87,9 +88,9 @@ def kind_title(row: Row) -> str:
 
 def rank(row: Row) -> Tuple[Any, ...]:
     """Return the sort key of a row: its kind, since an approximation that is faster is not the faster loss, then its
-    step time, or its throughput for --find-largest."""
+    step time, or the largest size for --find-largest."""
     if row.largest:
-        return kind_rank(row), -(row.utterances_per_second or 0.0), row.name
+        return kind_rank(row), -(row.largest.size or 0), row.name
     known = (row.over_fastest, row.median_ms("step"), row.median_ms("loss"), row.profile.average_step_time_us)
     by_step = row.against_fastest is not None and row.against_fastest.scope == "step"
     return kind_rank(row), not by_step, *(math.inf if each is None else each for each in known), row.name

@@ -43,7 +43,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     numbers = _profiled(trace, folder) if traces else windows.Profiled()
     limits = [line for line in records if isinstance(line, schema.Limits)]
     lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
-    status, reason = _of_jobs(jobs, header.settings, "@" in header.name)
+    status, reason = _of_jobs(jobs, header)
     if status == "ok" and judged and not _is_right(judged, header.settings):
         status, reason = "error", "loss or gradient is further from the oracle than its record allowed"
     if status == "ok" and numbers.error and not lacks_traces:
@@ -84,9 +84,10 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         },
         "shape_file_sha256": made.environment.shape_file_sha256,
     }
-    rated = [sample for sample in samples if searched or sample.scope == "step"]
-    made.utterances_per_second, made.frames_per_second = times.rates(rated, made.batches)
-    if searched:
+    if not searched:  # there each loss was timed on other utterances
+        steps = [sample for sample in samples if sample.scope == "step"]
+        made.utterances_per_second, made.frames_per_second = times.rates(steps, made.batches)
+    else:
         _search(made, every)
     return made
 
@@ -112,11 +113,11 @@ def _is_right(line: schema.Correctness, settings: Mapping[str, Any]) -> bool:
     return line.ok is not False and all(not error or error <= min(allowed, most) for error, allowed, most in judged)
 
 
-def _of_jobs(jobs: Jobs, given: Mapping[str, Any], is_control: bool) -> Tuple[str, str]:
+def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:
     """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing. A run that was
     stopped at its traces is whole, since no table needs them; so is a control, which is there for its times, without
     its memory."""
-    needless = {"trace", "memory"} if is_control else {"trace"}
+    given, needless = header.settings, {"trace", "memory"} if "@" in header.name else {"trace"}
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
     for job, lines in jobs.items():
@@ -131,6 +132,7 @@ def _of_jobs(jobs: Jobs, given: Mapping[str, Any], is_control: bool) -> Tuple[st
             worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
         rounds = min(given.get("rounds", 1), settings.FEWEST_IN_BUDGET if given.get("budget") else math.inf)
+        rounds = settings.rounds_of(header.kind, rounds)
         planned = {name: rounds if name == "timing" else 1 for name in given.get("passes", ())}
         absent = [
             name if number == 1 else f"{number - done.get(name, 0)} of {number} {name} rounds"

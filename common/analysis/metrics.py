@@ -219,7 +219,7 @@ ALL = (
     _made("loss_n", "loss n", "loss_alone.ms.n"),
     _ms("forward_ms", "forward ms", "step.forward.median"),
     Metric("over_fastest", "over the fastest", attrgetter("over_fastest"), _over_fastest),
-    *(  # of the step; of --find-largest, of its scope at the largest size
+    *(  # of the step
         metric(key, title, better="higher", tag=f"1_time/{key}")
         for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
     ),
@@ -369,14 +369,13 @@ COLUMNS: Dict[str, Sequence[str]] = {
         *(*_RATES, "limits", "grad_error", "average_step_time_us", "profiled_peak_mb", "version"),
     ),
     "answer search": (
-        *("name", "status", "within", "largest", "limited_by", "heaviest", "largest_mb", "utterances_per_second"),
-        *("frames_per_second", "torch", "version"),
+        *("name", "status", "within", "largest", "limited_by", "heaviest", "largest_mb", "torch", "version"),
     ),
     "answer sweep": ("name", "status", "step_ms", "ratio", "verdict", "loss_ms", "peak_memory_mb", "gap"),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (
         *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),
-        *("searched_spread", *_RATES, "version", "torch"),
+        *("searched_spread", "version", "torch"),
     ),
     "page": ("label", "status", *_PAGE, "average_step_time_us", "profiled_peak_mb", "version", "torch"),
     "comparison": ("step_ms", "loss_ms", "peak_memory_mb", *_ERRORS),

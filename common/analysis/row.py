@@ -57,9 +57,9 @@ class Row:
     """Hold one run.
     kind: "exact", a lattice, "pruned", or None of traces without records. header, environment, checked: its
     ``run``, newest ``environment`` and ``correctness`` record. jobs: the records of each job's last attempt.
-    utterances_ and frames_per_second: of the step; of --find-largest, of its scope at the largest size. timed: the
-    samples in the order taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many
-    percent of the time the device's limit is. rates: how fast the device is. against_fastest, loss_against_fastest:
+    utterances_ and frames_per_second: of the step; None for --find-largest. timed: the samples in the
+    order taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many percent of the
+    time the device's limit is. rates: how fast the device is. against_fastest, loss_against_fastest:
     Standings (standing.py stands on rows), None where not ranked. under: its torch, where most rows of its table
     ran under another. repeated: round -> how often it was measured again. earlier: earlier runs with the same
     settings, the newest first; stopped: later ones that were stopped before they measured anything. unreadable: nothing
@@ -129,7 +129,7 @@ class Row:
     @property
     def of_one_model(self) -> bool:
         """Tell whether it trains the same model as the exact losses; other lattices train others."""
-        return self.is_exact or self.kind == "pruned"
+        return self.is_exact or self.kind in (implementations.BY_UTTERANCE, "pruned")
 
     @property
     def marked(self) -> str:

@@ -32,9 +32,10 @@ Kinds = Tuple[Optional[str], ...]
 @dataclass(frozen=True)
 class Pick:
     """Hold the best of some rows, and how sure that is. rivals: rows that may be as good, the nearest first; next: the
-    first rival, or else the first that is worse; times: its ratio to the best, in time, peak or size; next_ratio: of
-    times, with the interval; over, memory: time and peak of an approximation over the fastest exact row's; judged:
-    None where no conformance matrix judged it; withheld: why there is no answer, and no ratio: other load, or a search
+    first rival, or else the first that is worse; times: its ratio to the best, in time, peak or size;
+    next_ratio: of times, with the interval; next_time: its time over the best's, where the ratio is one of
+    peaks; over, memory: time and peak of an approximation over the fastest exact row's; judged: None where
+    no conformance matrix judged it; withheld: why there is no answer, and no ratio: other load, or a search
     that did not end."""
 
     row: Row
@@ -43,6 +44,7 @@ class Pick:
     times: Optional[float] = None
     scope: str = "step"
     next_ratio: Optional[Ratio] = None
+    next_time: Optional[float] = None
     over: Optional[Ratio] = None
     memory: Optional[float] = None
     judged: Optional[parts.Judged] = None
@@ -120,13 +122,25 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
     )
 
 
-def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    return _by_size([(row, peak) for row in _ok(rows, kinds) if (peak := row.peak_mb)], MEMORY_MARGIN)
+def smallest(rows: Sequence[Row]) -> Optional[Pick]:
+    """Return the exact row with the least memory, by utterance too, and how the next one's time stands to its."""
+    pick = _by_size([(row, peak) for row in _ok(rows, _with_pieces(rows)) if (peak := row.peak_mb)], MEMORY_MARGIN)
+    if pick is None or pick.next is None:
+        return pick
+    standing = stand(pick.next, pick.row, "step")
+    return replace(pick, next_time=standing.times if standing.ratio and not standing.beside_load else None)
+
+
+def _with_pieces(rows: Sequence[Row]) -> Kinds:
+    """Return the ranked kinds, and that of exact losses by utterance, which differ from those in memory and time."""
+    kinds = ranked_kinds(rows)
+    return (*kinds, implementations.BY_UTTERANCE) if kinds == EXACT else kinds
 
 
 def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
     """Return the row of --find-largest with the largest batch. Withheld where a search did not end, since its size is a
     lower bound."""
+    kinds = _with_pieces(rows) if kinds is None else kinds
     sizes = [(row, search.size) for row in _ok(rows, kinds) if (search := row.largest) and search.size]
     pick = _by_size(sizes, SIZE_MARGIN, most=True)
     open_ = [row.name for row, _ in sizes if row.largest and row.largest.at_least]
@@ -206,7 +220,8 @@ def value(row: Row, measure: Measure) -> parts.Link:
 ABOVE_LIMIT = "above 100% of the device's limit, so its time or the limit is wrong: please report it"
 
 
-def headline(pick: Pick) -> str:
+def headline(pick: Pick, small: Optional[Pick] = None) -> str:
+    """Return the advice in one sentence.  small: the pick of the smallest, by whose peak the memory is judged."""
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
@@ -218,13 +233,13 @@ def headline(pick: Pick) -> str:
         return f"Use {name}, the only exact loss that was compared"
     ratio = pick.next_ratio
     span = text.interval(ratio.low, ratio.high, 2) if ratio else ""
-    faster = f"{text.number(pick.times, 2)}x faster" + (f" ({span})" if span else "")
-    mine, other = pick.row.peak_mb, pick.next.peak_mb
-    times = other / mine if mine and other else 1.0
-    if times > 1 + MEMORY_MARGIN:
-        return f"Use {name}: {faster} and {text.number(times, 2)}x smaller than the next exact loss"
-    larger = f", with {text.number(1 / times, 2)}x its memory" if 1 / times > 1 + MEMORY_MARGIN else ""
-    return f"Use {name}: {faster} than the next exact loss{larger}"
+    faster = f"Use {name}: {text.number(pick.times, 2)}x faster" + (f" ({span})" if span else "")
+    memory = ""
+    if small and small.row is pick.row and small.sure and small.next:
+        memory = f" and {text.number(small.times, 2)}x smaller than {name_of(small.next)}"
+    elif small and small.row.peak_mb and pick.row.peak_mb and pick.row not in [small.row, *small.rivals]:
+        memory = f", with {text.number(pick.row.peak_mb / small.row.peak_mb, 2)}x the peak of {name_of(small.row)}"
+    return f"{faster} than the next exact loss{memory}"
 
 
 #: Names in a headline and in the answer of a card.
@@ -248,6 +263,7 @@ def against_next(pick: Pick, measure: Measure) -> Words:
     span = text.interval(ratio.low, ratio.high) if ratio else ""
     behind = f"{name_of(pick.next)} at {text.number(pick.times, 3)}x {measure.noun}"
     behind += f" (95% interval {span})" if span else ""
+    behind += f" and {text.number(pick.next_time, 2)}x the time" if pick.next_time else ""
     if pick.sure:
         return [best, f"; next is {behind}"]
     verb = f"and {others} more are" if others > 0 else "is"

@@ -51,7 +51,7 @@ def benchmark(
     interpreters.need_torch(python_of)
     device = interpreters.resolve_device(arguments.device, [choice.python for choice in python_of.values()])
     if tuple(getattr(arguments, "only", ())) == parser.standard():  # no row was named
-        rows = default_rows(names, device, bool(arguments.budget), arguments.topology)
+        rows = default_rows(names, device, bool(arguments.budget), arguments.topology, bool(arguments.sweep))
         left_out = [name for name in names if name not in (*rows, *names_of_script)]
         if left_out and not arguments.quiet:
             print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
@@ -85,9 +85,12 @@ def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     return _finish(ended, folders, arguments)
 
 
-def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Optional[str]) -> List[str]:
+def default_rows(
+    names: Sequence[str], device: str, is_short: bool, topology: Optional[str], is_sweep: bool = False
+) -> List[str]:
     """Return what of these is measured where no row was named: losses on another lattice only with --topology, on a CPU
-    no loop in Python, for a first answer the main environment's alone and on a CPU none in plain torch."""
+    no loop in Python, for a first answer the main environment's alone and on a CPU none in plain torch, in a sweep none
+    by utterance."""
     kept, device_type = [], device.partition(":")[0]
     for name in names:
         implementation = implementations.find(name)
@@ -95,7 +98,8 @@ def default_rows(names: Sequence[str], device: str, is_short: bool, topology: Op
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in implementations.LATTICES and not topology
         is_late = is_short and (implementation.environment != "main" or is_plain)
-        if not (is_loop or is_other_lattice or is_late):
+        is_beside = is_sweep and implementation.kind == implementations.BY_UTTERANCE
+        if not (is_loop or is_other_lattice or is_late or is_beside):
             kept.append(name)
     return kept
 
@@ -267,6 +271,7 @@ def show_list(wanted: str) -> int:
     places = states(choices, interpreters.resolve_device(wanted, [choice.python for choice in choices.values()]))
     for row in rows:
         print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {as_called(places[row.name])}")
+    print(f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}")
     print("any of them under the torch of an environment: NAME@" + ", NAME@".join(implementations.environments()))
     return EXIT_OK
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 
 from common.core import errors, files, flag_types, settings
 from common.core.errors import UserError
-from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
+from common.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
 from common.core.text import closest
 
 #: The default of --wait.
@@ -186,12 +186,15 @@ def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...
     known from then on, with :VARIANT and @ENVIRONMENT behind them.  "all" is `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
-        words = []
+        words, others = [], []
         for word in map(str.strip, text.split(",")):
             file = re.match(r".+?\.py(?=[:@]|$)", word)
             name = of_file(file[0]).name + word[file.end() :] if file else word
-            words.append(find(name).name if "@" in name else name)  # its own where that is the environment
-        known = dict.fromkeys([*(row.name for row in with_variants()), *(word for word in words if "@" in word)])
+            if "@" in name or name.endswith(f":{BY_UTTERANCE}"):
+                name = find(name).name  # its own where that is the environment
+                others.append(name)
+            words.append(name)
+        known = dict.fromkeys([*(row.name for row in with_variants()), *others])
         return flag_types.some_of(list(known), everything)(",".join(words))
 
     return parse
@@ -239,7 +242,8 @@ def _folder_of(package: str) -> str:
 
 def standard() -> Tuple[str, ...]:
     """Return the names of what is measured by default."""
-    return tuple(implementation.name for implementation in IMPLEMENTATIONS if not implementation.template)
+    rows = [row for row in IMPLEMENTATIONS if not row.template]
+    return (*(row.name for row in rows), *(f"{row.name}:{BY_UTTERANCE}" for row in rows if row.by_utterance))
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -254,9 +258,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     variants = ", ".join(row.name for row in with_variants() if ":" in row.name)
     which = (
         f"Only these losses: {', '.join(standard())}; variants, which call them in another way: {variants}; "
-        "or a loss of your own, by its file (benchmark_flash.py). With @ENVIRONMENT a loss runs under the torch of "
-        "another environment: fast_rnnt@k2. Default: all but the variants, and for each other torch one control of "
-        "each kind"
+        f"or a loss of your own, by its file (benchmark_flash.py). With :{BY_UTTERANCE} an exact loss gets the logits "
+        "of an utterance at a time, under torch.utils.checkpoint. With @ENVIRONMENT a loss runs under the torch of "
+        "another environment: fast_rnnt@k2. Default: all but the variants, two by utterance, and for each other torch "
+        "one control of each kind"
     )
     names_of = implementations(standard())
     add(group, "--only", "Only these losses.", type=names_of, metavar="A,B", default=standard(), help=which)

@@ -184,7 +184,7 @@ class Examination:
             padding[region] = True
             if fill is not None:
                 numbers[region], true_numbers[region] = fill, 0.0
-        prepared = adapter.prepare(batch)
+        prepared = layout.prepare(batch)
         for name, value in vars(prepared).items() if convert else ():
             if isinstance(value, torch.Tensor) and not value.is_floating_point():
                 setattr(prepared, name, value.to(convert))

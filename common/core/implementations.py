@@ -37,8 +37,11 @@ DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: Those that fused_transducer takes: a new one has no such row before the package has it.
 OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "star", "delay-penalty")
+#: A variant of every exact loss that takes logits, and its kind: given the logits of an utterance at a time it needs
+#: less memory and more time (common.losses.layouts.ByUtterance).
+BY_UTTERANCE = "by-utterance"
 #: Kinds of losses, in the order of the tables; losses of different kinds are never ranked against each other.
-KINDS = ("exact", *LATTICES, "pruned")
+KINDS = ("exact", BY_UTTERANCE, *LATTICES, "pruned")
 #: Layout that a loss takes (common.losses.layouts) -> its kind; that of an exact one on another lattice is its name.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
@@ -56,7 +59,10 @@ class Implementation:
     Args:
         script: the module that holds its ADAPTER, or the path of such a file.
         built: whether the suite can build the package from source where it is not installed.
-        variants: other ways to call it, each with its kind; the adapter has what they set.
+        variants: other ways to call it, each with its kind; the adapter has what they set.  An exact loss that takes
+            logits has BY_UTTERANCE beside.
+        takes_logits: whether it takes logits, which can be made an utterance at a time.
+        by_utterance: whether the default run measures that variant too.
         template: whether benchmark_all.py leaves it out unless it is named.
         control: whether it runs under any torch; the default run then measures it in other environments too that have
             losses of its kind.
@@ -70,13 +76,15 @@ class Implementation:
     kind: str = "exact"
     variants: Mapping[str, str] = field(default_factory=dict)
     variant: str = ""
+    takes_logits: bool = True
+    by_utterance: bool = False
     template: bool = False
     control: bool = False
     placed: bool = False
 
     @property
     def exact(self) -> bool:
-        return self.kind == "exact"
+        return self.kind in ("exact", BY_UTTERANCE)
 
     @property
     def file(self) -> str:
@@ -90,10 +98,12 @@ class Implementation:
 
     def of_variant(self, variant: str) -> Implementation:
         """Return one of its variants as an implementation: "k2:modified".  Raises UserError."""
-        if variant not in self.variants:
-            known = ", ".join(self.variants) or "none"
-            raise UserError(f"{self.name} has no variant {variant!r}; its variants: {known}")
-        return replace(self, name=f"{self.name}:{variant}", kind=self.variants[variant], variants={}, variant=variant)
+        kinds = dict(self.variants)
+        if self.kind == "exact" and self.takes_logits and not (self.variant or self.placed):
+            kinds[BY_UTTERANCE] = BY_UTTERANCE
+        if variant not in kinds:
+            raise UserError(f"{self.name} has no variant {variant!r}; its variants: {', '.join(kinds) or 'none'}")
+        return replace(self, name=f"{self.name}:{variant}", kind=kinds[variant], variants={}, variant=variant)
 
     def placed_in(self, environment: str) -> Implementation:
         """Return the implementation under the torch of another environment: "fast_rnnt@k2".  Raises UserError."""
@@ -110,7 +120,14 @@ OF_K2 = {name: name for name in ("modified", "constrained", "delay-penalty", "ha
 HAT = {"hat": "hat"}
 
 IMPLEMENTATIONS = (
-    Implementation("torchaudio", "benchmark_torchaudio", "main", "torchaudio", variants={"log-probs": "exact", **HAT}),
+    Implementation(
+        "torchaudio",
+        "benchmark_torchaudio",
+        "main",
+        "torchaudio",
+        variants={"log-probs": "exact", **HAT},
+        by_utterance=True,
+    ),
     Implementation(
         "optimized_transducer",
         "benchmark_ot",
@@ -121,6 +138,7 @@ IMPLEMENTATIONS = (
             **{"log-probs": "exact", "modified": "modified-last-blank", "hat": "hat"},
             **{"cuda": "exact", "cuda-modified": "modified-last-blank"},
         },
+        by_utterance=True,
     ),
     Implementation(
         "fast_rnnt",
@@ -161,6 +179,7 @@ IMPLEMENTATIONS = (
         "main",
         "fused_transducer",
         variants={"all-cells": "exact", "torch": "exact", **{name: name for name in OF_FUSED}},
+        takes_logits=False,
     ),
     Implementation(
         "reference",
@@ -206,7 +225,7 @@ def environments() -> Tuple[str, ...]:
 
 
 def with_variants() -> Tuple[Implementation, ...]:
-    """Return every implementation, each followed by its variants."""
+    """Return every implementation, each followed by its variants but BY_UTTERANCE."""
     return tuple(
         row
         for implementation in BY_NAME.values()
@@ -233,7 +252,8 @@ class Attributes:
         return replace(self, **{key: value for key, value in changed.items() if key in vars(self)})
 
     def kind(self, name: str) -> str:
-        """Return one of KINDS.  Raises UserError, which names the implementation `name`, for an unknown layout."""
+        """Return one of KINDS, of the whole batch.  Raises UserError, which names the implementation `name`, for an
+        unknown layout."""
         if self.layout not in LAYOUTS:
             raise UserError(f"{name}: layout = {self.layout!r} is none; choose one of {', '.join(LAYOUTS)}")
         kind = LAYOUTS[self.layout]
@@ -315,8 +335,16 @@ def _row(path: Path, attributes: Attributes) -> Implementation:
     owner = BY_NAME.get(name)
     if owner is not None and file_of(owner) != Path(os.path.realpath(path)):
         raise UserError(f"{path}: its name {name!r} is that of {file_of(owner)}; give it a name of its own")
-    kind, kinds = attributes.kind(name), {of: attributes.of_variant(of).kind(name) for of in variants}
-    BY_NAME[name] = Implementation(name, str(path), "main", "torch", kind=kind, variants=kinds, template=True)
+    BY_NAME[name] = Implementation(
+        name,
+        str(path),
+        "main",
+        "torch",
+        kind=attributes.kind(name),
+        variants={variant: attributes.of_variant(variant).kind(name) for variant in variants},
+        takes_logits=attributes.layout in ("padded", "packed"),
+        template=True,
+    )
     return BY_NAME[name]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from common.core import flag_types
 from common.core.errors import UserError
+from common.core.implementations import BY_UTTERANCE
 from common.core.text import closest, count, gathered
 
 PASSES = ("correctness", "timing", "memory", "trace")
@@ -614,6 +615,12 @@ def waits(preset: str, cell: Mapping[str, Any]) -> bool:
     """Tell whether a run without --wait waits for a quiet machine to repeat rounds beside other load. cell: its values
     of --sweep."""
     return flag_types.parts(preset or flag_types.DEFAULT_WORKLOAD)[0] != "quick" and not cell
+
+
+def rounds_of(kind: str, rounds: int) -> int:
+    """Return in how many of the rounds of a run a loss of this kind is timed: by utterance, which is for its memory, in
+    as few as tell its time."""
+    return min(rounds, FEWEST_ROUNDS) if kind == BY_UTTERANCE else rounds
 
 
 def in_rows(values: Mapping[str, Any], device: Optional[str], kind: Optional[str]) -> Dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
 from common.core.implementations import find
-from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
+from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from common.core.text import clipped, reason_of
 from common.records.schema import JobLine, Record, as_written
 from common.system.memory import is_out_of_memory
@@ -147,7 +147,7 @@ def plan(names: Sequence[str], settings: Settings) -> List[Job]:
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)
         for number in range(1, settings.rounds + 1):
-            order = list(names)
+            order = [name for name in names if number <= rounds_of(find(name).kind, settings.rounds)]
             shuffle.shuffle(order)
             jobs += [Job(name, "timing", number) for name in order]
     of_passes = [name for name in ("memory", "trace") if name in settings.passes]

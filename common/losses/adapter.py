@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 
 from common.core import implementations
 from common.core.errors import NotRunnable
-from common.core.implementations import BY_NAME
+from common.core.implementations import BY_NAME, BY_UTTERANCE
 from common.core.settings import Settings
 from common.records.schema import Option
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive joiner.  A loss
 #: that normalises its logits itself leaves those as they are.
 HAT: Mapping[str, Any] = {"topology": "hat", "log_probs": True}
+#: Variants that all adapters have (common.core.implementations.BY_UTTERANCE).
+GENERAL: Mapping[str, Mapping[str, Any]] = {BY_UTTERANCE: {"by_utterance": True}}
 #: What variant "cuda" sets: its kernels for CUDA, which a build for the CPU runs (common.setup.simulated).
 CUDA: Mapping[str, Any] = {"devices": ("cuda",), "simulator": {"RNNT_SIMULATED": "1"}, "simulator_compiled": True}
 
@@ -60,7 +62,8 @@ class Adapter:
 
     What the loss computes:
       layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice; log_probs: it takes
-      log-probabilities, so torch's log_softmax, or what the lattice has in its place, is part of `loss`.
+      log-probabilities, so torch's log_softmax, or what the lattice has in its place, is part of `loss`; by_utterance:
+      it gets the logits of one utterance at a time (common.losses.layouts.ByUtterance).
 
     What it can do:
       reductions: those of "sum", "mean" and "none" that the package has; fewest_frames, fewest_targets: of the shortest
@@ -86,6 +89,7 @@ class Adapter:
     layout = "padded"
     topology = "regular"
     log_probs = False
+    by_utterance = False
     devices: Tuple[str, ...] = ("cpu", "cuda")
     dtypes: Tuple[str, ...] = ("float32",)
     reductions: Tuple[str, ...] = ("sum", "mean", "none")
@@ -106,7 +110,7 @@ class Adapter:
     def __init__(self, settings: Settings, variant: str = ""):
         self.implementation = BY_NAME[self.name].of_variant(variant) if variant else BY_NAME[self.name]
         self.settings, self.prune_range = settings, settings.prune_range
-        for attribute, value in self.variants[variant].items() if variant else ():
+        for attribute, value in {**GENERAL, **self.variants}[variant].items() if variant else ():
             setattr(self, attribute, value)
 
     # -- the package -------------------------------------------------------------------------------------------------

@@ -146,6 +146,19 @@ class Batch:
         """Return the batch with the same numbers in new leaves, without the gradient of an earlier step."""
         return replace(self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS})
 
+    def utterance(self, n: int) -> Batch:
+        """Return the utterance `n` alone, cut to its own T and U, as a batch of views without a gradient."""
+        T, U = self.shapes[n]
+        only = slice(n, n + 1)
+        return Batch(
+            encoder_out=self.encoder_out.detach()[only, :T],
+            decoder_out=self.decoder_out.detach()[only, : U + 1],
+            targets=self.targets[only, :U],
+            T_lengths=self.T_lengths[only],
+            U_lengths=self.U_lengths[only],
+            shapes=[(T, U)],
+        )
+
 
 def source_of(settings: Settings) -> Optional[Speech]:
     """Return the source of inputs and weights, None if they are random; raise UserError for sizes it does not have."""

@@ -6,9 +6,11 @@ the adapter's.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+from types import SimpleNamespace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from common.core.settings import SCOPES
 from common.losses import inputs, oracle
@@ -41,6 +43,10 @@ class Layout:
         further = self.adapter.outputs(settings.vocab_size) - settings.vocab_size
         output = inputs.layer("output", settings, device, dtype, further)
         return Joiner(output, {name: inputs.layer(name, settings, device, dtype) for name in self.projections})
+
+    def prepare(self, batch: Batch) -> Any:
+        """Return what the adapter makes of a batch, beside the scores.  Untimed."""
+        return self.adapter.prepare(batch)
 
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the one tensor that `loss` takes, whose gradient is the end of scope "loss"."""
@@ -147,7 +153,11 @@ class Joint(Layout):
     def step(self, model, batch, prepared):
         tensors = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
         with stage("joiner and loss"):
-            return self.adapter.loss_of(dict(zip(self.tensors, tensors)), prepared)
+            return self.loss_of(dict(zip(self.tensors, tensors)), batch, prepared)
+
+    def loss_of(self, tensors: Mapping[str, torch.Tensor], batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return the adapter's loss of the `tensors`, by name.  Timed."""
+        return self.adapter.loss_of(tensors, prepared)
 
     def parts(self, given: torch.Tensor, batch: Batch) -> Dict[str, torch.Tensor]:
         (N, U), V = batch.targets.shape, given.size(1)
@@ -157,12 +167,10 @@ class Joint(Layout):
         return dict(zip(self.tensors, views))
 
     def loss(self, given, batch, prepared):
-        return self.adapter.loss_of(self.parts(given, batch), prepared)
+        return self.loss_of(self.parts(given, batch), batch, prepared)
 
     def padded(self, given, batch):
-        encoder_out, decoder_out, weight, bias = self.parts(given, batch).values()
-        joined = torch.tanh(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
-        return torch.nn.functional.linear(joined, weight, bias)
+        return joined(*self.parts(given, batch).values())
 
     def of_symbol(self, symbol):
         return -1, symbol
@@ -177,6 +185,57 @@ class Joint(Layout):
             for begin, end in ((n * T + frames, (n + 1) * T), (first + targets + 1, first + U + 1)):
                 regions += [(slice(begin, end),)] if begin < end else []
         return regions
+
+
+def joined(
+    encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """Return the padded logits (N, T, U+1, V) of a joiner whose output layer has this weight and bias."""
+    hidden = torch.tanh(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
+    return torch.nn.functional.linear(hidden, weight, bias)
+
+
+class ByUtterance(Joint):
+    """The layout of a loss of logits that is given those of one utterance at a time, cut to its own T and U.
+
+    Joiner and loss of each utterance are under torch.utils.checkpoint: forward keeps no logits, and backward makes them
+    again, one utterance after the other.  So the step holds the logits of one utterance, for one more forward.  It is
+    how people train with such a loss when the logits of the batch do not fit.
+
+    The checkpoint is the reentrant one: its forward makes no graph, so losses that compute their gradient there leave
+    it out, and none is kept.  The other kind keeps what a loss stores as an attribute of its ctx, as
+    optimized_transducer does: the logits of all utterances.
+    """
+
+    def __init__(self, adapter: Adapter):
+        super().__init__(adapter)
+        self.whole = LAYOUTS[adapter.layout](adapter)
+
+    def prepare(self, batch):
+        pieces = [batch.utterance(n) for n in range(len(batch.shapes))]
+        return SimpleNamespace(pieces=[(piece, self.adapter.prepare(piece)) for piece in pieces])
+
+    def loss_of(self, tensors, batch, prepared):
+        encoder_out, decoder_out, weight, bias = tensors.values()
+        losses = []
+        # By split, whose backward writes each utterance's gradient once; slices would each add one of the whole batch.
+        outputs = zip(encoder_out.split(1), decoder_out.split(1))
+        for (of_frames, of_targets), (piece, of_piece) in zip(outputs, prepared.pieces):
+            ((T, U),) = piece.shapes
+            given = (of_frames[:, :T], of_targets[:, : U + 1], weight, bias, piece, of_piece)
+            loss = checkpoint(self._of_one, *given, use_reentrant=True, preserve_rng_state=False)
+            losses.append(loss.reshape(()))  # some packages sum to (1,)
+        return self._reduced(torch.stack(losses))
+
+    def _of_one(self, encoder_out, decoder_out, weight, bias, piece, prepared):
+        logits = joined(encoder_out, decoder_out, weight, bias)
+        return self.whole.loss(self.whole.take(logits, piece, prepared), piece, prepared)
+
+    def _reduced(self, losses: torch.Tensor) -> torch.Tensor:
+        """Return the losses (N,) of utterances as the adapter's reduction of a batch has them."""
+        if self.adapter.reduction == "none":
+            return losses
+        return losses.mean() if self.adapter.reduction == "mean" else losses.sum()
 
 
 #: Of the simple loss beside the pruned one in what is differentiated.
@@ -244,4 +303,4 @@ LAYOUTS: Dict[str, Type[Layout]] = {"padded": Layout, "packed": Packed, "joint":
 
 def of(adapter: Adapter) -> Layout:
     """Return the layout of an adapter, bound to it."""
-    return LAYOUTS[adapter.layout](adapter)
+    return ByUtterance(adapter) if adapter.by_utterance else LAYOUTS[adapter.layout](adapter)

@@ -104,7 +104,8 @@ def leaves_of(model: Joiner, batch: Batch) -> Dict[str, torch.Tensor]:
 def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossStep:
     """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.  Untimed."""
     model.zero_grad(set_to_none=True)
-    layout, prepared = layouts.of(adapter), adapter.prepare(batch)
+    layout = layouts.of(adapter)
+    prepared = layout.prepare(batch)
     if scope == "step":
         return LossStep(lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch))
     with torch.no_grad():

@@ -15,7 +15,7 @@ from common.present import parts
 
 def title(rows: Sequence[Row]) -> str:
     pick = verdict.fastest(rows)
-    return verdict.headline(pick) if pick else ""
+    return verdict.headline(pick, verdict.smallest(rows)) if pick else ""
 
 
 def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
@@ -45,7 +45,7 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
 
 
 def of_search(rows: Sequence[Row]) -> List[parts.Card]:
-    pick = verdict.largest([row for row in rows if row.is_exact])
+    pick = verdict.largest(rows)
     return [_card("Largest batch, exact losses", pick, [_line("Size", _value(pick, verdict.SIZE))])] if pick else []
 
 

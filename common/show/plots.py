@@ -108,10 +108,10 @@ def known(rows: Sequence[Row]) -> Dict[str, Tuple[float, float]]:
 
 
 def front(rows: Sequence[Row]) -> List[Row]:
-    """Return the exact rows for which no other is both faster and smaller, by time."""
+    """Return the exact rows, by utterance too, for which no other is both faster and smaller, by time."""
     at, ranked = known(rows), [row for row in rows if _is_ranked(row)]
     result: List[Row] = []
-    for row in sorted((row for row in ranked if row.is_exact), key=lambda row: at[row.label]):
+    for row in sorted((row for row in ranked if row.kind != "pruned"), key=lambda row: at[row.label]):
         if not result or at[row.label][1] < at[result[-1].label][1]:
             result.append(row)
     return result

@@ -157,8 +157,9 @@ NO_COLORS: Mapping[str, str] = {}
 FIRST = (
     *("name", "status", "step_ms", "ratio", "verdict", "peak_memory_mb", "loss_ms", "interval", "half", "loss_ratio"),
     "gap",
-    *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
-    *("torch", "frames_per_second", "average_step_time_us", "profiled_peak_mb", "grad_error", "limits", "heaviest"),
+    *("largest", "limited_by", "largest_mb", "within"),
+    *("torch", "utterances_per_second", "frames_per_second", "average_step_time_us", "profiled_peak_mb"),
+    *("grad_error", "limits", "heaviest"),
 )
 LONGEST_NAME = 40
 EMPTY = {"status": {"ok"}}  # by metric: words that tell nothing
@@ -336,4 +337,4 @@ def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verd
     if quick and not quick.withheld:
         question, words = verdict.corners(quick)
         answers[question] = [words]
-    return verdict.headline(quick) if quick else "", answers
+    return verdict.headline(quick, small) if quick else "", answers

@@ -69,8 +69,8 @@ def keep(rows: Sequence[Row], folder: Path) -> None:
     folder.mkdir()
     names = {row.folder: row.header.name for row in rows if not row.unreadable}
     for number, (run, name) in enumerate(names.items(), 1):
-        file = run / schema.FILE_NAME
-        if file.is_file() and not (run.is_symlink() or file.is_symlink()) and name.partition("@")[0] in known:
+        file, loss = run / schema.FILE_NAME, name.partition("@")[0].removesuffix(f":{implementations.BY_UTTERANCE}")
+        if file.is_file() and not (run.is_symlink() or file.is_symlink()) and loss in known:
             below = folder / f"{number:03d}-{name.replace(':', '-').replace('@', '-at-')}"
             below.mkdir()
             with open(below / schema.FILE_NAME, "x", encoding="utf-8") as stream:

@@ -117,17 +117,9 @@ def answer(
 
 def utterance(batch: Batch, n: int) -> Batch:
     """Return the utterance `n` alone, without padding, as a batch of new tensors."""
-    T, U = batch.shapes[n]
-    only = slice(n, n + 1)
-    return replace(
-        batch,
-        encoder_out=batch.encoder_out.detach()[only, :T].clone().requires_grad_(),
-        decoder_out=batch.decoder_out.detach()[only, : U + 1].clone().requires_grad_(),
-        targets=batch.targets[only, :U].clone(),
-        T_lengths=batch.T_lengths[only].clone(),
-        U_lengths=batch.U_lengths[only].clone(),
-        shapes=[(T, U)],
-    )
+    piece = batch.utterance(n)
+    new = {name: getattr(piece, name).clone() for name in ("targets", "T_lengths", "U_lengths")}
+    return replace(piece, **new, **{name: getattr(piece, name).clone().requires_grad_() for name in OUTPUTS})
 
 
 Shapes = List[Tuple[int, int]]  # (T, U) of each utterance
