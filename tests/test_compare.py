@@ -371,6 +371,24 @@ def test_load_beside_two_separate_runs_leaves_it_unclear(tmp_path):
     compare(tmp_path / "a", tmp_path / "b", "--fail-on-slower", "2%")
 
 
+def test_a_run_whose_budget_ended_earlier_is_compared_over_the_rounds_that_both_have(tmp_path):
+    """Each round draws a batch of its own."""
+    of_round = [{**BATCH, "index": 100 + number} for number in range(5)]
+    for side, count in (("a", 5), ("b", 3)):
+        written(tmp_path / side, rounds=ROUNDS[:count])
+        lines = []
+        for line in records_of(tmp_path / side):
+            number = int(line["job"].split("-")[1]) - 1 if line.get("job", "").startswith("timing") else None
+            if number is not None and line["record"] == "environment":
+                line["batches"] = [of_round[number]]
+            if number is not None and line["record"] == "sample":
+                line["batch"] = of_round[number]["index"]
+            lines.append(line)
+        write_records(tmp_path / side, lines)
+    (row,) = rows(tmp_path / "a", tmp_path / "b")
+    assert row["time"]["step"]["batches"] == 3 and row["time"]["step"]["ratio"] == pytest.approx(1)
+
+
 def test_memory_is_the_highest_peak_of_the_batches_that_both_sides_have(tmp_path):
     """Batches 0 and 1 on both sides; the peak of the third is not compared."""
     sides = []

@@ -134,12 +134,10 @@ def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[
 def conditions(row: Row) -> Dict[str, object]:
     """Return all settings that must agree between two runs that are compared, by the name that messages use."""
     known = row.configuration
-    shapes, batches = known["shape_file_sha256"], [batch.index for batch in row.batches]
-    cells = "{} cells ({} padded)".format(*row.cells)
+    shapes = known["shape_file_sha256"]
     return {
         **{setting.label: known.get(key) for key, setting in settings.SETTINGS.items() if setting.label},
         "shape file": shapes and f"sha256 {shapes[:12]}",
-        "batches": f"{len(batches)} from {batches[0]} on of {cells}" if batches else None,
         "device name": row.device_name if row.device != "cpu" else None,
     }
 
@@ -148,7 +146,21 @@ def differences(first: Row, other: Row) -> List[str]:
     """Return why two runs cannot be compared, as "dtype float32 / float64"; [] where they can."""
     mine, theirs = conditions(first), conditions(other)
     different = [f"{label} {mine[label]} / {theirs[label]}" for label in differing(mine, theirs)]
-    return [*different, *machines.apart(first, other)]
+    return [*different, *_other_batches(first, other), *machines.apart(first, other)]
+
+
+def _other_batches(first: Row, other: Row) -> List[str]:
+    """Return how the batches of two runs differ; rounds that only one had time for may add some of their own."""
+    mine, theirs = ({batch.index: batch for batch in row.batches} for row in (first, other))
+    shared = mine.keys() & theirs.keys()
+    cells = [[(of[index].useful_cells, of[index].padded_cells) for index in shared] for of in (mine, theirs)]
+    if not mine or not theirs or (shared and cells[0] == cells[1]):
+        return []
+    words = (
+        "{} from {} on of {} cells ({} padded)".format(len(row.batches), row.batches[0].index, *row.cells)
+        for row in (first, other)
+    )
+    return [f"batches {' / '.join(words)}"]
 
 
 def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
