@@ -22,7 +22,7 @@ from common.losses.adapter import Adapter
 
 class Fused(Adapter):
     name = "fused"
-    hint = "pip install ./fused_transducer, or run the script from the repository; it needs torch 2.4 or newer"
+    hint = "pip install ./fused_transducer, a folder of the suite's checkout; it needs torch 2.4 or newer"
     variants = {
         "all-cells": {"negligible": 0.0},
         "torch": {"backend": "torch"},

@@ -1,7 +1,8 @@
-"""Builds the packages rnnt_bench and fused_transducer (``pip install .``); pyproject.toml has the rest.
+"""Builds the package rnnt_bench (``pip install .``); pyproject.toml has the rest.
 
 The suite travels in rnnt_bench/_suite, laid out as this folder is: the scripts, common/, losses/ and what they read,
-so that nothing is installed under the name `common`.  fused_transducer is imported as from a checkout.
+so that nothing is installed under the name `common`.  fused_transducer is a package of its own, in its folder: a
+second wheel that held it would take it away when it is uninstalled.
 """
 
 import atexit
@@ -29,9 +30,9 @@ scratch = tempfile.mkdtemp(prefix="rnnt-bench-")  # so that a checkout stays as 
 atexit.register(shutil.rmtree, scratch, ignore_errors=True)
 inside = find_namespace_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)])
 setup(
-    packages=["fused_transducer", "rnnt_bench", "rnnt_bench._suite", *(f"rnnt_bench._suite.{name}" for name in inside)],
-    package_dir={"fused_transducer": "fused_transducer", "rnnt_bench": "rnnt_bench", "rnnt_bench._suite": "."},
-    package_data={"fused_transducer": ["csrc/*", "py.typed"], "rnnt_bench._suite": FILES},
+    packages=["rnnt_bench", "rnnt_bench._suite", *(f"rnnt_bench._suite.{name}" for name in inside)],
+    package_dir={"rnnt_bench": "rnnt_bench", "rnnt_bench._suite": "."},
+    package_data={"rnnt_bench._suite": FILES},
     include_package_data=False,
     options={"build": {"build_base": scratch}, "egg_info": {"egg_base": scratch}},
 )

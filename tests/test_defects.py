@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.core.files import CACHE
 from common.setup import extensions, simulated
 from common.setup.environments import ENVIRONMENTS
 
@@ -61,7 +62,7 @@ def test_a_program_prints_what_it_says(program, thorough):
         pytest.skip("needs a CUDA GPU: nothing simulates its kernels")
     built = without_gpu and package in extensions.SOURCE_PACKAGES
     key = key_of(package) if built else ""
-    if built and not (thorough or any(extensions.CACHE.glob(f"{package}-*-{key}"))):
+    if built and not (thorough or any(CACHE.glob(f"{package}-*-{key}"))):
         pytest.skip("with --thorough, which compiles it")
     if not built and not installed(python, package):
         pytest.skip(f"{package} is not installed")

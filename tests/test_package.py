@@ -42,10 +42,11 @@ def installed_command(folder, cwd, *arguments):
 
 def test_nothing_but_the_package_is_installed_and_the_checkout_stays_as_it_was(installed):
     names = {path.name for path in (installed / "site").iterdir()}
-    assert {"rnnt_bench", "fused_transducer"} <= names
-    assert not names & {"common", "losses", "requirements", "tests", "benchmark_all.py"}
+    # fused_transducer is in its own wheel alone: an uninstalled rnnt-bench takes nothing of another package with it
+    assert "rnnt_bench" in names
+    assert not names & {"common", "losses", "requirements", "tests", "benchmark_all.py", "fused_transducer"}
     suite = installed / "site" / "rnnt_bench" / "_suite"
-    needed = ("shape_info.pt", "benchmark_mine.py", "common/show/page.js", "../../fused_transducer/csrc/kernels.cpp")
+    needed = ("shape_info.pt", "benchmark_mine.py", "common/show/page.js")
     assert all((suite / name).is_file() for name in needed)
     assert not list(ROOT.glob("*.egg-info")) and not (ROOT / "build").exists()
 
@@ -63,23 +64,14 @@ def test_it_measures_where_it_stands(installed, tmp_path):
     done = installed_command(installed, tmp_path, "run", *flags)
     assert done.returncode == 0, done.stderr
     statuses = {name: row["status"] for name, row in rows_of(tmp_path / "log").items()}
-    assert statuses == {"fused": "ok", "reference": "ok", "k2": "missing"}
+    assert statuses == {"fused": "missing", "reference": "ok", "k2": "missing"}
     advice = done.stdout + done.stderr + (tmp_path / "log" / "details.txt").read_text()
+    assert "pip install ./fused_transducer" in advice
     assert "rnnt-bench list" in advice and not re.search(r"make setup|make bench|see --list|[a-z]+\.py --", advice)
     assert (tmp_path / "log" / "report.html").is_file()
     again = installed_command(installed, tmp_path, "summarize", "--format", "json")
     assert again.returncode == 0 and '"reference"' in again.stdout
     assert sorted((installed / "site").rglob("*")) == files
-
-
-def test_the_loss_that_it_comes_with_is_imported_from_anywhere(installed, tmp_path):
-    line = [sys.executable, "-c", "import fused_transducer as f; print(f.__file__, f.transducer_loss.__name__)"]
-    variables = {**os.environ, "PYTHONPATH": str(installed / "site")}
-    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert done.stdout.split() == [f"{installed}/site/fused_transducer/__init__.py", "transducer_loss"]
-    operators = (installed / "site" / "fused_transducer" / "operators.py").read_text()
-    returned = re.findall(r"custom_op\(.*?\) -> (\w+)\[", operators, re.DOTALL)
-    assert returned == ["tuple"] * 2  # torch 2.6 knows no Tuple where an operator is made
 
 
 def test_it_judges_where_it_stands_and_names_itself_in_a_mistake(installed, tmp_path):
