@@ -218,7 +218,7 @@ def test_the_state_is_that_of_the_folder_whatever_a_git_hook_names(tmp_path, mon
 
 
 #: Faults of each kind that are real processes: one in each run of the tests, and that of each loss which is quick.
-REAL = {"signals": 2, "disks": 1, "limits": 1, "adapters": 4}
+REAL = {"signals": 2, "disks": 1, "limits": 1, "adapters": 7}
 
 
 @pytest.mark.parametrize("kind", KINDS)

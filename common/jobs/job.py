@@ -23,6 +23,7 @@ from common.core.text import clipped, reason_of
 from common.records.schema import JobLine, Record, as_written
 from common.system.memory import is_out_of_memory
 from common.system.processes import write_record
+from common.traces.reader import TraceError
 
 #: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as Runnable.to_json makes it.
 SUBJECTS = {
@@ -171,11 +172,9 @@ def own_code() -> Dict[str, str]:
     return digests
 
 
-def own_line(error: BaseException, script: str) -> str:
-    """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own, for a script of a loss that
-    the table does not know; "" where there is none."""
-    frames = traceback.extract_tb(error.__traceback__) if script.endswith(".py") else []
-    mine = [frame for frame in frames if _is_own(frame.filename)]
+def own_line(error: BaseException) -> str:
+    """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own; "" where there is none."""
+    mine = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else ""
 
 
@@ -187,7 +186,8 @@ def status_of(error: BaseException) -> str:
 
 
 def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, str]:
-    """Write the records of a job; return its status and the reason.  Raises UserError."""
+    """Write the records of a job; return its status and the reason.  Raises UserError, but not what a loss or a model
+    raises under that name."""
     try:
         for record in importlib.import_module(SUBJECTS[job["subject"]]).run(job):
             write(record)
@@ -198,11 +198,15 @@ def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, 
         return "oom", str(error)
     except WrongResult as error:
         return "error", f"wrong result: {error}"
-    except UserError:
-        raise
+    except TraceError as error:  # which a full disk cut
+        return "error", f"{error}; free some space there, or name another folder in TMPDIR"
     except Exception as error:
+        line = own_line(error)
+        if isinstance(error, UserError) and not line:
+            raise
         traceback.print_exc()
-        return status_of(error), reason_of(error) + own_line(error, job.get("script", ""))
+        is_users = job.get("script", "").endswith(".py")  # no loss that the table knows
+        return status_of(error), reason_of(error) + (line if is_users else "")
 
 
 def main(path: str) -> int:

@@ -11,6 +11,7 @@ killed first.  Nothing but imports is shared: no thread pool has run, no device 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import importlib.util
 import json
@@ -31,8 +32,9 @@ from common.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
-#: Exit code of a child that could not write its records (EX_IOERR of sysexits.h).
-EXIT_UNWRITTEN = 74
+#: Exit codes of a child that could not write its records (EX_IOERR of sysexits.h): no room; another error.
+EXIT_NO_ROOM, EXIT_UNWRITTEN = 74, 73
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Seconds to wait for a server to import its packages before its first job is sent anyway.
 START_SECONDS = 60.0
 #: Seconds to wait for the end of processes that a child left behind.
@@ -51,13 +53,13 @@ def die_with_parent(parent: int) -> None:
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
-    """Write a record from a child to its parent at once; exit with EXIT_UNWRITTEN if that fails."""
+    """Write a record from a child to its parent at once; exit with a code of its own if that fails."""
     line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
     try:
         stream.write(line)
         stream.flush()
-    except OSError:
-        os._exit(EXIT_UNWRITTEN)
+    except OSError as error:
+        os._exit(EXIT_NO_ROOM if error.errno in NO_ROOM else EXIT_UNWRITTEN)
 
 
 def output(command: Sequence[str], timeout: Optional[float] = None, **options: Any) -> str:
@@ -179,6 +181,7 @@ class Child:
         self.server, self.output, self.errors = server, output, errors
         self.pid: Optional[int] = None
         self.ended: Optional[int] = None  # the return code
+        self.damaged = False  # whether what is among the records is none
         self.since, self.oom_kills = time.monotonic_ns(), memory.oom_kills()
 
     @classmethod
@@ -231,9 +234,19 @@ class Child:
         return (time.monotonic_ns() - self.since) / 1e9
 
     def written(self) -> List[Dict[str, Any]]:
-        """Return the records so far, without a last line that a killed child left unfinished."""
-        lines = self.output.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]
-        return [json.loads(line) for line in lines.splitlines()]
+        """Return the records so far: without a last line that a killed child left unfinished, and up to the first that
+        is none, since code that closed a file that is not its own may write there."""
+        records = []
+        for line in self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                self.damaged = True
+                break
+            records.append(record)
+        return records
 
     def _end(self) -> None:
         """Kill it, or its server if it does not exist yet, and collect what it left."""
@@ -251,9 +264,11 @@ class Child:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
             lines = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
         self.stderr = [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
-        if self.returncode == EXIT_UNWRITTEN:
+        if self.returncode == EXIT_NO_ROOM:
             folder = self.output.parent.parent
             self.stderr.append(f"no room for its records in {folder}; free some space or name another folder in TMPDIR")
+        if self.returncode == EXIT_UNWRITTEN or self.damaged:
+            self.stderr.append("its records are lost: code in it closed, or wrote to, a file that is not its own")
 
 
 def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
