@@ -20,7 +20,7 @@ import torch
 from fused_transducer.lattices import TOPOLOGIES, Lattice, check_number, check_topology, lattice_of
 
 #: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01.
-ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu")
+ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu", "silu", "gelu", "selu", "hardtanh")
 
 
 @dataclass(frozen=True)

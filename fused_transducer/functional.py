@@ -68,7 +68,8 @@ def transducer_loss(
         targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What is beyond an
         utterance's lengths is never read.
     The joiner
-        activation: "none", "tanh", "relu", "sigmoid" or "leaky_relu" (of slope 0.01).
+        activation: "none", "tanh", "relu", "sigmoid", "leaky_relu" (of slope 0.01), "silu" (swish), "gelu" (by the error
+        function), "selu" or "hardtanh" (between -1 and 1).
         dropout: the probability with which an activation is 0; the others are multiplied with 1 / (1 - dropout).
         dropout_seed: an integer, or an int64 tensor on encoder_out's device, which chooses the mask: the same on every
         backend.  None: drawn from torch's generator of that device.

@@ -44,6 +44,12 @@ def _sigmoid(x):
 
 
 @triton.jit
+def _normal(x):
+    """The probability that a normal number is below x."""
+    return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
 def _activate(x, KIND: tl.constexpr):
     """The activation of float32; KIND: its number in ACTIVATIONS of call.py."""
     if KIND == 1:
@@ -54,6 +60,14 @@ def _activate(x, KIND: tl.constexpr):
         x = _sigmoid(x)
     if KIND == 4:
         x = tl.where(x < 0, 0.01 * x, x)
+    if KIND == 5:
+        x = x * _sigmoid(x)
+    if KIND == 6:
+        x = x * _normal(x)
+    if KIND == 7:
+        x = tl.where(x > 0, 1.0507009873554805 * x, 1.7580993408473769 * _expm1(tl.where(x > 0, 0.0, x)))
+    if KIND == 8:
+        x = tl.where(x < -1, -1.0, tl.where(x > 1, 1.0, x))
     return x
 
 
@@ -70,6 +84,15 @@ def _slope(x, KIND: tl.constexpr):
         x = s * (1.0 - s)
     if KIND == 4:
         x = tl.where(x > 0, 1.0, 0.01)
+    if KIND == 5:
+        s = _sigmoid(x)
+        x = s * (1.0 + x * (1.0 - s))
+    if KIND == 6:
+        x = _normal(x) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    if KIND == 7:
+        x = tl.where(x > 0, 1.0507009873554805, 1.7580993408473769 * tl.exp(tl.where(x > 0, 0.0, x)))
+    if KIND == 8:
+        x = tl.where((x > -1) & (x < 1), 1.0, 0.0)
     return x
 
 

@@ -90,8 +90,8 @@ class TransducerLoss(nn.Module):
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
         """Return (..., V + durations) for decoding, without dropout, of outputs (..., encoder_dim) and
         (..., decoder_dim) that broadcast together."""
-        activation, _ = ACTIVATIONS[self.options["activation"]]
-        return self.output_linear(activation(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
+        activation = ACTIVATIONS[self.options["activation"]]
+        return self.output_linear(activation.value(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

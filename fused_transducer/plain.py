@@ -10,6 +10,7 @@ from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tup
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import logsigmoid, pad
 
 from fused_transducer.call import Call, accumulated
@@ -29,13 +30,36 @@ def rows(call: Call) -> int:
     return 2 + len(call.durations)
 
 
-#: Activation -> its function of x, and the derivative as a function of its value.
-ACTIVATIONS: Dict[str, Tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "none": (lambda x: x, torch.ones_like),
-    "tanh": (torch.tanh, lambda y: 1 - y.square()),
-    "relu": (torch.relu, lambda y: (y > 0).to(y.dtype)),
-    "sigmoid": (torch.sigmoid, lambda y: y * (1 - y)),
-    "leaky_relu": (torch.nn.functional.leaky_relu, lambda y: torch.full_like(y, 0.01).masked_fill_(y > 0, 1)),
+#: Scale of selu, and that times its alpha.
+SELU = 1.0507009873554805, 1.7580993408473769
+
+
+class Activation(NamedTuple):
+    """A function of x, and its derivative as a function of x and of its value."""
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+
+
+def _silu_slope(x: Tensor, y: Tensor) -> Tensor:
+    s = x.sigmoid()
+    return s * (1 + x * (1 - s))
+
+
+def _gelu_slope(x: Tensor, y: Tensor) -> Tensor:
+    return (1 + torch.erf(x * 0.5**0.5)) / 2 + x * torch.exp(-0.5 * x * x) * (0.5 / torch.pi) ** 0.5
+
+
+ACTIVATIONS: Dict[str, Activation] = {
+    "none": Activation(lambda x: x, lambda x, y: torch.ones_like(y)),
+    "tanh": Activation(torch.tanh, lambda x, y: 1 - y.square()),
+    "relu": Activation(torch.relu, lambda x, y: (y > 0).to(y.dtype)),
+    "sigmoid": Activation(torch.sigmoid, lambda x, y: y * (1 - y)),
+    "leaky_relu": Activation(functional.leaky_relu, lambda x, y: torch.full_like(y, 0.01).masked_fill_(y > 0, 1)),
+    "silu": Activation(functional.silu, _silu_slope),
+    "gelu": Activation(functional.gelu, _gelu_slope),
+    "selu": Activation(torch.selu, lambda x, y: torch.where(y > 0, SELU[0], y + SELU[1])),
+    "hardtanh": Activation(functional.hardtanh, lambda x, y: (y.abs() < 1).to(y.dtype)),
 }
 #: Factors and bits of the hash of dropout's mask: csrc/activations.h has the same.
 FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1
@@ -79,7 +103,7 @@ class _Joiner:
         self.encoder, self.decoder, self.weight = (
             x.to(self.dtype) for x in (call.encoder_out, call.decoder_out, call.weight)
         )
-        self.value, self.slope = ACTIVATIONS[call.activation]
+        self.activation = ACTIVATIONS[call.activation]
         self.bias = self.weight.new_zeros(call.V) if call.bias is None else call.bias.to(self.dtype)
         self.T_lengths, self.U_lengths = (x.to(call.device).long() for x in (call.T_lengths, call.U_lengths))
 
@@ -96,10 +120,14 @@ class _Joiner:
                 target = torch.where(has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target)
             yield some, _Tile(n, t, u, target, has_target)
 
-    def activations(self, tile: _Tile) -> Tuple[Tensor, Union[Tensor, float]]:
-        """Return the activations (cells, H), and what dropout multiplies each with."""
-        values = self.value(self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u]))
-        return values, dropout_factors(self.call, *tile[:3], self.dtype) if self.call.drop_below else 1.0
+    def activations(self, tile: _Tile) -> Tuple[Tensor, Tensor, Union[Tensor, float]]:
+        """Return what the activation is of (cells, H), its values, and what dropout multiplies each with."""
+        x = self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u])
+        return (
+            x,
+            self.activation.value(x),
+            dropout_factors(self.call, *tile[:3], self.dtype) if self.call.drop_below else 1.0,
+        )
 
 
 def _inside(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
@@ -119,7 +147,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     inside = _inside(T, U1, joiner.T_lengths, joiner.U_lengths)
     logs = torch.full((lattice.parts, T + U1 - 1, call.N, U1), -torch.inf, dtype=torch.float64, device=call.device)
     for _, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
-        values, factors = joiner.activations(tile)
+        _, values, factors = joiner.activations(tile)
         parts = _log_probabilities(call, torch.addmm(joiner.bias, values * factors, joiner.weight.t()), tile)
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
         parts[:, 1] = torch.where(tile.has_target, parts[:, 1] + penalty, -torch.inf)
@@ -282,7 +310,7 @@ def backward(
     joiner = _Joiner(call)
     counted = counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)
     for cells, tile in joiner.tiles(counted.flatten().nonzero().squeeze(1)):
-        values, factors = joiner.activations(tile)
+        x, values, factors = joiner.activations(tile)
         activations = values * factors
         posteriors = arcs[: call.lattice.parts, cells].double() * grad_losses[tile.n].double()
         gradient = _logit_gradients(
@@ -297,7 +325,7 @@ def backward(
             d_weight.addmm_(gradient.t(), activations)
         if d_encoder is None and d_decoder is None:
             continue
-        of_sum = (gradient @ joiner.weight).mul_(joiner.slope(values)).mul_(factors)
+        of_sum = (gradient @ joiner.weight).mul_(joiner.activation.slope(x, values)).mul_(factors)
         for d_input, row in ((d_encoder, tile.n * call.T + tile.t), (d_decoder, tile.n * call.U1 + tile.u)):
             if d_input is not None:
                 d_input.view(-1, call.H).index_add_(0, row, of_sum)

@@ -310,7 +310,18 @@ _NAMES: Dict[str, Callable[[Any], bool]] = {
     "sigmoid": lambda layer: isinstance(layer, nn.Sigmoid),
     "leaky_relu": lambda layer: isinstance(layer, nn.LeakyReLU) and layer.negative_slope == 0.01,
     "none": lambda layer: isinstance(layer, nn.Identity),
+    "silu": lambda layer: isinstance(layer, nn.SiLU) or _is_swish(layer),
+    "gelu": lambda layer: isinstance(layer, nn.GELU) and layer.approximate == "none",
+    "selu": lambda layer: isinstance(layer, nn.SELU),
+    "hardtanh": lambda layer: isinstance(layer, nn.Hardtanh) and (layer.min_val, layer.max_val) == (-1, 1),
 }
+
+
+def _is_swish(layer: nn.Module) -> bool:
+    """Return whether a layer is x sigmoid(x).  ESPnet, WeNet and SpeechBrain each have a Swish of their own, with another
+    use of its beta: so it is asked for values."""
+    x = torch.linspace(-3, 3, 7)
+    return type(layer).__name__ == "Swish" and torch.allclose(layer(x), nn.functional.silu(x))
 
 
 def activation_name(layer: nn.Module) -> str:

@@ -80,7 +80,7 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
 #: Options of a call that are not those of every step.
 CALLS: Dict[str, Dict[str, Any]] = {
     "": {},
-    "recipe": {"activation": "sigmoid", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1},
+    "recipe": {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1},
     "tdt": {"topology": "tdt", "durations": (0, 1, 2, 3, 4), "sigma": 0.05},
     "multi-blank": {"topology": "multi-blank", "durations": (2, 4, 8), "sigma": 0.05},
     "constrained": {"topology": "constrained"},

@@ -25,7 +25,8 @@ from fused_transducer.lattices import SMOOTHABLE  # noqa: E402
 
 NAMES = ("encoder_out", "decoder_out", "weight", "bias")
 ACTIVATIONS = {"none": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}
-ACTIVATIONS["leaky_relu"] = torch.nn.functional.leaky_relu
+FURTHER = ("leaky_relu", "silu", "gelu", "selu", "hardtanh")
+ACTIVATIONS.update({name: getattr(torch.nn.functional, name) for name in FURTHER})
 
 #: Options of lattices other than the regular one.
 LATTICES = {

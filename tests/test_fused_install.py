@@ -92,7 +92,8 @@ warnings.simplefilter("ignore")  # no numpy
 for backend in ("native", "torch"):
     torch.manual_seed(0)
     module = TransducerLoss(8, 10, encoder_dim=6, backend=backend)
-    batch = torch.randn(2, 7, 6), torch.randn(2, 4, 8), torch.ones(2, 3).long(), torch.tensor([7, 5]), torch.tensor([3, 2])
+    T, U = torch.tensor([7, 5]), torch.tensor([3, 2])
+    batch = torch.randn(2, 7, 6), torch.randn(2, 4, 8), torch.ones(2, 3).long(), T, U
     for call in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
         module.zero_grad()
         loss = call(*batch)

@@ -29,7 +29,10 @@ from fused_transducer import recipes  # noqa: E402
 PAGE = (ROOT / "docs" / "switching.md").read_text()
 LENGTHS = [(9, 4), (6, 4), (8, 1), (1, 2), (5, 0)]
 E, D, H, V = 7, 6, 12, 11
-LAYERS = {"tanh": nn.Tanh, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, "leaky_relu": nn.LeakyReLU, "none": nn.Identity}
+LAYERS = {
+    "tanh": nn.Tanh, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, "leaky_relu": nn.LeakyReLU, "none": nn.Identity,
+    "silu": nn.SiLU, "gelu": nn.GELU, "selu": nn.SELU, "hardtanh": nn.Hardtanh,
+}  # fmt: skip
 
 
 def lines_of(toolkit, sign):
@@ -373,7 +376,7 @@ CHANGED = [
     (recipes.nemo, nemo(), {"is_adapter_available": lambda: True}, "adapters"),
     (recipes.nemo, nemo(), {"joint_net": nn.Sequential(nn.ELU(), nn.Linear(H, V))}, "ELU"),
     (recipes.espnet, espnet(), {"deepbiasing": True}, "biasing"),
-    (recipes.espnet, espnet(), {"joint_activation": nn.GELU()}, "GELU"),
+    (recipes.espnet, espnet(), {"joint_activation": nn.GELU("tanh")}, "GELU"),
     (recipes.wenet, wenet(), {"hat_joint": True}, "hat_joint"),
     (recipes.nemo, nemo(), {"reduction": "batchmean"}, "mean_volume"),
     (recipes.nemo, nemo(), {"loss": SimpleNamespace(_loss=nn.CTCLoss(), reduction="mean")}, "CTCLoss"),

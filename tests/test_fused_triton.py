@@ -238,6 +238,7 @@ def of_options():
         "dropout, bfloat16": made(H=40, dtype=torch.bfloat16, scale=0.5, dropout=0.6, dropout_seed=-7),
         "float16": made(H=40, V=150, dtype=torch.float16, scale=0.4),
         "odd H and V, sigmoid": made(H=37, V=41, scale=0.4, activation="sigmoid"),
+        **{name: made([(4, 2), (3, 1)], activation=name) for name in ("silu", "gelu", "selu", "hardtanh")},
         "odd H and V, bfloat16": made(H=31, V=77, dtype=torch.bfloat16, scale=0.4, activation="relu"),
         "T < U, blank in the middle": made([(2, 4), (1, 2)], blank=5),
     }

@@ -194,14 +194,15 @@ FT_INLINE void slope_row(const Problem& p, const Cell& cell, const T* activation
   Inputs<T> inputs(p, cell.n, cell.t, cell.u);
   Mask mask(p, cell.n, cell.t, cell.u);
   for (int64_t h = 0; h < least(Block<T>::COLUMNS, p.H - column); h += W) {
-    Vector<T> factor;
-    if constexpr (DROPS) {  // the activations at hand have passed the mask
+    Vector<T> x = {}, factor;
+    if constexpr (DROPS || F::NEEDS_X) {
       int64_t left = p.H - column - h;
-      Vector<T> x = left >= W ? inputs.sum(column + h) : inputs.sum(column + h, left);
-      factor = F::slope(F::value(x)) * Mask::factors<T>(p, mask, column + h);
-    } else {
-      factor = F::slope(load<T>(activations + h));
+      x = left >= W ? inputs.sum(column + h) : inputs.sum(column + h, left);
     }
+    if constexpr (DROPS)  // the activations at hand have passed the mask
+      factor = F::slope(x, F::value(x)) * Mask::factors<T>(p, mask, column + h);
+    else
+      factor = F::slope(x, load<T>(activations + h));
     store<T>(gradients + h, load<T>(gradients + h) * factor);
   }
 }
