@@ -185,10 +185,11 @@ class Days(NamedTuple):
 
 
 DAYS = {
-    "19 rows, run effect 5%": Days(),
     "19 rows, no run effect": Days(machine=0.0, day=0.0),
+    "19 rows, run effect 5%": Days(machine=0.0),
+    "19 rows, run effect 5%, the machine 10% slower": Days(),
     "19 rows, the machine alone 10% slower": Days(day=0.0),
-    "5 rows, run effect 5%": Days(rows=5),
+    "5 rows, run effect 5%, the machine 10% slower": Days(rows=5),
     "19 rows, run effect 5%, the first 50% slower": Days(change=0.5),
     "19 rows, run effect 1%, the first 20% slower": Days(day=0.01, change=0.2),
 }
