@@ -27,6 +27,7 @@ from fused_helpers import (
     right,
 )
 
+import fused_transducer
 from fused_transducer import align, transducer_loss
 from fused_transducer.call import Call, any_outside, backend_of
 from fused_transducer.lattices import SMOOTHABLE
@@ -396,7 +397,7 @@ def on_cuda(topologies):
 
     def best_path(*given, backend, **options):
         given = map(moved, given) if backend == "triton" else given
-        return [tensor.cpu() for tensor in align(*given, backend=backend, **options)]
+        return [tensor.cpu() for tensor in fused_transducer.align(*given, backend=backend, **options)]
 
     Problem.loss = loss
     globals()["align"] = best_path
