@@ -7,7 +7,8 @@ and first table; `comparison of ARGUMENTS`: what compare prints;
 `runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead on
 each machine that ran `make bench`; `fused of FOLDER`: the table of
 docs/_fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
-kinds of logits, with what these are like.  A test compares pages and records.
+kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size.  A test
+compares pages and records.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ command.register()
 MADE_BY = {"fused-table": "docs/_fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family")),
+    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family", "gpu")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
@@ -242,6 +243,18 @@ def fused(folder: str) -> str:
     return fused_table.render(ROOT / folder)
 
 
+def judged(folder: str) -> str:
+    """Return a Markdown table of how far each loss of a run is off on the measured batch that was judged."""
+    lines = []
+    for row in logs.read([ROOT / folder]).rows:
+        size = row.checked.at_size
+        if size is not None:
+            errors = f"{size.loss_error:.1e}", f"{size.grad_error:.1e}", f"{size.grad_tolerance:.1e}"
+            lines.append([row.name, row.environment.implementation_version, *errors])
+    heads = ["loss", "version", *map(Column, ("loss off by", "gradient off by", "allowed"))]
+    return markdown_of(heads, lines)
+
+
 def _swept(folder: str) -> Tuple[str, Dict[str, Dict[str, Row]]]:
     """Return the setting that a sweep varies, and its rows by value and name."""
     (swept,) = logs.read([ROOT / folder]).sweeps
@@ -284,7 +297,7 @@ def logits(folder: str) -> str:
 
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
-    for writer in (table, use, screen, session, head, comparison, runs, machines, lead, fused, logits, sweep)
+    for writer in (table, use, screen, session, head, comparison, runs, machines, lead, fused, logits, sweep, judged)
 }
 
 

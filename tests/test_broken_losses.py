@@ -566,6 +566,22 @@ def test_a_fingerprint_has_every_bit():
     assert step.changed(before, {"values": values, "rows": values[:, 1], "none": None}) == ["values"]
 
 
+def test_the_digest_of_a_gpu_has_every_bit_and_its_place():
+    random = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        values = torch.randn(1001, generator=random).to(dtype)
+        values[7] = not values[8]
+        before = step.weighted_bits(values)
+        assert torch.equal(step.weighted_bits(values.clone()), before) and before.shape == (1,)
+        for place in (0, 7, 500, 1000):
+            other = values.clone()
+            other.view(torch.uint8)[place * values.element_size()] ^= 1
+            assert not torch.equal(step.weighted_bits(other), before)
+        swapped = values.clone()
+        swapped[7:9] = values[7:9].flip(0)
+        assert not torch.equal(step.weighted_bits(swapped), before)
+
+
 def test_right_answers_are_made_once_for_all_losses_of_a_round(tmp_path, monkeypatch):
     context = broken(Broken(), monkeypatch)
     context.shared = tmp_path

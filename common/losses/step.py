@@ -125,13 +125,26 @@ Tensors = Mapping[str, Optional[torch.Tensor]]
 
 
 def fingerprint(tensor: Optional[torch.Tensor]) -> bytes:
-    """Return a digest of the bits of `tensor`; that of no bits for None."""
+    """Return a digest of the bits of `tensor`, the same in every process on its device; that of no bits for None."""
     digest = hashlib.blake2b(digest_size=16)
     if tensor is not None:
         for chunk in tensor.detach().reshape(-1).split(CHUNK):
+            if chunk.is_cuda:
+                chunk = weighted_bits(chunk)
             host = chunk.cpu().clone(memory_format=torch.contiguous_format)
             digest.update(host.view(torch.uint8).numpy())
     return digest.digest()
+
+
+def weighted_bits(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of all 64-bit words of `values` (n,), each times a random odd number, modulo 2^64: (1,) int64.
+
+    Made on the device, since the host digests gigabytes of logits slower than a GPU takes to judge them."""
+    bits = values.contiguous().view(torch.uint8)
+    words = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)
+    generator = torch.Generator(values.device).manual_seed(0)
+    factors = torch.randint(2**63 - 1, words.shape, generator=generator, device=values.device) | 1
+    return (words * factors).sum(0, keepdim=True)
 
 
 def fingerprints(tensors: Tensors) -> Dict[str, bytes]:
