@@ -23,6 +23,10 @@ from fused_transducer.lattices import TOPOLOGIES, Lattice, check_number, check_t
 ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu", "silu", "gelu", "selu", "hardtanh")
 
 
+#: Numbers of cells and their bytes are counted in 64 bits.
+MOST_CELLS = 2**48
+
+
 @dataclass(frozen=True)
 class Call:
     """encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one floating dtype; targets
@@ -91,6 +95,7 @@ def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
     given = {"negligible": 0.0, "topology": "regular", "activation": "tanh", **options}
     given["activation"] = ACTIVATIONS.index(given["activation"])
     given["topology"] = TOPOLOGIES.index(given["topology"])
+    given["clamp"] = max(0.0, given.get("clamp", 0.0))
     return [*(float(given.get(name) or 0) for name in OPTIONS), *map(float, durations)]
 
 
@@ -138,9 +143,18 @@ def check_values(call: Call) -> None:
 
 def check_tensors(**tensors: Any) -> None:
     """Raise ValueError for arguments that are not dense tensors; of these, only bias may be None."""
+    first = tensors.get("encoder_out")
+    if isinstance(first, torch.Tensor) and first.dim() == 4:
+        raise ValueError(
+            "encoder_out has 4 dimensions, as the logits of torchaudio's rnnt_loss: transducer_loss takes encoder_out "
+            "(N, T, H), decoder_out (N, U+1, H), the weight and bias of the output layer (or output=layer), targets, "
+            "T_lengths and U_lengths, in this order"
+        )
     for name, tensor in tensors.items():
         if tensor is None and name == "bias":
             continue
+        if tensor is None:
+            raise ValueError(f"{name} is missing")
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a tensor; it is of type {type(tensor).__name__}")
         if not torch.compiler.is_compiling() and hasattr(tensor, "full_tensor"):  # torch 2.4 cannot trace hasattr
@@ -172,6 +186,10 @@ def check_shapes(
         raise ValueError("encoder_out has no utterance: the batch is empty")
     if T == 0 or U1 == 0 or H == 0 or V == 0:
         raise ValueError(f"T, U+1, H and V must be 1 at least; they are {T}, {U1}, {H} and {V}")
+    if N * T * U1 > MOST_CELLS:
+        raise ValueError(f"N * T * (U+1) is {N * T * U1}; 2^48 cells are the most")
+    if tuple(targets.shape) == (N, U1):
+        raise ValueError(f"decoder_out has {U1} positions, as many as targets: it needs U + 1, the first for the start")
     dtype, device = encoder_out.dtype, encoder_out.device
     if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise ValueError(f"encoder_out must be float32, float64, bfloat16 or float16; it is {dtype}")
@@ -215,6 +233,8 @@ def check_options(
             raise ValueError(f"{name}: there are {', '.join(allowed)}, not {value!r}")
     if backend is not None and backend not in MODULES:
         raise ValueError(f"backend: there are {', '.join(MODULES)}, not {backend!r}")
+    if isinstance(blank, Integral) and -symbols <= blank < 0:
+        raise ValueError(f"blank must be 0 or more; it is {blank}, which elsewhere means blank={symbols + int(blank)}")
     for number in (
         ("blank", blank, Integral, 0, symbols),
         ("tile_cells", tile_cells or 0, Integral, 0, 2**63),
@@ -222,7 +242,7 @@ def check_options(
         ("fastemit_lambda", fastemit_lambda, Real, 0),
         ("negligible", negligible, Real, 0),
         ("delay_penalty", delay_penalty, Real, 0),
-        ("clamp", clamp, Real, 0),
+        ("clamp", clamp, Real),
         ("dropout", dropout, Real, 0, 1),
         ("label_smoothing", label_smoothing, Real, 0, 1),
     ):

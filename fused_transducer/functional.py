@@ -68,8 +68,8 @@ def transducer_loss(
         targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What is beyond an
         utterance's lengths is never read.
     The joiner
-        activation: "none", "tanh", "relu", "sigmoid", "leaky_relu" (of slope 0.01), "silu" (swish), "gelu" (by the error
-        function), "selu" or "hardtanh" (between -1 and 1).
+        activation: "none", "tanh", "relu", "sigmoid", "leaky_relu" (of slope 0.01), "silu" (swish), "gelu" (by the
+        error function), "selu" or "hardtanh" (between -1 and 1).
         dropout: the probability with which an activation is 0; the others are multiplied with 1 / (1 - dropout).
         dropout_seed: an integer, or an int64 tensor on encoder_out's device, which chooses the mask: the same on every
         backend.  None: drawn from torch's generator of that device.
@@ -87,7 +87,7 @@ def transducer_loss(
         times the mean of the cell's log-probabilities, as if each arc's target were smoothed in a cross-entropy.  Not
         for tdt, multi-blank and hat.
         clamp: the gradient of each logit, before that of the loss multiplies it, is held within plus and minus this, as
-        NeMo's is on CUDA; that of tdt's durations never.  0: no limit.
+        NeMo's is on CUDA; that of tdt's durations never.  0 or less: no limit.
     The lattice
         topology: "regular" (Graves 2012); "modified" and "modified-last-blank" (a label goes to the next frame; paths
         end with any symbol, or with a blank); "constrained" (a label goes to the next frame with the blank behind it);

@@ -318,8 +318,8 @@ _NAMES: Dict[str, Callable[[Any], bool]] = {
 
 
 def _is_swish(layer: nn.Module) -> bool:
-    """Return whether a layer is x sigmoid(x).  ESPnet, WeNet and SpeechBrain each have a Swish of their own, with another
-    use of its beta: so it is asked for values."""
+    """Return whether a layer is x sigmoid(x).  ESPnet, WeNet and SpeechBrain each have a Swish of their own, where beta
+    means different things: so it is asked for values."""
     x = torch.linspace(-3, 3, 7)
     return type(layer).__name__ == "Swish" and torch.allclose(layer(x), nn.functional.silu(x))
 

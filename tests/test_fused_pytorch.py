@@ -335,7 +335,13 @@ REFUSED = [
     ({"targets": [[1, 2]]}, ("targets", "list")),
     ({"weight": torch.zeros(11, 12, dtype=torch.float32)}, ("weight", "float32", "float64")),
     ({"weight": torch.zeros(11, 12).to_mkldnn()}, ("weight", "layout")),
-    ({"weight": None}, ("weight",)),
+    ({"weight": None}, ("weight", "missing")),
+    ({"targets": torch.ones(3, 6, dtype=torch.long)}, ("decoder_out", "6 positions", "start")),
+    ({"encoder_out": torch.zeros(3, 9, 6, 11), "targets": None}, ("torchaudio", "decoder_out (N, U+1, H)")),
+    (
+        {"encoder_out": torch.zeros(1).expand(3, 2**30, 12), "decoder_out": torch.zeros(1).expand(3, 2**33, 12)},
+        ("cells",),
+    ),
     ({"decoder_out": torch.nested.nested_tensor([torch.zeros(5, 12), torch.zeros(3, 12)])}, ("decoder_out", "nested")),
     ({"encoder_out": torch.zeros(0, 9, 12), "T_lengths": torch.zeros(0, dtype=torch.long)}, ("empty",)),
     ({"encoder_out": torch.zeros(3, 9, 12, dtype=torch.long)}, ("encoder_out", "int64")),
@@ -343,10 +349,13 @@ REFUSED = [
     ({"encoder_out": torch.zeros(9, 12)}, ("encoder_out", "(N, T, H)")),
     ({"decoder_out": torch.zeros(3, 6, 12, device="meta", dtype=torch.float64)}, ("decoder_out", "meta", "cpu")),
     ({"blank": 11}, ("blank", "11")),
-    *(({"blank": value}, ("blank",)) for value in (-1, 1.0, True, torch.tensor(0), None)),
+    *(({"blank": value}, ("blank",)) for value in (-12, 1.0, True, torch.tensor(0), None)),
+    ({"blank": -1}, ("blank=10",)),
+    ({**TDT, "blank": -1}, ("blank=9",)),
+    *(({"clamp": value}, ("clamp",)) for value in (None, float("nan"), "1")),
     ({"activation": "mish"}, ("activation", "mish")),
     ({"reduction": "average"}, ("reduction", "average")),
-    *(({name: -1}, (name,)) for name in ("negligible", "fastemit_lambda", "delay_penalty", "clamp", "keep_bytes")),
+    *(({name: -1}, (name,)) for name in ("negligible", "fastemit_lambda", "delay_penalty", "keep_bytes")),
     *(({"fastemit_lambda": value}, ("fastemit_lambda",)) for value in (float("nan"), True, "1", None)),
     *(({"tile_cells": value}, ("tile_cells",)) for value in (1.5, 2**63)),
     *(({name: 1}, (name, "below 1")) for name in ("dropout", "label_smoothing")),
@@ -437,7 +446,7 @@ def test_what_looks_odd_and_is_allowed():
     case = problem(RAGGED, **EXACT)
     expected = right(case)
     case.targets[2, 1:] = 10_000
-    options = {"blank": numpy.int64(0), "tile_cells": numpy.int32(8), "negligible": numpy.float32(0)}
+    options = {"clamp": -1.0, "blank": numpy.int64(0), "tile_cells": numpy.int32(8), "negligible": numpy.float32(0)}
     assert max(errors(case.with_options(**options), expected).values()) < 1e-12
     named = dict(zip(("targets", "T_lengths", "U_lengths"), integers(case)))
     named.update(reduction="none", **EXACT)
