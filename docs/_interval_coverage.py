@@ -200,12 +200,12 @@ def two_days(days: Days, x: np.ndarray, rng) -> List[ratios.Ratio]:
     moved = math.log1p(days.machine) + rng.normal(0, days.day, days.rows)
     moved[0] += math.log1p(days.change)
     confidence = statistics.confidence_of_each(days.rows)
-    found = []
+    result = []
     for effect in moved:
         baseline, new, of_batch = sides(simulate(World(), x, np.full(len(x), effect), 10, 2, True, rng))
         padded = ratios.Padding(of_batch, float(x.mean()))
-        found.append(ratios.own_batches_ratio(baseline, new, confidence, padded))
-    return [ratio for ratio in found if ratio]
+        result.append(ratios.own_batches_ratio(baseline, new, confidence, padded))
+    return [ratio for ratio in result if ratio]
 
 
 def verdicts(every: Sequence[ratios.Ratio], controlled: bool) -> List[str]:
@@ -264,8 +264,8 @@ def main() -> int:
     lines = []
     for name, days in DAYS.items():
         both = judged(days, x, runs // 5)
-        found = [f"{100 * of.slower:.0f}%" if days.change else "-" for of in both]
-        lines.append([name, *(f"{100 * of.wrong:.1f}%" for of in both), *found])
+        slower = [f"{100 * of.slower:.0f}%" if days.change else "-" for of in both]
+        lines.append([name, *(f"{100 * of.wrong:.1f}%" for of in both), *slower])
         print(f"{name}: done", file=sys.stderr)
     heads = ["false verdict", "false verdict over the control", "found slower", "found slower over the control"]
     print(markdown_of(["two separate runs", *map(Column, heads)], lines))

@@ -207,7 +207,7 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
         return Judged("unclear", "a peak of 0", None, before.mb, after.mb, after.counter, len(batches))
     ratio, source = after.mb / before.mb, "the allocator's own count"
     if counters & {"process", "device_used"}:
-        tolerance, source = max(tolerance, PROCESS_TOLERANCE), "the peak of one process each, beyond torch's allocator"
+        tolerance, source = max(tolerance, PROCESS_TOLERANCE), "the resident peak of one process each"
     word = {"faster": "less", "slower": "more"}.get(statistics.verdict(ratio, ratio, tolerance), "same")
     near = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
     reason = near if word == "same" else f"{abs(ratio - 1):.1%} {word} memory"

@@ -23,53 +23,29 @@ GIGA = 1e9
 
 def processor(machine: Machine) -> str:
     """Return "(family 26, model 2, AVX-512)"; "" where records have a name alone."""
-    numbers = [f"{key} {number}" for key in ("family", "model") if (number := getattr(machine, key)) is not None]
-    widest = next((name for flag, name in VECTORS.items() if flag in machine.vectors), "")
-    parts = [*numbers, *filter(None, [widest])]
+    numbers = {"family": machine.family, "model": machine.model}
+    parts = [f"{key} {number}" for key, number in numbers.items() if number is not None]
+    parts += [name for flag, name in VECTORS.items() if flag in machine.vectors][:1]
     return f"({', '.join(parts)})" if parts else ""
 
 
 def named(machine: Machine) -> str:
     """Return "AMD EPYC (family 26, model 2, AVX-512), 2 cores"; "" where nothing is known."""
+    model = " ".join(filter(None, [machine.cpu, processor(machine)]))
     cores = text.count(machine.cores, "core") if machine.cores else ""
-    return ", ".join(filter(None, [" ".join(filter(None, [machine.cpu, processor(machine)])), cores]))
+    return ", ".join(filter(None, [model, cores]))
 
 
 def of_row(row: Row) -> str:
     """Return the machine of a row as `named`; where records have the name alone, with its rates."""
-    machine, measured = row.header.machine, rates(row)
-    return f"{named(machine)} ({measured})" if measured and not is_known(machine) else named(machine)
+    words, measured = named(row.header.machine), rates(row)
+    return f"{words} ({measured})" if measured and not is_known(row.header.machine) else words
 
 
 def rates(row: Row) -> str:
     """Return "memory 38 GB/s, products 207 GFLOP/s"; "" where the run did not measure them."""
     known = (("memory", row.rates.memory, "GB/s"), ("products", row.rates.torch, "GFLOP/s"))
     return ", ".join(f"{name} {rate / GIGA:.0f} {unit}" for name, rate, unit in known if rate)
-
-
-def differences(row: Row, other: Row) -> List[str]:
-    """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; [] where nothing does.
-    What a side does not know sets nothing apart."""
-    mine, theirs = row.header.machine, other.header.machine
-    if not _are_two_named(row, other):
-        return []
-    if mine.cpu != theirs.cpu or (mine.cores and theirs.cores and mine.cores != theirs.cores):
-        return [f"machine {named(mine)} / {named(theirs)}"]
-    if not (is_known(mine) and is_known(theirs)):
-        return [
-            *_differ("memory", row.rates.memory, other.rates.memory, "GB/s"),
-            *_differ("products", row.rates.torch, other.rates.torch, "GFLOP/s"),
-        ]
-    keys = [key for key in FIELDS if getattr(mine, key) != getattr(theirs, key)]
-    different = [f"processor's {key} {_worded(mine, key)} / {_worded(theirs, key)}" for key in keys]
-    # Memory's rate differs by a fifth between days of one host, and torch's products with its version.
-    return different or _differ("the suite's own products", row.rates.loop, other.rates.loop, "GFLOP/s")
-
-
-def _differ(name: str, rate: Optional[float], other: Optional[float], unit: str) -> List[str]:
-    if rate is None or other is None or max(rate, other) <= (1 + MARGIN) * min(rate, other):
-        return []
-    return [f"rate of {name} {rate / GIGA:.0f} / {other / GIGA:.0f} {unit}"]
 
 
 #: What must agree between the records of one processor.
@@ -81,6 +57,40 @@ def is_known(machine: Machine) -> bool:
     return any(getattr(machine, key) not in (None, [], {}) for key in FIELDS)
 
 
+# One machine, or two.
+
+
+def differences(row: Row, other: Row) -> List[str]:
+    """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; [] where nothing
+    does. What a side does not know sets nothing apart."""
+    mine, theirs = row.header.machine, other.header.machine
+    if not _are_two_named(row, other):
+        return []
+    other_cores = mine.cores and theirs.cores and mine.cores != theirs.cores
+    if mine.cpu != theirs.cpu or other_cores:
+        return [f"machine {named(mine)} / {named(theirs)}"]
+    if is_known(mine) and is_known(theirs):
+        return _other_processor(row, other)
+    memory = _differ("memory", row.rates.memory, other.rates.memory, "GB/s")
+    return memory + _differ("products", row.rates.torch, other.rates.torch, "GFLOP/s")
+
+
+def _other_processor(row: Row, other: Row) -> List[str]:
+    """Return the fields that differ, or else the rate of the suite's own products. Memory's rate differs by a fifth
+    between days of one host, and that of torch's products with its version: they decide nothing here."""
+    mine, theirs = row.header.machine, other.header.machine
+    keys = [key for key in FIELDS if getattr(mine, key) != getattr(theirs, key)]
+    if keys:
+        return [f"processor's {key} {_worded(mine, key)} / {_worded(theirs, key)}" for key in keys]
+    return _differ("the suite's own products", row.rates.loop, other.rates.loop, "GFLOP/s")
+
+
+def _differ(name: str, rate: Optional[float], other: Optional[float], unit: str) -> List[str]:
+    if rate is None or other is None or max(rate, other) <= (1 + MARGIN) * min(rate, other):
+        return []
+    return [f"rate of {name} {rate / GIGA:.0f} / {other / GIGA:.0f} {unit}"]
+
+
 def _worded(machine: Machine, key: str) -> str:
     value = getattr(machine, key)
     if isinstance(value, dict):
@@ -89,17 +99,19 @@ def _worded(machine: Machine, key: str) -> str:
 
 
 def apart(row: Row, other: Row) -> List[str]:
-    """Return why two rows cannot be taken as of one machine; [] where they can. Where a side has the name alone and no
-    rates, nothing shows that they are of one."""
-    found = differences(row, other)
+    """Return why two rows cannot be taken as of one machine; [] where they can. Where a side has the name alone and
+    no rates, nothing shows that they are of one."""
     known = all(is_known(each.header.machine) for each in (row, other))
-    if found or known or not _are_two_named(row, other):
-        return found
+    different = differences(row, other)
+    if different or known or not _are_two_named(row, other):
+        return different
     lacking = [each for each in (row, other) if not (each.rates.memory and each.rates.torch)]
     where = " and in ".join(str(each.folder) for each in lacking)
-    return [f"machine {row.header.machine.cpu} known by its name alone, without rates in {where}"] if lacking else []
+    name = row.header.machine.cpu
+    return [f"machine {name} known by its name alone, without rates in {where}"] if lacking else []
 
 
 def _are_two_named(row: Row, other: Row) -> bool:
     """Tell whether the rows are of two runs whose records both name a CPU."""
-    return row.header.run_id != other.header.run_id and bool(row.header.machine.cpu and other.header.machine.cpu)
+    first, second = row.header, other.header
+    return first.run_id != second.run_id and None not in (first.machine.cpu, second.machine.cpu)

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis import comparison, control, machines, metrics, ratios
+from common.analysis import comparison, control, machines, metrics, ratios, standing
 from common.analysis.row import SCOPES
 from common.analysis.standing import BESIDE_LOAD, percent
 from common.core import errors, implementations, statistics
@@ -97,12 +97,10 @@ def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> p
         ]
         for line in lines
     ]
-    kept = [
-        at for at, column in enumerate(columns) if column != OVER_CONTROL or any(row[at].shown != "-" for row in cells)
-    ]
-    return parts.Table(
-        "comparison", "Comparison", [columns[at] for at in kept], [[row[at] for at in kept] for row in cells]
-    )
+    compared = any(row[columns.index(OVER_CONTROL)].shown != "-" for row in cells)
+    kept = [at for at, column in enumerate(columns) if compared or column != OVER_CONTROL]
+    shown = [[row[at] for at in kept] for row in cells]
+    return parts.Table("comparison", "Comparison", [columns[at] for at in kept], shown)
 
 
 def _measured(rows: Sequence[comparison.Change]) -> Sequence[comparison.Change]:
@@ -209,19 +207,23 @@ def _controls(rows: Sequence[comparison.Change]) -> List[str]:
     """Return a line for each control: by what the rows moved that did not change, and the machine's rates."""
     lines = []
     for scope in SCOPES:
-        for unchanged in control.of_runs([row.time[scope] for row in rows if scope in row.time]).values():
-            first, moved = unchanged[0], control.moved(unchanged)
-            if moved:
-                ratio, low, high = moved.together()
-                spread = (
-                    f"{ratio:.2f} times the time ({low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f})"
-                )
-                line = f"control, {scope}: {moved.rows} rows that did not change took {spread}"
-                sure = statistics.verdict(low, high, first.margins.tolerance)
-                line += f", so the machine was {sure}" if sure in ("slower", "faster") else ""
-                rates = [machines.rates(row) for row in (first.baseline, first.row)]
-                lines.append(f"{line}; {', then '.join(rates)}" if all(rates) else line)
+        times = [row.time[scope] for row in rows if scope in row.time]
+        for unchanged in control.of_runs(times).values():
+            moved = control.moved(unchanged)
+            lines += [f"control, {scope}: {_moved(moved, unchanged[0])}"] if moved else []
     return lines
+
+
+def _moved(moved: ratios.Control, first: standing.Standing) -> str:
+    """Return how much slower unchanged rows were, whether that is sure, and the rates of both runs of the first."""
+    ratio, low, high = moved.together()
+    spread = f"{low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f}"
+    words = f"{moved.rows} rows that did not change took {ratio:.2f} times the time ({spread})"
+    verdict = statistics.verdict(low, high, first.margins.tolerance)
+    if verdict in ("slower", "faster"):
+        words += f", so the machine was {verdict}"
+    rates = [machines.rates(row) for row in (first.baseline, first.row)]
+    return f"{words}; {', then '.join(rates)}" if all(rates) else words
 
 
 def _notes_of(row: comparison.Change) -> Iterator[str]:
