@@ -124,6 +124,22 @@ ON_CPU = {
         2 * 16**3,
         16**3,
     ),
+    # 3 real convolutions of 24 outputs x 6; sums of their inputs, 3 differences, and an imaginary part added, 2 and 2
+    "complex convolution": (
+        lambda: (nn.Conv1d(2, 4, 3, bias=False, dtype=torch.complex64), tensor(1, 2, 8).to(torch.complex64)),
+        2 * 432 + 16 + 24 + (3 + 2 + 2) * 24,
+        432,
+    ),
+    "complex linear": (
+        lambda: (nn.Linear(3, 5, bias=False, dtype=torch.complex64), tensor(2, 3).to(torch.complex64)),
+        240,
+        120,
+    ),
+    # 30 x 30 pairs in 3 dimensions by one product of 5 columns; 6 pairs, and 3 x 3, by differences
+    "cdist": (lambda: (torch.cdist, tensor(30, 3), tensor(30, 3)), 2 * 4500 + 900 + 60 * 5 + 30 * 3, 4500),
+    "cdist of order 1": (lambda: (partial(torch.cdist, p=1), tensor(3, 4), tensor(3, 4)), 9 * 3 * 4, 0),
+    "pdist": (lambda: (F.pdist, tensor(4, 3)), 3 * 3 * 6, 0),
+    "int8 linear": (lambda: (int8(), tensor(2, 3)), 60 + 3 * 10 + 2 * 6, 30),
     "cross": (lambda: (partial(torch.cross, dim=1), tensor(2, 3), tensor(2, 3)), 18, 0),
     # T = 5, N = 2, 3 inputs, 4 hidden units: 20 steps; packed, 8
     "bidirectional gru": (lambda: (nn.GRU(3, 4, bidirectional=True), tensor(5, 2, 3)), 2 * 1680 + 20 * (24 + 40), 1680),
@@ -139,6 +155,19 @@ ON_CPU = {
     "vmap of a product": (lambda: (torch.func.vmap(torch.mv), tensor(4, 5, 3), tensor(4, 3)), 120, 60),
     "grad": (lambda: (torch.func.grad(lambda x: (x * x).sum()), tensor(3)), 3 + 2 + 6 + 3, 0),
 }
+
+
+def int8():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces that torchao will have it
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 5)), {nn.Linear})
+
+
+def bags(mode, **options):
+    bag = nn.EmbeddingBag(6, 4, mode=mode)
+    return lambda: (partial(bag, torch.tensor([[0, 1, 2], [1, 2, 3]]), **options),)
+
+
 X, ONE = tensor(2, 4), torch.tensor(1.0)
 EIGHT = torch.ones(16, 16).to(getattr(torch, "float8_e4m3fn", torch.float16))  # which torch 1.13 lacks
 SELF = lambda x, **options: nn.MultiheadAttention(8, 2).eval()(x, x, x, **options)  # noqa: E731
@@ -221,6 +250,29 @@ BOTH_WAYS = {
         (WALKED + 2 * 5, 0),
         (WALKED + 7 * (5 * 7 + 6 * 5) + 6 * (5 * 5 + 6 * 5), 0),
     ),
+    # 2 bags of 3 rows of 4
+    "bags that are added up": (bags("sum"), (16, 0), (24, 0)),
+    "means of bags": (bags("mean"), (24, 0), (32, 0)),
+    "maxima of bags": (bags("max"), (0, 0), (8, 0)),
+    "weighted bags": (
+        bags("sum", per_sample_weights=tensor(2, 3, grad=True)),
+        (16 + 24, 0),
+        (24 + 24 + 6 * 7, 0),
+    ),
+    # x1 W over I, 120, times x2 over J, 40; biases 10; backward the same three ways
+    "bilinear": (
+        lambda: (nn.Bilinear(3, 4, 5), tensor(2, 3, grad=True), tensor(2, 4, grad=True)),
+        (320 + 10, 160),
+        (2 * (144 + 240 + 160) + 5, 144 + 240 + 160),
+    ),
+    # windows of 3 of 5 numbers, and of 9 of 25
+    "adaptive average pooling": (lambda: (nn.AdaptiveAvgPool1d(2), tensor(1, 2, 5, grad=True)), (12, 0), (16, 0)),
+    "in two dimensions": (lambda: (nn.AdaptiveAvgPool2d(2), tensor(1, 2, 5, 5, grad=True)), (72, 0), (80, 0)),
+    "distances": (
+        lambda: (partial(torch.cdist, p=1), tensor(3, 4, grad=True), tensor(3, 4)),
+        (9 * 3 * 4, 0),
+        (9 * (3 * 4 + 1), 0),
+    ),
     # 20 inputs, each spread over 3 x 6 / 2 weights; 6 x 9 biases; backward twice that, and 6 sums of 9
     "grouped dilated transposed convolution": (
         lambda: (nn.ConvTranspose1d(4, 6, 3, groups=2, dilation=2), tensor(1, 4, 5, grad=True)),
@@ -285,6 +337,16 @@ def test_gradients_of_an_lstm_that_are_not_asked_for_are_left_out():
     layer, state = nn.LSTM(3, 4, batch_first=True), tuple(tensor(1, 2, 4, grad=True) for _ in range(2))
     assert both(lambda x: layer(x)[0], tensor(2, 5, 3))[1][1] == 10 * (48 + 64) + (10 - 2) * 64
     assert both(lambda x: layer(x, state)[0], tensor(2, 5, 3, grad=True))[1][1] == 2 * 10 * (48 + 64)
+
+
+def test_flexible_attention_counts_as_attention():
+    """2 x 16 x 16 scores of 8 features; its backward, which a CPU has not, as that of the fused one."""
+    flexible = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+    qkv = [tensor(1, 2, 16, 8) for _ in range(3)]
+    with torch.no_grad():
+        assert counted(flexible, *qkv) == (2 * 8192 + 3 * 512 + 2 * 256, 8192)
+    call = rules.Call("higher_order::flex_attention_backward", {}, qkv)
+    assert rules.RULES[call.name](call) == Count(2 * 8192, 4 * 8192 + 4 * 512 + 2 * 256)
 
 
 def test_layers_of_attention_are_counted_without_torch_s_fast_path_which_is_on_again_later():
@@ -363,13 +425,46 @@ def test_an_unknown_operator_is_named_once_in_every_run_and_an_error_where_stric
         assert counter.total() == Count(18, 2 * 18 + 6)
     with torch.no_grad(), FlopCounter(strict=True), pytest.raises(UserError, match="flopstest::half.*Custom"):
         Custom("half")(tensor(2))
-    # factorisations, sparse and nested tensors have no rules
+    # those of the list in docs/flops.md have no rules
     coo = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 2]]), tensor(3), (2, 3))
     nested = torch.nested.nested_tensor([tensor(2, 3), tensor(1, 3)])
     eye, works = torch.eye(3), {"sparse": lambda: coo @ tensor(3, 4), "nested": lambda: nested * 2}
-    for name, work in {**works, "lstsq": lambda: torch.linalg.lstsq(eye, tensor(3, 2))}.items():
+    weight = tensor(3, grad=True)
+    weight.grad = tensor(3)
+    works.update(
+        lstsq=lambda: torch.linalg.lstsq(eye, tensor(3, 2)),
+        linalg_solve=lambda: torch.linalg.solve(eye, eye),
+        bicubic=lambda: F.interpolate(tensor(1, 1, 4, 4), scale_factor=2, mode="bicubic"),
+        grid_sampler=lambda: F.grid_sample(tensor(1, 1, 4, 4), tensor(1, 4, 4, 2), align_corners=False),
+        fused_adam=lambda: torch.optim.Adam([weight], fused=True).step(),
+    )
+    for name, work in works.items():
         with FlopCounter(strict=True), pytest.raises(UserError, match=name):
             work()
+
+
+class InNumpy(nn.Module):
+    """Multiplies in numpy, before and after what torch does."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(tensor(5, 3)), bias
+
+    def forward(self, x):
+        product = torch.from_numpy(x.numpy() @ self.weight.detach().numpy().T)
+        return product.clone() if self.bias is None else product + self.bias
+
+
+class Looked(nn.Module):
+    """Takes rows of its matrices, and multiplies nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.bag, self.norm = nn.Embedding(5, 3), nn.EmbeddingBag(5, 3), nn.LayerNorm((2, 3))
+        self.positions = nn.Parameter(tensor(9, 3))
+
+    def forward(self, index):
+        return self.norm(self.embedding(index) + self.positions[:2]) + self.bag(index[None])
 
 
 class Threaded(nn.Sequential):
@@ -385,6 +480,8 @@ def test_a_module_whose_products_were_not_seen_is_named():
     convolutions = torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval())
     for model, shape, name in (
         (Threaded(nn.Linear(3, 5)), (2, 3), "Linear"),
+        (nn.Sequential(InNumpy(None)), (2, 3), "InNumpy"),
+        (nn.Sequential(InNumpy(1.0)), (2, 3), "InNumpy"),
         (torch.jit.optimize_for_inference(convolutions), (1, 3, 16, 16), "RecursiveScriptModule"),
     ):
         for _ in range(2):  # a first call makes what the next ones run
@@ -394,6 +491,8 @@ def test_a_module_whose_products_were_not_seen_is_named():
         assert counter.total().macs == 0 and counter.not_counted() == [name]
         with torch.no_grad(), pytest.raises(UserError, match=name), FlopCounter(model, strict=True):
             model(tensor(*shape))
+    for model in (Looked(), nn.Sequential(Looked())):
+        assert counted(model, torch.tensor([1, 2]), strict=True)[1] == 0
 
 
 def test_a_rule_in_one_line_and_one_that_fails_which_is_named():

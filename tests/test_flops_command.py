@@ -275,7 +275,7 @@ def test_models_of_hugging_face_have_their_weights_here(answer, count, model, tm
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "transformers", raising=False)  # the real one, of another test
     assert answer("hf:here", "--pseudo-input", "16000")["pseudo"]["macs"] == macs_of(16000)
-    assert_user_error(count("hf:there/model", "--pseudo-input"), "there/model", "local")
+    assert_user_error(count("hf:there/model", "--pseudo-input"), "network", "from_pretrained('there/model')")
 
 
 @pytest.mark.thorough

@@ -21,7 +21,7 @@ import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -159,6 +159,7 @@ class FlopCounter:
         #: [calls, MACs, FLOPs] by (path, operator, phase), and (operator, path, reason) of what was not counted.
         self._counts: Dict[Tuple[str, str, str], List[int]] = defaultdict(lambda: [0, 0, 0])
         self._not_counted: List[Tuple[str, str, str]] = []
+        self._taken: Set[int] = set()  # ids of parameters that an operator took, be it to look rows up
         self._inside = ExitStack()
 
     def __enter__(self) -> FlopCounter:
@@ -173,14 +174,16 @@ class FlopCounter:
 
     def __exit__(self, *error: Any) -> None:
         self._inside.close()
-        # modules that ran, have matrices for weights, and gave no operator that is counted: in another thread, or in a
-        # compiled form
+        # modules that ran, and gave no product and no operator that takes their matrices: in another thread, in numpy,
+        # or in a compiled form
         for path, module in self.modules.modules.items() if not any(error) else ():
             below = f"{path}." if path else ""
             macs = [entry[1] for (at, *_), entry in self._counts.items() if f"{at}.".startswith(below)]
-            weights = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
+            weights = [weight for weight in module._parameters.values() if weight is not None and weight.dim() > 1]
+            unused = weights and not any(id(weight) in self._taken for weight in weights)
             fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
-            if self.modules.calls[path] and ((weights and not macs) or (fused and not any(macs))):
+            named = any(at == path for _, at, _ in self._not_counted)
+            if self.modules.calls[path] and not any(macs) and not named and (unused or fused):
                 self._missing(type(module).__name__, path, "its operators were not seen, or not its products")
 
     def total(self) -> Count:
@@ -212,6 +215,9 @@ class FlopCounter:
         call = Call(rules.name_of(operator), {**given, **dict(zip(names, args)), **kwargs}, args, kwargs, out)
         if count is None:
             self._missing(call.name, path, "no rule")
+        if call.name != "aten::detach":  # the way to numpy
+            for value in (*args, *kwargs.values()):
+                self._taken.update(map(id, value if isinstance(value, (list, tuple)) else [value]))
         self._add(path, phase, call, count or rules.nothing)  # its calls are counted
 
     def _add(self, path: str, phase: str, call: Call, rule: rules.Rule) -> None:

@@ -2,13 +2,18 @@
 
 They count the algorithm, whatever kernel runs it: a fused attention counts as its mathematical form, with all scores
 under a causal mask too; that a kernel computes scores anew to save memory is not counted, and neither are gradients
-that nobody asks for.  A convolution computes with its padding.  Of complex numbers a product is four.
+that nobody asks for.  A convolution computes with its padding.  A product of complex matrices is four real ones; a
+convolution of complex numbers three, since torch defines it by three real convolutions.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, List, Sequence, Tuple
+
+import torch
 
 from common.flops.rules import Call, Count, add, elements, is_complex, nothing, output, products, size
 
@@ -49,6 +54,20 @@ def _convolved(call: Call, source: Any, out: Any) -> int:
     return (source if call["transposed"] else out).numel() * (weight.numel() // weight.shape[0])
 
 
+def _bilinear(call: Call) -> int:
+    """Count torch.nn.Bilinear, (N, I) times (O, I, J) over I, then times (N, J) over J, and its gradients.
+
+    i1, i2 and i3, unsqueezed at the dimensions of their expand1, expand2 and expand3, are multiplied and summed over
+    sumdim; those that i3 lacks are summed first."""
+    shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
+    for number, shape in enumerate(shapes, 1):
+        for dim in sorted(call[f"expand{number}"]):
+            shape.insert(dim, 1)
+    whole = [max(sizes) for sizes in zip(*shapes)]
+    first = [dim for dim in call["sumdim"] if dim in call["expand3"]]
+    return math.prod(whole) + math.prod(size for dim, size in enumerate(whole) if dim not in first)
+
+
 _add_products(
     ("mm bmm _int_mm", partial(_matrices, "self", "mat2"), nothing),
     ("mv dot vdot", lambda call: size(call["self"]), nothing),
@@ -69,6 +88,27 @@ _add_products(
         lambda call: sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"]),
         lambda call: call["output_mask"][2] * (elements(call["grad_output"]) - call["grad_output"].shape[1]),
     ),
+    # of two sets of many vectors: (-2 x, |x|^2, 1) times (y, 1, |y|^2), and a root
+    (
+        "_euclidean_dist",
+        lambda call: elements(call.out) * (call["x1"].shape[-1] + 2),
+        lambda call: (
+            elements(call.out)
+            + (2 * call["x1"].shape[-1] - 1)
+            * sum(elements(call[name]) // call[name].shape[-1] for name in ("x1", "x2"))
+            + elements(call["x1"])
+        ),
+    ),
+    # int8: a number is scaled and rounded where it is quantized, the output, and the input where it is none yet
+    (
+        "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
+        lambda call: call.out.numel() * call["X"].shape[-1],
+        lambda call: (
+            call.out.numel() * (2 + (torch.ops.quantized.linear_unpack(call["W_prepack"])[1] is not None))
+            + 2 * call["X"].numel() * ("dynamic" in call.name)
+        ),
+    ),
+    ("_trilinear", lambda call: _bilinear(call), nothing),
     # a recursive filter: each output is a sum over those before it, and the first coefficient is 1
     (
         "torchaudio::_lfilter_core_loop",
@@ -97,6 +137,15 @@ _FUSED = "flash_attention efficient_attention cudnn_attention flash_attention_fo
 for _kind in _FUSED.split():
     add(f"_scaled_dot_product_{_kind}", partial(_attention, False))
     add(f"_scaled_dot_product_{_kind}_backward", partial(_attention, True))
+
+
+def _flexible(backward: bool, call: Call) -> Count:
+    """Count flex_attention, whose arguments have no names: all scores, whatever its mask, and no score_mod."""
+    return _attention(backward, replace(call, arguments=dict(zip(("query", "key", "value"), call.args))))
+
+
+add("higher_order::flex_attention", partial(_flexible, False))
+add("higher_order::flex_attention_backward", partial(_flexible, True))
 
 #: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is the sum of both
 #: products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r h), h = (h - n) z + n.  Backward of

@@ -89,6 +89,16 @@ def _norm(call: Call) -> int:
     return each * elements(call["self"]) - (output(call) if order == 1 else 0)
 
 
+def _bags(call: Call, summed: int, highest: int) -> int:
+    """Count the rows that are looked up: added up, weighted, and divided where the mode (sum, mean, max) is the mean.
+    summed: operations of a bag's sum beside 1 for each row; highest: of a maximum."""
+    bags = call["grad"] if call["grad"] is not None else call.out[0]
+    values = call["indices"].numel() * bags.shape[-1]
+    weighted = values if call["per_sample_weights"] is not None else 0
+    by_mode = (max(values + summed * bags.numel(), 0), values + (1 + summed) * bags.numel(), highest * bags.numel())
+    return weighted + by_mode[call["mode"]]
+
+
 def _along(call: Call) -> int:
     """Count the groups of an operation along one dimension."""
     tensor = call["self"]
@@ -126,6 +136,18 @@ add_rows(
         1,
     ),
     ("embedding_dense_backward", given("grad_output"), 1),
+    ("_embedding_bag _embedding_bag_forward_only", lambda call: _bags(call, -1, 0), 1),
+    ("_embedding_bag_backward _embedding_bag_dense_backward", lambda call: _bags(call, 0, 1), 1),
+    (
+        "_embedding_bag_per_sample_weights_backward",
+        lambda call: call["indices"].numel() * (2 * call["grad"].shape[-1] - 1),
+        1,
+    ),
+    # of each pair and coordinate a difference, its power and a sum; backward times the upstream gradient over the power
+    ("_cdist_forward", lambda call: output(call) * call["x1"].shape[-1], 3),
+    ("_pdist_forward", lambda call: output(call) * call["self"].shape[-1], 3),
+    ("_cdist_backward", lambda call: size(call["cdist"]) * (3 * call["x1"].shape[-1] + 1), 1),
+    ("_pdist_backward", lambda call: size(call["pdist"]) * (3 * call["self"].shape[-1] + 1), 1),
     ("unfold_backward", given("grad_in"), 1),
     ("col2im", given("self"), 1),
     (
@@ -161,8 +183,23 @@ def _window(call: Call) -> int:
     return math.prod(kernel) if len(kernel) == dims else kernel[0] ** dims
 
 
+def _adaptive(call: Call, narrow: Any) -> int:
+    """Return how many numbers are in all windows of the input that give a tensor like `narrow`."""
+    wide, dims = call["self"].shape, _dims(call)
+    total = math.prod(wide[:-dims])
+    for length, count in zip(wide[-dims:], narrow.shape[-dims:]):
+        total *= sum(-((index + 1) * length // -count) - index * length // count for index in range(count))
+    return total
+
+
 add_rows(
     ("avg_pool1d avg_pool2d avg_pool3d", lambda call: _window(call) * output(call), 1),
+    ("adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d", lambda call: _adaptive(call, call.out), 1),
+    (
+        "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
+        lambda call: _adaptive(call, call["grad_output"]) + elements(call["grad_output"]),
+        1,
+    ),
     ("avg_pool2d_backward avg_pool3d_backward", lambda call: (_window(call) + 1) * elements(call["grad_output"]), 1),
     (
         "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
