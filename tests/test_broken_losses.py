@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
 from common.data import batching
 from common.losses import oracle, rounding, step, topologies
-from common.losses.passes import correctness, small_batches, timing
+from common.losses.passes import correctness, largest, small_batches, timing
 from common.measure import device
 from common.records.schema import Stop
 
@@ -496,6 +498,53 @@ def test_a_search_judges_two_utterances():
 
 
 # Only the timed steps show these: they are right as often as the correctness pass asks, or on the batches that it has.
+
+
+class LeavesOutTheFifth(Broken):
+    """And those behind it, as a kernel does whose grid is too small."""
+
+    def losses(self, logits, *given):
+        return super().losses(logits, *given) * (torch.arange(len(logits)) < 4)
+
+
+LeavesOutTheGradientOfTheFifth = fault(
+    "LeavesOutTheGradientOfTheFifth",
+    gradient=lambda self, gradient: gradient * (torch.arange(len(gradient)) < 4).view(-1, 1, 1, 1),
+)
+
+
+def searched(context, drawn, monkeypatch):
+    """Return the last record of the first round at the size found, the utterance `drawn` judged; it may raise."""
+    monkeypatch.setattr(largest.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda count: drawn))
+    context.settings = replace(context.settings, find_largest="batch-size", scopes=context.settings.scopes[:1])
+    context.limit_bytes = 2**30
+    return list(largest.throughput(context))[-1]
+
+
+@pytest.mark.parametrize("scope", ["step", "loss"])
+@pytest.mark.parametrize("name", ["torchaudio", "optimized_transducer", "fused", "fast_rnnt-pruned", "k2"])
+def test_a_right_loss_is_right_at_the_size_found(name, scope, monkeypatch):
+    context = context_of(adapter_of(find(name), "cpu", vocab_size=40))
+    if scope not in context.settings.scopes:
+        pytest.skip("it takes no logits")
+    context.settings = replace(context.settings, scopes=(scope,))
+    end = searched(context, 4, monkeypatch)
+    assert 0 <= end.loss_error < 1e-4 and (end.grad_error is None) == (name == "fast_rnnt-pruned")
+
+
+@pytest.mark.parametrize("scope", ["step", "loss"])
+def test_a_search_judges_all_utterances_of_the_size_found(scope, monkeypatch):
+    for kernel, words in (
+        (LeavesOutTheFifth, "the loss is"),
+        (LeavesOutTheGradientOfTheFifth, "utterance 5 of 6: the"),
+    ):
+        context = broken(kernel(), monkeypatch)
+        _, wrong = judged(context)
+        assert not wrong  # on 2 utterances a batch
+        context.all_batches, context.batches = batching.fixed_size(SHAPES, 6), [0]
+        context.settings = replace(context.settings, scopes=(scope,))
+        with pytest.raises(WrongResult, match=f"at N 6, T 70, U 34: {words}"):
+            searched(context, 4, monkeypatch)
 
 
 CachesLongOnes = fault("CachesLongOnes", Keeps, least=60)

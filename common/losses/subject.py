@@ -18,7 +18,7 @@ from common.records.schema import Environment, JobLine
 #: Pass -> its module in common.losses.passes, which a job imports when it needs it, and its function there.
 FUNCTIONS = {
     **{"correctness": "correctness.run", "timing": "timing.run", "memory": "timing.peak_memory"},
-    **{"trace": "timing.trace", "probe": "timing.probe", "throughput": "timing.throughput"},
+    **{"trace": "timing.trace", "probe": "largest.probe", "throughput": "largest.throughput"},
 }
 
 

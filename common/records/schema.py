@@ -461,9 +461,10 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
     Attributes:
         scope: "loss" or "step"
-        loss_error: largest relative error of the losses of the last timed step of each batch against float64; null
-            with --find-largest
-        grad_error: error of the gradient of the last timed step along a random direction, as a share of its length
+        loss_error: largest relative error of the losses of the last timed step of each batch against float64; with
+            --find-largest that of a step of the heaviest batch, in the last record of the first round
+        grad_error: error of the gradient of the last timed step along a random direction, as a share of its length;
+            with --find-largest that of one utterance
         changed: what the loss has changed of its process (threads, default dtype, ...), in words
     """
 

@@ -17,7 +17,7 @@ many calls on several batches; a loss that is wrong then has no times:
   one random direction d: <g, d> against (L(x + e d) - L(x - e d)) / 2 e in float64.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
 
-Below: the passes whose times do not count: memory, trace, and the probe and throughput passes of --find-largest.
+Below: the passes whose times do not count: memory and trace.  Those of --find-largest are in largest.py.
 
 The memory pass measures the peak of one step above the level before it, in a process of its own, on the batches that
 take most: that with the most padded cells and that with the most useful cells.  The loss alone is measured on the first
@@ -33,16 +33,11 @@ logits.
 
 The trace pass runs steps under torch.profiler; its times are labelled "profiled".  Every step is scope "step" on one
 batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to the next.
-
-The probe runs one step of the heaviest batches of a size, in a process of its own, under an enforced limit: a step that
-runs out of memory, whatever the error is called, does not fit.  The throughput pass is the timing pass at the largest
-size that fits, under the limit of making inputs.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
@@ -58,8 +53,8 @@ from common.losses.passes import correctness, small_batches
 from common.losses.step import LossStep, changed, fingerprints, leaves_of, prepare, remembered
 from common.measure import device, profiler, sampling
 from common.measure.clock import Clock, time_step
-from common.measure.memory import AddressSpace, Device, Limit, peaks
-from common.records.schema import Fit, Memory, Probe, Sample, Schedule, Stop, Trace
+from common.measure.memory import peaks
+from common.records.schema import Memory, Sample, Schedule, Stop, Trace
 from common.system import memory
 from common.system.machine import busy_flags
 from common.traces import reader
@@ -161,7 +156,7 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
         prepared = context.adapter.prepare(inputs)
         if step.ranges is not None:
             prepared.ranges = step.ranges
-        error, words = _compared(context, scope, inputs, prepared, step.loss)
+        error, words = compared(context, scope, inputs, prepared, step.loss)
         errors.append(error)
         wrong += [f"{where}: of the last timed step, {words}"] if words else []
         if batch == last.batch and not words and not context.forward_only:
@@ -175,13 +170,13 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
     if context.held and not context.loops_in_python:
         inputs = context.new_batch(last.batch, FURTHER_REPEAT)
         further = prepare(context.adapter, context.model, inputs, scope)
-        error, words = _compared(context, scope, inputs, further.prepared, float(further.run()))
+        error, words = compared(context, scope, inputs, further.prepared, float(further.run()))
         errors.append(error)
         wrong += [f"after timing, scope {scope}: of one more step with other numbers, {words}"] if words else []
     return finite(max(errors)), finite(grad_error), wrong[0] if wrong else ""
 
 
-def _compared(context, scope: str, inputs: Any, prepared: Any, loss: float) -> Tuple[float, str]:
+def compared(context, scope: str, inputs: Any, prepared: Any, loss: float) -> Tuple[float, str]:
     """Return (relative error of the loss, what is wrong in words or "")."""
     right, score = expected(context, scope, inputs, prepared)
     limits = rounding.allowed(precision(context), inputs.shapes, score, right)
@@ -286,50 +281,6 @@ def peak_memory(context) -> Iterator[Memory]:
             fresh = partial(context.step, scope, batch)
             of_step: Any = peaks(fresh, context.device, profiler=not context.loops_in_python)
             yield Memory(scope=scope, batch=batch, **of_step)
-
-
-def limit_of(context, scope: str) -> Limit:
-    """Return the memory limit, after a step of one utterance, which loads and compiles all that a first step does.
-
-    On CUDA a step of one utterance of each batch: each size may have kernels of its own, which take memory when first
-    launched.
-    """
-    tried = heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
-    for batch in tried:
-        context.step(scope, batch, utterances=1).run()
-        context.model.zero_grad(set_to_none=True)
-    if context.device.type == "cuda":
-        return Device(context.settings.memory_limit, context.device)
-    return AddressSpace(context.limit_bytes)
-
-
-def probe(context) -> Iterator[Union[Probe, Fit]]:
-    """Yield a ``probe`` record before each step, which says what is tried, and a ``fit`` record after it."""
-    (scope,) = context.settings.scopes
-    limited = limit_of(context, scope)
-    for batch in heaviest(context.all_batches):
-        sizes = context.all_batches.describe(batch)
-        yield Probe(
-            scope=scope,
-            **{name: sizes[name] for name in sizes if name in Probe.__struct_fields__},
-            limit_bytes=limited.bytes,
-            warnings=[f"{context.adapter.name}: {warning}" for warning in limited.warnings],
-        )
-        with limited.making():
-            step = context.step(scope, batch)
-        with limited.enforced():
-            loss = float(step.run())
-        del step
-        if not math.isfinite(loss):
-            raise ArithmeticError(f"the loss of a batch that fits is {loss}")
-        yield Fit(scope=scope, batch=batch, loss=loss, peak_bytes=limited.peak_bytes)
-        context.model.zero_grad(set_to_none=True)
-
-
-def throughput(context) -> Iterator[Union[Sample, Stop]]:
-    """Yield ``sample`` records as the timing pass does; the limit protects the machine, with the slack for inputs."""
-    with limit_of(context, context.settings.scopes[0]).making():
-        yield from run(context)
 
 
 #: Note of a loss that loops over its cells in Python: each cell would be a thousand events and a megabyte.

@@ -1,0 +1,144 @@
+"""Try the steps of a batch size under a limit on memory, and time and judge the largest that fits: --find-largest.
+
+The probe pass runs one step of the heaviest batches of a size, in a process of its own, under an enforced limit: a step
+that runs out of memory, whatever the error is called, does not fit.  The throughput pass is the timing pass at the
+largest size that fits, under the limit of making inputs.
+
+The correctness pass of a search judges few utterances, since it comes before the size is known.  So the first round of
+throughput judges a step of the heaviest batch at the size found: its loss against one forward of the oracle, some
+frames at a time, and of its gradient that of one utterance, drawn from all.  It takes about as long as a step, and no
+memory of the batch's size.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any, Dict, Iterator, Tuple, Union
+
+import torch
+
+from common.core.errors import WrongResult
+from common.core.text import finite
+from common.data.batching import heaviest
+from common.losses import layouts, rounding
+from common.losses.passes import correctness, small_batches, timing
+from common.losses.step import LossStep, leaves_of
+from common.measure.memory import AddressSpace, Device, Limit
+from common.records.schema import Fit, Probe, Sample, Stop
+
+
+def limit_of(context, scope: str) -> Limit:
+    """Return the memory limit, after a step of one utterance, which loads and compiles all that a first step does.
+
+    On CUDA a step of one utterance of each batch: each size may have kernels of its own, which take memory when first
+    launched.
+    """
+    tried = heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
+    for batch in tried:
+        context.step(scope, batch, utterances=1).run()
+        context.model.zero_grad(set_to_none=True)
+    if context.device.type == "cuda":
+        return Device(context.settings.memory_limit, context.device)
+    return AddressSpace(context.limit_bytes)
+
+
+def probe(context) -> Iterator[Union[Probe, Fit]]:
+    """Yield a ``probe`` record before each step, which says what is tried, and a ``fit`` record after it."""
+    (scope,) = context.settings.scopes
+    limited = limit_of(context, scope)
+    for batch in heaviest(context.all_batches):
+        sizes = context.all_batches.describe(batch)
+        yield Probe(
+            scope=scope,
+            **{name: sizes[name] for name in sizes if name in Probe.__struct_fields__},
+            limit_bytes=limited.bytes,
+            warnings=[f"{context.adapter.name}: {warning}" for warning in limited.warnings],
+        )
+        with limited.making():
+            step = context.step(scope, batch)
+        with limited.enforced():
+            loss = float(step.run())
+        del step
+        if not math.isfinite(loss):
+            raise ArithmeticError(f"the loss of a batch that fits is {loss}")
+        yield Fit(scope=scope, batch=batch, loss=loss, peak_bytes=limited.peak_bytes)
+        context.model.zero_grad(set_to_none=True)
+
+
+def throughput(context) -> Iterator[Union[Sample, Stop]]:
+    """Yield ``sample`` records as the timing pass does, and in the first round a further ``stop`` record of what was
+    judged; raise WrongResult if the loss is wrong.
+
+    The limit protects the machine, with the slack for inputs; the oracle is outside of it."""
+    (scope,) = context.settings.scopes
+    limited = limit_of(context, scope)
+    with limited.making():
+        yield from timing.run(context)
+    if context.round == 1:
+        end, wrong = judged(context, scope, limited)
+        yield end
+        if wrong:
+            raise WrongResult(wrong)
+
+
+def judged(context, scope: str, limited: Limit) -> Tuple[Stop, str]:
+    """Return the errors of a step of the heaviest batch, and what is wrong with it in words."""
+    batch = heaviest(context.all_batches, context.batches)[0]
+    inputs = context.new_batch(batch, timing.FURTHER_REPEAT)
+    where, n = f"at {small_batches.sizes(inputs.shapes)}", random.SystemRandom().randrange(len(inputs.shapes))
+    with limited.making():
+        step = context.step(scope, batch, timing.FURTHER_REPEAT)
+        loss, prepared = float(step.run()), step.prepared
+        has_none = context.forward_only or layouts.of(context.adapter).approximate
+        gradients = {} if has_none else of_utterance(context, step, n)
+        del step
+        context.model.zero_grad(set_to_none=True)
+    end = Stop(scope=scope, round=context.round)
+    error, words = timing.compared(context, scope, inputs, prepared, loss)
+    end.loss_error = finite(error)
+    if not words and gradients:
+        end.grad_error, words = judge_utterance(context, scope, inputs.utterance(n), gradients)
+        words = words and f"utterance {n + 1} of {len(inputs.shapes)}: {words}"
+    return end, f"{where}: {words}" if words else ""
+
+
+def of_utterance(context, step: LossStep, n: int) -> Dict[str, torch.Tensor]:
+    """Return copies of the gradients of one utterance: of its outputs, or of what the loss is given, by leaf."""
+    gradients: Dict[str, Any] = step.gradients()
+    T, U = step.batch.shapes[n]
+    if "given" in gradients:
+        cells = layouts.of(context.adapter).cells(step.batch, step.prepared, gradients, gradients)
+        return {"given": cells.of(gradients["given"], n, 0, T).clone()}
+    sizes = {"encoder_out": T, "decoder_out": U + 1}
+    return {name: gradients[name][n : n + 1, :size].clone() for name, size in sizes.items()}
+
+
+def judge_utterance(context, scope: str, single: Any, gradients: Dict[str, Any]) -> Tuple[float, str]:
+    """Return the error of the gradients of an utterance, and what is wrong in words."""
+    adapter, layout = context.adapter, layouts.of(context.adapter)
+    prepared = layout.prepare(single)
+    if scope == "step":
+        leaves = leaves_of(context.model, single)  # the weights' gradients are of all utterances
+        cells: Any = layout.step_cells(single, prepared, leaves, {**dict.fromkeys(leaves), **gradients})
+    else:
+        with torch.no_grad():
+            given = layout.given(context.model, single, prepared)
+        gradients = {"given": gradients["given"].reshape(given.shape)}
+        cells = layout.cells(single, prepared, {"given": given}, gradients)
+    errors = correctness.Errors()
+    right, _ = correctness.lattices(cells, adapter)
+    correctness.compare(cells, right, adapter, errors)
+    limits = rounding.allowed(
+        timing.precision(context),
+        single.shapes,
+        cells.score,
+        abs(right[0][0]),
+        largest=max(errors.largest[name] for name in gradients),
+        negligible=adapter.negligible,
+    )
+    name = max(gradients, key=errors.entries.__getitem__)
+    error = finite(errors.entries[name])
+    if error <= limits.gradient:
+        return error, ""
+    return error, f"the {small_batches.of(name)} {correctness.size(error)}, {limits.gradient:.0e} is allowed"
