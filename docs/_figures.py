@@ -228,7 +228,7 @@ def _times(of: Any) -> str:
 
 
 def command(header: Header) -> str:
-    """Return the command of a run without its log folder; of a run that was sent, which has none, the script."""
+    """Return the command of a run without its log folder; of one that was sent without its command, the script."""
     words: List[str] = []
     for word in map(str, header.command or ["benchmark_all.py"]):
         if words and words[-1] == "--log-dir":

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
-from fixtures_runs import change, records_of, timed
+from fixtures_runs import change, records_of, timed, trace, write_records
 
 import rnnt_bench
 from common.command import COMMANDS
@@ -248,12 +248,27 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     shutil.copytree(WHOLE, log)
     path, head = "/home/jane/corpus/speech-x.pt", records_of(log / "fused-30")[0]
     settings, machine = {**head["settings"], "shape_file": path}, {**head["machine"], "os": f"Linux of jane, {path}"}
-    command, variables = ["benchmark_all.py", path], {"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1"}
+    settings["passes"] = [*settings["passes"], "trace"]
+    command = [
+        "/home/jane/benchmark_all.py",
+        path,
+        "--batch-size",
+        "30",
+        f"--only=fused,{path}",
+        "--shape-file",
+        "jane",
+    ]
+    command += ["--log-dir", "jane", "--sort-utterance", "--rounds=3"]
+    variables = {"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1", "OMP_JANE": "ssn 123", "MALLOC_X": "jane"}
     change(log / "fused-30", "run", new=path, command=command, settings=settings, machine=machine)
     options = {"durations": {"ours": "[0, 1]", "default": 1}, "file": {"ours": path, "default": "-"}}
     of_run = {"options": options, "variables": variables}
     change(log / "fused-30", "environment", new=path, shape_file=path, warnings=[path], **of_run)
-    change(log / "fused-30", "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"])
+    change(log / "fused-30", "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"], code={path: "ssn 123"})
+    errors = {"the sum over V of a cell's gradient in sum": 1e-6}
+    (judged,) = [line for line in records_of(log / "fused-30") if line["record"] == "correctness"]
+    change(log / "fused-30", "correctness", at_size={**judged["at_size"], "errors": errors})
+    write_records(log / "fused-30", [*records_of(log / "fused-30"), *trace([])])
     (log / "report.html").write_text("x")
     (log / "fused-30" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
     (log / "fast_rnnt-30").rename(tmp_path / "elsewhere")
@@ -271,6 +286,12 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     for name, row in after.items():
         assert row.status == before[name].status and row.step.ms == before[name].step.ms
         assert row.memory == before[name].memory and row.checked.grad_error == before[name].checked.grad_error
+    lines = records_of(next(folder.glob("*-fused")))
+    assert [line["record"] for line in lines].count("run") == 1
+    assert after["fused"].checked.at_size.errors == errors and not [x for x in after["fused"].notes if "trace" in x]
+    assert list(after["fused"].environment.variables) == ["LD_PRELOAD", "OMP_NUM_THREADS"]
+    words = "benchmark_all.py --batch-size 30 --only ... --shape-file own --sort-utterance --rounds 3"
+    assert " ".join(after["fused"].header.command) == words
     told = after["fused"].environment.options
     assert (told["durations"].ours, told["file"].ours, told["file"].default) == ("[0, 1]", "...", "-")
     assert_user_error(run("rnnt-bench", "submit", log, "--into", tmp_path / "results"), "is there already", "--name")
@@ -284,6 +305,23 @@ FAULTS = {
     "--resume": ("run", {"settings": {**records_of(WHOLE / "fused-30")[0]["settings"], "rounds": 9}}),
     "of 2 devices": ("environment", {"device_name": "another"}),
 }
+
+
+def test_a_full_disk_leaves_nothing_of_a_folder_of_results(tmp_path, disk):
+    results = disk(16)
+    done = run("rnnt-bench", "submit", WHOLE, "--into", results)
+    assert_user_error(done, "No space left", "--into")
+    assert not list(results.iterdir())
+
+
+def test_lines_that_cannot_be_read_are_no_whole_folder(tmp_path):
+    shutil.copytree(WHOLE, tmp_path / "log")
+    change(tmp_path / "log" / "fused-30", "sample", total_wall_ns="damaged")
+    done = run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path / "results")
+    assert done.returncode == 1 and "fused-30" in done.stderr and "cannot be read" in done.stderr
+    assert "complete" not in done.stdout
+    check = run("rnnt-bench", "submit", "--check", tmp_path / "log")
+    assert check.returncode == 1 and "fused-30" in check.stderr
 
 
 @pytest.mark.parametrize("words", FAULTS)

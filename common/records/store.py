@@ -98,6 +98,23 @@ def read(path: Path) -> List[schema.Line]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     _refuse_newer(path, lines[0])
+    records, broken = _decoded(lines)
+    if 1 in broken:
+        raise UserError(f"{path}, line 1: not a record of this suite ({broken[1]}); {ANEW}")
+    if broken:
+        (number, reason), *others = broken.items()
+        rest = f"; likewise {len(others)} more" if others else ""
+        warn(f"{path}, line {number}: not a record of this suite ({reason}), left out{rest}")
+    return records
+
+
+def lost(path: Path) -> int:
+    """Return how many lines of a file are no records, a last one that is cut short not counted.  Raises OSError."""
+    return len(_decoded(read_bytes(path).split(b"\n"))[1])
+
+
+def _decoded(lines: Sequence[bytes]) -> Tuple[List[schema.Line], Dict[int, str]]:
+    """Return the records on these lines, and by number, from 1, why others are none."""
     records: List[schema.Line] = []
     broken: Dict[int, str] = {}
     for number, line in enumerate(lines, start=1):
@@ -109,13 +126,7 @@ def read(path: Path) -> List[schema.Line]:
         if record is not None:
             records.append(record)
     broken.pop(len(lines), None)  # no newline at its end: cut short
-    if 1 in broken:
-        raise UserError(f"{path}, line 1: not a record of this suite ({broken[1]}); {ANEW}")
-    if broken:
-        (number, reason), *others = broken.items()
-        rest = f"; likewise {len(others)} more" if others else ""
-        warn(f"{path}, line {number}: not a record of this suite ({reason}), left out{rest}")
-    return records
+    return records, broken
 
 
 @cache

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
@@ -19,7 +20,8 @@ from common.analysis.row import SCOPES, Row
 from common.cli.parser import Parser
 from common.core import files, implementations
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
-from common.core.text import plain
+from common.core.settings import SETTINGS, flag
+from common.core.text import count, plain
 from common.records import schema, store
 
 NAME = "rnnt-bench submit"
@@ -30,9 +32,18 @@ ALLOWED = frozenset(
     variables transparent_huge_pages affinity shape_file_sha256 scope dtype kernel flags status pass job
     differing reached_by_padding by""".split()
 )
-WORDS = re.compile(r"[\w .,:;()\[\]+@%=<>-]{0,120}")
+WORDS = re.compile(r"[\w .,:;()\[\]+@%=<>'-]{0,120}")
+#: Environment variables that are kept, of those that a record has.
+VARIABLES = frozenset(
+    """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES OMP_WAIT_POLICY OMP_DYNAMIC OMP_SCHEDULE KMP_AFFINITY KMP_BLOCKTIME
+    GOMP_CPU_AFFINITY GOMP_SPINCOUNT MKL_NUM_THREADS MKL_CBWR MKL_DYNAMIC MKL_ENABLE_INSTRUCTIONS MKL_DEBUG_CPU_TYPE
+    MALLOC_ARENA_MAX MALLOC_MMAP_MAX_ MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_ MALLOC_CONF
+    NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE CUBLAS_WORKSPACE_CONFIG LD_PRELOAD""".split()
+)
 #: Kinds of records that results hold, but for those of traces.
 KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "probe", "fit", "status")
+#: Scripts that a command line may begin with.
+SCRIPTS = ("rnnt-bench", *(f"benchmark_{name}.py" for name in ("all", "fused", "k2", "k2_pruned", "ot", "torchaudio")))
 #: Files that a user's run may name in its settings.
 SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
 
@@ -41,7 +52,8 @@ def kept(value: Any, field: str) -> Any:
     """Return what may leave the machine of a field of a record; None or nothing in the place of the rest."""
     if isinstance(value, dict):
         inside = field if field in ("settings", "values", "variables") else ""
-        items = {key: kept(item, inside or key) for key, item in value.items() if WORDS.fullmatch(key)}
+        names = [key for key in value if (key in VARIABLES if field == "variables" else WORDS.fullmatch(key))]
+        items = {key: kept(value[key], inside or key) for key in names}
         return {key: item for key, item in items.items() if item is not None or value[key] is None}
     if isinstance(value, (list, tuple)):
         return [item for item in (kept(each, field) for each in value) if item is not None]
@@ -53,20 +65,43 @@ def kept(value: Any, field: str) -> Any:
 def records(folder: Path) -> Iterator[Dict[str, Any]]:
     """Yield the records of a run as they may be sent.  Raises UserError."""
     header, lines = store.read_run(folder)
-    for line in (header, *lines):
+    for line in lines:
         record = kept(schema.as_written(line), "")
         if line is header:
-            shapes = header.settings.get("shape_file")
+            shapes, passes = header.settings.get("shape_file"), header.settings.get("passes") or ()
             record["settings"]["shape_file"] = shapes if shapes in SUITES_OWN else "own"
+            record["settings"]["passes"] = [name for name in passes if name != "trace"] or passes
+            record["command"] = flags_of(header.command)
         if record["record"] in KINDS and "trace" not in (record.get("pass"), record.get("job")):
             yield record
 
 
+def flags_of(command: Any) -> List[str]:
+    """Return the script of a command line, and its flags that are settings: what a run measured, without a path."""
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    kept, names = [Path(word).name for word in words[:1] if Path(word).name in SCRIPTS], {"only", *map(flag, SETTINGS)}
+    for word, after in zip(words[1:], [*words[2:], "--"]):
+        name, equals, value = word.partition("=")
+        if name[:2] != "--" or name[2:] not in names:
+            continue
+        value = value if equals else after
+        if name == "--shape-file" and value not in SUITES_OWN:
+            value = "own"
+        kept += [name] if value[:2] == "--" else [name, value if WORDS.fullmatch(value) else "..."]
+    return kept
+
+
+def damage(folder: Path) -> Iterator[str]:
+    """Yield a line for each file of runs that has lines which are no records."""
+    for file in store.files_named(schema.FILE_NAME, folder):
+        lost = store.lost(file)
+        if lost:
+            yield f"{file.parent.name}: {count(lost, 'line')} of {file.name} cannot be read: measure again"
+
+
 def keep(rows: Sequence[Row], folder: Path) -> None:
-    """Write the runs of the suite's own losses into a new folder.  Raises UserError, and OSError where it cannot."""
+    """Write the runs of the suite's own losses into an empty folder.  Raises UserError, and OSError where it cannot."""
     known = {row.name for row in implementations.with_variants()}
-    files.make_folder(folder.parent, files.another("--into", "folder"))
-    folder.mkdir()
     names = {row.folder: row.header.name for row in rows if not row.unreadable}
     for number, (run, name) in enumerate(names.items(), 1):
         file, loss = run / schema.FILE_NAME, name.partition("@")[0].removesuffix(f":{implementations.BY_UTTERANCE}")
@@ -98,6 +133,7 @@ def problems(folder: Path) -> Iterator[str]:
     except UserError as error:
         yield plain(str(error))
         return
+    yield from damage(folder)
     for row in rows:
         header, machine, timed = row.header, row.header.machine, bool(row.times)
         known = machine.cpu and machine.cores and machine.memory_bytes
@@ -143,7 +179,8 @@ def submitted(options: argparse.Namespace) -> int:
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
     folders = options.folders if options.check else [made(options)]
-    lines = [f"{folder}: {problem}" for folder in folders for problem in dict.fromkeys(problems(folder))]
+    damaged = [] if options.check else list(damage(options.folders[0]))
+    lines = [f"{folder}: {problem}" for folder in folders for problem in dict.fromkeys([*damaged, *problems(folder)])]
     for line in lines:
         print(line, file=sys.stderr)
     if not lines:
@@ -161,8 +198,13 @@ def made(options: argparse.Namespace) -> Path:
     folder = options.into / (options.name or folder_name(rows))
     if os.path.lexists(folder):
         raise UserError(f"{folder}: is there already; remove it, or name another with --name")
+    files.make_folder(folder.parent, files.another("--into", "folder"))
     try:
-        keep(rows, folder)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+            new = Path(scratch) / "new"
+            new.mkdir()
+            keep(rows, new)
+            new.rename(folder)
     except OSError as error:
         raise UserError(files.cannot_write(folder, error, files.another("--into", "folder"))) from error
     print(folder)
