@@ -105,6 +105,9 @@ def main(argv: Sequence[str]) -> int:
     if name == "sweep":
         is_axis = [word for word in others if "=" in word and not word.startswith("-")]
         others = [f"--sweep={word}" if word in is_axis else word for word in others]
+        if not any(word.startswith(("--sweep", "--help", "-h")) for word in others):
+            errors.say(f"{PROGRAM} sweep: error: give what to vary, as in vocab-size=500,4096 (--help tells more)")
+            return errors.EXIT_USAGE
     arguments = [*command.before, *others]
     if not command.script.endswith(".py"):
         register()
@@ -144,7 +147,7 @@ def script_main(file: str, description: Optional[str]) -> int:
     """Run the benchmark script `file` of one implementation, of a template with all others; return the exit code."""
     # Here and not above: every worker imports a script, and needs none of this.
     from common.cli import benchmark
-    from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen
+    from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen, standard
     from common.core import implementations
     from common.core.errors import UserError
     from common.core.implementations import LATTICES
@@ -159,7 +162,8 @@ def script_main(file: str, description: Optional[str]) -> int:
         add_choice(parser)
     add_flags(parser)
     arguments = parser.parse_args()
-    if implementation.template and implementation.kind in LATTICES:
+    is_default = implementation.template and arguments.only == standard()
+    if is_default and implementation.kind in LATTICES:
         arguments.topology = arguments.topology or implementation.kind  # beside losses on the same lattice
     names = dict.fromkeys([implementation.name, *(chosen(parser, arguments) if implementation.template else ())])
     return run(parser.prog, lambda: benchmark.benchmark(list(names), arguments, [implementation.name]))

@@ -20,6 +20,7 @@ from fixtures_runs import write_run
 from common.cli import benchmark
 from common.cli.parser import Parser, add_flags, given_settings, with_limits
 from common.core import flag_types, settings
+from common.core.errors import UserError
 from common.core.implementations import IMPLEMENTATIONS
 from common.core.settings import declared, setting
 from common.data import shapes
@@ -46,6 +47,9 @@ def test_words_are_understood_in_several_ways():
     assert [flag_types.device(text) for text in ("gpu", "gpu:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
     assert given("--dtype", "fp16")["dtype"] == "float16"
     assert [flag_types.duration(text) for text in ("90s", "5m", "0.5h")] == [90, 300, 1800]
+    assert {flag_types.not_negative(text) for text in ("0", "0.00", ".0", "-0", "0e5")} == {0.0}
+    with pytest.raises(UserError):
+        flag_types.not_negative("-0.1")
     assert flag_types.parts("seed") == flag_types.parts("full") == ("full", "bpe500")
 
 
@@ -167,7 +171,14 @@ BAD_INPUTS = [
     (f"{MEASURE} --threads {MOST_THREADS + 1}", f"must be at most {MOST_THREADS}"),
     (f"{MEASURE} --sweep threads=1,{MOST_THREADS + 1}", f"must be at most {MOST_THREADS}"),
     (f"{MEASURE} --max-frames 500", "--max-frames only applies with --sort-utterance true"),
+    (f"{MEASURE} --max-frames-padded", "--max-frames-padded only applies with --sort-utterance true"),
+    (f"{MEASURE} --sigma 0.05", "--sigma only applies tdt multi-blank --only"),
+    (f"{MEASURE} --durations 0,1", "--durations only applies tdt"),
+    (f"{MEASURE} --prune-range 3", "--prune-range only applies pruned"),
+    (f"{MEASURE} --sweep sigma=0.1,0.2", "--sigma only applies tdt"),
     (f"{MEASURE} --log-dir=", "must not be empty"),
+    ("rnnt-bench sweep", "sweep vocab-size=500,4096"),
+    ("rnnt-bench sweep --preset quick", "sweep vocab-size=500,4096"),
     (f"{MEASURE} --vocabsize=500", "did you mean '--vocab-size'?"),
     (f"{MEASURE} --sweep vocb-size=5,6", "did you mean 'vocab-size'?"),
     (f"{MEASURE} --budget 20", "--budget unit"),

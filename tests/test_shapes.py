@@ -166,6 +166,19 @@ def test_fixed_size_keeps_file_order_and_the_short_last_batch():
         batches[3]
 
 
+def test_padded_frames_are_utterances_times_the_longest():
+    """By hand: 10 x 2 is 20, 7 x 2 is 14, and a third of 7 would make 21."""
+    lengths = rows((7, 1), (10, 1), (3, 1), (9, 1), (7, 2), (30, 1))
+    batches = batching.max_frames(lengths, 20, padded=True)
+    assert [batches[at][:, 0].tolist() for at in range(len(batches))] == [[30], [10, 9], [7, 7], [3]]
+    assert [len(each) for each in map(batches.rows, range(len(batches)))] == [1, 2, 2, 1]
+    padded = [len(batch) * batch[:, 0].max() for batch in map(batches.__getitem__, range(1, len(batches)))]
+    assert max(padded) <= 20 and batches.too_long == [5]
+    everything = batching.max_frames(random_rows(2000), 1000, padded=True)
+    sizes = [(len(batch), int(batch[:, 0].max())) for batch in map(everything.__getitem__, range(len(everything)))]
+    assert all(n * T <= 1000 or n == 1 for n, T in sizes) and sum(n for n, _ in sizes) == 2000
+
+
 def test_sorting_moves_t_and_u_as_pairs_and_fills_up_to_the_limit():
     batches = batching.max_frames(rows((5, 1), (5, 3), (5, 1), (6, 0), (5, 3)), 100)
     assert batches[0].tolist() == [[6, 0], [5, 3], [5, 3], [5, 1], [5, 1]]

@@ -285,7 +285,9 @@ def _limited_by(made: Row, every: Jobs, size: Optional[int], too_large: Optional
     totals = made.totals
     if size is None or not totals:
         return None
-    settings_ = made.header.settings
-    if size >= (totals.frames if settings_["sort_utterance"] else totals.utterances):
+    settings_, most = made.header.settings, totals.utterances
+    if settings_["sort_utterance"]:
+        most = totals.utterances * totals.T_max if settings_.get("max_frames_padded") else totals.frames
+    if size >= most:
         return "all"
     return "cap" if size == settings_.get("largest_cap") else None

@@ -197,12 +197,13 @@ def time_of(scope: str) -> Measure:
 
 
 PEAK = Measure(lambda row: f"{text.number(row.peak_mb)} MB", "the peak")
-SIZE = Measure(
-    lambda row: (
-        f"{metrics.largest(row)} {'frames' if row.largest and row.largest.of == 'max-frames' else 'utterances'}"
-    ),
-    "the size",
-)
+SIZE = Measure(lambda row: f"{metrics.largest(row)} {_unit(row)}", "the size")
+
+
+def _unit(row: Row) -> str:
+    if not row.largest or row.largest.of != "max-frames":
+        return "utterances"
+    return "padded frames (N x longest T)" if row.configuration.get("max_frames_padded") else "frames (sum of T)"
 
 
 def name_of(row: Row) -> str:

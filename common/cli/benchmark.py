@@ -58,6 +58,9 @@ def benchmark(
         python_of = {name: choice for name, choice in python_of.items() if name not in left_out}
         if not (arguments.find_largest or arguments.budget):
             python_of.update(interpreters.controls(python_of, device))
+    swept = [axis.key for axis in arguments.sweep]
+    kinds = {implementations.find(name).kind for name in python_of}
+    settings.check_kinds([*(key for key, value in given.items() if value is not None), *swept], kinds)
     if arguments.budget:
         given["passes"] = given["passes"] or ("correctness", "timing", "memory")
     cells, settings_of = settings.cells(arguments.sweep), _settings(arguments.sweep, given, device)
@@ -163,7 +166,8 @@ def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLim
         print(f"{heading}: scope {resolved.scopes[0]}, {joiner} at the size found", file=sys.stderr)
         return
     if resolved.sort_utterance:
-        size = f"of up to {resolved.max_frames} frames, sorted by length"
+        padded = "padded " if resolved.max_frames_padded else ""
+        size = f"of up to {resolved.max_frames} {padded}frames, sorted by length"
     else:
         size = f"of {resolved.batch_size} utterances"
     each = " in each round" if resolved.own_batches else ""

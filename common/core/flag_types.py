@@ -6,6 +6,7 @@ import math
 import os
 import re
 import string
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -74,7 +75,10 @@ def path(text: str) -> Path:
 
 def not_negative(text: str) -> float:
     """Return a finite number of 0 or more."""
-    return 0.0 if text.strip() in ("0", "0.0") else positive(text)
+    with suppress(ValueError):
+        if float(text) == 0:  # "0.00", ".0", "-0"
+            return 0.0
+    return positive(text)
 
 
 def durations(text: str) -> str:

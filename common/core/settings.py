@@ -5,7 +5,20 @@ from __future__ import annotations
 import itertools
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from common.core import flag_types
 from common.core.errors import UserError
@@ -191,10 +204,12 @@ _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
 
 def _batches_heading(known: Mapping[str, Any]) -> str:
     """Return "batch size 30 (random 14 batches)", without parts that are not known."""
+    counted = "padding included" if known.get("max_frames_padded") else "sum of T"
     if known.get("find_largest"):
         text = f"largest {known['find_largest']} that fits"
+        text += f" ({counted})" if known["find_largest"] == "max-frames" else ""
     elif known.get("sort_utterance"):
-        text = f"max frames {known['max_frames']}, sorted" if known.get("max_frames") else ""
+        text = f"max frames {known['max_frames']} ({counted}), sorted" if known.get("max_frames") else ""
     else:
         text = f"batch size {known['batch_size']}" if known.get("batch_size") else ""
     if known.get("batches") and known.get("num_batches"):
@@ -279,12 +294,24 @@ class Settings:
     )
     max_frames: int = _of_batches(
         10000,
-        "Largest sum of T in a batch of utterances sorted by length",
+        "Largest sum of T in a batch of utterances sorted by length, or what --max-frames-padded says",
         **_takes(flag_types.whole(1), "FRAMES"),
         presets={"cpu": 1000, "quick": 1000},
         label="max frames",
         only=("sort_utterance", (True,)),
         refused=True,
+    )
+    max_frames_padded: bool = _of_batches(
+        False,
+        "What --max-frames is the most of. false: the sum of T; true: utterances times the longest T, the frames of the "
+        "padded batch, as lhotse's max_duration counts since 2022. --find-largest max-frames answers in the same frames",
+        short="Let --max-frames count padding too, as lhotse's max_duration does.",
+        extra={"nargs": "?", "const": True},
+        label="padded frames",
+        only=("sort_utterance", (True,)),
+        refused=True,
+        heading_of_default=False,
+        **_BOOL,
     )
     batches: str = _of_batches(
         "random",
@@ -704,6 +731,15 @@ def _check(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             raise UserError(f"{declaration.flag} needs CUDA, and this run uses the CPU: remove {declaration.flag}")
         condition = f"{SETTINGS[needed].flag} {' or '.join(map(worded, accepted))}"
         raise UserError(f"{declaration.flag} only applies with {condition}: add that, or remove {declaration.flag}")
+
+
+def check_kinds(keys: Iterable[str], kinds: Collection[Optional[str]]) -> None:
+    """Raise UserError for a setting of `keys` that no loss of these kinds has."""
+    for setting in (SETTINGS[key] for key in keys if key in SETTINGS):
+        needed, accepted = setting.only or ("", ())
+        if needed == "kind" and not {*accepted} & {*kinds}:
+            which = f"losses of kind {' or '.join(accepted)}, and none is measured"
+            raise UserError(f"{setting.flag} only applies to {which}: name one with --only, or remove {setting.flag}")
 
 
 class Axis(NamedTuple):

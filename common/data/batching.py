@@ -88,16 +88,21 @@ def fixed_size(utterances: np.ndarray, batch_size: int) -> Batches:
     return Batches(utterances, np.arange(count, dtype=np.int64), bounds)
 
 
-def max_frames(utterances: np.ndarray, max_frames: int) -> Batches:
+def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) -> Batches:
     """Return batches of utterances (utterances, 2) sorted by T, then U, longest first, each filled while its sum of T
-    stays within `max_frames`.  Equal ones keep their file order; a longer utterance is a batch of its own."""
+    stays within `max_frames`, or, if `padded`, its utterances times its longest T.  Equal ones keep their file order; a
+    longer utterance is a batch of its own."""
     frames, tokens = np.asarray(utterances).astype(np.int64).T
     order = np.lexsort((-tokens, -frames))
     frames = frames[order]
     total = np.cumsum(frames)
     # first the end of a batch that starts at i, for every i at once; then from batch to batch
-    ends = np.searchsorted(total, total - frames + max_frames, side="right")
-    ends = np.maximum(ends, np.arange(1, len(frames) + 1)).tolist()
+    starts = np.arange(len(frames))
+    if padded:
+        ends = np.minimum(starts + max_frames // frames, len(frames))
+    else:
+        ends = np.searchsorted(total, total - frames + max_frames, side="right")
+    ends = np.maximum(ends, starts + 1).tolist()
     bounds = [0]
     while bounds[-1] < len(ends):
         bounds.append(ends[bounds[-1]])
@@ -164,7 +169,7 @@ def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batche
 
 def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
     if settings.sort_utterance:
-        return max_frames(utterances, settings.max_frames)
+        return max_frames(utterances, settings.max_frames, settings.max_frames_padded)
     return fixed_size(utterances, settings.batch_size)
 
 

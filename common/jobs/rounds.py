@@ -268,7 +268,9 @@ def _sizes(run: Run, settings: Settings) -> Tuple[int, int, int]:
     totals = next(record.shape_file_totals for record in environments if record.shape_file_totals)
     by_frames = settings.sort_utterance  # sorted batches hold at least the longest utterance
     low, start = (totals.T_max, settings.max_frames) if by_frames else (1, settings.batch_size)
-    most = totals.frames if by_frames else totals.utterances
+    most = totals.utterances
+    if by_frames:
+        most = totals.utterances * totals.T_max if settings.max_frames_padded else totals.frames
     cap = min(most, settings.largest_cap or most)
     if by_frames and cap < totals.T_max:
         longest = f"the longest utterance has {totals.T_max} frames and is a batch of its own"
