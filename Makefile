@@ -116,7 +116,7 @@ lint: dev
 	@$(DEV)/ruff format --check
 	@$(DEV)/mypy --python-executable $(MAIN)
 	@$(DEV)/lint-imports --no-cache --no-logo
-	@$(DEV)/shellcheck .ci/run examples/gpu_node.sh fused_transducer/wheels.sh
+	@$(DEV)/shellcheck .ci/run .ci/pythons examples/gpu_node.sh fused_transducer/wheels.sh
 	@$(MAIN) tests/size.py
 
 coverage: setup
@@ -167,4 +167,4 @@ clean: needs-python
 
 .PHONY: needs-python
 needs-python:
-	@$(if $(PYTHON),:,$(error no Python on PATH: install Python 3.11, or name one with PYTHON=...))
+	@$(if $(PYTHON),:,$(error no Python on PATH: install Python 3.10 to 3.13, or name one with PYTHON=...))

@@ -52,6 +52,14 @@ def log(tmp_path):
     return folder
 
 
+def test_a_row_of_another_python_says_which(log):
+    """As set-up writes it where there is none (common.setup.environments)."""
+    why = "needs Python 3.11; this is Python 3.12: install it, then run `make setup`"
+    write_run(log / "k2-pruned", name="k2-pruned", jobs=[[status("correctness", "missing", why)]])
+    text = " ".join(screen(log).split())
+    assert "k2-pruned (needs Python 3.11)" in text and "nemo (make setup ENVIRONMENTS=nemo)" in text
+
+
 def test_the_answer_fits_a_screen(log):
     text = screen(log)
     lines = text.splitlines()

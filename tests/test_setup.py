@@ -408,6 +408,15 @@ def test_what_does_not_compile_says_its_first_error_and_where_the_log_is(tmp_pat
     assert "nonsense" in log.read_text() and "run `make setup`" in outcome
 
 
+def test_without_the_headers_of_python_the_error_names_their_package(sources):
+    compiler = sources.folder / "c++"
+    drop = '-I*/include/python3*) ;; */include/python3*) set -- "$@" /nowhere ;; *) set -- "$@" "$word" ;;'
+    compiler.write_text(f'#!/bin/sh\nfor word; do shift; case "$word" in {drop} esac; done\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    outcome, _ = sources.load(CXX=str(compiler))
+    assert "Python.h" in outcome and "apt install python{}.{}-dev".format(*sys.version_info) in outcome
+
+
 def test_no_compiler_and_no_source_package(sources):
     outcome, _ = sources.load(CXX="/nowhere/c++")
     assert outcome.startswith("missing: ") and "`/nowhere/c++`" in outcome and "install gcc and g++" in outcome

@@ -263,7 +263,11 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
         done = subprocess.run(command, env=environment, cwd=ROOT, pass_fds=(lock,), **streams)  # type: ignore[call-overload]
     if done.returncode != 0:
         error = meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
-        raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
+        advice = f"see {log}"
+        if "Python.h" in error:
+            version = "{}.{}".format(*sys.version_info)
+            advice = f"install the headers of Python {version} (Debian, Ubuntu: apt install python{version}-dev)"
+        raise NotRunnable("missing", f"{source.package} does not compile: {error}; {advice}, then run `make setup`")
     shutil.rmtree(partial / "sdist")
     # Python's folders of bytecode too, which it would make with the user's mask
     compileall.compile_dir(partial, quiet=2, stripdir=str(partial), prependdir=str(folder))

@@ -272,6 +272,8 @@ def _obtained(row: Row) -> str:
     """Return in a few words what a row that cannot run needs."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
     needs, set_up = re.search(r"; it runs on ([a-z ]+)", reason), re.search(r"`(make setup[^`]*)`", reason)
+    if python := re.match(r"needs Python [0-9.]+( or [0-9.]+)*", reason):
+        return python[0]  # which no set-up brings
     if row.status == "unsupported" or "@" in row.name:
         return f"needs {needs[1].strip().upper()}" if needs else reason
     return set_up[1] if set_up else "manual install, see --list" if "install" in reason else reason
