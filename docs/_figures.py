@@ -7,8 +7,10 @@ and first table; `comparison of ARGUMENTS`: what compare prints;
 `runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead on
 each machine that ran `make bench`; `fused of FOLDER`: the table of
 docs/_fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
-kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size.  A test
-compares pages and records.
+kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size.
+
+A figure in a sentence stands between marks of its own, `<!-- = NAME FOLDER ... -->1.63x (1.47 to 1.80)<!-- / -->`; NAME
+is a function of QUOTES.  A test compares pages and records.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ from common.analysis import machines as machines_of  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
+from common.analysis.standing import stand  # noqa: E402
+from common.cli import parser  # noqa: E402
 from common.core import snippets  # noqa: E402
-from common.core.text import escaped, number  # noqa: E402
+from common.core.settings import SETTINGS, TRACE, flag, resolve, worded  # noqa: E402
+from common.core.text import count, escaped, number  # noqa: E402
 from common.present.parts import Column  # noqa: E402
 from common.present.text import markdown_of  # noqa: E402
+from common.records.run import read_back  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.show import tables  # noqa: E402
 
@@ -67,7 +73,7 @@ def table(folder: str) -> str:
         [_named(row), *(number(each.value(row), 3) if each.unit else each.shown(row) for each in shown[1:])]
         for row in rows
     ]
-    return markdown_of(["loss", *map(Column, heads)], lines)
+    return f"{markdown_of(['loss', *map(Column, heads)], lines)}\n\nThis was {_dated(folder)}."
 
 
 def screen(folder: str) -> str:
@@ -100,7 +106,8 @@ def use(name: str) -> str:
 
 def head(folder: str) -> str:
     """Return the heading and the first table of the same block."""
-    return "\n\n".join(screen(folder).rsplit("\n```", 1)[0].split("\n\n")[:2]) + "\n```"
+    shown = "\n\n".join(screen(folder).rsplit("\n```", 1)[0].split("\n\n")[:2])
+    return f"{shown}\n```\n\nThis was {_dated(folder)}."
 
 
 def _named(row: Row) -> str:
@@ -131,7 +138,7 @@ def runs() -> str:
             machine = headers[0].machine
             hardware = f"{machines_of.named(machine)}, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
             made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
-            commands = made_by or dict.fromkeys(f"`{command(header)}`" for header in headers)
+            commands = made_by or dict.fromkeys(f"`{command(header, headers)}`" for header in headers)
             revisions = dict.fromkeys((header.git_revision or "?")[:7] for header in headers)
             lines.append([f"`{folder.name}`", escaped(hardware), "; ".join(commands), ", ".join(revisions)])
     return markdown_of(["folder", "hardware", "command", "revision"], lines)
@@ -227,15 +234,32 @@ def _times(of: Any) -> str:
     return f"{of.ratio:.2f}x" + (f" ({of.low:.2f} to {of.high:.2f})" if of.low else "")
 
 
-def command(header: Header) -> str:
-    """Return the command of a run without its log folder; of one that was sent without its command, the script."""
+def command(header: Header, of_folder: Sequence[Header] = ()) -> str:
+    """Return the command of a run without its log folder; of a run that was sent, which has none, one of the same
+    settings. of_folder: the headers of its folder."""
     words: List[str] = []
-    for word in map(str, header.command or ["benchmark_all.py"]):
+    for word in map(str, header.command or ["benchmark_all.py", *_flags(of_folder or [header])]):
         if words and words[-1] == "--log-dir":
             words.pop()
         else:
             words.append(word)
     return " ".join([f"./{Path(words[0]).name}", *words[1:]])
+
+
+def _flags(headers: Sequence[Header]) -> List[str]:
+    """Return flags that measure again what these runs of one folder did."""
+    values, names = read_back(headers[0].settings), list(dict.fromkeys(header.name for header in headers))
+    grid = {key: dict.fromkeys(str(header.values[key]) for header in headers) for key in headers[0].values}
+    usual = read_back(resolve({"preset": values["preset"]}, values["device"]).to_json())
+    flags = [] if len(names) > len(parser.standard()) // 2 else ["--only", ",".join(names)]
+    for key, setting in SETTINGS.items():
+        if key in grid:
+            flags += ["--sweep", f"{flag(key)}={','.join(grid[key])}"]
+        elif setting.group != TRACE and key not in ("preset", "budget"):
+            is_long = key == "rounds" and usual["budget"] and not grid and not values.get("budget")
+            if key in values and (values[key] != usual[key] or is_long):
+                flags += [setting.flag, worded(tuple(values[key]) if isinstance(values[key], list) else values[key])]
+    return flags
 
 
 def fused(folder: str) -> str:
@@ -271,7 +295,7 @@ def sweep(folder: str) -> str:
     key, by_value = _swept(folder)
     names = [name for name in CHOICES if any(name in rows for rows in by_value.values())]
     lines = [[value, *_steps(rows, names)] for value, rows in by_value.items()]
-    return markdown_of([key.replace("_", " "), *map(Column, names)], lines)
+    return f"{markdown_of([key.replace('_', ' '), *map(Column, names)], lines)}\n\nThis was {_dated(folder)}."
 
 
 def _steps(rows: Dict[str, Row], names: Sequence[str]) -> List[str]:
@@ -290,9 +314,79 @@ def logits(folder: str) -> str:
         gaps = [abs(gap) for gap in known if gap is not None]
         needed, gap = (f"{100 * values[0]:.2f}%" if values else "-" for values in (shares, gaps))
         lines.append([kind, needed, *_steps(rows, names), gap])
-    return markdown_of(
-        ["logits", *map(Column, ["cells needed", *(f"{name} ms" for name in names), "pruned gap"])], lines
-    )
+    heads = ["logits", *map(Column, ["cells needed", *(f"{name} ms" for name in names), "pruned gap"])]
+    return f"{markdown_of(heads, lines)}\n\nThis was {_dated(folder)}."
+
+
+def _dated(folder: str) -> str:
+    """Return when, where and of which fused the runs of a folder are."""
+    log = logs.read([ROOT / folder])
+    rows = [row for row in [*log.rows, *log.searches, *log.swept] if row.status == "ok"]
+    version = next((row.environment.implementation_version for row in rows if row.loss == "fused"), "")
+    of = f", fused {version}" if version else ""
+    rounds = count(max(row.rounds for row in rows), "round")
+    return f"measured on {rows[0].header.started[:10]}, {machines_of.of_row(rows[0])}: {rounds}{of}"
+
+
+# Figures in sentences.
+
+
+def _rows(folder: str, value: str = "") -> Dict[str, Row]:
+    """Return the rows with status ok by their names; of a sweep those at `value`."""
+    return _swept(folder)[1][value] if value else _by_name(folder)
+
+
+def _lead(folder: str, value: str = "") -> str:
+    """Return by how many times the next exact loss is slower than the fastest, "1.63x (1.47 to 1.80)"."""
+    pick = verdict.fastest(list(_rows(folder, value).values()))
+    assert pick and pick.next_ratio and pick.row.name == "fused", f"{folder}: a page says that fused leads"
+    return _times(pick.next_ratio)
+
+
+def _over(folder: str, name: str, other: str, value: str = "") -> str:
+    """Return a loss's step over another's."""
+    rows = _rows(folder, value)
+    return _times(stand(rows[name], rows[other], "step").ratio)
+
+
+def _across(folder: str, name: str, value: str, other: str) -> str:
+    """Return a loss's step at a value of a sweep over that at another value."""
+    return _times(stand(_rows(folder, value)[name], _rows(folder, other)[name], "step").ratio)
+
+
+def _step(folder: str, name: str, value: str = "") -> str:
+    return f"{number(_rows(folder, value)[name].median_ms('step'), 3)} ms"
+
+
+def _peak(folder: str, name: str) -> str:
+    return f"{_by_name(folder)[name].peak_mb:.0f} MB"
+
+
+def _others(folder: str) -> str:
+    """Return the peaks of the other exact losses that one can choose from, "497 to 974"."""
+    rows = [row for name, row in _by_name(folder).items() if name in CHOICES and name != "fused"]
+    peaks = [row.peak_mb for row in rows if row.kind == "exact" and not row.under]
+    return f"{min(peaks):.0f} to {max(peaks):.0f}"
+
+
+def _gap(folder: str, name: str, value: str = "") -> str:
+    """Return how far an approximate loss is off, "3%"."""
+    return f"{100 * (_rows(folder, value)[name].gap or 0):.0f}%"
+
+
+def _measured(folder: str) -> str:
+    """Return the day, the machine, rounds and batches of a run."""
+    row = next(iter(_by_name(folder).values()))
+    batches = f"{count(row.rounds, 'round')} of {row.header.settings['num_batches']} random batches of"
+    utterances = count(row.header.settings["batch_size"], "utterance")
+    return f"on {row.header.started[:10]}, {machines_of.of_row(row)}: {batches} {utterances}"
+
+
+QUOTE = re.compile(r"(<!-- = ([^>]+) -->)[^<]*(<!-- / -->)")
+QUOTES: Dict[str, Callable[..., str]] = {
+    quote.__name__.strip("_"): quote
+    for quote in (_lead, _over, _across, _step, _peak, _others, _gap, _measured, _dated)
+}
 
 
 WRITERS: Dict[str, Callable[..., str]] = {
@@ -310,7 +404,11 @@ def written(page: str) -> str:
             return block[0]
         return f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}"
 
-    return BLOCK.sub(anew, page)
+    def quoted(figure: re.Match[str]) -> str:
+        name, folder, *words = figure[2].split()
+        return f"{figure[1]}{QUOTES[name](folder, *words)}{figure[3]}" if (ROOT / folder).is_dir() else figure[0]
+
+    return QUOTE.sub(quoted, BLOCK.sub(anew, page))
 
 
 def write() -> None:

@@ -5,9 +5,9 @@
 
 benchmark_all.py measures three workloads, each with the kinds of --logits, in three rounds with few samples.  On
 two cores this takes some 27 minutes.  The best loss is the fastest for times and the smallest for memory.  Memory does
-not depend on the logits, so it is measured once for each workload.  Losses whose steps take several times as long are
-measured for memory alone.  Ratios are geometric means over the batches.  Output is Markdown; the runs stay in
---log-dir.
+not depend on the logits, so it is measured once for each workload; it is the highest over the batches.  Losses whose
+steps take several times as long are measured for memory alone.  Times are geometric means over the batches, their
+ratios have 95% intervals over the rounds.  Output is Markdown; the runs stay in --log-dir.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from common.analysis import logs  # noqa: E402
 from common.analysis.row import PEAKS, Row  # noqa: E402
+from common.analysis.standing import stand  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
 from common.core import flag_types  # noqa: E402
 from common.core.errors import (  # noqa: E402
@@ -33,7 +34,7 @@ from common.core.errors import (  # noqa: E402
 )
 from common.core.settings import LOGITS  # noqa: E402
 from common.core.statistics import geometric_mean, median  # noqa: E402
-from common.core.text import count, error, escaped, gathered, number, without_folders  # noqa: E402
+from common.core.text import count, error, escaped, gathered, interval, number, without_folders  # noqa: E402
 from common.present.parts import Cell, tabulated  # noqa: E402
 from common.present.text import markdown  # noqa: E402
 
@@ -156,7 +157,7 @@ def times(row: Row) -> Dict[str, float]:
 
 
 class Ratio(NamedTuple):
-    """The geometric means of fused and of the best other loss, and that loss's name."""
+    """The geometric mean times, or the highest peaks, of fused and of the best other loss, and that loss's name."""
 
     fused: float
     peer: float
@@ -167,17 +168,19 @@ class Ratio(NamedTuple):
         return self.fused / self.peer
 
 
-def best(fused: Dict[str, float], peers: Dict[str, Dict[str, float]]) -> Optional[Ratio]:
+def best(
+    fused: Dict[str, float], peers: Dict[str, Dict[str, float]], over: Callable[[Sequence[float]], float]
+) -> Optional[Ratio]:
     """Return the ratio to the best peer over the batches that all have; None where there are none.
 
-    fused, peers: milliseconds or bytes by batch, of fused and of each peer.
+    fused, peers: milliseconds or bytes by batch, of fused and of each peer; over: one number of several batches.
     """
     shared = set(fused).intersection(*peers.values()) if peers else set()
     if not shared:
         return None
-    means = {name: geometric_mean([values[batch] for batch in shared]) for name, values in peers.items()}
-    name = min(means, key=lambda peer: means[peer])
-    return Ratio(geometric_mean([fused[batch] for batch in shared]), means[name], name)
+    sizes = {name: over([values[batch] for batch in shared]) for name, values in peers.items()}
+    name = min(sizes, key=lambda peer: sizes[peer])
+    return Ratio(over([fused[batch] for batch in shared]), sizes[name], name)
 
 
 def peers(rows: Dict[str, Row], kind: str) -> Dict[str, Row]:
@@ -187,12 +190,22 @@ def peers(rows: Dict[str, Row], kind: str) -> Dict[str, Row]:
 
 def time_of(entry: Measured) -> Optional[Ratio]:
     timed = {name: times(row) for name, row in peers(entry.rows, "exact").items()}
-    return best(times(entry.fused), {name: values for name, values in timed.items() if values})
+    return best(times(entry.fused), {name: values for name, values in timed.items() if values}, geometric_mean)
+
+
+def faster(entry: Measured, time: Optional[Ratio]) -> str:
+    """Return how many times faster fused is than the best other loss, with its interval: "1.19 (0.92 to 1.55)"."""
+    ratio = stand(entry.rows[time.name], entry.fused, "step").ratio if time else None
+    if ratio is None:
+        return "-"
+    span = interval(ratio.low, ratio.high)
+    return number(ratio.ratio, 3) + (f" ({span})" if span else "")
 
 
 def memory_of(entry: Measured, kind: str = "exact") -> Optional[Ratio]:
     fused = entry.memory.get("fused")
-    return best(fused.peaks, {name: row.peaks for name, row in peers(entry.memory, kind).items()}) if fused else None
+    peaks = {name: row.peaks for name, row in peers(entry.memory, kind).items()}
+    return best(fused.peaks, peaks, max) if fused else None
 
 
 def limit_of(row: Row) -> Optional[float]:
@@ -215,7 +228,7 @@ def line(entry: Measured) -> Dict[str, Cell]:
         "logits": Cell(entry.logits),
         "fused ms": fused_ms,
         "best exact ms": peer_ms,
-        "times faster": Cell(number(time and 1 / time.value, 3), 0),
+        "times faster": Cell(faster(entry, time), 0),
         "fused MB": fused_mb,
         "best exact MB": peer_mb,
         "times smaller": Cell(number(memory and 1 / memory.value, 3), 0),

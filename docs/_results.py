@@ -23,13 +23,14 @@ from common.tools import submit  # noqa: E402
 
 #: NAME -> flags of benchmark_all.py, or of the script that _figures.MADE_BY names; how long that takes on two cores.
 RUNS: Dict[str, str] = {
-    "bench": "",  # 13 minutes
-    "system": "--allocator system --passes timing,memory --skip warprnnt_numba",  # 15 minutes
+    "bench": "--rounds 10",  # 14 minutes
+    "allocator": "--only fused,optimized_transducer,fast_rnnt --sweep allocator=reuse,system --scope step "
+    "--rounds 10 --passes correctness,timing",  # 5 minutes
     "threads": "--only fused,optimized_transducer,fast_rnnt,reference,torchaudio,fast_rnnt-pruned --sweep threads=1,2 "
     "--frames 200 --tokens 40 --num-batches 1 --max-seconds 1 --rounds 5 --passes correctness,timing "
     "--scope step",  # 3 minutes
     "sorted": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sort-utterance true "
-    "--scope step --passes correctness,timing,memory",  # 5 minutes
+    "--scope step --rounds 10 --passes correctness,timing,memory",  # 5 minutes
     "batch-30": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --batch-size 30 "
     "--vocab-size 100 --rounds 5 --num-batches 2 --scope step --passes correctness,timing,memory",  # 10 minutes
     "largest": "--only fused,optimized_transducer,fast_rnnt,torchaudio,reference,k2,fast_rnnt-pruned,k2-pruned "
@@ -43,7 +44,7 @@ RUNS: Dict[str, str] = {
     "logits": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sweep "
     "logits=random,early,middle,trained --num-batches 1 --rounds 3 --scope step --max-seconds 0.5 "
     "--passes correctness,timing",  # 8 minutes
-    "tdt": "--topology tdt",  # 8 minutes
+    "tdt": "--topology tdt --rounds 10",  # 8 minutes
     "fused-table": "--logits random,trained",  # 27 minutes
 }
 

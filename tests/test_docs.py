@@ -132,10 +132,28 @@ def test_the_sbatch_script_sets_up_and_hands_its_end_on(tmp_path):
         (tmp_path / "log" / "losses").mkdir(parents=True, exist_ok=True)
 
 
+def test_a_sent_run_has_the_command_that_measures_it_again():
+    page = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    lines = {name: line for line in page.splitlines() if (name := line.partition("`")[2].partition("`")[0])}
+    wanted = {"-v1024": "--vocab-size 1024", "-v4096": "--vocab-size 4096", "-short": "--sweep vocab-size=500,1000"}
+    for end, flags in wanted.items():
+        found = [line for name, line in lines.items() if name.endswith(end)]
+        assert found and all(flags in line for line in found), end
+
+
+def test_ratios_in_sentences_have_their_intervals_and_tables_their_day():
+    for name in ("README.md", "docs/results.md"):
+        page = (ROOT / name).read_text(encoding="utf-8")
+        quotes = re.findall(r"<!-- = (?:lead|over|across) [^>]+ -->([^<]*)<!-- / -->", page)
+        assert len(quotes) >= 5 and all(re.fullmatch(r"[\d.]+x \([\d.]+ to [\d.]+\)", quote) for quote in quotes)
+        tables = re.findall(r"<!-- (?:table|sweep|logits|head) of [^>]+ -->\n(.+?)<!-- end -->", page, flags=re.DOTALL)
+        assert tables and all(re.search(r"This was measured on \d{4}-\d\d-\d\d, ", table) for table in tables)
+
+
 def test_the_pick_of_the_readme_is_that_of_its_records():
     """The names, and the figures that are beside them, of the lines above the table."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    pick, _, folder = page.partition("**The pick")[2].partition("<!-- table of ")
+    page = re.sub(r"\s*<!-- = [^>]+ -->", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    pick, _, folder = page.replace("<!-- / -->", "").partition("**The pick")[2].partition("<!-- table of ")
     (group,) = groups(logs.read([ROOT / folder.split(",")[0]]).rows)
     (quick, _, small, pruned), rows = verdict.of(group), {row.name: row for row in group}
     assert f"Exact: **{quick.row.name}**" in pick and quick.row == small.row
@@ -144,7 +162,8 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     here = [rows[name].against_fastest.ratio for name in names]
     shown = " | ".join(f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" for ratio in here)
     assert f" | {shown} |" in pick  # its machine's line of the leads
-    nearest = [min(map(float, found)) for line in pick.splitlines() if (found := re.findall(r"([\d.]+)x \(", line))]
+    lines = [line for line in pick.splitlines() if line.startswith("|")]
+    nearest = [min(map(float, found)) for line in lines if (found := re.findall(r"([\d.]+)x \(", line))]
     assert len(nearest) >= 3 and f"{min(nearest):.2f} to {max(nearest):.2f} times" in pick
     assert re.findall(r"(\d+) MB", pick) == [f"{row.peak_mb:.0f}" for row in (quick.row, pruned.row)]
     assert re.findall(r"(\d+)% off", pick) == [f"{100 * pruned.row.gap:.0f}"]
