@@ -534,10 +534,8 @@ def test_a_right_loss_is_right_at_the_size_found(name, scope, monkeypatch):
 
 @pytest.mark.parametrize("scope", ["step", "loss"])
 def test_a_search_judges_all_utterances_of_the_size_found(scope, monkeypatch):
-    for kernel, words in (
-        (LeavesOutTheFifth, "the loss is"),
-        (LeavesOutTheGradientOfTheFifth, "utterance 5 of 6: the"),
-    ):
+    faults = {LeavesOutTheFifth: "the loss is", LeavesOutTheGradientOfTheFifth: "utterance 5 of 6: the"}
+    for kernel, words in faults.items():
         context = broken(kernel(), monkeypatch)
         _, wrong = judged(context)
         assert not wrong  # on 2 utterances a batch

@@ -119,8 +119,9 @@ def judge_utterance(context, scope: str, single: Any, gradients: Dict[str, Any])
     adapter, layout = context.adapter, layouts.of(context.adapter)
     prepared = layout.prepare(single)
     if scope == "step":
-        leaves = leaves_of(context.model, single)  # the weights' gradients are of all utterances
-        cells: Any = layout.step_cells(single, prepared, leaves, {**dict.fromkeys(leaves), **gradients})
+        leaves = leaves_of(context.model, single)
+        of_leaves: Any = {name: gradients.get(name) for name in leaves}  # of weights those are of all utterances
+        cells: Any = layout.step_cells(single, prepared, leaves, of_leaves)
     else:
         with torch.no_grad():
             given = layout.given(context.model, single, prepared)
