@@ -1,7 +1,8 @@
 """The suite from Python: what it measured as rows, and a loss of one's own measured and checked.
 
 `load`, `measure` and `check` run the command in a process of its own: nothing of the suite is imported into yours, and
-a loss that crashes ends no notebook.  `assert_is_transducer_loss` calls the loss in your process, for tests.
+a loss that crashes ends no notebook.  `assert_is_transducer_loss` calls the loss in your process, for tests, and
+`FlopCounter` counts what runs in it.
 """
 
 from __future__ import annotations
@@ -152,12 +153,24 @@ def assert_is_transducer_loss(loss: Callable[..., Any], device: str = "cpu", dty
         raise AssertionError(f"{getattr(loss, '__name__', loss)} is not the transducer loss: {wrong}")
 
 
+def __getattr__(name: str) -> Any:
+    """Return `FlopCounter`, the counter of operations of docs/flops.md, or `flop_rules`, the module of its rules."""
+    if name not in ("FlopCounter", "flop_rules"):
+        raise AttributeError(f"module 'rnnt_bench' has no attribute {name!r}")
+    with _suite():
+        from common.flops import counter, rules
+    return counter.FlopCounter if name == "FlopCounter" else rules
+
+
 @contextmanager
 def _suite() -> Iterator[None]:
     """Within the block, which one thread is in at a time, `common` is the suite's, after it what it was before, should
     a package of yours be called so."""
     with _LOCK:
         yours = {name: module for name, module in sys.modules.items() if _is_common(name)}
+        file = getattr(yours.get("common"), "__file__", None)
+        if file and Path(file).resolve().parent == SUITE / "common":  # in a process of the suite, such as --register
+            _MODULES.update(yours)
         path, excepthook = list(sys.path), sys.excepthook
         for name in yours:
             del sys.modules[name]

@@ -170,7 +170,7 @@ def test_what_is_not_counted(count, model, tmp_path):
     assert "flopstest::odd" in count(*given, "--format", "csv").stderr
     assert_user_error(count(*given, "--strict"), "flopstest::odd", "register")
     (tmp_path / "mine.py").write_text(
-        "from common.flops import rules\nrules.register('flopstest::even', lambda call: call.out.numel())\n"
+        "import rnnt_bench\nrnnt_bench.flop_rules.register('flopstest::even', lambda call: call.out.numel())\n"
     )
     done = count(*given, "--arg", "name=even", "--strict", "--register", tmp_path / "mine.py")
     assert done.returncode == 0 and "12 FLOPs" in done.stdout

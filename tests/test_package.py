@@ -184,6 +184,31 @@ def test_a_script_measures_its_own_function(folder):
     assert json.loads(done.stdout.splitlines()[-1]) == ["mine.my_loss", "ok", 20, 1]
 
 
+COUNT = """
+import sys, torch
+import common  # a package of the user's, which stays as it is
+from rnnt_bench import FlopCounter, flop_rules
+
+class Doubled(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x * 2)
+
+flop_rules.register(Doubled, lambda call: 1000)
+with FlopCounter(torch.nn.Linear(3, 5)) as counter:
+    Doubled.apply(torch.nn.functional.linear(torch.ones(2, 3), torch.ones(5, 3)))
+assert common.MINE and sys.modules["common"] is common
+print(*counter.total())
+"""
+
+
+def test_the_counter_of_operations_has_a_public_name_in_any_folder(installed, tmp_path):
+    (tmp_path / "common.py").write_text("MINE = True\n")
+    (tmp_path / "mine.py").write_text(COUNT)
+    variables = {**os.environ, "PYTHONPATH": str(installed / "site")}
+    line = [sys.executable, "mine.py"]
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.stdout.split() == ["30", str(60 + 10 + 1000)], done.stderr
+
+
 def reference(logits, targets, T_lengths, U_lengths):
     from common.losses import topologies
 

@@ -235,7 +235,7 @@ class FlopCounter:
     def _missing(self, name: str, path: str, reason: str) -> None:
         where = path or "the model"
         if self.strict:
-            raise errors.UserError(f"{name} in {where}: {reason}; add one with common.flops.rules.register")
+            raise errors.UserError(f"{name} in {where}: {reason}; add one with rnnt_bench.flop_rules.register")
         if name not in self.not_counted():  # explicitly, so that a second counter of this process warns as the first
             warnings.warn_explicit(f"not counted: {name} in {where} ({reason})", NotCounted, __file__, 0, registry={})
         if (name, path, reason) not in self._not_counted:

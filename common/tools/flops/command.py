@@ -96,7 +96,7 @@ def parser() -> Parser:
         help="Show modules down to N names below the model, or all. Default: 2; all with --format csv and json",
     )
     add("--strict", action="store_true", help="End with an error if an operator has no rule.")
-    add("--register", type=flag_types.path, metavar="FILE", help="File that calls common.flops.rules.register.")
+    add("--register", type=flag_types.path, metavar="FILE", help="File that calls rnnt_bench.flop_rules.register.")
     quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
     commands.add_flags(result.add_argument_group("the run"), folder="flops-<model>", quick=quick, timeout=None)
     return result
