@@ -5,9 +5,9 @@
 of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its heading
 and first table; `comparison of ARGUMENTS`: what compare prints;
 `runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead on
-each machine that ran `make bench`; `fused of FOLDER`: the table of
-docs/_fused_table.py; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same over
-kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size.
+each machine that ran `make bench`; `fused of FOLDER`: the table of docs/_fused_table.py; `fast-products of FOLDER`:
+what a preloaded library brought; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same
+over kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size.
 
 A figure in a sentence stands between marks of its own, `<!-- = NAME FOLDER ... -->1.63x (1.47 to 1.80)<!-- / -->`; NAME
 is a function of QUOTES.  A test compares pages and records.
@@ -33,9 +33,10 @@ from common.analysis import machines as machines_of  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
-from common.analysis.standing import stand  # noqa: E402
+from common.analysis.standing import Standing, stand  # noqa: E402
 from common.cli import parser  # noqa: E402
 from common.core import snippets  # noqa: E402
+from common.core.implementations import FAST_MKL  # noqa: E402
 from common.core.settings import SETTINGS, TRACE, flag, resolve, worded  # noqa: E402
 from common.core.text import count, escaped, number  # noqa: E402
 from common.present.parts import Column  # noqa: E402
@@ -50,7 +51,7 @@ command.register()
 MADE_BY = {"fused-table": "docs/_fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family", "gpu")),
+    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family", "gpu", "usage")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
@@ -73,7 +74,21 @@ def table(folder: str) -> str:
         [_named(row), *(number(each.value(row), 3) if each.unit else each.shown(row) for each in shown[1:])]
         for row in rows
     ]
-    return f"{markdown_of(['loss', *map(Column, heads)], lines)}\n\nThis was {_dated(folder)}."
+    made, every = markdown_of(["loss", *map(Column, heads)], lines), list(_by_name(folder).values())
+    pick = verdict.fastest(every)
+    products = verdict.of_products(pick, every) if pick else ""
+    sentences = [f"As a step over {pick.row.name}'s, {products}."] if pick and products else []
+    return "\n\n".join([made, *sentences, f"This was {_dated(folder)}."])
+
+
+def fast_products(folder: str) -> str:
+    """Return the step of each loss with and without torch's products at the processor's rate; "" without such rows."""
+    rows = _by_name(folder)
+    both = [(row, rows.get(f"{name}@{FAST_MKL}")) for name, row in rows.items()]
+    timed = [(row.name, row.median_ms("step"), fast.median_ms("step")) for row, fast in both if fast]
+    parts = [f"{number(fast, 3)} ms for {name} ({number(slow, 3)} without)" for name, slow, fast in timed]
+    first = next(iter(rows.values()))
+    return f"On {first.device_name} a step takes {', '.join(parts)}." if parts else ""
 
 
 def screen(folder: str) -> str:
@@ -111,8 +126,8 @@ def head(folder: str) -> str:
 
 
 def _named(row: Row) -> str:
-    """Return the name of a row, with its torch where that is another than most rows': it is ranked among its own."""
-    return METRICS["implementation"].shown(row) + (f", under torch {row.under}" if row.under else "")
+    """Return the name of a row, with its condition where that is not that of most rows: it is ranked among its own."""
+    return METRICS["implementation"].shown(row) + (f", {row.under}" if row.under else "")
 
 
 def _by_name(folder: str) -> Dict[str, Row]:
@@ -214,7 +229,7 @@ def lead() -> str:
             assert ahead["fused"].is_fastest, f"{folder}: fused is not the fastest, which the sentence says"
             leads.append(min(ahead[name].ratio.ratio for name in BESIDE))
             machine = f"{machines_of.of_row(first)}, {first.header.started[:10]}"
-            lines.append([machine, METRICS["step_ms"].shown(first), *(_times(ahead[name].ratio) for name in BESIDE)])
+            lines.append([machine, METRICS["step_ms"].shown(first), *(_both_times(ahead[name]) for name in BESIDE)])
     for machine, loss, *quoted in QUOTED:
         leads.append(quoted[0])
         lines.append([machine, "-", *(_times(Span(*quoted)) if loss == name else "-" for name in BESIDE)])
@@ -228,6 +243,13 @@ class Span(NamedTuple):
     ratio: float
     low: float
     high: float
+
+
+def _both_times(standing: Standing) -> str:
+    """Return the ratio, and that of its control where there is one."""
+    control = standing.row.with_fast_products
+    here = _times(standing.ratio)
+    return f"{here}; with torch's products at the processor's rate {_times(control.ratio)}" if control else here
 
 
 def _times(of: Any) -> str:
@@ -391,7 +413,10 @@ QUOTES: Dict[str, Callable[..., str]] = {
 
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
-    for writer in (table, use, screen, session, head, comparison, runs, machines, lead, fused, logits, sweep, judged)
+    for writer in (
+        *(table, fast_products, use, screen, session, head, comparison, runs, machines, lead, fused, logits, sweep),
+        judged,
+    )
 }
 
 

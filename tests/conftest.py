@@ -13,7 +13,7 @@ import pytest
 from commands import pass_on_no_ignored_signals
 
 from common import command
-from common.core.implementations import Implementation, environments
+from common.core.implementations import OTHER_TORCH, Implementation, environments
 from common.system import machine
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
@@ -60,7 +60,9 @@ def is_of(item: pytest.Item, environment: str) -> bool:
     """Return whether a test is of an implementation that is measured in this environment, or of none."""
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()
     asked = [value for value in given if isinstance(value, Implementation)]
-    return environment not in environments() or all(of.environment == environment or of.control for of in asked)
+    return environment not in environments() or all(
+        of.environment == environment or OTHER_TORCH in of.controls for of in asked
+    )
 
 
 @pytest.hookimpl(wrapper=True)

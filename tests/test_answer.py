@@ -78,6 +78,42 @@ def test_losses_under_another_torch_are_a_group_of_their_own(log):
     assert "next is torchaudio at 2.98x" in " ".join(screen(log).split())
 
 
+@pytest.fixture
+def controlled(tmp_path):
+    """Two exact losses and their controls, with MKL on its other path; three rounds of one run."""
+    folder = tmp_path / "log"
+    for name, ms in (("fused", 10), ("optimized_transducer", 33)):
+        timed(folder, name, [ms, 1.01 * ms, 0.99 * ms])
+    for name, ms in (("fused@fast-mkl", 10), ("optimized_transducer@fast-mkl", 17)):
+        timed(folder, name, [ms, 0.98 * ms, 1.01 * ms])
+        change(folder / name, "environment", mkl_as_intel=True, variables={"LD_PRELOAD": "/x/mkl_as_intel.so"})
+    return folder
+
+
+def test_controls_tell_what_of_a_ratio_is_torchs_slow_products(controlled):
+    text = screen(controlled)
+    group = text.partition("exact, with torch's products at the processor's rate:\n")[2].splitlines()
+    assert group[0].startswith("fused@fast-mkl ") and "1.70" in group[1] and "LD_PRELOAD" not in text
+    words = " ".join(text.split())
+    assert "Use fused: 3.3x faster" in words  # the control is no rival
+    for part in ("optimized_transducer: 3.3x here", "1.9x are torch's slow products", "1.7x without them (1.7 to 1.7)"):
+        assert part in words
+    row = next(each for each in read_rows(controlled) if each["name"] == "optimized_transducer")
+    ratios_of = row["over_fastest"], row["over_fastest_with_fast_products"]
+    assert ratios_of == pytest.approx((3.3, 1.7)) and row["with_fast_products"]["rounds"] == 3
+    plain = summarize(controlled, "--format", "csv").splitlines()
+    assert "over_fastest_with_fast_products" in plain[0].split(",")
+    (card, *_) = cards.cards(logs.read([controlled]).groups[0].rows, [])
+    assert "3.3x here" in str(dict(card.lines)["Torch's products"])
+
+
+def test_without_both_controls_nothing_is_said_of_torchs_products(controlled):
+    shutil.rmtree(controlled / "fused@fast-mkl")
+    assert "without them" not in screen(controlled)
+    row = next(each for each in read_rows(controlled) if each["name"] == "optimized_transducer")
+    assert row["over_fastest_with_fast_products"] is None and row["over_fastest"] == pytest.approx(3.3)
+
+
 def test_what_did_not_run_is_one_line_with_how_to_get_it(log):
     text = " ".join(screen(log).split())
     assert "did not run:" in text and "nemo (make setup ENVIRONMENTS=nemo)" in text and "apex (needs CUDA)" in text
@@ -309,7 +345,7 @@ def test_kinds_and_torches_are_apart_and_failed_rows_are_not_compared():
     expected = {"exact": 1, "slow": 2, "pruned": 1, "pruned2": 4, "k2": 1, "exact@k2": 2, "died": None, "missing": None}
     assert ratios_of == expected
     assert (standings["pruned2"]["fastest"], standings["exact@k2"]["fastest"]) == ("pruned", "k2")
-    assert {each.name for each in rows if each.under == "1.13.1"} == {"k2", "exact@k2"}
+    assert {each.name for each in rows if each.under == "under torch 1.13.1"} == {"k2", "exact@k2"}
 
 
 def test_a_row_is_compared_by_its_step_or_by_its_loss():

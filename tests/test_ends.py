@@ -146,7 +146,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield tmp_path
     while processes._waiting:
-        processes._waiting.popitem()[1].close()
+        processes._waiting.pop().close()
 
 
 def child(folder, do="0", generation=None, **variables):
@@ -164,12 +164,21 @@ def test_jobs_of_a_round_share_their_imports_and_nothing_else(folder):
     assert record["variable"] == "5" and record["parent"] != first["parent"]
 
 
+def test_servers_of_a_round_with_other_variables_wait_side_by_side(folder):
+    """Rows of a round take turns with and without a preloaded library: each would import torch anew."""
+    variables = ({}, {"OF_THE_JOB": "5"}) * 2
+    records = [child(folder, generation=1, **each).records[0] for each in variables]
+    assert records[0] == records[2] and records[1] == records[3] and len(processes._waiting) == 2
+    child(folder, generation=2)
+    assert len(processes._waiting) == 1  # those of the round before ended
+
+
 def test_servers_of_a_round_are_ready_before_its_first_job(folder):
     other = folder / "other"
     other.symlink_to(sys.executable)
     pythons = [Path(sys.executable), other]
-    start_servers(pythons, "answering", folder, {}, 1, ("torch",))
-    servers = [processes._waiting[str(python)] for python in pythons]
+    start_servers([(python, {}) for python in pythons], "answering", folder, 1, ("torch",))
+    servers = list(processes._waiting)
     assert all(server.ready for server in servers)
     assert child(folder, generation=1).records[0]["parent"] == servers[0].process.pid
 

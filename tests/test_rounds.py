@@ -164,6 +164,57 @@ def test_limits_hold_both_rates_of_products_or_why_not(tmp_path, monkeypatch, co
     assert compiler in limits.get("reason", "") and limits["mkl_as_intel"] is False
 
 
+def rates(torch, loop=None, **fields):
+    """A ``limits`` record of products that take so many ns."""
+    products = [{"n": 10, "ns": [torch]}, *([{"n": 10, "ns": [loop], "by": "loop"}] if loop else [])]
+    return {"record": "limits", "job": "limits", "products": products, **fields}
+
+
+@pytest.mark.parametrize(
+    "here, preloaded, flags, controls",
+    [
+        (30, 15, [], True),
+        (12, 10, [], False),  # torch has 0.83 of the rate
+        (30, 28, [], False),  # the library makes no difference
+        (30, 15, ["--limits", "false"], False),
+        (30, 15, ["--scope", "loss"], False),  # which has no product of the joiner
+        (30, 15, ["--only", "fused,optimized_transducer"], False),
+    ],
+)
+def test_where_torch_multiplies_slowly_the_nearest_losses_have_controls(tmp_path, here, preloaded, flags, controls):
+    overridden = {}
+
+    def answer(job, chosen):
+        overridden[job.title] = dict(job.overrides)
+        if job.like[1] == "limits" and job.round is None:
+            is_preloaded = "LD_PRELOAD" in job.variables(chosen)
+            line = rates(preloaded) if is_preloaded else rates(here, 10)
+            return [{**line, "mkl_as_intel": is_preloaded}, status("limits")]
+
+    executor, names = Canned(answer), ["torchaudio", "fused", "optimized_transducer"]
+    usual = [*QUICK, "--limits", "true", "--rounds", "2", "--log-dir", tmp_path]
+    assert benchmark(names, parsed(*usual, *flags), executor=executor) == EXIT_OK
+    seen = {}
+    for name, job in executor.seen:
+        if job != "limits":
+            seen.setdefault(name, []).append(job)
+    called = ["fused@fast-mkl", "optimized_transducer@fast-mkl"] if controls else []
+    assert [name for name in seen if "@" in name] == called
+    for name in called:  # for their times alone, of the step
+        assert seen[name] == ["correctness", "timing-1", "timing-2"]
+        assert overridden[f"{name} timing-1"] == {"scopes": ("step",)} and not overridden["fused timing-1"]
+    kept = [line for line in records_of(tmp_path / "fused-2") if line["record"] == "limits" and line["products"]]
+    assert len(kept) == (2 if "--only" not in flags and not {"false", "loss"} & {*flags} else 0)
+
+
+def test_a_control_needs_a_compiler(monkeypatch):
+    row = implementations.find("fused@fast-mkl")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    choice = interpreters.choose(row, in_place=True, prefer_here=False)
+    assert choice.python is None and "no-such-compiler" in choice.reason
+    assert row.environment == "main" and not row.placed and row.folder == "fused-at-fast-mkl"
+
+
 @pytest.mark.parametrize("well", [True, False])
 def test_limits_are_measured_in_every_third_round_until_that_fails(tmp_path, well):
     def answer(job, chosen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,15 @@ from commands import ROOT, assert_user_error, rows_of
 from commands import run as run_command
 from fixtures_runs import records_of
 
-from common.cli.benchmark import exit_code
+from common.analysis import logs, times
+from common.cli.benchmark import benchmark, exit_code
 from common.cli.parser import standard
 from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS, find
 from common.jobs import job as of_job
 from common.jobs.session import Executor
-from common.records import run
+from common.records import run, schema
 from common.setup import environments, interpreters
 from common.system import machine
 
@@ -188,6 +190,23 @@ def test_the_default_run_has_a_control_for_each_environment_with_another_torch()
     assert controls("torchaudio", "reference") == controls("torchaudio", "k2") == {}  # one torch, or no loss under both
     kinds = {find(name).kind: name for name in controls(*standard()) if name.endswith("@k2")}
     assert kinds["exact"] in ("fast_rnnt@k2", "reference@k2")  # where gcc is, fast_rnnt's
+
+
+def test_controls_of_torchs_products_run_where_they_have_cause(tmp_path, tiny_shapes, capsys):
+    """For real: the probe tells, the library is preloaded, the losses are right under it."""
+    pytest.importorskip("fused_transducer")
+    flags = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "true", "--max-seconds", "0.05"]
+    flags += ["--passes", "timing", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
+    assert benchmark(["fused", "optimized_transducer"], parsed(*flags), executor=Executor()) == EXIT_OK
+    rows = {row.name: row for row in logs.read([tmp_path]).rows}
+    limits = [schema.typed(line) for line in records_of(rows["fused"].folder) if line["record"] == "limits"]
+    slow, probe = times.slow_products(limits), [line for line in limits if line.round is None]
+    assert len(probe) == (2 if shutil.which("cc") else 0)
+    assert [line.mkl_as_intel for line in probe] == [False, True][: len(probe)]
+    assert (slow is not None) == ("fused@fast-mkl" in rows) == ("fused@fast-mkl" in capsys.readouterr().err)
+    for name, row in rows.items():
+        assert row.status == "ok" and row.environment.mkl_as_intel is name.endswith("@fast-mkl")
+        assert row.step.ms and bool(row.loss_alone.ms) is (name == "optimized_transducer")
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
     return sorted(result, key=lambda group: not group[0].configuration)
 
 
-def kind_rank(row: Row) -> Tuple[int, bool]:
-    return implementations.KINDS.index(row.kind) if row.kind in implementations.KINDS else 0, bool(row.under)
+def kind_rank(row: Row) -> Tuple[int, str]:
+    return implementations.KINDS.index(row.kind) if row.kind in implementations.KINDS else 0, row.under
 
 
 #: Above the rows of each kind.
@@ -81,9 +81,9 @@ TITLES = {
 
 
 def kind_title(row: Row) -> str:
-    """Return the title of a row's kind, with the torch where that is not the one of most rows."""
+    """Return the title of a row's kind, with its condition where that is not the one of most rows."""
     title = TITLES.get(row.kind or "", "")
-    return f"{title}, under torch {row.under}" if title and row.under else title
+    return f"{title}, {row.under}" if title and row.under else title
 
 
 def rank(row: Row) -> Tuple[Any, ...]:
@@ -109,7 +109,10 @@ def heading(group: Sequence[Row]) -> str:
     if len(measured) == 1 and not known.get("find_largest"):
         known["num_batches"] = measured.pop()
     given = {
-        f"{key}={text.without_folders(value)}" for row in group for key, value in row.environment.variables.items()
+        f"{key}={text.without_folders(value)}"
+        for row in group
+        if not row.under  # a control's condition is in the title above it
+        for key, value in row.environment.variables.items()
     }
     of_suite = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
     parts = [*settings.heading(known), *sorted(given - of_suite)]
@@ -139,6 +142,7 @@ def conditions(row: Row) -> Dict[str, object]:
         **{setting.label: known.get(key) for key, setting in settings.SETTINGS.items() if setting.label},
         "shape file": shapes and f"sha256 {shapes[:12]}",
         "device name": row.device_name if row.device != "cpu" else None,
+        "MKL": {True: "as on Intel", False: "as it is"}.get(row.environment.mkl_as_intel),  # type: ignore[arg-type]
     }
 
 

@@ -282,6 +282,7 @@ ALL = (
     _error("gap", "gap to exact", value=attrgetter("gap")),
     # of the first screen
     Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half(row, row.scope), "%"),
+    Metric("over_fastest_with_fast_products", "", at("with_fast_products.times")),
     metric("ratio", "over the fastest", lambda times: text.number(times, 3), attrgetter("over_fastest")),
     Metric("interval", "95% interval", words=lambda row: _interval(row.against_fastest)),
     Metric("loss_ratio", "loss over the fastest", at("loss_against_fastest.times"), _loss_ratio),
@@ -332,7 +333,8 @@ _PAGE = (
 
 #: The columns of CSV, JSON and data frames, the same for every run; the table's first.
 PLAIN = (
-    *("name", "kind", "status", "step_ms", "step_ms_low", "step_ms_high", "over_fastest", "verdict", "loss_ms"),
+    *("name", "kind", "status", "step_ms", "step_ms_low", "step_ms_high", "over_fastest"),
+    *("over_fastest_with_fast_products", "verdict", "loss_ms"),
     *("peak_memory_mb", "grad_error", "device", "dtype", "vocab_size", "batch_size", "max_frames", "threads"),
     *(
         "loss_error",
@@ -418,10 +420,12 @@ def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
 
 def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
     """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20 bytes)."""
-    checked, profile, standings = row.checked, row.profile, (row.against_fastest, row.loss_against_fastest)
-    against, loss_against = (standing.as_json() if standing else {} for standing in standings)
+    checked, profile = row.checked, row.profile
+    standings = (row.against_fastest, row.loss_against_fastest, row.with_fast_products)
+    against, loss_against, with_fast_products = (standing.as_json() if standing else {} for standing in standings)
     small = {key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")}
     parts = {
+        "with_fast_products": with_fast_products,
         **{"step": row.step._asdict(), "loss": row.loss_alone._asdict(), "memory": row.memory},
         **{"against_fastest": against, "loss_against_fastest": loss_against, "limit_percent": row.limit_percent},
         **{"at_size": checked.at_size or {}, "small_batches": small, "approximation_gaps": gaps(checked)},

@@ -60,10 +60,12 @@ class Row:
     utterances_ and frames_per_second: of the step; None for --find-largest. timed: the samples in the
     order taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many percent of the
     time the device's limit is. rates: how fast the device is. against_fastest, loss_against_fastest:
-    Standings (standing.py stands on rows), None where not ranked. under: its torch, where most rows of its table
-    ran under another. repeated: round -> how often it was measured again. earlier: earlier runs with the same
-    settings, the newest first; stopped: later ones that were stopped before they measured anything. unreadable: nothing
-    of it could be read. label: its name, unique in its group."""
+    Standings (standing.py stands on rows), None where not ranked. with_fast_products: the Standing of its control
+    with torch's products at the processor's rate against that of the fastest row, None where these were not
+    measured. under: in words, its torch and the rate of its products where most rows of its table had others.
+    repeated: round -> how often it was measured again. earlier: earlier runs with the same settings, the newest first;
+    stopped: later ones that were stopped before they measured anything. unreadable: nothing of it could be read.
+    label: its name, unique in its group."""
 
     name: str = ""
     folder: Path = Path()
@@ -89,6 +91,7 @@ class Row:
     largest: Optional[Largest] = None
     against_fastest: Any = None
     loss_against_fastest: Any = None
+    with_fast_products: Any = None
     under: str = ""
     earlier: Sequence[Row] = ()
     stopped: Sequence[Row] = ()
@@ -142,7 +145,7 @@ class Row:
 
     @property
     def loss(self) -> str:
-        """Return the name without the environment that was asked for: "fast_rnnt" of "fast_rnnt@k2"."""
+        """Return the name without the condition that was asked for: "fast_rnnt" of "fast_rnnt@k2"."""
         return self.name.partition("@")[0]
 
     @property

@@ -17,7 +17,7 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import ratios
 from common.analysis.row import Row
-from common.core import settings, statistics, text
+from common.core import implementations, settings, statistics, text
 from common.records.schema import Record
 
 #: Share of samples beside other load from which on two separate runs cannot be compared.
@@ -294,27 +294,46 @@ def _size(standing: Standing) -> float:
     return standing.ratio.ratio if standing.ratio else math.inf
 
 
+#: The rate of torch's products of a row, by whether MKL takes the path that it takes on Intel's processors.
+RATES = {True: "with torch's products at the processor's rate", False: "with torch's own products"}
+
+
 def set_apart(rows: Sequence[Row]) -> None:
-    """Set `under` of rows whose torch is not the one that most losses have in their own environment, the newest of
-    equals."""
+    """Set `under` of rows whose torch, or the rate of whose products, is not the one that most losses have under no
+    condition; of equals the newest torch is it."""
     measured = [row for row in rows if row.torch and row.is_measured]
-    torches = [row.torch for row in measured if row.loss == row.name] or [row.torch for row in measured]
-    weights = [(torches.count(each), [int(part) for part in each.split(".") if part.isdigit()]) for each in torches]
-    home = max(zip(weights, torches), default=(0, ""))[1]
+    usual = [_condition(row) for row in measured if row.loss == row.name] or [_condition(row) for row in measured]
+    weights = [(usual.count(each), [int(part) for part in each[0].split(".") if part.isdigit()]) for each in usual]
+    home = max(zip(weights, usual), default=(0, ("", False)))[1]
     for row in rows:
-        row.under = "" if row.torch == home else row.torch
+        torch, mkl_as_intel = _condition(row)
+        parts = [f"under torch {torch}"] if torch and torch != home[0] else []
+        parts += [RATES[mkl_as_intel]] if torch and mkl_as_intel != home[1] else []
+        row.under = " and ".join(parts)
+
+
+def _condition(row: Row) -> Tuple[str, bool]:
+    """Return the version of torch, and whether MKL takes the path that it takes on Intel's processors."""
+    return row.torch, bool(row.environment.mkl_as_intel)
 
 
 def rank_times(group: Sequence[Row]) -> None:
     """Set `against_fastest` of the rows of one configuration by the step, or by the loss for a row without a step."""
     set_apart(group)
     for row in group:
-        row.against_fastest = row.loss_against_fastest = None
+        row.against_fastest = row.loss_against_fastest = row.with_fast_products = None
     for of_kind in text.gathered(((row.kind, row.under), row) for row in group).values():
         for standing in standings(of_kind, "loss"):
             standing.row.against_fastest = standing.row.loss_against_fastest = standing
         for standing in standings(of_kind, "step"):
             standing.row.against_fastest = standing
+    ok = [row for row in group if row.is_comparable]
+    controls = {row.loss: row for row in ok if row.name == f"{row.loss}@{implementations.FAST_MKL}"}
+    for row in group:
+        here = row.against_fastest
+        if here and not here.is_fastest and {row.name, here.baseline.name} <= controls.keys():
+            fastest = controls[here.baseline.name]
+            row.with_fast_products = stand(controls[row.name], fastest, here.scope, here.margins)
 
 
 def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:

@@ -138,6 +138,21 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: Optional[bool] =
     return rates_._replace(memory=statistics.median(moved), memory_low=min(moved), memory_high=max(moved))
 
 
+#: torch's products are slow below this share of the processor's rate, if a preloaded library makes them so many times
+#: as fast.
+SLOW, FASTER = 0.8, 1.2
+
+
+def slow_products(limits: Sequence[schema.Limits]) -> Optional[float]:
+    """Return torch's rate of products over the processor's where it is slow, and MKL's other path makes it faster; None
+    elsewhere, and where that is not known."""
+    here, preloaded = device_rates(limits, mkl_as_intel=False), device_rates(limits, mkl_as_intel=True)
+    if not (here.torch and here.loop and preloaded.torch):
+        return None
+    is_slow = here.torch < SLOW * here.loop and preloaded.torch > FASTER * here.torch
+    return here.torch / here.loop if is_slow else None
+
+
 def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
     """Return the best rate of the largest buffer in one process, since other load only slows."""
     largest = max(stream.buffer_bytes for stream in streams)

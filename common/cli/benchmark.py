@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis import logs, metrics
+from common.analysis import logs, metrics, times
 from common.cli import cluster, parser
 from common.core import flag_types, implementations, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, as_called, drop_stdout
@@ -22,7 +22,7 @@ from common.jobs.job import plan
 from common.jobs.session import Executor, Progress, Session
 from common.records import store
 from common.records.run import Changed, open_runs
-from common.records.schema import MemoryLimit, as_written
+from common.records.schema import Limits, MemoryLimit, Record, as_written, typed
 from common.setup import environments, interpreters
 from common.show import page, tables
 from common.system import memory
@@ -50,14 +50,13 @@ def benchmark(
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     interpreters.need_torch(python_of)
     device = interpreters.resolve_device(arguments.device, [choice.python for choice in python_of.values()])
-    if tuple(getattr(arguments, "only", ())) == parser.standard():  # no row was named
+    is_default = tuple(getattr(arguments, "only", ())) == parser.standard()  # no row was named
+    if is_default:
         rows = default_rows(names, device, bool(arguments.budget), arguments.topology, bool(arguments.sweep))
         left_out = [name for name in names if name not in (*rows, *names_of_script)]
         if left_out and not arguments.quiet:
             print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
         python_of = {name: choice for name, choice in python_of.items() if name not in left_out}
-        if not (arguments.find_largest or arguments.budget):
-            python_of.update(interpreters.controls(python_of, device))
     swept = [axis.key for axis in arguments.sweep]
     kinds = {implementations.find(name).kind for name in python_of}
     settings.check_kinds([*(key for key, value in given.items() if value is not None), *swept], kinds)
@@ -66,16 +65,50 @@ def benchmark(
     cells, settings_of = settings.cells(arguments.sweep), _settings(arguments.sweep, given, device)
     folders: List[Path] = []
     with measuring() as ended:
+        controls = Controls()
+        if is_default and not (arguments.find_largest or arguments.budget):
+            controls = _controls(python_of, settings_of[0], arguments, executor)
         for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
             if cell and not arguments.quiet:
                 print(f"cell {number} of {len(cells)}: {settings.words(cell)}", file=sys.stderr)
             before = len(folders)
             try:
-                _measure(python_of, resolved, cell, arguments, given, executor, folders)
+                _measure(python_of, controls, resolved, cell, arguments, given, executor, folders)
             except Changed as change:
                 del folders[before:]
-                _measure(python_of, resolved, cell, anew_after(change, arguments), given, executor, folders)
+                anew = anew_after(change, arguments)
+                _measure(python_of, controls, resolved, cell, anew, given, executor, folders)
     return _finish(ended, folders, arguments, names_of_script)
+
+
+class Controls(NamedTuple):
+    """Hold the rows that measure losses under another condition for their times alone, and the ``limits`` records that
+    gave cause."""
+
+    python_of: Mapping[str, interpreters.Choice] = {}
+    limits: Sequence[Record] = ()
+
+
+def _controls(
+    python_of: Mapping[str, interpreters.Choice],
+    resolved: settings.Settings,
+    arguments: argparse.Namespace,
+    executor: Executor,
+) -> Controls:
+    """Return the controls of a run that no row was named for.  Raises Interrupted."""
+    limits: List[Record] = []
+    usual = [name for name in python_of if implementations.FAST_MKL in implementations.find(name).controls]
+    python = next((python for name in usual if (python := python_of[name].python)), None)
+    times_steps = "timing" in resolved.passes and "step" in resolved.scopes
+    if python and times_steps and parser.with_limits(arguments, resolved):
+        limits = rounds.products(executor, usual[0], python, resolved, arguments.log_dir, arguments.timeout)
+    slow = times.slow_products([line for line in map(typed, limits) if isinstance(line, Limits)])
+    rows = interpreters.controls(python_of, resolved.device, slow is not None)
+    if slow is not None and not arguments.quiet:
+        names = ", ".join(name for name in rows if implementations.find(name).condition == implementations.FAST_MKL)
+        words = f"torch multiplies at {slow:.0%} of this processor's rate: {names} are measured without that"
+        print(f"{words}, see docs/usage.md", file=sys.stderr)
+    return Controls(rows, limits)
 
 
 def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -119,6 +152,7 @@ def _settings(axes: Sequence[settings.Axis], given: Dict[str, Any], device: str)
 
 def _measure(
     python_of: Mapping[str, interpreters.Choice],
+    controls: Controls,
     resolved: settings.Settings,
     cell: Dict[str, Any],
     arguments: argparse.Namespace,
@@ -131,6 +165,7 @@ def _measure(
     if resolved.find_largest:
         limit = rounds.memory_limit(resolved, memory.total_memory(), memory.available_memory())
         extra["memory_limit"] = as_written(limit)
+    python_of = {**python_of, **controls.python_of}
     names, is_first = list(python_of), not folders  # a sweep that was stopped has not begun its later cells
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first) as run_of:
         folders += [run.folder for run in run_of.values()]
@@ -146,7 +181,11 @@ def _measure(
                 rounds.search(session, names)
             else:
                 limits, wait = parser.with_limits(arguments, resolved), parser.wait(arguments)
-                rounds.measure(session, plan(names, resolved), limits=limits, wait=wait)
+                for run in run_of.values():
+                    with suppress(store.NotWritten):  # goes to disk with its first job, if there is room then
+                        run.add(controls.limits)
+                jobs = plan(names, resolved, controls.python_of)
+                rounds.measure(session, jobs, limits=limits, wait=wait)
 
 
 def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
@@ -277,6 +316,8 @@ def show_list(wanted: str) -> int:
         print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {as_called(places[row.name])}")
     print(f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}")
     print("any of them under the torch of an environment: NAME@" + ", NAME@".join(implementations.environments()))
+    words = "with MKL on the path that it takes on Intel's processors, which makes torch's products faster on AMD's"
+    print(f"any of them {words}: NAME@{implementations.FAST_MKL}")
     return EXIT_OK
 
 

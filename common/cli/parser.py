@@ -14,7 +14,15 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 
 from common.core import errors, files, flag_types, settings
 from common.core.errors import UserError
-from common.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, LATTICES, find, of_file, with_variants
+from common.core.implementations import (
+    BY_UTTERANCE,
+    FAST_MKL,
+    IMPLEMENTATIONS,
+    LATTICES,
+    find,
+    of_file,
+    with_variants,
+)
 from common.core.text import closest
 
 #: The default of --wait.
@@ -260,8 +268,9 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         f"Only these losses: {', '.join(standard())}; variants, which call them in another way: {variants}; "
         f"or a loss of your own, by its file (benchmark_flash.py). With :{BY_UTTERANCE} an exact loss gets the logits "
         "of an utterance at a time, under torch.utils.checkpoint. With @ENVIRONMENT a loss runs under the torch of "
-        "another environment: fast_rnnt@k2. Default: all but the variants, two by utterance, and for each other torch "
-        "one control of each kind"
+        f"another environment: fast_rnnt@k2; with @{FAST_MKL} MKL takes the path that it takes on Intel's processors. "
+        "Default: all but the variants, two by utterance, for each other torch one control of each kind, and where "
+        f"torch multiplies slowly (with --limits) the first losses with @{FAST_MKL}"
     )
     names_of = implementations(standard())
     add(group, "--only", "Only these losses.", type=names_of, metavar="A,B", default=standard(), help=which)

@@ -42,6 +42,10 @@ OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blan
 BY_UTTERANCE = "by-utterance"
 #: Kinds of losses, in the order of the tables; losses of different kinds are never ranked against each other.
 KINDS = ("exact", BY_UTTERANCE, *LATTICES, "pruned")
+#: Conditions of controls, which tell what a ratio is made of (Implementation.controls): another torch than most losses
+#: have; torch's matrix products at the processor's rate, by a preloaded library that makes MKL take the path that it
+#: takes on Intel's processors. The second is a word behind @, beside the names of environments.
+OTHER_TORCH, FAST_MKL = "other torch", "fast-mkl"
 #: Layout that a loss takes (common.losses.layouts) -> its kind; that of an exact one on another lattice is its name.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
@@ -64,9 +68,9 @@ class Implementation:
         takes_logits: whether it takes logits, which can be made an utterance at a time.
         by_utterance: whether the default run measures that variant too.
         template: whether benchmark_all.py leaves it out unless it is named.
-        control: whether it runs under any torch; the default run then measures it in other environments too that have
-            losses of its kind.
-        placed: whether the environment was named and is not its own."""
+        controls: conditions under which the default run measures it too, where the machine or another loss of its kind
+            gives cause.
+        condition: what is behind the @ of its name: an environment that is not its own, or FAST_MKL."""
 
     name: str
     script: str
@@ -79,8 +83,8 @@ class Implementation:
     takes_logits: bool = True
     by_utterance: bool = False
     template: bool = False
-    control: bool = False
-    placed: bool = False
+    controls: Tuple[str, ...] = ()
+    condition: str = ""
 
     @property
     def exact(self) -> bool:
@@ -105,13 +109,22 @@ class Implementation:
             raise UserError(f"{self.name} has no variant {variant!r}; its variants: {', '.join(kinds) or 'none'}")
         return replace(self, name=f"{self.name}:{variant}", kind=kinds[variant], variants={}, variant=variant)
 
-    def placed_in(self, environment: str) -> Implementation:
-        """Return the implementation under the torch of another environment: "fast_rnnt@k2".  Raises UserError."""
-        if environment not in environments():
-            raise UserError(f"{self.name}@{environment}: no such environment; there are {', '.join(environments())}")
-        if environment == self.environment:
+    @property
+    def placed(self) -> bool:
+        """Tell whether it is to run in an environment that is not its own."""
+        return self.condition not in ("", FAST_MKL)
+
+    def under(self, condition: str) -> Implementation:
+        """Return the implementation under the torch of another environment, "fast_rnnt@k2", or under FAST_MKL, as
+        "fused@fast-mkl".  Raises UserError."""
+        if condition not in (*environments(), FAST_MKL):
+            known = ", ".join((*environments(), FAST_MKL))
+            raise UserError(f"{self.name}@{condition}: no such environment; there are {known}")
+        if condition == self.environment:
             return self
-        return replace(self, name=f"{self.name}@{environment}", environment=environment, variants={}, placed=True)
+        environment = self.environment if condition == FAST_MKL else condition
+        name = f"{self.name}@{condition}"
+        return replace(self, name=name, environment=environment, variants={}, condition=condition)
 
 
 #: Variants of the full losses of k2 and of fast_rnnt, from which k2's was made.
@@ -139,6 +152,7 @@ IMPLEMENTATIONS = (
             **{"cuda": "exact", "cuda-modified": "modified-last-blank"},
         },
         by_utterance=True,
+        controls=(FAST_MKL,),
     ),
     Implementation(
         "fast_rnnt",
@@ -147,7 +161,7 @@ IMPLEMENTATIONS = (
         "fast_rnnt",
         built=True,
         variants={**OF_K2, "cuda": "exact", "cuda-modified": "modified"},
-        control=True,
+        controls=(OTHER_TORCH, FAST_MKL),
     ),
     Implementation("k2", "benchmark_k2", "k2", "k2", variants=OF_K2),
     Implementation("warprnnt_numba", "losses.benchmark_warprnnt_numba", "main", "warprnnt_numba"),
@@ -180,6 +194,7 @@ IMPLEMENTATIONS = (
         "fused_transducer",
         variants={"all-cells": "exact", "torch": "exact", **{name: name for name in OF_FUSED}},
         takes_logits=False,
+        controls=(FAST_MKL,),
     ),
     Implementation(
         "reference",
@@ -187,7 +202,7 @@ IMPLEMENTATIONS = (
         "main",
         "torch",
         variants={name: name for name in LATTICES},
-        control=True,
+        controls=(OTHER_TORCH,),
     ),
     Implementation(
         "transformers", "losses.benchmark_transformers", "main", "transformers", kind="tdt", variants={"kernel": "tdt"}
@@ -200,7 +215,7 @@ IMPLEMENTATIONS = (
         "fast_rnnt",
         built=True,
         kind="pruned",
-        control=True,
+        controls=(OTHER_TORCH,),
     ),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned", variants={"hat": "pruned"}),
 )
@@ -210,13 +225,13 @@ BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTAT
 
 
 def find(name: str) -> Implementation:
-    """Return the implementation of NAME, NAME:VARIANT, either with @ENVIRONMENT behind it.  Raises UserError."""
-    called, at, environment = name.partition("@")
+    """Return the implementation of NAME, NAME:VARIANT, either with @CONDITION behind it.  Raises UserError."""
+    called, at, condition = name.partition("@")
     base, _, variant = called.partition(":")
     if base not in BY_NAME:
         raise UserError(f"no implementation is named {base!r}; there are {', '.join(BY_NAME)}")
     implementation = BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
-    return implementation.placed_in(environment) if at else implementation
+    return implementation.under(condition) if at else implementation
 
 
 def environments() -> Tuple[str, ...]:

@@ -13,14 +13,15 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
-from common.core.implementations import find
+from common.core.implementations import FAST_MKL, find
 from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from common.core.text import clipped, reason_of
 from common.records.schema import JobLine, Record, as_written
+from common.setup import libraries
 from common.system.memory import is_out_of_memory
 from common.system.processes import write_record
 from common.traces.reader import TraceError
@@ -107,7 +108,11 @@ class Job(Runnable):
         return f"{self.implementation} {self.name}"
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        return VARIABLES.get(self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {})
+        usual = VARIABLES.get(self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {})
+        if find(self.implementation).condition != FAST_MKL:
+            return usual
+        preloaded = [str(libraries.mkl_as_intel()), *filter(None, [os.environ.get("LD_PRELOAD")])]
+        return {**usual, "LD_PRELOAD": ":".join(preloaded)}
 
     def described(self) -> Dict[str, Any]:
         of, where = find(self.implementation), {"pass": self.pass_name, "round": self.round}
@@ -142,17 +147,28 @@ class Task(Runnable):
         return {"given": dict(self.given), "takes": self.takes, "leaves": self.leaves}
 
 
-def plan(names: Sequence[str], settings: Settings) -> List[Job]:
-    """Return the jobs of a run in their order; the seed shuffles the implementations of each round."""
-    jobs = [Job(name, "correctness") for name in names if "correctness" in settings.passes]
+#: What differs in the jobs of a control, by its condition: the loss alone has no product of the joiner.
+OF_CONTROLS: Mapping[str, Tuple[Tuple[str, Any], ...]] = {FAST_MKL: (("scopes", ("step",)),)}
+
+
+def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = ()) -> List[Job]:
+    """Return the jobs of a run in their order; the seed shuffles the implementations of each round.
+
+    controls: those of `names` that are measured for their times alone, once they are right."""
+    overrides = {name: OF_CONTROLS.get(find(name).condition, ()) for name in controls}
+    jobs = [
+        Job(name, "correctness", overrides=overrides.get(name, ()))
+        for name in names
+        if "correctness" in settings.passes
+    ]
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)
         for number in range(1, settings.rounds + 1):
             order = [name for name in names if number <= rounds_of(find(name).kind, settings.rounds)]
             shuffle.shuffle(order)
-            jobs += [Job(name, "timing", number) for name in order]
+            jobs += [Job(name, "timing", number, overrides=overrides.get(name, ())) for name in order]
     of_passes = [name for name in ("memory", "trace") if name in settings.passes]
-    return jobs + [Job(name, pass_name) for pass_name in of_passes for name in names]
+    return jobs + [Job(name, pass_name) for pass_name in of_passes for name in names if name not in controls]
 
 
 def _is_own(file: Any) -> bool:

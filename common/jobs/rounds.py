@@ -12,15 +12,17 @@ import math
 import time
 from collections import defaultdict
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import text
 from common.core.errors import NotRunnable, UserError
 from common.core.flag_types import bytes_of
+from common.core.implementations import FAST_MKL, find
 from common.core.settings import FEWEST_IN_BUDGET, Settings
 from common.core.statistics import mean, median
 from common.jobs.job import Job, Like
-from common.jobs.session import Session
+from common.jobs.session import Executor, Session
 from common.records import schema, store
 from common.records.run import Run
 from common.setup import interpreters, libraries
@@ -94,9 +96,7 @@ class Rounds:
         for job in [job for job in jobs if job not in timed]:
             progress.skip(job.like)
         if timed:
-            pythons = [session.python_of[job.implementation].python for job in timed]
-            distinct = list(dict.fromkeys(python for python in pythons if python))
-            session.executor.get_ready(timed, distinct, session.settings)
+            session.executor.get_ready(timed, session.python_of, session.settings)
         if with_limits:
             self.measure_limits(number, timed)
         for job in timed:
@@ -200,6 +200,22 @@ class Rounds:
 
     def _can_repeat(self, job: Job) -> bool:
         return (job.implementation, job.round) in self.loaded and not self.session.run_of[job.implementation].failed
+
+
+def products(
+    executor: Executor, name: str, python: Path, settings: Settings, folder: Path, timeout: float
+) -> List[schema.Record]:
+    """Return ``limits`` records of matrix products alone: as torch has them, beside the suite's own, then by torch
+    under FAST_MKL.  Fewer where there is no C compiler, or a process fails.  Raises Interrupted.
+
+    name: an implementation that `python` has; folder: --log-dir."""
+    library, records = _library(settings), []
+    if dict(library).get("library"):
+        for called, given in ((name, library), (find(name).under(FAST_MKL).name, ())):
+            job = Job(called, "limits", subject="device", given=(*given, ("products_alone", True)))
+            *measured, _ = executor.execute(job, python, folder, settings, timeout, lambda text: None)
+            records += [{key: record[key] for key in record if key != "job"} for record in measured]
+    return records
 
 
 def _library(settings: Settings) -> Tuple[Tuple[str, str], ...]:

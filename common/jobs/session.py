@@ -67,11 +67,13 @@ class Executor:
         time.sleep(seconds)
         return machine.disturbance(others, settings.threads if on_cpu else 1)
 
-    def get_ready(self, jobs: Sequence[Job], pythons: Sequence[Path], settings: Settings) -> None:
+    def get_ready(self, jobs: Sequence[Job], python_of: Mapping[str, Choice], settings: Settings) -> None:
         """Start what these jobs of one round need before the first of them is timed."""
-        variables = {tuple(job.variables(settings).items()) for job in jobs}
-        if len(variables) == 1 and len(pythons) > 1:
-            start_servers(pythons, WORKER, ROOT, dict(next(iter(variables))), jobs[0].round, IMPORTS_OF_A_ROUND)
+        able = [(job, python) for job in jobs if (python := python_of[job.implementation].python)]
+        wanted = dict.fromkeys((python, tuple(job.variables(settings).items())) for job, python in able)
+        if len(wanted) > 1:
+            how = [(python, dict(variables)) for python, variables in wanted]
+            start_servers(how, WORKER, ROOT, jobs[0].round, IMPORTS_OF_A_ROUND)
 
     def execute(
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
@@ -86,7 +88,8 @@ class Executor:
                 self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
                 description["shared"] = self.shared.name
             imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
-            with Child.run(python, WORKER, description, ROOT, variables, job.round, imports) as child:
+            generation = job.like[1] if job.round is None else job.round
+            with Child.run(python, WORKER, description, ROOT, variables, generation, imports) as child:
                 try:
                     while child.alive(POLL_SECONDS):
                         if child.seconds() > timeout:

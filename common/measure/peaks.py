@@ -105,20 +105,26 @@ def products_of_loop(library: str, dtype: torch.dtype, threads: int, clock: Cloc
 
 def run(job: Mapping[str, Any]) -> Iterator[Limits]:
     settings = Settings.from_json(job["settings"])
-    seconds = max(SECONDS / settings.rounds, SHORTEST)
-    yield measure(settings, set_up_torch(settings), seconds, job.get("library", ""), job.get("no_library", ""))
+    device, seconds = set_up_torch(settings), max(SECONDS / settings.rounds, SHORTEST)
+    given = {key: job[key] for key in ("library", "no_library", "products_alone") if key in job}
+    yield measure(settings, device, seconds, **given)
 
 
 def measure(
-    settings: Settings, device: torch.device, seconds: float = SECONDS, library: str = "", no_library: str = ""
+    settings: Settings,
+    device: torch.device,
+    seconds: float = SECONDS,
+    library: str = "",
+    no_library: str = "",
+    products_alone: bool = False,
 ) -> Limits:
     """Return a ``limits`` record, `seconds` a size; its "reason" tells why there are no products of the dtype here.
 
-    library: of products_of_loop, "" where there is none; no_library: why."""
+    library: of products_of_loop, "" where there is none; no_library: why; products_alone: leave memory out."""
     clock, load, reason, multiplied = Clock(device), ForeignLoad(), no_library, []
     seconds = min(seconds, settings.max_seconds)
     with torch.no_grad():
-        moved = list(streams(device, clock, seconds))
+        moved = [] if products_alone else list(streams(device, clock, seconds))
         try:
             dtype = getattr(torch, settings.dtype)
             multiplied = list(products(device, dtype, clock, seconds))

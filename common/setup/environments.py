@@ -254,7 +254,8 @@ def setup_and_build(names: List[str]) -> int:
     try:
         build("main")
         code = setup(names)
-        controls = {loss.package for loss in implementations.IMPLEMENTATIONS if loss.control and loss.built}
+        under_any = [each for each in implementations.IMPLEMENTATIONS if implementations.OTHER_TORCH in each.controls]
+        controls = {loss.package for loss in under_any if loss.built}
         for name in set(implementations.environments()).intersection(ENVIRONMENTS) - {"main"}:
             build(name, *controls)
         for process in builds:

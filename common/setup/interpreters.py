@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core.errors import UserError, go_on_with, say
+from common.core.errors import NotRunnable, UserError, go_on_with, say
 from common.core.files import INSTALLED, ROOT
-from common.core.implementations import Implementation, find
-from common.setup import environments
+from common.core.implementations import FAST_MKL, OTHER_TORCH, Implementation, find
+from common.setup import environments, libraries
 from common.system import machine, processes
 
 
@@ -31,6 +31,11 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     """Return the Python for one implementation.
 
     in_place: the running one, whatever it has; prefer_here: the running one where it can run it."""
+    if implementation.condition == FAST_MKL:
+        try:
+            libraries.mkl_as_intel()
+        except NotRunnable as error:
+            return Choice(None, str(error))
     here = Path(sys.executable)
     managed = environments.interpreter(implementation.environment)
     if in_place or INSTALLED:
@@ -47,8 +52,24 @@ def choose_all(names: Sequence[str], in_place: bool, prefer_here: Sequence[str] 
     return {name: choose(find(name), in_place=in_place, prefer_here=name in prefer_here) for name in names}
 
 
-def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
-    """Return the rows that measure a loss in an environment with another torch too: {"fast_rnnt@k2": its Python}.
+def controls(python_of: Mapping[str, Choice], device: str, slow_products: bool = False) -> Dict[str, Choice]:
+    """Return the rows that measure losses of `python_of` under another condition too: {"fast_rnnt@k2": its Python}.
+
+    slow_products: whether torch multiplies so slowly here that losses are measured with FAST_MKL."""
+    chosen = _under_other_torch(python_of, device)
+    rows = [row for row in map(find, python_of) if slow_products and FAST_MKL in row.controls and not row.condition]
+    able = [row for row in rows if _can_run(row, python_of[row.name].python, device)]
+    if len(able) > 1:  # one alone makes no ratio
+        chosen.update({row.under(FAST_MKL).name: python_of[row.name] for row in able})
+    return chosen
+
+
+def _can_run(row: Implementation, python: Optional[Path], device: str) -> bool:
+    return python is not None and (not row.built or _has(row.package, python, device))
+
+
+def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
+    """Return the rows that measure a loss in an environment with another torch too.
 
     One for each such environment and each kind of its rows in `python_of`: a loss of that kind that runs under both."""
     chosen: Dict[str, Choice] = {}
@@ -56,11 +77,11 @@ def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
         managed = environments.interpreter(environment)
         alike = [python_of[row.name] for row in rows if (row.environment, row.kind) == (environment, kind)]
-        for loss in (row for row in rows if row.control and row.kind == kind):
+        for loss in (row for row in rows if OTHER_TORCH in row.controls and row.kind == kind):
             python = python_of[loss.name].python
             if python and managed and Choice(managed) in alike and torch_version(python) != torch_version(managed):
-                if all(not loss.built or _has(loss.package, each, device) for each in (python, managed)):
-                    chosen[loss.placed_in(environment).name] = Choice(managed)
+                if all(_can_run(loss, each, device) for each in (python, managed)):
+                    chosen[loss.under(environment).name] = Choice(managed)
                     break
     return chosen
 

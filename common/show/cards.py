@@ -24,7 +24,9 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
     result = []
     if quick:
         title, words = verdict.since(quick.row, rows, quick.scope) or ("", "")
+        products = verdict.of_products(quick, rows)
         lines = [_line("Speed", _value(quick, verdict.time_of(quick.scope)))]
+        lines += [_line("torch's products", [products])] if products else []
         lines += [_line("Memory", verdict.memory(quick.row, small)), *([_line(title, [words])] if title else [])]
         result.append(_card("Use", quick, [*lines, _corners(quick)]))
     best = logits and logits.best

@@ -63,7 +63,7 @@ def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
     against = row.against_fastest
     if row is base:
         return Dot(row.marked, row.look, 1.0, verdict="fastest", source=row.results)
-    if against is None or row.of_one_model != base.of_one_model or row.torch != base.torch:
+    if against is None or row.of_one_model != base.of_one_model or row.under != base.under:
         return None
     word = metrics.METRICS["verdict"].shown(row)
     if against.baseline is not base or against.scope != scope:  # of another kind: an approximation

@@ -327,6 +327,9 @@ def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verd
     quick, logits, small, approximate = verdict.of(rows, folders)
     if quick:
         answers["fastest exact"] = verdict.answer(quick, verdict.time_of(quick.scope))
+        products = verdict.of_products(quick, rows)
+        if products:
+            answers["torch's products"] = [products]
         changed = verdict.since(quick.row, rows, quick.scope)
         if changed and not quick.withheld:
             answers[changed[0]] = [changed[1]]

@@ -77,6 +77,7 @@ def signal_name(number: int) -> str:
 
 
 #: How a server is started, as subprocess.Popen takes it, and the generation of jobs that it serves; see Child.run.
+#: Servers of one generation may differ in their variables, and wait side by side.
 Wanted = Tuple[Dict[str, Any], Hashable]
 
 
@@ -136,38 +137,45 @@ class Server:
             pass
 
 
-#: Servers that wait for their next job, by Python.  They end with this process.
-_waiting: Dict[str, Server] = {}
+#: Servers that wait for their next job.  They end with this process.
+_waiting: List[Server] = []
 
 
 @contextmanager
 def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
-    """Yield the waiting server of this Python if it is the wanted one, else a new one; keep it for the next job."""
-    python = wanted[0]["args"][0]
-    server = _waiting.pop(python, None)
-    if server and (server.wanted != wanted or server.process.poll() is not None):
-        server.close()
-        server = None
-    server = server or Server(wanted, errors)
+    """Yield the waiting server that is the wanted one, else a new one; keep it for the next job.  Those of this Python
+    that serve another generation end."""
+    (how, generation), alive = wanted, []
+    for server in _waiting:
+        is_past = server.wanted[0]["args"][0] == how["args"][0] and server.wanted[1] != generation
+        if is_past or server.process.poll() is not None:
+            server.close()
+        else:
+            alive.append(server)
+    _waiting[:] = [server for server in alive if server.wanted != wanted]
+    server = next((server for server in alive if server.wanted == wanted), None) or Server(wanted, errors)
     try:
         yield server
     finally:
-        if server.process.poll() is None and not server.busy and python not in _waiting:
-            _waiting[python] = server
+        is_new = all(each.wanted != wanted for each in _waiting)
+        if server.process.poll() is None and not server.busy and is_new:
+            _waiting.append(server)
         else:
             server.close()
 
 
-def start_servers(pythons: Sequence[Path], *arguments: Any) -> None:
-    """Start the servers of these Pythons, all at once, and return when they are ready.  One that fails to start says so
-    at its first job.  arguments: those of Child.run after the job."""
-    for python in pythons:
+def start_servers(
+    how: Sequence[Tuple[Path, Mapping[str, str]]], module: str, root: Path, generation: Hashable, imports: Sequence[str]
+) -> None:
+    """Start the servers of these Pythons and variables, all at once, and return when they are ready.  One that fails to
+    start says so at its first job.  module, root, generation, imports: as in Child.run."""
+    for python, variables in how:
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
-            with _server(_wanted(python, *arguments), Path(scratch) / "stderr.txt"):
+            wanted = _wanted(python, module, root, variables, generation, imports)
+            with _server(wanted, Path(scratch) / "stderr.txt"):
                 pass
-    for python in pythons:
-        server = _waiting.get(str(python))
-        if server and not server.ready:
+    for server in _waiting:
+        if not server.ready:
             server.answer(START_SECONDS)
 
 

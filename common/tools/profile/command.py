@@ -155,8 +155,9 @@ def chosen(arguments: argparse.Namespace) -> Choice:
     if arguments.arg and not arguments.model:
         raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
     row = implementations.find(arguments.loss)
-    if row.placed or (row.environment != "main" and interpreters.lacks(row.package)):
-        alike = [each.name for each in implementations.IMPLEMENTATIONS if each.control and each.kind == row.kind]
+    if row.condition or (row.environment != "main" and interpreters.lacks(row.package)):
+        under_any = [row for row in implementations.IMPLEMENTATIONS if implementations.OTHER_TORCH in row.controls]
+        alike = [each.name for each in under_any if each.kind == row.kind]
         reason = f"a profile runs in this Python alone ({sys.executable}), since labels need torch 2.1 or newer"
         raise UserError(f"--loss {row.name}: {reason}; give --loss {[*alike, Choice().loss][0]}")
     parsed = {key: configuration.parsed(value, f"--arg {key}") for key, value in arguments.arg}
