@@ -113,6 +113,11 @@ def test_a_run_on_a_cpu_has_a_budget_unless_its_rounds_are_given():
 
     assert 300 <= budget() <= 540 and budget() == budget(preset="cpu,chars") == budget(vocab_size=4096)
     assert budget(budget=60.0, rounds=7) == 60.0
+    assert [settings.resolve({"preset": size}, "cpu").schedule["repeat"] for size in ("cpu", "quick", "full")] == [
+        1,
+        1,
+        2,
+    ]
     others = {"rounds": 10}, {"preset": "quick"}, {"find_largest": "batch-size"}, {"device": "cuda"}
     assert [budget(**given) for given in others] == [None] * 4
 

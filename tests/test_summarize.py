@@ -51,6 +51,14 @@ from rnnt_bench import api
 # Which runs.
 
 
+def test_a_sweep_of_an_earlier_version_is_left_out_with_a_warning(tmp_path, capsys):
+    write_run(tmp_path / "a", name="a")
+    (tmp_path / "sweep-dtype").mkdir()
+    (tmp_path / "sweep-dtype" / "sweep.jsonl").write_text("{}\n")
+    assert [row.name for row in logs.rows([tmp_path])] == ["a"]
+    assert "sweep.jsonl" in capsys.readouterr().err
+
+
 def test_newest_of_a_configuration_and_how_many_earlier(tmp_path):
     for day in (1, 3, 2):
         write_run(tmp_path / f"t.{day}", started=f"2026-01-0{day}T00:00:00+00:00")

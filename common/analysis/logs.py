@@ -18,6 +18,10 @@ from common.records import schema, store
 from common.traces import reader, windows
 
 
+#: File that sweeps had before each cell became an ordinary run.
+SWEEP_OF_BEFORE = "sweep.jsonl"
+
+
 class Log:
     """Hold the rows of log folders: of runs and of traces without records, of --find-largest, of the cells of
     sweeps."""
@@ -116,6 +120,8 @@ def run_folders(top: Path) -> Iterator[Path]:
 
     for folder, below, names in os.walk(top, onerror=note):
         below[:] = sorted({*below} - {store.BASELINES})
+        if SWEEP_OF_BEFORE in names:
+            store.warn(f"{folder}/{SWEEP_OF_BEFORE}: a sweep of an earlier version is left out; measure it again")
         if schema.TOOL_FILE_NAME in names:
             below.clear()  # its traces are of its own jobs
         elif schema.FILE_NAME in names or any(reader.is_trace(Path(folder, name)) for name in names):
