@@ -11,6 +11,7 @@ from fixtures_runs import change, records_of, summarize, timed, write_records
 from common.analysis import groups, logs, machines
 from common.records.schema import Machine
 from common.system import machine
+from common.tools import submit
 
 ZEN5 = {
     **{"cpu": "EPYC", "cores": 2, "family": 26, "model": 2, "stepping": 1},
@@ -147,4 +148,7 @@ def test_the_processor_is_read_from_the_system(tmp_path):
     assert "SVE" in machines.processor(Machine(**{key: arm[key] for key in ("family", "model", "vectors")}))
     none = machine.processor(str(tmp_path / "none"))
     assert none["family"] is None and none["vectors"] == []
-    assert machines.is_known(Machine(**machine.describe())) == Path("/proc/cpuinfo").exists()
+    here = machine.describe()
+    assert machines.is_known(Machine(**here)) == Path("/proc/cpuinfo").exists()
+    sent = submit.kept(here, "machine")
+    assert [sent[key] for key in machines.FIELDS] == [here[key] for key in machines.FIELDS]
