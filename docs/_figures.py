@@ -227,13 +227,15 @@ def lead() -> str:
             ahead = {row.name: row.against_fastest for row in rows if row.name in ("fused", *BESIDE)}
             first = ahead["fused"].row
             assert ahead["fused"].is_fastest, f"{folder}: fused is not the fastest, which the sentence says"
-            leads.append(min(ahead[name].ratio.ratio for name in BESIDE))
+            controls = [control for name in BESIDE if (control := ahead[name].row.with_fast_products)]
+            both = [ahead[name] for name in BESIDE], controls
+            leads += [min(each.ratio.ratio for each in standings) for standings in both if standings]
             machine = f"{machines_of.of_row(first)}, {first.header.started[:10]}"
             lines.append([machine, METRICS["step_ms"].shown(first), *(_both_times(ahead[name]) for name in BESIDE)])
     for machine, loss, *quoted in QUOTED:
         leads.append(quoted[0])
         lines.append([machine, "-", *(_times(Span(*quoted)) if loss == name else "-" for name in BESIDE)])
-    sentence = f"On each of {len(leads)} machines **fused** has the fastest exact step. The next loss takes "
+    sentence = f"On each of {len(lines)} machines **fused** has the fastest exact step. The next loss takes "
     sentence += f"{min(leads):.2f} to {max(leads):.2f} times as long:"
     heads = ["machine", *map(Column, ("fused, step ms", *BESIDE))]
     return f"{sentence}\n\n{markdown_of(heads, lines)}"

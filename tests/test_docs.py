@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from fixtures_runs import SETTINGS, change, timed
 
 from common.analysis import logs, verdict
 from common.analysis.groups import groups
@@ -148,6 +150,28 @@ def test_ratios_in_sentences_have_their_intervals_and_tables_their_day():
         assert len(quotes) >= 5 and all(re.fullmatch(r"[\d.]+x \([\d.]+ to [\d.]+\)", quote) for quote in quotes)
         tables = re.findall(r"<!-- (?:table|sweep|logits|head) of [^>]+ -->\n(.+?)<!-- end -->", page, flags=re.DOTALL)
         assert tables and all(re.search(r"This was measured on \d{4}-\d\d-\d\d, ", table) for table in tables)
+
+
+def test_leads_are_of_each_machine_and_without_slow_products_too(tmp_path, monkeypatch):
+    """Two machines of one name: on the second a control takes torch's slow products out."""
+    figures = importlib.import_module("docs._figures")
+    losses = {"fused": 10, "optimized_transducer": 20, "fast_rnnt": 30, "torchaudio": 40}
+    controls = {"fused@fast-mkl": 10, "optimized_transducer@fast-mkl": 14}
+    settings = {**SETTINGS, "batch_size": 2, "rounds": 3}
+    for family, rows in ((25, losses), (26, {**losses, **controls, "optimized_transducer": 32})):
+        head = {"run_id": f"{family}", "machine": {"cpu": "EPYC", "family": family}, "settings": settings}
+        for name, ms in rows.items():
+            timed(tmp_path / "results" / f"{family}", name, [ms] * 3, **head)
+            is_control = name in controls
+            change(tmp_path / "results" / f"{family}" / name, "environment", mkl_as_intel=is_control)
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "QUOTED", [("an Intel processor", "optimized_transducer", 1.51, 1.41, 1.62)])
+    sentence, _, table = figures.lead().partition("\n\n")
+    assert "3 machines" in sentence and "1.40 to 3.00 times" in sentence
+    first, second, quoted = table.splitlines()[2:]
+    assert "family 25" in first and "2.00x" in first and "3.00x" in first and "4.00x" in first
+    assert "family 26" in second and "3.20x" in second and "rate 1.40x" in second
+    assert "1.51x (1.41 to 1.62)" in quoted
 
 
 def test_the_pick_of_the_readme_is_that_of_its_records():
