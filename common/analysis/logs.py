@@ -17,7 +17,6 @@ from common.present import parts, style
 from common.records import schema, store
 from common.traces import reader, windows
 
-
 #: File that sweeps had before each cell became an ordinary run.
 SWEEP_OF_BEFORE = "sweep.jsonl"
 
