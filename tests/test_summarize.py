@@ -170,7 +170,11 @@ def test_csv_has_the_plain_values_of_json_the_same_for_every_run(tmp_path):
     text = summarize(tmp_path, "--format", "csv")
     lines = list(csv.DictReader(io.StringIO(text)))
     dozen = "name,kind,status,step_ms,step_ms_low,step_ms_high,over_fastest,verdict,loss_ms,peak_memory_mb,grad_error"
-    assert text.startswith(f"{dozen},") and {line["name"] for line in lines} == {"k2", "torchaudio"}
+    assert (
+        {*dozen.split(",")} <= lines[0].keys()
+        and text.startswith("name,kind,status,")
+        and {line["name"] for line in lines} == {"k2", "torchaudio"}
+    )
     rows = {row["name"]: row for row in read_rows(tmp_path)}
     for line in lines:  # the same names and numbers in CSV and JSON, and first of all in both
         plain = api.Row(rows[line["name"]]).plain
@@ -390,7 +394,7 @@ def test_table_is_grouped_sorted_and_fits(tmp_path):
     )
     names = [line.split()[0] for line in lines if re.match(r"(k2|torchaudio|optimized)\S* .*(ok|missing) ", line)]
     assert names == ["k2", "optimized_transducer", "torchaudio", "k2-pruned", "k2"]
-    assert any(line.startswith("max frames 10000, sorted (spread 2 batches)") for line in lines)
+    assert any(line.startswith("max frames 10000 (sum of T), sorted (spread 2 batches)") for line in lines)
     assert "k2-pruned: missing: pip install k2" in lines
     assert "k2 step: joiner 34.5 ms, backward 207 ms" in lines
     assert " 345.3 +-7.8% 2 " in text  # one sample of each batch: that of 300.25 and 390.325
