@@ -11,6 +11,7 @@ import contextlib
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 
 from common.core import settings
 from common.core.implementations import BY_NAME, Implementation
-from common.losses import inputs, layouts, rounding
+from common.losses import inputs, layouts, oracle, rounding
 from common.losses.adapter import Adapter, OfFunction
 from common.losses.inputs import OUTPUTS, Batch, Joiner
 from common.losses.oracle import relative_error
@@ -38,6 +39,7 @@ class Answer(NamedTuple):
     losses: torch.Tensor  # (N,), the oracle's loss of each utterance
     score: float  # largest magnitude of the logits
     changed: List[str]  # names of inputs that the loss has overwritten
+    mistakes: Callable[[], Dict[str, float]]  # the loss with each usual mistake, by its words
 
     @property
     def errors(self) -> Tuple[float, float]:
@@ -82,17 +84,16 @@ def answer(
         step = prepare(adapter, model, batch, scope)
         if scope == "loss":  # a copy: the loss may overwrite its logits
             right_leaves = {"given": step.given.detach().cpu().double().clone().requires_grad_()}
-            losses.append(layout.expected(right_leaves["given"], batch))
+            logits = layout.padded(right_leaves["given"], batch)
+            losses.append(layout.right(logits, batch))
         else:
             outputs = {name: getattr(batch, name).detach().cpu().double().clone() for name in OUTPUTS}
             for name, leaf in outputs.items():
                 leaf.requires_grad_(getattr(batch, name).requires_grad)
             double_batch = replace(batch, **outputs, targets=batch.targets.cpu().clone())
             right_leaves = leaves_of(double_model, double_batch)
-            losses.append(
-                layout.right(double_model.logits(double_batch), double_batch)
-                + layout.trained_beside(double_model, double_batch)
-            )
+            logits = double_model.logits(double_batch)
+            losses.append(layout.right(logits, double_batch) + layout.trained_beside(double_model, double_batch))
         steps.append(step)
         leaves.append(right_leaves)
     of_each = torch.cat(losses)
@@ -112,7 +113,35 @@ def answer(
             if leaf.grad is not None:  # a loss need not use every weight
                 gradients[f"{name}{of if name in ('given', *OUTPUTS) else ''}"] = step.gradients()[name], leaf.grad
     overwritten = sorted({name for step, was in zip(steps, before) for name in changed(was, step.inputs())})
-    return Answer(actual.detach(), right.detach(), gradients, of_each.detach(), max(scores), overwritten)
+    return Answer(
+        loss=actual.detach(),
+        right=right.detach(),
+        gradients=gradients,
+        losses=of_each.detach(),
+        score=max(scores),
+        changed=overwritten,
+        mistakes=partial(mistakes, adapter, logits.detach(), batches[-1]),
+    )
+
+
+def mistakes(adapter: Adapter, logits: torch.Tensor, batch: Batch) -> Dict[str, float]:
+    """Return the summed loss with each usual mistake that this batch can show, by what the mistake is.
+
+    logits: (N, T, U+1, V) float64 on the CPU."""
+    lattice, blank, shapes = adapter.lattice, adapter.blank, batch.shapes
+    targets = batch.targets.cpu()
+    losses: Dict[str, float] = {}
+    if min(T for T, _ in shapes) > 1:
+        shorter = [(T - 1, U) for T, U in shapes]
+        losses["the loss of T - 1 frames"] = float(oracle.losses(logits, targets, shorter, blank, lattice).sum())
+    ends = torch.stack([logits[n, T - 1, U] for n, (T, U) in enumerate(shapes)])
+    final = lattice.parts(ends, torch.zeros(len(shapes), dtype=torch.int64), blank)[:, 0].sum()
+    right = oracle.losses(logits, targets, shapes, blank, lattice).sum()
+    losses["the loss without the final blank"] = float(right + final)
+    if not lattice.extra:
+        unnormalised = oracle.arc_losses(logits, targets, shapes, blank, lattice).sum()
+        losses["the loss of logits without log_softmax"] = float(unnormalised)
+    return losses
 
 
 def utterance(batch: Batch, n: int) -> Batch:
@@ -315,7 +344,9 @@ def in_words(shapes: Shapes, answer: Any, limits: Allowed) -> str:
     loss_error, grad_error = answer.errors
     if not loss_error <= limits.loss:
         got, right = float(answer.loss), float(answer.right)
-        return f"{where}: loss {got:.6g}, expected {right:.6g}{guess(got, right, shapes)}"
+        fitting = [f", {words}?" for words, loss in answer.mistakes().items() if math.isclose(got, loss, rel_tol=NEAR)]
+        cause = "".join(fitting[:1]) or guess(got, right, shapes)
+        return f"{where}: loss {got:.6g}, expected {right:.6g}{cause}"
     where = f"{where}: the loss is right"
     if grad_error <= limits.gradient:
         name, factor = max(answer.slopes.items(), key=lambda each: abs(each[1] - 1))
