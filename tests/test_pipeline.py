@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import wave
 
+import numpy as np
 import pytest
+import torch
 from commands import ROOT, run
 from fixtures_model_runs import InProcess, command, costs, write_pipeline
 
@@ -14,7 +16,7 @@ from common.setup import environments
 from common.tools.inference import recognisers
 from common.tools.kept import answers, read
 from common.tools.pipelines import command as cli
-from common.tools.pipelines import rows
+from common.tools.pipelines import datasets, rows
 
 STAGES = """
 import time
@@ -247,7 +249,8 @@ def test_a_stage_is_over_general_and_that_over_the_command_line(config):
         ("stage1: {factory: 'a:b'}\ngenral: {}\n", ["genral", "'general'"]),
         ("stage1: {factory: 'a:b', name: x}\nstage2: {factory: 'a:b', name: x}\n", ["'x'", "name of its own"]),
         ("general: {model_type: 3StageS2ST}\nstage1: {factory: 'a:b'}\n", ["3StageS2ST", "3 stages"]),
-        ("general: {model_type: S2Z}\nstage1: {factory: 'a:b'}\n", ["model_type", "S2Z"]),
+        ("general: {model_type: S2Z}\nstage1: {factory: 'a:b'}\n", ["model_type", "S2Z", "S2T", "3StageS2ST"]),
+        ("general: {dataset_type: npz}\nstage1: {factory: 'a:b'}\n", ["'npz'", "mean 'npy'", "made, raw, npy, jsonl"]),
         ("general: {dataset_size: 0}\nstage1: {factory: 'a:b'}\n", ["dataset_size", ">= 1"]),
         ("general: {made_seconds: [.nan]}\nstage1: {factory: 'a:b'}\n", [".nan", "line 1", "finite"]),
         ("stage1: {factory: 'a:b', arguments: {x: [-.inf]}}\n", ["-.inf", "line 1", "finite"]),
@@ -282,7 +285,7 @@ def manifest(tmp_path):
 
     def of(text, **more):
         (tmp_path / "test.tsv").write_text(text.format(root=tmp_path / "audio"))
-        return rows.examples(rows.General(dataset_type="raw", dataset_path=str(tmp_path / "test.tsv"), **more))
+        return datasets.examples(rows.General(dataset_type="raw", dataset_path=str(tmp_path / "test.tsv"), **more))
 
     return of
 
@@ -308,3 +311,86 @@ def test_a_manifest_that_is_wrong(manifest, text, words):
     with pytest.raises(UserError) as raised:
         manifest(text)
     assert all(word in str(raised.value) for word in words)
+
+
+TEXTS = {"a": [4, 5, 2], "b": [6, 2]}
+MT = ROOT / "examples" / "pipelines" / "mt.yaml"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Writes TEXTS in each form; returns the path."""
+
+    def of(kind):
+        path = tmp_path / kind
+        if kind == "jsonl":
+            path.write_text("".join(json.dumps({"id": id, "tokens": ids}) + "\n\n" for id, ids in TEXTS.items()))
+            return path
+        make = {"numpy": np.array, "tensors": torch.tensor, "lists": list}[kind]
+        inputs = [{"src_tokens": make([ids]), "src_lengths": make([len(ids)])} for ids in TEXTS.values()]
+        examples = [{"id": id, "net_input": each} for id, each in zip(TEXTS, inputs)]
+        np.save(tmp_path / f"{kind}.npy", examples, allow_pickle=True)
+        return tmp_path / f"{kind}.npy"
+
+    return of
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "numpy", "tensors", "lists"])
+def test_a_stage_takes_the_tokens_of_a_text(kind, texts, tmp_path, config):
+    text = "stage1: {name: look, factory: 'stages.py:Looked'}\n"
+    path, type_ = config(text), "jsonl" if kind == "jsonl" else "npy"
+    (path.parent / "stages.py").write_text(
+        "import torch\nclass Looked(torch.nn.Module):\n    def forward(self, tokens, lengths):\n"
+        "        assert tokens.tolist() in [[[4, 5, 2]], [[6, 2]]] and lengths.tolist() == [tokens.shape[1]]\n"
+        "        return torch.ones(4, 4) @ torch.ones(4, tokens.shape[1])\n"
+    )
+    flags = ("--dataset-type", type_, "--dataset-path", texts(kind))
+    (row,) = measured(path, *flags, "--repeats", 1)
+    assert row["examples"] == 2 and row["rtf"] is None and row["macs"] == 4 * 4 * (3 + 2) / 2
+    if kind == "jsonl":
+        (translation,) = measured(MT, *flags, "--preset", "quick", log=tmp_path / "mt")
+        assert translation["examples"] == 1 and translation["macs"] > 1000
+
+
+class Runs:
+    """What a pickle can do."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.jsonl", '{"id": "a", "tokens": [1]}\n{"id": "b"}\n', ["line 2", "tokens"]),
+        ("x.jsonl", '{"id": "a", "tokens": ["b"]}\n', ["line 1", "int"]),
+        ("x.jsonl", '{"id": "a", "tokens": []}\n', ["line 1", "no tokens"]),
+        ("x.jsonl", "\n", ["no examples"]),
+        ("x.jsonl", '{"id": "a", "tokens": [1]}\n' * 2, ["a", "differ"]),
+        ("x.npy", "text", ["x.npy", "numpy.save"]),
+        ("x.npy", lambda path: [1, 2], ["int64"]),
+        ("x.npy", lambda path: [{"id": 1}], ["example 1", "net_input"]),
+        ("x.npy", lambda path: [{"id": 1, "net_input": Runs(path / "made")}], ["open", "no plain data"]),
+        ("x.npy", lambda path: [{"id": 1, "net_input": torch.nn.Linear(1, 1)}], ["no plain data"]),
+    ],
+)
+def test_a_data_set_of_text_that_is_wrong_is_named_and_runs_nothing(name, content, words, tmp_path):
+    if callable(content):
+        np.save(tmp_path / name, content(tmp_path), allow_pickle=True)
+    else:
+        (tmp_path / name).write_text(content)
+    kind = name.partition(".")[2]
+    with pytest.raises(UserError) as raised:
+        datasets.examples(rows.General(dataset_type=kind, dataset_path=str(tmp_path / name)))
+    assert all(word in str(raised.value) for word in words), raised.value
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_stage_of_fairseq_names_what_it_needs(texts, config, capsys):
+    stage = ROOT / "examples" / "pipelines" / "fairseq_stage.py"
+    path = config(f"stage1: {{factory: '{stage}:Generation', arguments: {{path: x.pt}}}}\n")
+    measured(path, "--dataset-type", "jsonl", "--dataset-path", texts("jsonl"), code=2)
+    assert "fairseq==0.12.2" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Dict, List, Sequence, Type, TypeVar
+from typing import Annotated, Any, Dict, List, Literal, Sequence, Type, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -73,6 +73,10 @@ def converted(values: Any, kind: Type[Converted], where: str) -> Converted:
         message, _, path = short(plain(str(error)), 500).partition(" - at ")
         unknown = re.search("unknown field `(.*)`", message)
         near = f"{closest(unknown[1], keys_of(kind))}; there are {', '.join(keys_of(kind))}" if unknown else ""
+        wrong = re.search("Invalid enum value '(.*)'", message)
+        if wrong:
+            choices = choices_of(kind, re.sub(r".*\.|\W", "", path))
+            near = f"{closest(wrong[1], choices)}; there are {', '.join(choices)}"
         raise UserError(": ".join(filter(None, [where, path.strip("`").lstrip("$."), message])) + near) from None
 
 
@@ -83,6 +87,18 @@ def keys_of(kind: Type[Struct]) -> List[str]:
         inner = isinstance(field.type, type) and issubclass(field.type, Struct)
         keys += [field.name, *(keys_of(field.type) if inner else [])]
     return keys
+
+
+def choices_of(kind: Type[Struct], key: str) -> List[str]:
+    """Return the texts that a key of the Struct, or of those in it, may have; [] where any is."""
+    for field in msgspec.structs.fields(kind):
+        if field.name == key:
+            types = [field.type, *get_args(field.type)]
+            return [each for of in types if get_origin(of) is Literal for each in get_args(of)]
+        inner = isinstance(field.type, type) and issubclass(field.type, Struct)
+        if inner and choices_of(field.type, key):
+            return choices_of(field.type, key)
+    return []
 
 
 def check_list(values: Sequence[float], name: str) -> None:

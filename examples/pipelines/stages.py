@@ -109,7 +109,9 @@ class SpeechToSpeech(nn.Module):
 
 
 def text_of(example: Mapping[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Build the inputs of a stage that takes text: as many tokens as are spoken in the example's audio."""
+    """Build the inputs of a stage that takes text: the example's own, or as many as are spoken in its audio."""
+    if not example["src_tokens"].is_floating_point():
+        return example["src_tokens"], example["src_lengths"]
     seconds = int(example["src_lengths"].max()) / SAMPLE_RATE
     count = max(round(TOKENS_PER_SECOND * seconds), 1)
     return (torch.arange(count) * 7 % 256)[None], torch.tensor([count])

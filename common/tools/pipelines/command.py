@@ -13,7 +13,8 @@ from common.jobs import job, session
 from common.records.schema import as_written
 from common.setup import interpreters
 from common.tools import commands
-from common.tools.pipelines.rows import TOOL, General, answer, configured, examples
+from common.tools.pipelines.datasets import READERS, examples
+from common.tools.pipelines.rows import TOOL, General, answer, configured
 
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 
@@ -47,10 +48,11 @@ def parser() -> Parser:
     whole = flag_types.whole(1)
     group.add_argument(
         "--dataset-type",
-        choices=("made", "raw"),
-        help="Source of the examples. made: noise of --made-seconds; raw: a manifest as wav2vec's. Default: made",
+        choices=("made", *READERS),
+        help="Source of the examples. made: noise of --made-seconds; raw: audio, by a manifest as wav2vec's; jsonl: text, "
+        'lines {"id": "a", "tokens": [4, 5, 2]}; npy: text, as fairseq\'s benchmark saves it. Default: made',
     )
-    group.add_argument("--dataset-path", metavar="FILE", help="Manifest, for raw.")
+    group.add_argument("--dataset-path", metavar="FILE", help="File of the data set, unless it is made.")
     group.add_argument(
         "--dataset-size", type=whole, metavar="K", help="Measure only the first K examples. Default: all"
     )

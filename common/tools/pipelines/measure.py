@@ -9,7 +9,7 @@ import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Dict, Iterator, Mapping
 
 import msgspec
 import torch
@@ -25,7 +25,8 @@ from common.records.schema import Measured
 from common.tools import loading
 from common.tools.inference import measure, recognisers
 from common.tools.inference.outputs import check_numbers
-from common.tools.pipelines.rows import Costs, Pipeline, Stage, examples
+from common.tools.pipelines.datasets import Tokens, examples
+from common.tools.pipelines.rows import Costs, Pipeline, Stage
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
@@ -42,12 +43,13 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     else:
         name, rate = config.examples[given["example"]], config.general.target_sr
         of = examples(config.general)[name]
-        seed = settings.seed + given["example"]
-        wave = recognisers.read(of, rate) if isinstance(of, Path) else recognisers.noise(of, rate, seed)
-        source, seconds = (
-            {"id": name, "src_tokens": wave[None], "src_lengths": torch.tensor([len(wave)])},
-            len(wave) / rate,
-        )
+        if isinstance(of, Tokens):
+            source = tokens_of(name, of)
+        else:
+            seed = settings.seed + given["example"]
+            wave = recognisers.read(of, rate) if isinstance(of, Path) else recognisers.noise(of, rate, seed)
+            source = {"id": name, "src_tokens": wave[None], "src_lengths": torch.tensor([len(wave)])}
+            seconds = len(wave) / rate
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
@@ -66,6 +68,12 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
             converted = loading.imported(stage.converter)(outputs) if stage.converter else outputs
             _send(converted, folder / job["leaves"])
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
+
+
+def tokens_of(name: str, example: Tokens) -> Dict[str, Any]:
+    """Return the source that a text gives: tokens (1, length), or features (1, length, F), and their length (1,)."""
+    tokens, lengths = torch.as_tensor(example.src_tokens), torch.as_tensor(example.src_lengths).reshape(-1)
+    return {"id": name, "src_tokens": tokens if tokens.dim() > 1 else tokens[None], "src_lengths": lengths}
 
 
 def _send(outputs: Any, path: Path) -> None:

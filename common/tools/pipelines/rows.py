@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional, Union
+from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional
 
 from msgspec import Meta, Struct, field
 
 from common.analysis.metrics import cells, values
-from common.core import files, statistics, text
+from common.core import statistics, text
 from common.core.errors import UserError
 from common.present.parts import Cell, filled, tabulated
 from common.records import schema
@@ -44,11 +44,11 @@ MODEL_TYPES = {
 
 
 class General(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys of the whole pipeline, which `general` and the command line give.  dataset_type: "made" (noise) or "raw"
-    (a manifest, dataset_path); dataset_size: the first examples; target_sr: samples in a second."""
+    """Keys of the whole pipeline, which `general` and the command line give.  dataset_type: "made" (noise), or what is
+    at dataset_path, see datasets.READERS; dataset_size: the first examples; target_sr: samples in a second."""
 
     model_type: Optional[Literal[tuple(MODEL_TYPES)]] = None  # type: ignore[valid-type]
-    dataset_type: Literal["made", "raw"] = "made"
+    dataset_type: Literal["made", "raw", "npy", "jsonl"] = "made"
     dataset_path: Optional[configuration.Text] = None
     dataset_size: Optional[configuration.Positive] = None
     target_sr: configuration.Positive = 16000
@@ -137,33 +137,6 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
         stage.python = stage.python and configuration.file(stage.python, path, f"{path}: {key}.python")
         stages.append(stage)
     return Pipeline(general=general, stages=stages)
-
-
-def examples(dataset: General) -> Dict[str, Union[float, Path]]:
-    """Return the examples of a data set by name: seconds of noise, or a file of audio.  Raises UserError.
-
-    A manifest is a line of a folder, then lines of a file below it, a tab, and its samples."""
-    if dataset.dataset_type == "made":
-        return {f"made-{n}-{each:g}s": each for n, each in enumerate(dataset.made_seconds[: dataset.dataset_size])}
-    if not dataset.dataset_path:
-        raise UserError("dataset_type raw needs dataset_path: a manifest")
-    path = Path(dataset.dataset_path)
-    result: Dict[str, Union[float, Path]] = {}
-    first, *others = files.read_text(path).splitlines() or [""]
-    root = (path.parent / first.strip()).resolve()
-    if not first.strip() or not root.is_dir():
-        raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
-    names = [(line, name) for line, of in enumerate(others, 2) if (name := of.partition("\t")[0].strip())]
-    for line, name in names[: dataset.dataset_size]:
-        file = (root / name).resolve()
-        if root not in file.parents or not file.is_file():
-            raise UserError(f"{path}, line {line}: {name}: no such file below {root}")
-        if name in result:
-            raise UserError(f"{path}: two examples are called {name}; names have to differ")
-        result[name] = file
-    if not result:
-        raise UserError(f"{path}: has no examples")
-    return result
 
 
 def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[str, Any]:
