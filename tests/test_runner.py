@@ -46,6 +46,16 @@ def test_every_round_has_everyone_once_in_an_order_of_its_own():
     assert jobs == of_job.plan(NAMES, chosen(rounds=12)) != of_job.plan(NAMES, chosen(rounds=12, seed=1))
 
 
+def test_what_is_measured_beside_others_has_no_trace_and_misses_none(tmp_path):
+    names = ["torchaudio", "torchaudio:by-utterance", "fast_rnnt@k2"]
+    jobs = of_job.plan(names, chosen(), controls=names[2:])
+    others = {of: [job.implementation for job in jobs if job.pass_name == of] for of in ("memory", "trace")}
+    assert others == {"memory": names[:2], "trace": names[:1]}
+    measured(tmp_path, Canned(), names=names[:2])
+    for row in rows_of(tmp_path).values():
+        assert row["status"] == "ok" and not any("traces" in note for note in row["notes"])
+
+
 def test_exit_codes():
     codes = [exit_code(statuses) for statuses in (["ok", "missing", "unsupported"], ["ok", "timeout"], ["missing"])]
     assert codes == [EXIT_OK, EXIT_FAILED, EXIT_FAILED]

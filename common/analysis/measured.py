@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Ty
 
 from common.analysis import machines, times
 from common.analysis.row import COUNTERS, Largest, Row
-from common.core import settings, text
+from common.core import implementations, settings, text
 from common.records import schema, store
 from common.traces import reader, windows
 
@@ -70,7 +70,8 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     percent = times.limit_percent(made.rates, header.kind, made.batches, header.settings, samples, checked.at_size)
     made.limit_percent = percent
     made.notes = _notes(made, limits, judged, trace, [line for line in well if isinstance(line, schema.Stop)])
-    if lacks_traces and status == "ok":
+    is_untraced = "@" in header.name or header.kind == implementations.BY_UTTERANCE  # by default, see jobs.job.plan
+    if lacks_traces and status == "ok" and not is_untraced:
         made.notes.append(NO_TRACES)
     on_cpu = made.device == "cpu"
     made.configuration = {

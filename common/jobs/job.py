@@ -17,7 +17,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 
 from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
-from common.core.implementations import FAST_MKL, find
+from common.core.implementations import BY_UTTERANCE, FAST_MKL, find
 from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from common.core.text import clipped, reason_of
 from common.records.schema import JobLine, Record, as_written
@@ -167,8 +167,9 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
             order = [name for name in names if number <= rounds_of(find(name).kind, settings.rounds)]
             shuffle.shuffle(order)
             jobs += [Job(name, "timing", number, overrides=overrides.get(name, ())) for name in order]
-    of_passes = [name for name in ("memory", "trace") if name in settings.passes]
-    return jobs + [Job(name, pass_name) for pass_name in of_passes for name in names if name not in controls]
+    others = [name for name in names if name not in controls]
+    names_of = {"memory": others, "trace": [name for name in others if find(name).kind != BY_UTTERANCE]}
+    return jobs + [Job(name, of) for of, names in names_of.items() if of in settings.passes for name in names]
 
 
 def _is_own(file: Any) -> bool:
