@@ -192,6 +192,18 @@ def test_cuts_without_text_or_too_short_are_counted(run, tmp_path, model):
     assert provenance(tmp_path)["counts"]["kept_without_text"] == 3
 
 
+def test_a_model_that_does_not_know_the_letters_is_warned_of(run, tmp_path, lhotse, model):
+    path = jsonl(tmp_path / "cuts.jsonl", simple_cuts())
+    assert (
+        run("--manifest", path, "--bpe-model", model)[2] == "" and provenance(tmp_path)["counts"]["unknown_tokens"] == 0
+    )
+    lower = [cut("a", 4.65, supervision("a", "a", 0, 4.65, "a man said to the universe"))]
+    code, out, err = run("--manifest", jsonl(tmp_path / "lower.jsonl", lower), "--bpe-model", model)
+    counts = provenance(tmp_path)["counts"]
+    assert code == 0 and counts["unknown_tokens"] >= 6 and counts["tokens"] == shapes.load(tmp_path / "out.pt")[0, 1]
+    assert err.startswith("warning: ") and "<unk>" in err and "letter case" in err and err.count("\n") == 1
+
+
 def test_speed_perturbation_is_lhotse_s(run, tmp_path, lhotse, model):
     cuts = lhotse.CutSet.from_dicts(simple_cuts())
     mixed = cuts["c0"].append(cuts["c1"])

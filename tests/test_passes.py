@@ -12,6 +12,7 @@ from commands import rows_of, run
 from fixtures_runs import MIB, records_of
 
 from common.core import settings
+from common.core.errors import NotRunnable
 from common.losses import subject
 from common.losses.passes import timing
 from common.measure import memory, profiler
@@ -43,6 +44,19 @@ def measured(ready):
 
 def of_scope(samples, scope):
     return {batch for name, batch in samples if name == scope}
+
+
+def test_a_batch_with_an_utterance_that_the_loss_refuses_is_unsupported(tmp_path):
+    path = tmp_path / "empty.pt"
+    torch.save(torch.tensor([[12, 3], [9, 0], [15, 0], [8, 2]], dtype=torch.int32), path)
+    flags = {"preset": "quick", "shape_file": str(path), "batches": "first"}
+    job = {"script": "losses.benchmark_fast_rnnt", "variant": "", "pass": "correctness", "round": None}
+    with pytest.raises(NotRunnable, match=r"fast_rnnt refuses utterances without tokens; batch 0 .*U 0") as raised:
+        subject.prepare(job, settings.resolve(flags, "cpu"))
+    assert raised.value.status == "unsupported"
+    assert subject.prepare({**job, "script": "benchmark_torchaudio"}, settings.resolve(flags, "cpu")).batches
+    torch.save(torch.tensor([[12, 3], [9, 1]], dtype=torch.int32), path)
+    assert subject.prepare(job, settings.resolve(flags, "cpu")).batches
 
 
 @pytest.mark.parametrize("number", range(1, ROUNDS + 1))

@@ -303,8 +303,8 @@ class Settings:
     )
     max_frames_padded: bool = _of_batches(
         False,
-        "What --max-frames is the most of. false: the sum of T; true: utterances times the longest T, the frames of the "
-        "padded batch, as lhotse's max_duration counts since 2022. --find-largest max-frames answers in the same frames",
+        "What --max-frames is the most of. false: the sum of T; true: utterances times the longest T, the frames of "
+        "the padded batch, as lhotse's max_duration counts since 2022. --find-largest max-frames answers in the same",
         short="Let --max-frames count padding too, as lhotse's max_duration does.",
         extra={"nargs": "?", "const": True},
         label="padded frames",

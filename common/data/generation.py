@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
@@ -20,12 +21,15 @@ import numpy as np
 
 from common.core.errors import UserError, as_called
 from common.core.files import read_bytes
+from common.core.text import plain
 from common.data import batching, manifests, shapes
 from common.data.manifests import Utterance
 
 SCHEMA = 1
 #: Utterances in the batches whose padding is printed.
 BATCH_SIZE = 30
+#: Share of the tokens from which unknown ones are warned of: a model that fits its texts has almost none.
+MOST_UNKNOWN = 0.01
 #: Seconds: durations are of whole samples, and speeds divide them.
 ROUNDING = 1e-4
 #: T and U, int32 (rows, 2); feature frames and U; the provenance; (path, content) of files that are written beside it.
@@ -110,6 +114,11 @@ def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Genera
         beside.append((trained_at, model))
     processor = _processor(model)
     rows = table(utterances, processor, flags, counts)
+    unknown = counts["unknown_tokens"] / max(counts["tokens"], 1)
+    if unknown >= MOST_UNKNOWN:
+        words = f"{unknown:.0%} of the tokens of {flags.manifest} are <unk> to {flags.bpe_model or trained_at}"
+        advice = "does the model have the letter case and the letters of the texts? U is not that of a training"
+        print(f"warning: {plain(f'{words}: {advice}')}", file=sys.stderr)
     if not len(rows):
         empty = counts["without_supervision"] + counts["with_empty_text"]
         words = f"{empty} have no text, {counts['rows_left_out_as_too_short']} rows are too short"
@@ -142,6 +151,8 @@ def table(utterances: Sequence[Utterance], processor: Any, flags: argparse.Names
     counts["kept_without_text" if flags.keep_empty else "left_out_without_text"] += empty
     tokens = processor.encode([utterance.text for utterance in some], out_type=int, num_threads=1)
     U = np.array(list(map(len, tokens)), dtype=np.int64)
+    counts["tokens"] = int(U.sum())
+    counts["unknown_tokens"] = sum(pieces.count(processor.unk_id()) for pieces in tokens)
     kept = []
     for at, speed in enumerate(flags.speed_perturbation):
         frames = np.array([utterance.frames[at] for utterance in some], dtype=np.int64)

@@ -101,6 +101,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
             f"use --scope {' or '.join(layout.scopes)}",
         )
     batches, selected = batching.load(settings, job.get("round"))
+    _check_shortest(adapter, batches, range(len(batches)) if settings.find_largest else selected)
     return Context(
         settings=replace(settings, scopes=scopes),
         adapter=adapter,
@@ -116,6 +117,17 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
         limit_bytes=job.get("limit_bytes"),
         shared=Path(job["shared"]) if job.get("shared") else None,
     )
+
+
+def _check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
+    """Raise NotRunnable for batches with utterances that are too short for the loss."""
+    short = [index for index in chosen if not adapter.takes(batches[index])]
+    if short:
+        T, U = min(batches[short[0]].tolist(), key=lambda shape: adapter.takes([shape]))
+        which = "without tokens" if U < adapter.fewest_targets else f"of fewer than {adapter.fewest_frames} frames"
+        does = "refuses" if adapter.fewest_frames == 1 else "is wrong, without an error, for"
+        words = f"{adapter.implementation.name} {does} utterances {which}; batch {short[0]} has one (T {T}, U {U})"
+        raise NotRunnable("unsupported", f"{words}: leave them out of the shape file, or the loss with --skip")
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
