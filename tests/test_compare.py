@@ -238,7 +238,9 @@ def test_the_exit_code_for_ci(tmp_path):
     compare(before, slow, "--fail-on-slower", "60%")
     compare(slow, before, "--fail-on-slower", "2%")
     done = compare(before, slow, "--fail-on-slower", "2%", code=1)
-    assert "torchaudio step: slower by at least" in done.stderr
+    assert "torchaudio step: slower by at least" in done.stderr and "not decided" not in done.stderr
+    assert compare(slow, before, "--fail-on-slower", "2%", "--strict").stderr == ""
+    assert "by up to" in compare(before, slow, "--fail-on-slower", "49%", "--strict", code=3).stderr
     # the ratio is above 45%, its interval not wholly: no failure
     assert rows(before, slow, "--fail-on-slower", "49%")[0]["time"]["step"]["ratio"] > 1.49
 
@@ -368,7 +370,11 @@ def test_load_beside_two_separate_runs_leaves_it_unclear(tmp_path):
     (row,) = rows(written(tmp_path / "a"), written(tmp_path / "b", 1.5, flags=["busy"]))
     step = row["time"]["step"]
     assert step["verdict"] == "unclear" and "100% of the new ones ran beside other load" in step["reason"]
-    compare(tmp_path / "a", tmp_path / "b", "--fail-on-slower", "2%")
+    sides = tmp_path / "a", tmp_path / "b"
+    done = compare(*sides, "--fail-on-slower", "2%")
+    assert has_words(done.stderr, "warning", "not decided", "torchaudio step", "other load", "--strict")
+    assert "not decided" in compare(*sides, "--fail-on-slower", "2%", "--strict", code=3).stderr
+    assert_user_error(run("rnnt-bench", "compare", *sides, "--strict"), "--strict", "--fail-on-slower")
 
 
 def test_a_run_whose_budget_ended_earlier_is_compared_over_the_rounds_that_both_have(tmp_path):

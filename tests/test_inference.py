@@ -229,6 +229,7 @@ def test_the_answer_comes_first_and_says_what_ran_beside_load(tmp_path):
         text = rows.answer(read(write_inference(tmp_path / f"{busy}", busy=busy))).render("table")
         first = text.splitlines()[0]
         assert "faster than real time" in first and "streams: 40" in first and "2s-x4: oom" in text
+        assert (first.count("beside other load") == 2) == ("E-02 busy" in text) == bool(busy), text
         assert ("beside other load" in first) == ("cells ran beside other load" in text) == bool(busy)
 
 

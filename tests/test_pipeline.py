@@ -114,6 +114,8 @@ def test_a_cascade_adds_times_and_operations_and_takes_the_largest_memory(tmp_pa
     assert (whole["memory_bytes"], whole["flops"], whole["macs"]) == (400, 1200, 600)
     assert [(row["failed"], row["busy"]) for row in answer.rows] == [(1, 1), (1, 1), (2, 1)]
     text = answer.render("table")
+    first = text.splitlines()[0]
+    assert "beside other load" in first and "memory of the largest stage" in first and rows.ALL in text
     assert text.startswith("run time 0.5000 s") and "2 of 4 examples failed" in text and "three: b: error" in text
     assert "1 example ran beside other load" in text and list(answer.statuses) == ["ok", "ok", "error", "oom"]
 

@@ -282,6 +282,20 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
     return reasons
 
 
+def undecided(rows: Sequence[Change], allowed: float) -> List[str]:
+    """Return a sentence for each row whose time may have grown by more than `allowed`, though not surely."""
+    reasons = []
+    for row in rows:
+        for scope, time in row.time.items():
+            if time.ratio is None or (not time.doubt and time.low is not None and time.low > 1 + allowed):
+                continue
+            if time.doubt or time.high is None:
+                reasons.append(f"{row.pair.name} {scope}: {time.doubt or time.reason}")
+            elif time.high > 1 + allowed:
+                reasons.append(f"{row.pair.name} {scope}: it may have grown by up to {100 * (time.high - 1):.1f}%")
+    return reasons
+
+
 def gone(sides: Sides) -> List[str]:
     compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
     names = list(dict.fromkeys(sides.label(run) for run in sides.gone if run.status == "ok"))

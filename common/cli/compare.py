@@ -10,16 +10,16 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Sequence
+from typing import List, Sequence
 
 from common.analysis import comparison, logs
 from common.analysis.row import SCOPES
 from common.cli.parser import Parser, add_logs
 from common.core import flag_types
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
+from common.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError, guarded
 from common.core.files import cannot_write
 from common.core.statistics import TOLERANCE
-from common.core.text import plain
+from common.core.text import count, plain
 from common.records import schema, store
 from common.setup import interpreters
 from common.show import tables
@@ -45,6 +45,7 @@ such rows it is unclear below 1.3.
 EXIT_CODES = """\
 Exit code: 0 if the comparison was made, also if it is "unclear"; 1 with --fail-on-slower P% if the whole interval of
 an implementation is above P%, or if one that the baseline measured failed or is missing in NEW (--only leaves it out);
+3 with --strict if none surely is above P%, but one may be;
 2 for bad usage and for two runs that cannot be compared (other shapes, batches, sizes, dtype, device, threads,
 denormals, seed or machine, or two losses under two torches); 130 after Ctrl-C, 143 after SIGTERM.
 """
@@ -55,6 +56,8 @@ HELP = {
     "--baseline": "Compare the baseline NAME of LOG (default: log) with what LOG holds now.",
     "--tolerance": "Largest change of time or memory that does not matter. Default: 2%%",
     "--fail-on-slower": "Exit with 1 when a time grew by more than P%%. Default: never",
+    "--strict": "With --fail-on-slower, exit with 3 where a time may have grown by more than P%%, though not surely: "
+    "beside other load, say, or by an interval that reaches above it.",
     "--output": "Also write a page that opens offline, such as FILE.html.",
     "--format": "Format of what is printed; json is a list of objects. Default: table",
 }
@@ -72,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add("--scope", choices=SCOPES, help="Compare only the whole step or the loss alone. Default: both")
     add("--tolerance", type=share, default=TOLERANCE, metavar="P%", help=HELP["--tolerance"])
     add("--fail-on-slower", type=share, metavar="P%", help=HELP["--fail-on-slower"])
+    add("--strict", action="store_true", help=HELP["--strict"])
     add("--details", action="store_true", help="Print every number with its reason, and what changed in the code.")
     add("--output", type=flag_types.path, metavar="FILE", help=HELP["--output"])
     add("--format", choices=FORMATS, default="table", help=HELP["--format"])
@@ -144,8 +148,12 @@ def _compared(options: argparse.Namespace) -> int:
         return EXIT_OK
     sides, scopes = sides_of(options), [options.scope] if options.scope else SCOPES
     rows = comparison.compare(sides.pairs, scopes, options.tolerance)
-    failures = []
+    failures: List[str] = []
+    undecided: List[str] = []
+    if options.strict and options.fail_on_slower is None:
+        raise UserError("--strict only applies with --fail-on-slower P%: add that, or remove --strict")
     if options.fail_on_slower is not None:
+        undecided = comparison.undecided(rows, options.fail_on_slower)
         failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)
     if options.format == "table" and not options.details:
         text = screen(rows, on_one_side(sides), **tables.how())
@@ -156,7 +164,13 @@ def _compared(options: argparse.Namespace) -> int:
         print(f"page: {write(rows, on_one_side(sides), options.output)}", file=sys.stderr)
     for failure in failures:
         print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
-    return EXIT_FAILED if failures else EXIT_OK
+    if undecided:
+        others = f"; likewise {count(len(undecided) - 1, 'time')} more (--details)" if len(undecided) > 1 else ""
+        advice = "" if options.strict else "; --strict exits with 3"
+        print(f"warning: --fail-on-slower: not decided: {plain(undecided[0])}{others}{advice}", file=sys.stderr)
+    if failures:
+        return EXIT_FAILED
+    return EXIT_UNDECIDED if undecided and options.strict else EXIT_OK
 
 
 OF_REPORT = """Write one HTML page that opens offline: verdicts, table, plots of time and memory, samples over time,

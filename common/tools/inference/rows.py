@@ -191,7 +191,7 @@ def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> 
 GRIDS: Dict[str, Any] = {
     "real_time_factors": (
         "Real-time factor: seconds of computing for a second of audio",
-        lambda row: factor(row["rtf"]),
+        lambda row: factor(row["rtf"]) + (" busy" if row["busy"] else ""),
     ),
     "profiled_real_time_factors": (
         "Real-time factor from self time, profiled (the last two of six batches)",
@@ -227,7 +227,8 @@ def total(rows: Sequence[Row]) -> List[str]:
     fastest, best = min(known, key=lambda each: each["rtf"]), max(known, key=lambda each: each["streams"])
     at = [f"{each['position'].seconds:g}s x {each['position'].size}" for each in (fastest, best)]
     word = "faster" if fastest["rtf"] < 1 else "slower"
-    words = f"{word} than real time: at best a factor of {factor(fastest['rtf'])} ({at[0]})"
+    load = ", beside other load" if fastest["busy"] else ""
+    words = f"{word} than real time: at best a factor of {factor(fastest['rtf'])} ({at[0]}{load})"
     if not best["streams"]:
         return [f"{words}; no real-time stream: no batch ends before its audio does"]
     load = ", beside other load" if best["busy"] else ""

@@ -151,6 +151,10 @@ def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[st
     return row
 
 
+#: How tables call the row of all stages.
+ALL = "all (memory: largest)"
+
+
 def whole(parts: List[Dict[str, Any]]) -> Dict[str, Any]:
     """Return stages that run one after the other as one."""
     row = {"stage": "all", "failed": sum(each["failed"] for each in parts)}
@@ -185,9 +189,11 @@ def answer(kept: Kept) -> Answer:
     busy, unknown = sum(any(each.busy for each in costs) for costs in well), every[-1]["not_counted"]
     run_time, memory, flops = (every[-1][key] for key in ("run_time_s", "memory_bytes", "flops"))
     if run_time is not None and memory is not None:
-        amounts = f"memory {text.number(memory / text.MB)} MB, {text.quantity(flops, 'FLOPs')}"
+        largest = " of the largest stage" if len(every) > 1 else ""
+        amounts = f"memory{largest} {text.number(memory / text.MB)} MB, {text.quantity(flops, 'FLOPs')}"
         of = f"an utterance (mean of {text.count(len(well), 'example')})"
-        result.total.append(f"run time {text.number(run_time)} s, {amounts} {of}")
+        load = f" (beside other load in {text.count(busy, 'example')})" if busy else ""
+        result.total.append(f"run time {text.number(run_time)} s{load}, {amounts} {of}")
     told = {
         "run time, MACs and FLOPs of stages add up; memory is the largest of a stage": len(every) > 1,
         **dict.fromkeys(kept.machine, True),
@@ -199,7 +205,7 @@ def answer(kept: Kept) -> Answer:
     of = "" if len(well) == len(config.examples) else f" of {len(config.examples)}"
     table = [
         {
-            "stage": Cell(each["stage"]),
+            "stage": Cell(each["stage"] if len(names) == 1 or each is not every[-1] else ALL),
             "examples": Cell(f"{len(well)}{of}", len(well)),
             **cells(NUMBERS, each),
             "status": Cell(f"{each['failed']} failed" if each["failed"] else ""),
