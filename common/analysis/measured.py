@@ -173,6 +173,8 @@ def _notes(
     flagged, crowded, checked = sum(samples), all(line.flags for line in limits), made.checked
     above = any(of_scope > 100 for of_scope in made.limit_percent.values())
     why = "it was measured beside other load" if crowded else "please report it"
+    if made.limit_percent.get("step", 0) > 100 and made.device == "cpu" and made.rates.loop is None:
+        why = "of products torch's rate alone was measured, which may be slow here"
     reached = ["loss" if name == "loss" else f"gradient of {name}" for name in checked.reached_by_padding]
     changed = ", ".join(sorted({name for line in stops for name in line.changed}))
     notes = [

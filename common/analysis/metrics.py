@@ -425,7 +425,7 @@ def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
     against, loss_against, with_fast_products = (standing.as_json() if standing else {} for standing in standings)
     small = {key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")}
     parts = {
-        "with_fast_products": with_fast_products,
+        **{"with_fast_products": with_fast_products, "rates": row.rates._asdict()},
         **{"step": row.step._asdict(), "loss": row.loss_alone._asdict(), "memory": row.memory},
         **{"against_fastest": against, "loss_against_fastest": loss_against, "limit_percent": row.limit_percent},
         **{"at_size": checked.at_size or {}, "small_batches": small, "approximation_gaps": gaps(checked)},

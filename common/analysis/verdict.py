@@ -219,7 +219,7 @@ def value(row: Row, measure: Measure) -> parts.Link:
 
 
 #: What is said of a row in first place whose time is shorter than the device can take, as was measured.
-ABOVE_LIMIT = "above 100% of the device's limit, so its time or the limit is wrong: please report it"
+ABOVE_LIMIT = "above 100% of the device's limit, so its time or the limit is wrong"
 
 
 def headline(pick: Pick, small: Optional[Pick] = None) -> str:
@@ -228,9 +228,7 @@ def headline(pick: Pick, small: Optional[Pick] = None) -> str:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
         return f"{either([name_of(row) for row in [pick.row, *pick.rivals]])}: too close to tell"
-    name = name_of(pick.row)
-    if pick.row.above_limit:
-        return f"{name} is {ABOVE_LIMIT}"
+    name = name_of(pick.row) + (" !" if pick.row.above_limit else "")
     if pick.next is None or pick.times is None:
         return f"Use {name}, the only exact loss that was compared"
     ratio = pick.next_ratio
