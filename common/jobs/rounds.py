@@ -143,13 +143,14 @@ class Rounds:
         return "; ".join(lines)
 
     def measure_limits(self, number: int, jobs: Sequence[Job]) -> None:
-        """Measure what the device does at best, in the newest torch of the run, and add the ``limits`` record to every
-        run that goes on.  A failure is not fatal: it is not tried again.  Raises Interrupted."""
+        """Measure what the device does at best, in the newest torch of the run and as torch is, and add the ``limits``
+        record to every run that goes on.  A failure is not fatal: it is not tried again.  Raises Interrupted."""
         session, progress = self.session, self.session.progress
         pythons = {name: choice.python for name, choice in session.python_of.items() if choice.python}
         pythons = {name: python for name, python in pythons.items() if not session.run_of[name].failed}
         wanted = pythons if jobs and not self.no_limits else {}
-        name = max(wanted, key=lambda name: interpreters.torch_version(wanted[name]), default=None)
+        usual = [name for name in wanted if find(name).condition != FAST_MKL]
+        name = max(usual, key=lambda name: interpreters.torch_version(wanted[name]), default=None)
         if name is None:
             progress.skip(LIMITS)
             return

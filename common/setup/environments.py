@@ -24,6 +24,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 from common.core import implementations
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError, guarded, say
 from common.core.files import ROOT, locked
+from common.setup import libraries
 
 RUNNING = "{}.{}".format(*sys.version_info)
 #: Not sys.executable: in a virtual environment that is a link, which is gone when the environment is made anew.
@@ -241,6 +242,7 @@ def setup(names: Iterable[str] = ()) -> int:
 def setup_and_build(names: List[str]) -> int:
     """Do what `make setup` does: main first; then compile the source packages for it while the environments `names` are
     installed, and for those the losses that tell their torch from main's.  Returns an exit code."""
+    libraries.build()
     code = setup(["main"])
     if code != EXIT_OK:
         return code

@@ -9,6 +9,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Tuple
 
@@ -34,6 +35,14 @@ def mkl_as_intel() -> Path:
 
     Raises NotRunnable."""
     return built("mkl_as_intel", "-O2")
+
+
+def build() -> None:
+    """Compile what is not compiled yet; what cannot be is left out, and says so when it is wanted."""
+    with suppress(NotRunnable):
+        mkl_as_intel()
+        for dtype in NUMBERS:
+            multiplication(dtype)
 
 
 def vector_flags() -> Tuple[str, ...]:
