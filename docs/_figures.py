@@ -218,10 +218,17 @@ BESIDE = ("optimized_transducer", "fast_rnnt", "torchaudio")
 QUOTED = (("an Intel processor, without records here", "optimized_transducer", 1.51, 1.41, 1.62),)
 
 
+#: Of a run whose records have no rate of the suite's own products.
+ABOVE = (
+    "`!`: less than the shortest time that the rates of its run allow: torch's products, the only ones that it "
+    "measured, are slow on this processor."
+)
+
+
 def lead() -> str:
     """Return how far fused is ahead of the exact losses on each machine that ran `make bench`: a sentence of what holds
     on all of them, and a Markdown table."""
-    leads, lines = [], []
+    leads, lines, notes = [], [], []
     for folder, rows in _configurations():
         if _workload(rows[:1]) == BENCH:
             ahead = {row.name: row.against_fastest for row in rows if row.name in ("fused", *BESIDE)}
@@ -231,14 +238,17 @@ def lead() -> str:
             both = [ahead[name] for name in BESIDE], controls
             leads += [min(each.ratio.ratio for each in standings) for standings in both if standings]
             machine = f"{machines_of.of_row(first)}, {first.header.started[:10]}"
-            lines.append([machine, METRICS["step_ms"].shown(first), *(_both_times(ahead[name]) for name in BESIDE)])
+            is_above = first.above_limit and first.rates.loop is None
+            step = METRICS["step_ms"].shown(first) + (" !" if is_above else "")
+            notes += [ABOVE] if is_above else []
+            lines.append([machine, step, *(_both_times(ahead[name]) for name in BESIDE)])
     for machine, loss, *quoted in QUOTED:
         leads.append(quoted[0])
         lines.append([machine, "-", *(_times(Span(*quoted)) if loss == name else "-" for name in BESIDE)])
     sentence = f"On each of {len(lines)} machines **fused** has the fastest exact step. The next loss takes "
     sentence += f"{min(leads):.2f} to {max(leads):.2f} times as long:"
     heads = ["machine", *map(Column, ("fused, step ms", *BESIDE))]
-    return f"{sentence}\n\n{markdown_of(heads, lines)}"
+    return "\n\n".join([sentence, markdown_of(heads, lines), *dict.fromkeys(notes)])
 
 
 class Span(NamedTuple):
