@@ -20,7 +20,7 @@ from common.core import implementations, settings
 from common.core.errors import WrongResult
 from common.core.implementations import BY_NAME, find
 from common.data import batching
-from common.losses import oracle, rounding, step, topologies
+from common.losses import layouts, oracle, rounding, step, topologies
 from common.losses.passes import correctness, largest, small_batches, timing
 from common.measure import device
 from common.records.schema import Stop
@@ -569,6 +569,51 @@ def test_a_kernel_that_breaks_while_it_is_timed_has_no_times(number, monkeypatch
     with pytest.raises(WrongResult, match="after timing"):
         kinds.update(type(record).__name__ for record in timing.run(context))
     assert {"Sample", "Stop"} <= kinds
+
+
+class Scaled(torch.autograd.Function):
+    """The input itself, whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx, tensor, factor):
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.factor * gradient, None
+
+
+@pytest.mark.parametrize(
+    "leaf, factor", [("encoder_out", 0.0), ("encoder_out", 10.0), ("decoder_out", 0.5), ("decoder_out", 1.1)]
+)
+def test_each_leaf_of_the_timed_step_counts(leaf, factor, monkeypatch):
+    """encoder_out's gradient is far shorter than the weight's; only from the ninth step on is it wrong."""
+    context, right, steps = context_of(reference(max_samples=9, allocator="system"), SHAPES, 2), layouts.Layout.step, []
+
+    def step_of(layout, model, batch, prepared):
+        steps.append(batch)
+        wrong = Scaled.apply(getattr(batch, leaf), factor if len(steps) > 8 else 1.0)
+        return right(layout, model, replace(batch, **{leaf: wrong}), prepared)
+
+    context.settings = replace(context.settings, scopes=("step",))
+    monkeypatch.setattr(layouts.Layout, "step", step_of)
+    monkeypatch.setattr(timing.os, "urandom", bytes)  # one direction in thirty is nearly orthogonal to the fault
+    with pytest.raises(WrongResult, match="the gradient of the last timed step"):
+        list(timing.run(context))
+    assert len(steps) > 8
+
+
+def test_right_losses_share_the_direction_and_its_answers(tmp_path):
+    directions = []
+    for name in ("reference", "torchaudio", "fused"):
+        context = context_of(adapter_of(find(name), "cpu", vocab_size=40), SHAPES, 2)
+        context.shared = tmp_path
+        taken = context.step("step", 0)
+        taken.run()
+        directions.append(timing.Direction.drawn(context, taken.gradients()))
+    assert directions[0] == directions[1] == directions[2]
+    assert max(directions[0].weights.values()) == 1 and len(set(directions[0].weights.values())) > 1
 
 
 def test_no_sample_has_numbers_that_the_loss_has_seen(monkeypatch):

@@ -22,7 +22,7 @@ class Cells:
     """
 
     by_cell = True  # whether `compare` yields the gradients of the logits of all cells
-    shift = 0.0  # how far along `direction` the logits are moved
+    shift, seed = 0.0, 0  # how far along `direction` the logits are moved, and the seed of that
 
     def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
         self.batch, self.prepared, self.score = batch, prepared, 0.0
@@ -47,7 +47,7 @@ class Cells:
     def direction(self, n: int, begin: int, end: int, logits: torch.Tensor) -> torch.Tensor:
         """Return a random direction of the logits of these frames, by utterance and frame, u and symbol."""
         sizes = self.batch.encoder_out.size(1), *logits.shape[1:]
-        generator = torch.Generator().manual_seed(n)
+        generator = torch.Generator().manual_seed(self.seed + n)
         of_t, of_u, of_v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
         return (of_t[begin:end, None] * of_u).to(logits.device).unsqueeze(2) * of_v.to(logits.device)
 

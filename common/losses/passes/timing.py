@@ -14,7 +14,9 @@ many calls on several batches; a loss that is wrong then has no times:
 
 - The loss of the last timed step of each batch, against the float64 loss.
 - Of the last timed step of the scope: its inputs, which must be what they were bit for bit, and its gradient g along
-  one random direction d: <g, d> against (L(x + e d) - L(x - e d)) / 2 e in float64.
+  one random direction d: <g, d> against (L(x + e d) - L(x - e d)) / 2 e in float64.  d is drawn after the last sample,
+  and longer in a leaf whose gradient is shorter: a wrong gradient of encoder_out counts beside that of the weight,
+  which is a thousand times as long.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
 
 Below: the passes whose times do not count: memory and trace.  Those of --find-largest are in largest.py.
@@ -38,9 +40,11 @@ batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to t
 from __future__ import annotations
 
 import copy
+import math
+import os
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -75,40 +79,70 @@ class Taken:
 
 
 @dataclass
+class Direction:
+    """A random direction of the leaves of a step.
+
+    weights: a power of two for each leaf, 1 for the leaf with the shortest gradient and less for longer ones, so that
+    <g, d> has as much of each; right gradients have the same weights, so that losses share the oracle's answers."""
+
+    seed: int
+    weights: Dict[str, float]
+
+    @classmethod
+    def drawn(cls, context, gradients: Mapping[str, Optional[torch.Tensor]]) -> Direction:
+        """Return a direction for these gradients; the seed is the same for all losses of a round."""
+        question = ("seed of a direction", context.round)
+        (seed,) = remembered(context.shared, question, {}, lambda: [float(int.from_bytes(os.urandom(6), "big"))])
+        lengths = {name: 0.0 if value is None else float(value.double().norm()) for name, value in gradients.items()}
+        measured = [length for length in lengths.values() if 0 < length < math.inf]
+        weights = dict.fromkeys(lengths, 1.0)
+        for name, length in lengths.items():
+            if length in measured:
+                weights[name] = 2.0 ** -round(math.log2(length / min(measured)))
+        return cls(int(seed), weights)
+
+    def of(self, name: str, leaf: torch.Tensor) -> torch.Tensor:
+        """Return the direction of a leaf, float64."""
+        generator = torch.Generator().manual_seed(self.seed + list(self.weights).index(name))
+        drawn = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+        return self.weights[name] * drawn.to(leaf.device)
+
+
+@dataclass
 class Last:
     """The last timed step of a scope."""
 
     batch: int
     inputs: Dict[str, bytes]  # fingerprints of what the loss may only read
+    direction: Direction
     along: float  # <g, d>
-    length: float  # of g
+    length: float  # of g, each leaf times its weight
 
     @classmethod
     def of(cls, context, scope: str, batch: int, step: LossStep) -> Last:
         read = {name: getattr(step.batch, name) for name in ("targets", "T_lengths", "U_lengths", *OUTPUTS)}
         along = square = 0.0
-        for number, (name, gradient) in enumerate(step.gradients().items()):
+        gradients = step.gradients()
+        direction = Direction.drawn(context, gradients if scope == "step" else {})
+        for name, gradient in gradients.items():
             if gradient is None:
                 continue
             if name != "given":
-                along += float((gradient.double() * direction(gradient, number)).sum())
-                square += float((gradient.double() ** 2).sum())
+                along += float((gradient.double() * direction.of(name, gradient)).sum())
+                square += float((direction.weights[name] * gradient.double()).square().sum())
                 continue
             cells = layouts.of(context.adapter).cells(step.batch, step.prepared, {name: gradient}, {name: gradient})
+            cells.seed = direction.seed
             for n in range(len(step.batch.shapes)):
                 for begin, end, part, *_ in correctness.frames(cells, n):
                     along += float((part * cells.direction(n, begin, end, part)).sum())
                     square += float((part * part).sum())
-        return cls(batch, fingerprints(read), along, square**0.5)
+        return cls(batch, fingerprints(read), direction, along, square**0.5)
 
 
-def direction(leaf: torch.Tensor, number: int) -> torch.Tensor:
-    """Return the random direction, float64, of the leaf with this number."""
-    generator = torch.Generator().manual_seed(number)
-    return torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
-
-
-def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0) -> Tuple[float, float]:
+def expected(
+    context, scope: str, batch: Any, prepared: Any, shift: float = 0.0, direction: Optional[Direction] = None
+) -> Tuple[float, float]:
     """Return (the right loss of a step, summed over the batch; the largest magnitude of its logits).
 
     The scores of some frames at a time are made in float64 from encoder and decoder outputs, in both scopes.  Losses
@@ -118,16 +152,18 @@ def expected(context, scope: str, batch: Any, prepared: Any, shift: float = 0.0)
     leaves = leaves_of(model, batch)
     tensors = {**leaves, "targets": batch.targets, "ranges": getattr(prepared, "ranges", None)}
     question = [layout.step_cells.__qualname__, adapter.lattice, adapter.blank, context.dtype, batch.shapes, shift]
-    if shift or layout.approximate:
+    if direction or layout.approximate:
         question.append(scope)
-    if shift and scope == "step":
-        moved = enumerate(leaves.items())
-        leaves = {name: leaf.detach().double() + shift * direction(leaf, number) for number, (name, leaf) in moved}
+    if direction:
+        question.append(direction)
+    if direction and scope == "step":
+        leaves = {name: leaf.detach().double() + shift * direction.of(name, leaf) for name, leaf in leaves.items()}
 
     def of_lattice() -> List[float]:
         loss = 0.0
         cells, double_model = layout.step_cells(batch, prepared, leaves, {}), copy.deepcopy(model).double()
-        cells.shift = shift if scope == "loss" else 0.0
+        if direction and scope == "loss":
+            cells.shift, cells.seed = shift, direction.seed
         double_model.load_state_dict({name: leaves[name] for name, _ in model.named_parameters()})
         for n, (T, U) in enumerate(batch.shapes):
             loss -= oracle.log_likelihood(adapter.lattice.arcs(correctness.parts(cells, n, adapter)))
@@ -160,7 +196,8 @@ def check(context, scope: str, taken: Dict[int, Taken], last: Last) -> Tuple[flo
         errors.append(error)
         wrong += [f"{where}: of the last timed step, {words}"] if words else []
         if batch == last.batch and not words and not context.forward_only:
-            ahead, behind = (expected(context, scope, inputs, prepared, shift)[0] for shift in (EPSILON, -EPSILON))
+            shifts = (EPSILON, -EPSILON)
+            ahead, behind = (expected(context, scope, inputs, prepared, e, last.direction)[0] for e in shifts)
             right = (ahead - behind) / (2 * EPSILON)
             tolerance = rounding.PRECISIONS[precision(context)].direction
             grad_error = abs(last.along - right) / max(last.length, abs(right), 1e-30)
