@@ -4,6 +4,7 @@ toolkit has its own classes, or their definitions of the version that is named, 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,13 +37,35 @@ LAYERS = {
 }  # fmt: skip
 
 
-def lines_of(toolkit, sign):
-    """Return the code of the lines of a section's first diff that go ("-") or come ("+"), and the name of the loss."""
+def hunks_of(toolkit, number=0):
+    """Return the pieces of diff number `number` of a section: of each the lines, with their first letter."""
     section = PAGE.split(f"\n## {toolkit}\n")[1].split("\n## ")[0]
-    lines = re.search(r"```diff\n(.*?)```", section, re.DOTALL)[1].splitlines()
-    lines = [line[1:] for line in lines if line[0] == sign and not re.match(r"[+-](from| +return)", line)]
-    code = textwrap.dedent("\n".join(lines))
+    diff = re.findall(r"```diff\n(.*?)```", section, re.DOTALL)[number]
+    return [piece.splitlines() for piece in re.split(r"^ \.\.\.\n", diff, flags=re.MULTILINE)]
+
+
+def lines_of(toolkit, sign, number=0):
+    """Return the code of the lines of a diff that go ("-") or come ("+"), and the name of the loss."""
+    pieces = []
+    for lines in hunks_of(toolkit, number):
+        kept = [line[1:] for line in lines if line[0] == sign and not re.match(r"[+-](from| +return)", line)]
+        pieces.append(textwrap.dedent("\n".join(kept)))
+    code = "\n".join(pieces)
     return code, ast.parse(code).body[-1].targets[0].id
+
+
+def changed(path, folder, toolkit, number=0):
+    """Return the module of an installed file, in `folder` with the changes of a diff."""
+    source = Path(path).read_text()
+    for lines in hunks_of(toolkit, number):
+        gone, come = ("\n".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
+        assert not gone or source.count(gone) == 1, gone
+        source = source.replace(gone, come) if gone else f"{come}\n{source}"
+    (folder / f"changed_{number}.py").write_text(source)
+    spec = importlib.util.spec_from_file_location(f"changed_{number}", folder / f"changed_{number}.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # typeguard looks for its source there
+    spec.loader.exec_module(module)
+    return module
 
 
 class Joiner(nn.Module):
@@ -149,7 +173,7 @@ def wenet(pre=True, post=False):
     return Joiner(of, **layers, post_ffn=post_ffn, ffn_out=nn.Linear(H, V), activatoin=nn.Tanh(), hat_joint=False)
 
 
-def speechbrain(joint="sum", **options):
+def speechbrain_joiner(joint="sum", **options):
     """SpeechBrain's own Transducer_joint and Linear."""
     joints = pytest.importorskip("speechbrain.nnet.transducer.transducer_joint", exc_type=ImportError)
     from speechbrain.nnet.linear import Linear
@@ -160,16 +184,25 @@ def speechbrain(joint="sum", **options):
 
 
 def both(
-    toolkit, joiner, names, sizes=(E, D), transposed=False, blank=0, lengths=LENGTHS, dtype=torch.float64, go=None
+    toolkit,
+    joiner,
+    names,
+    sizes=(E, D),
+    transposed=False,
+    blank=0,
+    lengths=LENGTHS,
+    dtype=torch.float64,
+    go=None,
+    come=None,
 ):
     """Return (value, gradients of the outputs and of the joiner's parameters) of the lines that go and that come.
-    names(joiner, encoder_out, decoder_out, case): what the page names; go: the lines that go, where it shows none."""
+    names(joiner, encoder_out, decoder_out, case): what the page names; go, come: other lines than of its first diff."""
     joiner, results = joiner.to(dtype), []
     case = problem(lengths, V=V)
     case.targets[case.targets == blank] = 1
     case.targets = torch.where(torch.arange(4) < case.U_lengths[:, None], case.targets, -1)  # as WeNet pads
     outputs = [torch.randn(5, length, size, dtype=dtype) for length, size in zip((9, 5), sizes)]
-    for code, loss in (go or lines_of(toolkit, "-"), lines_of(toolkit, "+")):
+    for code, loss in (go or lines_of(toolkit, "-"), come or lines_of(toolkit, "+")):
         torch.manual_seed(3)
         random.seed(3)
         leaves = [output.clone().requires_grad_() for output in outputs]
@@ -231,8 +264,8 @@ def test_an_empty_transcript_counts_as_one_target(reduction):
 
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("reduction", ["mean_batch", "mean", "mean_volume", "sum", None])
-def test_nemos_own_classes(reduction):
-    """The environment is NeMo's; its own TDT loss is for CUDA alone."""
+def test_nemos_own_classes(reduction, monkeypatch):
+    """The environment is NeMo's; its TDT loss of numba is for CUDA alone, and tdt_pytorch runs here."""
     modules = pytest.importorskip("nemo.collections.asr.modules.rnnt", exc_type=ImportError)
     losses = pytest.importorskip("nemo.collections.asr.losses.rnnt", exc_type=ImportError)
     sizes = {"encoder_hidden": E, "pred_hidden": D, "joint_hidden": H, "activation": "relu"}
@@ -241,8 +274,16 @@ def test_nemos_own_classes(reduction):
         assert same(both("NeMo", joint, **of_nemo(loss), lengths=AT_LEAST_ONE, dtype=torch.float32), 2e-5)
     joint = modules.RNNTJoint(sizes, V - 1, num_extra_outputs=len(TDT["durations"]))
     assert same(both("NeMo", joint, **of_nemo(RNNTLoss(reduction, **TDT)), lengths=AT_LEAST_ONE))
-    tdt = losses.RNNTLoss(V - 1, reduction, "tdt", {**TDT, "durations": list(TDT["durations"]), "omega": 0.1})
+    options = {**TDT, "durations": list(TDT["durations"])}
+    tdt = losses.RNNTLoss(V - 1, reduction, "tdt", {**options, "omega": 0.1})
     assert vars(RNNTLoss(reduction, **TDT, omega=0.1)._loss).items() <= vars(tdt._loss).items()
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)  # as which it is written
+    tdt = losses.RNNTLoss(V - 1, reduction, "tdt_pytorch", options)
+    assert same(both("NeMo", joint.float(), **of_nemo(tdt), lengths=AT_LEAST_ONE, dtype=torch.float32), 2e-5)
+    if reduction == "mean":  # k2, of which this environment has none, would make the W-Transducer
+        tdt._loss = type("GraphWTransducerLoss", (nn.Module,), {})()
+        with pytest.raises(ValueError, match="GraphWTransducerLoss"):
+            both("NeMo", joint, **of_nemo(tdt), go=("loss = encoded.sum()", "loss"))
 
 
 def test_nemos_dropout_and_what_is_not_in_training(monkeypatch):
@@ -253,14 +294,91 @@ def test_nemos_dropout_and_what_is_not_in_training(monkeypatch):
     assert same(both("NeMo", nemo(dropout=0.2, masking_prob=0.4).eval(), **of_nemo(RNNTLoss())))
 
 
+@pytest.mark.parametrize("file", [0, 1])
 @pytest.mark.parametrize("activation", LAYERS)
-def test_espnet(activation):
+def test_espnet(activation, file):
     def names(joiner, encoder_out, decoder_out, case):
         of_self = SimpleNamespace(joint_network=joiner, blank_id=0, criterion_transducer=lambda *x: exact(*x).mean())
+        of_self._calc_transducer_loss = lambda encoder_out, *given: exact(*given).mean()
+        of_self.fastemit_lambda = 0.0
         return {"self": of_self, "encoder_out": encoder_out, "decoder_out": decoder_out, "target": case.targets,
                 "t_len": case.T_lengths, "u_len": case.U_lengths}  # fmt: skip
 
-    assert same(both("ESPnet", espnet(activation), names))
+    go, come = (lines_of("ESPnet", sign, file) for sign in "-+")
+    assert same(both("ESPnet", espnet(activation), names, go=go, come=come))
+
+
+class WarpRNNT:
+    """The RNNTLoss of warprnnt_pytorch, by its definition."""
+
+    def __init__(self, blank=0, fastemit_lambda=0.0, reduction="mean"):
+        assert reduction == "mean"
+        self.blank = blank
+
+    def __call__(self, acts, labels, act_lens, label_lens):
+        return exact(acts, labels, act_lens, label_lens, self.blank).mean()
+
+
+@pytest.mark.parametrize("file", [0, 1])
+def test_espnets_own_models(file, monkeypatch, tmp_path):
+    """Their forward, from features to the loss, with the lines that the page names changed in their files."""
+    pytest.importorskip("espnet2.asr_transducer.espnet_transducer_model", exc_type=ImportError)
+    from espnet2.asr import espnet_model
+    from espnet2.asr_transducer import espnet_transducer_model
+    from espnet2.asr_transducer.joint_network import JointNetwork
+
+    monkeypatch.setitem(sys.modules, "warprnnt_pytorch", SimpleNamespace(RNNTLoss=WarpRNNT))
+    tokens = ["<blank>", "<unk>", "a", "b", "c", "d", "<space>", "<sos/eos>"]
+    own, results = (espnet_model, espnet_transducer_model)[file], []
+    for module in (own, changed(own.__file__, tmp_path, "ESPnet", file)):
+        torch.manual_seed(0)
+        if file == 0:
+            from espnet2.asr.ctc import CTC
+            from espnet2.asr.decoder.transducer_decoder import TransducerDecoder
+            from espnet2.asr.encoder.rnn_encoder import RNNEncoder
+
+            decoder = TransducerDecoder(8, hidden_size=6, dropout=0.0, embed_pad=0)
+            parts = {"preencoder": None, "postencoder": None, "ctc": CTC(8, 5), "ctc_weight": 0.0}
+            parts["encoder"] = RNNEncoder(4, hidden_size=5, output_size=5, num_layers=1, dropout=0.0, subsample=None)
+            kind = module.ESPnetASRModel
+        else:
+            from espnet2.asr_transducer.decoder.rnn_decoder import RNNDecoder
+            from espnet2.asr_transducer.encoder.encoder import Encoder
+
+            decoder = RNNDecoder(8, embed_size=6, hidden_size=6)
+            block = {"block_type": "conformer", "hidden_size": 8, "linear_size": 8, "conv_mod_kernel_size": 3}
+            parts = {"encoder": Encoder(16, [block], {"vgg_like": False, "conv_size": 8})}
+            kind = module.ESPnetASRTransducerModel
+        joint = JointNetwork(8, 5 if file == 0 else 8, 6, 12, "swish")
+        model = kind(
+            8, tokens, frontend=None, specaug=None, normalize=None, decoder=decoder, joint_network=joint,
+            report_cer=False, report_wer=False, **parts,
+        )  # fmt: skip
+        text = torch.tensor([[2, 3, 4], [5, 2, -1]])
+        loss, stats, _ = model(
+            torch.randn(2, 40, 4 if file == 0 else 16), torch.tensor([40, 32]), text, torch.tensor([3, 2])
+        )
+        loss.backward()
+        results.append((loss.detach(), [x.grad for x in model.parameters() if x.grad is not None]))
+    (value, gradients), (made, made_gradients) = results
+    largest = max(x.abs().max() for x in gradients)
+    assert error(made, value) < 1e-6 and len(gradients) == len(made_gradients) > 8
+    assert all((x - y).abs().max() < 1e-5 * largest for x, y in zip(gradients, made_gradients))
+
+
+@pytest.mark.skipif(not os.environ.get("TORCH_FROM_INDEX"), reason="with TORCH_FROM_INDEX=1: ESPnet is fetched")
+def test_espnet_from_the_index(tmp_path, monkeypatch):
+    from common.setup.environments import Uv
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    packages = ("espnet==202511", "torch==2.11.0", "torchaudio==2.11.0", "setuptools<82", "pytest", "msgspec", "tqdm")
+    way = ["run", "--no-project", "--isolated", "--python", sys.executable]
+    for package in packages:
+        way += ["--with", package]
+    tests = (str(ROOT / "tests" / "test_fused_recipes.py"), "-k", "espnets_own", "-q", "-rs", "-p", "no:cacheprovider")
+    with (tmp_path / "log").open("w") as log:
+        printed = Uv(log).output(*way, "python", "-m", "pytest", *tests)
+    assert "2 passed" in printed, printed
 
 
 @pytest.mark.parametrize("pre, post", [(True, False), (True, True), (False, False), (False, True)])
@@ -315,8 +433,48 @@ def of_speechbrain():
         return {"self": SimpleNamespace(modules=joiner, hparams=hparams), "x": x, "h": h, "tokens": tokens, **shares}
 
     for joint, sizes in (("sum", (H, H)), ("concat", (E, D))):
-        (value, gradients), (_, made) = both("SpeechBrain", speechbrain(joint), names, sizes)
+        (value, gradients), (_, made) = both("SpeechBrain", speechbrain_joiner(joint), names, sizes)
         assert error(value, values[-1]) < 1e-10 and max(map(error, made, gradients)) < 1e-10
+    go, come = (trained_by_speechbrain(sign, names) for sign in "-+")
+    assert len(go) == 2 and go[0].abs().max() > 0.01 and max(map(error, come, go)) < 1e-10
+
+
+def trained_by_speechbrain(sign, names):
+    """Return what a step of Brain.fit_batch adds to the parameters, with GELU as in the recipe for LibriSpeech."""
+    import speechbrain
+
+    forward, training = (
+        textwrap.dedent("\n".join(line[1:] for line in lines if line[0] == sign))
+        for lines in hunks_of("SpeechBrain")[1:3]
+    )
+
+    class Brain(speechbrain.Brain):
+        def compute_forward(self, batch, stage):
+            self.space = {"recipes": recipes, **names(self.modules, *batch), "self": self}
+            exec(forward, self.space)
+            return self.space["logits_transducer"]
+
+        def compute_objectives(self, predictions, batch, stage):
+            exec(training, {**self.space, "logits_transducer": predictions}, found := {})
+            return found["loss_transducer"]
+
+    torch.manual_seed(0)
+    case = problem(LENGTHS, V=V)
+    case.targets[case.targets == 0] = 1
+    outputs = [torch.randn(5, length, H, dtype=torch.float64) for length in (9, 5)]
+    joiner = speechbrain_joiner("sum", nonlinearity=nn.GELU).double()
+    cost = speechbrain.nnet.losses.transducer_loss
+    hparams = {"transducer_cost": lambda *given: cost(*given, 0), "blank_index": 0}
+    brain = Brain(
+        dict(joiner),
+        lambda parameters: torch.optim.SGD(parameters, 0.1),
+        hparams,
+        {"device": "cpu", "max_grad_norm": 1e9},
+    )
+    brain.on_fit_start()
+    before = [x.detach().clone() for x in joiner.parameters()]
+    brain.fit_batch((*outputs, case))
+    return [after.detach() - x for after, x in zip(joiner.parameters(), before)]
 
 
 @pytest.mark.parametrize("kind", ["RNNT", "TDT"])
