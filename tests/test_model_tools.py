@@ -139,7 +139,14 @@ def test_a_model_that_ends_the_process_or_has_no_memory_is_no_success(name, shap
     assert words in printed.err and len(printed.err) < 5000 and "\x1b" not in printed.err and not printed.out
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[" * 10**5, None], ids=["bytes", "nested", "pipe"])
+LONG = [b"a: " + number for number in (b"9" * 5000, b"0x" + b"f" * 5000, b"0b" + b"1" * 20000, b"1" + b":59" * 3000)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe\x00", b"[" * 10**5, None, *LONG],
+    ids=["bytes", "nested", "pipe", "decimal", "hexadecimal", "binary", "sexagesimal"],
+)
 def test_a_configuration_that_is_none(content, tmp_path, capsys):
     path = tmp_path / "strange.yaml"
     if content is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -9,12 +10,13 @@ import runpy
 
 import pytest
 from commands import ROOT, run, within
+from fixtures_model_runs import costs, write_pipeline
 from fixtures_runs import change, header, memory, read_rows, records_of, timed, timing, write_records, write_run
 
 from common.core import files, settings
 from common.core.errors import UserError
 from common.records import schema, store
-from common.records.run import again, open_runs
+from common.records.run import again, earlier, open_runs
 from common.traces import reader
 
 RUN = {"record": "run", "schema": schema.SCHEMA, "name": "x"}
@@ -129,6 +131,34 @@ def test_resume_keeps_a_last_line_that_lacks_only_its_newline(name, tmp_path):
     run.add([status("timing-3", "ok")])
     run.close()
     assert records_of(tmp_path / name) == [*lines, status("timing-3", "ok")]
+
+
+def test_what_a_killed_writer_left_beside_a_file_is_removed_and_no_other_file(tmp_path):
+    names = (".rnnt-bench-0123456789ab.tmp", ".rnnt-bench-ba9876543210.tmp", ".0123456789ab.tmp", "mine.tmp")
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    with open(tmp_path / names[1]) as held:  # of a process that writes
+        fcntl.flock(held, fcntl.LOCK_EX)
+        files.write_whole("", (tmp_path / "page.html", "text"))
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:], "page.html"}
+
+
+@pytest.mark.parametrize("kind", ["losses", "tool", "resume"])
+def test_a_run_of_a_clock_that_was_ahead_is_told(kind, tmp_path, capsys):
+    for name, year in (("ahead", 2100), ("later", 2026)):
+        started = f"{year}-11-22T10:00:00+00:00"
+        if kind == "tool":
+            write_pipeline(tmp_path / name, "made", ["a"], {("one", "a"): costs([1.0])}, started=started)
+        else:
+            write_run(tmp_path / name, started=started)
+    if kind == "resume":
+        earlier(tmp_path, "results.jsonl", schema.Header)
+        told = capsys.readouterr().err
+    else:
+        told = run("summarize.py", tmp_path).stderr
+    (line,) = [line for line in told.splitlines() if "clock" in line]
+    assert "ahead" in line and "2100" in line and line.startswith("warning: ")
 
 
 def insert(path, index, *lines):

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -173,6 +174,12 @@ def test_the_trace_viewer_serves_perfetto_and_the_trace_to_this_machine_alone(tm
         path.write_bytes(path.read_bytes()[:60])
         assert ask(server, "/localtrace", "127.0.0.1:{}") == 404
         assert ask(server, "/..%2f..%2fetc/passwd", "127.0.0.1:{}") == 404
+        assert ask(server, "/%00", "127.0.0.1:{}") == ask(server, "/a%00b", "127.0.0.1:{}") == 404
+        two = b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n"
+        for request in (two, two.replace(b"127.0.0.1", b"localhost"), b"GET / HTTP/1.0\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                connection.sendall(request)
+                assert connection.recv(100).split()[1] == b"403"
     assert "w.2.pt.trace.json.gz: not a whole trace" in (tmp_path / "output").read_text()
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple
 from common.analysis import machines, standing
 from common.analysis.row import Row
 from common.core import implementations, settings, text
+from common.records import store
 
 LONGEST_LABEL = 40  # characters
 Item = TypeVar("Item")
@@ -193,6 +194,8 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> Lis
     for newest, *others in groups:
         newest.stopped = [row for row in others if row.is_empty and row.header.started > newest.header.started]
         newest.earlier = [row for row in others if row not in newest.stopped]
+        if newest.earlier:
+            store.warn_of_clock(newest.folder, newest.header.started)
     kept = {id(group[0]) for group in groups}
     return [row for row in rows if id(row) in kept]
 

@@ -19,6 +19,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Iterator, List, Optional, Tuple
+from urllib.parse import unquote
 
 from common.analysis import logs, metrics
 from common.analysis.row import SCOPES, Row
@@ -138,8 +139,11 @@ class Handler(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request; one whose browser goes away ends without a word."""
         with suppress(ConnectionError, TimeoutError):
-            if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):  # of another site
+            hosts = self.headers.get_all("Host", [])
+            if [host.partition(":")[0] for host in hosts] not in (["127.0.0.1"], ["localhost"]):  # of another site
                 self.send_error(403)
+            elif "\0" in unquote(self.path):
+                self.send_error(404)
             elif self.path.endswith(("/vizviewer_info", "/file_info")):  # the UI asks for these first
                 self._send(b"{}", "application/json")
             elif self.path.endswith("/localtrace"):

@@ -13,7 +13,8 @@ import os
 import platform
 import secrets
 import stat
-from contextlib import contextmanager, suppress
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,6 +77,9 @@ _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 Content = Union[str, bytes, Callable[[BinaryIO], None]]
 #: Bytes of the largest file that is held in memory as a whole.
 LARGEST = 2**30
+
+#: Age of a file that nobody holds from which its writer counts as killed.
+LEFT_SECONDS = 60.0
 
 #: Folder for temporary files of this process, whose owner removes it, however we end; None: the system's.
 scratch: Optional[Path] = None
@@ -145,13 +149,14 @@ def make_folder(folder: Path, advice: str) -> None:
 def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
     """Write each (path, content) to a new file beside it, then rename all: a reader, or a full disk, meets the old ones
     or the new.  A link is replaced; a pipe or /dev/stdout is written to.  Raises UserError with `advice`."""
-    new: List[Tuple[Path, Path]] = []
     path = Path()
-    try:
-        for path, content in contents:
-            in_place = path.parent in _DEVICES or (path.exists() and not path.is_file())
-            new += [] if in_place else [(path.parent / f".{secrets.token_hex(6)}.tmp", path)]
-            with open(path if in_place else new[-1][0], "wb" if in_place else "xb") as stream:
+    with ExitStack() as stack:
+        new: List[Tuple[Path, Path]] = []
+        try:
+            for path, content in contents:
+                in_place = path.parent in _DEVICES or (path.exists() and not path.is_file())
+                stream = stack.enter_context(open(path, "wb") if in_place else _beside(path))
+                new += [] if in_place else [(Path(stream.name), path)]
                 if callable(content):
                     content(stream)
                 else:
@@ -159,14 +164,27 @@ def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
                 stream.flush()
                 if not in_place:
                     os.fsync(stream.fileno())
-        for temporary, path in new:
-            os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(cannot_write(path, error, advice)) from error
-    finally:
-        for temporary, _ in new:
-            with suppress(OSError):  # it was renamed, or never made
-                temporary.unlink()
+            for temporary, path in new:
+                os.replace(temporary, path)
+        except OSError as error:
+            raise UserError(cannot_write(path, error, advice)) from error
+        finally:
+            for temporary, _ in new:
+                with suppress(OSError):  # it was renamed
+                    temporary.unlink()
+
+
+def _beside(path: Path) -> BinaryIO:
+    """Open a new file beside `path`, locked as long as it is open; remove those whose writers were killed."""
+    for left in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
+        with suppress(OSError), open(left, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:  # not one that is about to be locked
+                left.unlink()
+    stream = open(path.with_name(f".rnnt-bench-{secrets.token_hex(6)}.tmp"), "xb")
+    with suppress(OSError):  # no locks here
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return stream
 
 
 class Held(Exception):

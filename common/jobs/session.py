@@ -3,6 +3,7 @@ the process of a job ended, that becomes a status record, and costs only its own
 
 from __future__ import annotations
 
+import errno
 import math
 import signal
 import sys
@@ -100,6 +101,8 @@ class Executor:
                     ending = stopped
         except OSError as error:  # no room for its files, or no such Python any more
             where = f"its scratch files are in {tempfile.gettempdir()}; TMPDIR names another folder"
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                where = "ulimit -n raises it"
             return [job.status("error", f"could not be run: {error} ({where})")]
         records = _records(job, child, ending)
         if ending == stopped:

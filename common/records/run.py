@@ -217,7 +217,10 @@ def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head,
     skipped = ", ".join(plain(path.parent.name) for head, path in heads if not isinstance(head, kind))
     if skipped:
         print(f"warning: --resume: skipped {skipped} in {log_dir}: the first line cannot be read", file=sys.stderr)
-    return sorted([(head, path) for head, path in heads if isinstance(head, kind)], key=lambda one: one[0].started)
+    known = sorted([(head, path) for head, path in heads if isinstance(head, kind)], key=lambda one: one[0].started)
+    if len(known) > 1:
+        store.warn_of_clock(known[-1][1].parent, known[-1][0].started)
+    return known
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
@@ -141,6 +142,12 @@ def warn_of_hidden(path: Path, hidden: Iterable[Path]) -> None:
     if names:
         words = f"{path}: {count(len(names), 'run')} not shown, since a newer one measured the same"
         warn(f"{words}: {clipped(', '.join(sorted(names)))} (--all-runs of summarize shows all)")
+
+
+def warn_of_clock(folder: Path, started: str) -> None:
+    """Warn of a run that began later than it is now, since the newest of equal runs is what is shown and resumed."""
+    if started > datetime.now(timezone.utc).isoformat():
+        warn(f"{folder} began at {started}, when the clock was ahead: later runs are not shown until then (--all-runs)")
 
 
 def read_run(path: Path) -> Tuple[schema.Header, List[schema.Line]]:

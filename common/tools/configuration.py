@@ -18,6 +18,8 @@ from common.core.text import closest, plain, short, shown
 
 #: Bytes of the largest file that is read: more than anyone writes by hand.
 LARGEST_FILE = 2**20
+#: Digits of the longest whole number.
+LONGEST_NUMBER = 30
 Converted = TypeVar("Converted", bound=Struct)
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -43,12 +45,18 @@ def parsed(text: str, where: str) -> Any:
                     raise yaml.YAMLError(f"{key!r} is given twice, again{node.value[index][0].start_mark}; keep one")
             return super().construct_mapping(node, deep)
 
+        def construct_yaml_int(self, node: Any) -> Any:
+            if len(node.value) > LONGEST_NUMBER:
+                raise yaml.YAMLError(f"a whole number of {len(node.value)} digits{node.start_mark}")
+            return super().construct_yaml_int(node)
+
         def construct_yaml_float(self, node: Any) -> float:
             value = super().construct_yaml_float(node)
             if not math.isfinite(value):  # which no record can hold
                 raise yaml.YAMLError(f"{node.value} is not finite{node.start_mark}; give a finite number")
             return float(value)
 
+    Plain.add_constructor("tag:yaml.org,2002:int", Plain.construct_yaml_int)
     Plain.add_constructor("tag:yaml.org,2002:float", Plain.construct_yaml_float)
     try:
         return yaml.load(text, Plain)

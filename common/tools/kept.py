@@ -116,6 +116,8 @@ def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> 
         if len(newest_first) > 1:
             stopped = list(takewhile(_is_empty, newest_first))
             file = newest_first[len(stopped)] if len(stopped) < len(newest_first) else file
+        if len(runs) > 1:
+            store.warn_of_clock(file.parent, max(started for started, _ in runs))
         others = {path.parent for path in newest_first if path not in (file, *stopped)}
         for path in paths if len(paths) > 1 else ():
             store.warn_of_hidden(Path(path), others)

@@ -157,7 +157,7 @@ def _limit(kind: int, size: int) -> None:
 LIMITS: Tuple[Tuple[Any, int, int], ...] = (
     (resource.RLIMIT_AS, 300 * 2**20, 1000 * 2**20),
     (resource.RLIMIT_AS, 1000 * 2**20, 4000 * 2**20),
-    (resource.RLIMIT_NOFILE, 12, 60),
+    (resource.RLIMIT_NOFILE, 7, 30),
     (resource.RLIMIT_FSIZE, 0, 20000),
     ("TMPDIR", 4096, 2**18),
 )
@@ -174,6 +174,8 @@ def limits(seed: int, folder: Path) -> None:
             options = {"env": {"TMPDIR": str(folder / ("small" if mounted else "nowhere"))}}
         done = workspace.run(**options)
     check(done, (0, 1) if kind == "TMPDIR" else CODES)
+    if kind == resource.RLIMIT_NOFILE:
+        require("TMPDIR" not in done.stderr, f"a disk that is not full: {done.stderr}")
     workspace.nothing_is_left()
     workspace.resumed()
 
