@@ -36,7 +36,7 @@ from common.analysis.row import Row  # noqa: E402
 from common.analysis.standing import Standing, stand  # noqa: E402
 from common.cli import parser  # noqa: E402
 from common.core import snippets  # noqa: E402
-from common.core.implementations import FAST_MKL  # noqa: E402
+from common.core.implementations import BY_UTTERANCE, FAST_MKL, IMPLEMENTATIONS  # noqa: E402
 from common.core.settings import SETTINGS, TRACE, flag, resolve, worded  # noqa: E402
 from common.core.text import count, escaped, number  # noqa: E402
 from common.present.parts import Column  # noqa: E402
@@ -62,7 +62,10 @@ GIB = 2**30
 #: Ends of the folders of results/ that say nothing of a machine: settings that are no user's, another lattice.
 NO_WORKLOAD = ("before", "system", "threads", "largest", "fused-table", "logits", "tdt")
 #: The losses that one can choose from: one of each family that a package brings, without controls and variants.
-CHOICES = ("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fast_rnnt-pruned")
+CHOICES = (
+    *("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fast_rnnt-pruned"),
+    *(f"{row.name}:{BY_UTTERANCE}" for row in IMPLEMENTATIONS if row.by_utterance),
+)
 
 
 def table(folder: str) -> str:
@@ -397,10 +400,13 @@ def _peak(folder: str, name: str) -> str:
 
 
 def _others(folder: str) -> str:
-    """Return the peaks of the other exact losses that one can choose from, "497 to 974"."""
+    """Return the peaks of the other exact losses that one can choose from, "497 to 974", and the least of those on an
+    utterance at a time, where the run has them."""
     rows = [row for name, row in _by_name(folder).items() if name in CHOICES and name != "fused"]
     peaks = [row.peak_mb for row in rows if row.kind == "exact" and not row.under]
-    return f"{min(peaks):.0f} to {max(peaks):.0f}"
+    pieces = [row.peak_mb for row in _by_name(folder).values() if row.kind == BY_UTTERANCE]
+    of_pieces = f", or {min(pieces):.0f} an utterance at a time" if pieces else ""
+    return f"{min(peaks):.0f} to {max(peaks):.0f}{of_pieces}"
 
 
 def _gap(folder: str, name: str, value: str = "") -> str:
