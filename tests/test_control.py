@@ -132,3 +132,18 @@ def test_memory_is_compared_by_the_peaks_of_the_table(tmp_path, before, after, v
     assert (step["verdict"], step["new"]) == (verdict, shown)
     (row,) = json.loads(run("summarize.py", sides[1], "--format", "json").stdout)
     assert row["peak_memory_mb"] == step["new"]
+
+
+@pytest.mark.parametrize(
+    "unchanged, words",
+    [
+        (INDEX, "fused -4% over the rows that did not change, faster"),
+        (INDEX[:2], "fused +10%, unclear: separate runs"),
+    ],
+)
+def test_since_is_over_the_rows_that_did_not_change(tmp_path, unchanged, words):
+    before, after = two_runs(tmp_path, 1.1, unchanged)
+    for folder in after.iterdir():
+        change(folder, "run", started="2026-03-01T00:00:00+00:00")
+    text = " ".join(run("summarize.py", before, after).stdout.split())
+    assert has_words(text, "since 1 Jan 2026", words)

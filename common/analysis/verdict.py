@@ -375,8 +375,10 @@ def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]
     """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the newest earlier run
     that measured the same on the same machine. rows: of its group, whose unchanged ones are the control."""
     for earlier in row.earlier:
-        others = [(before, each) for each in rows if each is not row for before in each.earlier]
-        standing = control.standings([(earlier, row), *others], scope)[0]
+        mates = [each for each in rows if each.header.run_id == row.header.run_id and each is not row]
+        pairs = [(before, each) for each in mates for before in each.earlier]
+        pairs = [pair for pair in pairs if pair[0].header.run_id == earlier.header.run_id]
+        standing = control.standings([(earlier, row), *pairs], scope)[0]
         if standing.judged and not standing.beside_load and not groups.differences(earlier, row):
             day = datetime.fromisoformat(earlier.header.started)
             word = "within noise" if standing.verdict in ("same", "unclear") else standing.verdict
