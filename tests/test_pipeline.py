@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import wave
 
 import numpy as np
@@ -290,6 +292,15 @@ def manifest(tmp_path):
         return datasets.examples(rows.General(dataset_type="raw", dataset_path=str(tmp_path / "test.tsv"), **more))
 
     return of
+
+
+def test_what_reads_audio_is_not_in_the_memory_of_the_stage(manifest):
+    (path,) = manifest("{root}\na.wav\t16000\n").values()
+    code = "import sys; from pathlib import Path; from common.tools.inference import recognisers; "
+    code += "wave = recognisers.read(Path(sys.argv[1]), 8000); "
+    code += "print(len(wave), {'soundfile', 'torchaudio'} & {*sys.modules})"
+    line = [sys.executable, "-c", code, str(path)]
+    assert subprocess.run(line, cwd=ROOT, capture_output=True, text=True).stdout == "8000 set()\n"
 
 
 def test_a_manifest_is_read_in_one_channel_at_the_asked_rate(manifest):

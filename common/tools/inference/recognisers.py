@@ -8,6 +8,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import subprocess
+import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional
@@ -146,11 +149,33 @@ def _argument(label: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optiona
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
-    """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError."""
-    soundfile, resample = loading.module("soundfile"), loading.imported("torchaudio.functional:resample")
+    """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError.
+
+    It is read in a process of its own: what reads it would be in the memory of the one that is measured."""
     reason = files.not_a_file(path)
     if reason:
         raise UserError(f"cannot read {path}: {reason}")
+    with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
+        wave = Path(scratch) / "wave.pt"
+        code = "import sys; from common.tools.inference.recognisers import decode; sys.exit(decode(*sys.argv[1:]))"
+        command = [sys.executable, "-c", code, str(path.resolve()), str(sample_rate), str(wave)]
+        ended = subprocess.run(command, cwd=files.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if ended.returncode:
+            raise UserError((ended.stderr.strip().splitlines() or [f"cannot read {path}"])[-1])
+        return torch.load(wave, weights_only=True)
+
+
+def decode(path: str, sample_rate: str, output: str) -> Optional[str]:
+    """Write what `read` returns to the file `output`; return why it cannot be, in words."""
+    try:
+        torch.save(_decoded(Path(path), int(sample_rate)), output)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _decoded(path: Path, sample_rate: int) -> torch.Tensor:
+    soundfile, resample = loading.module("soundfile"), loading.imported("torchaudio.functional:resample")
     try:
         channels, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:
