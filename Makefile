@@ -94,7 +94,7 @@ test: setup
 	else echo "the environment_contract tests did not run in the $$name environment"; fi; done
 
 products: setup
-	@PYTHONPATH=tests $(MAIN) -m products $(ARGS)
+	@PYTHONPATH=tests:. $(MAIN) -m products $(ARGS)
 
 faults: setup
 	@PYTHONPATH=tests $(MAIN) -m faults $(ARGS)

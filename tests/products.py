@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import ctypes.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List, Optional
 
 from commands import ROOT, command
 
-#: MKL asks its function of this name whether the processor is Intel's; torch exports it, so a library comes before it.
-INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+from common.core.errors import NotRunnable
+from common.setup import libraries
+
 #: Prints the bits of products of several sizes.
 PRODUCTS = """
 import hashlib, torch
@@ -37,16 +38,14 @@ print(hashlib.sha256(made).hexdigest())
 TESTS = ["tests/test_contract.py", "tests/test_broken_losses.py"]
 
 
-def libraries(folder: Path) -> Dict[str, Optional[Dict[str, str]]]:
+def environments() -> Dict[str, Optional[Dict[str, str]]]:
     """Return the environment variables of each library by its name; None where it cannot be had."""
-    source, library = folder / "intel.c", folder / "intel.so"
-    source.write_text(INTEL)
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    compiled = compiler and subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source]).returncode == 0
-    openblas = ctypes.util.find_library("openblas")
+    openblas, intel = ctypes.util.find_library("openblas"), None
+    with suppress(NotRunnable):
+        intel = str(libraries.mkl_as_intel())
     return {
         "torch": {},
-        "intel": {"LD_PRELOAD": str(library)} if compiled else None,
+        "intel": {"LD_PRELOAD": intel} if intel else None,
         "compatible": {"MKL_CBWR": "COMPATIBLE"},
         "openblas": {"LD_PRELOAD": openblas} if openblas else None,
     }
@@ -59,9 +58,10 @@ def bits(variables: Dict[str, str]) -> str:
 
 
 def judged(variables: Dict[str, str], folder: Path, processes: int) -> bool:
-    """Run the tests and the quick benchmark; return whether all went well."""
+    """Run the tests, and the quick benchmark as far as it judges losses; return whether all went well."""
     tests = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "worksteal", *TESTS]
-    benchmark = command("benchmark_all.py", "--preset", "quick", "--quiet", "--log-dir", folder)
+    flags = ["--preset", "quick", "--passes", "correctness,timing", "--quiet", "--log-dir", folder]
+    benchmark = command("benchmark_all.py", *flags)
     ends = [subprocess.run(line, cwd=ROOT, env={**os.environ, **variables}).returncode for line in (tests, benchmark)]
     return ends == [0, 0]
 
@@ -75,7 +75,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser.parse_args(arguments)
     failed = []
     with tempfile.TemporaryDirectory(prefix="products-") as made:
-        found = libraries(Path(made))
+        found = environments()
         own = bits({})
         for name in options.only.split(",") if options.only else found:
             if name not in found:
