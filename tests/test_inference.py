@@ -240,7 +240,7 @@ def test_a_run_is_text_rows_and_a_section_and_a_broken_one_is_a_line(tmp_path):
     made, broken = shown.sections(tmp_path, [tmp_path])
     assert len(made.tables) == 4 and "line 1" in str(broken.failures) and shown.holds(tmp_path)
     found = json.loads(run("summarize.py", tmp_path, "--format", "json").stdout)
-    assert [row["rtf"] for row in found] == [0.1, 0.025, 0.05, None]
+    assert [row.get("rtf") for row in found] == [0.1, 0.025, 0.05, None, None] and found[-1]["status"] == "error"
 
 
 def test_the_command_measures_every_cell(config, capsys):

@@ -197,7 +197,8 @@ def facts(name: str, lines: Iterable[schema.Line]) -> Dict[str, Any]:
     for line in lines:
         if isinstance(line, schema.Environment):
             result.update(torch=line.torch, Python=line.python, CUDA=line.cuda, device=line.device_name)
-            result.update(threads=line.threads, GPU=line.gpu.uuid if line.gpu else None)
+            result["GPU"] = line.gpu.uuid if line.gpu else None
+            result[f"threads of {name}"] = line.threads  # a tool's tasks may differ in them on purpose
             result[f"the version of {name}"] = line.implementation_version
             result[f"the digest of {line.shape_file}"] = line.shape_file_sha256
         elif isinstance(line, schema.Status):
