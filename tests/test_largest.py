@@ -343,6 +343,14 @@ def test_a_finished_search(tmp_path):
         read_runs(tmp_path)
 
 
+@pytest.mark.parametrize("padded, words", [(False, "frames (sum of T)"), (True, "padded frames (N x longest T)")])
+def test_the_verdict_says_which_frames_a_search_answers_in(padded, words, tmp_path):
+    head = {"find_largest": "max-frames", "sort_utterance": True, "max_frames_padded": padded}
+    row_of(tmp_path, probe(400), probe(800, "oom"), throughput(400, 1, 10), throughput(400, 2, 10), **head)
+    text = " ".join(summarize(tmp_path, details=False).split())
+    assert f"400 {words}" in text and ("padding included" in text) == padded
+
+
 def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
     jobs = [probe(4), probe(5), probe(6, "oom"), throughput(5, 1, 10), throughput(5, 2, 99, "oom")]
     row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
