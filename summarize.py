@@ -32,9 +32,10 @@ every column:
   useful %           cells of the lattice that are not padding
 
 Sweeps and searches of --find-largest have tables of their own. csv has the same columns for every run, the table's
-first, then the settings that differ between rows; json has them too, and after them what has parts: step and loss (times in
-ms by round, batch and stage), against_fastest, memory, at_size, small_batches, options, configuration, windows, notes. Rows of runs
-of a model (profile, inference, pipelines, flops, check) follow those of the losses, with the tool's name in `tool`.
+first, then the settings that differ between rows; json has them too, and after them what has parts: step and loss
+(times in ms by round, batch and stage), against_fastest, memory, at_size, small_batches, options, configuration,
+windows, notes. Rows of runs of a model (profile, inference, pipelines, flops, check) follow those of the losses, with
+the tool's name in `tool`.
 """
 EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
 
