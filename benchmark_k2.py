@@ -21,7 +21,12 @@ class K2(Adapter):
     name = "k2"
     hint = "run `make setup` (k2 1.23.4 for Python 3.11), or take the wheel for your torch from https://k2-fsa.github.io/k2"
     dtypes = ("float32", "float64")
-    variants = {"hat": HAT, **{name: {"topology": name} for name in ("modified", "constrained", "delay-penalty")}}
+    takes_many_targets = False  # it asserts that T is above U
+    variants = {
+        "hat": HAT,
+        "by-utterance": {"by_utterance": True, "fewest_targets": 1},  # it refuses a batch without any target
+        **{name: {"topology": name} for name in ("modified", "constrained", "delay-penalty")},
+    }
 
     def prepare(self, batch):
         import torch

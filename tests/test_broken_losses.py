@@ -186,6 +186,23 @@ class RoundsItsInput(Broken):
         return super().losses(logits, *given)
 
 
+class AsManyTargetsAsFrames(Broken):
+    """Takes no more than T - 1 targets."""
+
+    def losses(self, logits, targets, T_lengths, U_lengths, blank):
+        return super().losses(logits, targets, T_lengths, torch.minimum(U_lengths, T_lengths - 1).clamp(min=0), blank)
+
+
+class ClampsTheLastGradient(Broken):
+    """After the upstream factor."""
+
+    def losses(self, logits, *given):
+        same = logits.view_as(logits)
+        if same.requires_grad:
+            same.register_hook(lambda gradient: gradient.clamp(-10, 10))
+        return super().losses(same, *given)
+
+
 IgnoresTheSign = fault("IgnoresTheSign", upstream=lambda self, upstream: upstream.abs())
 Clamps = fault("Clamps", logits=lambda self, logits: logits.clamp(-50, 50))
 GradientTimes = fault("GradientTimes", gradient=lambda self, gradient: gradient * 1.001)
@@ -210,6 +227,9 @@ SMALL = [
     OverwritesLengths,
     RoundsItsInput,
     fault("RoundsInside", logits=lambda self, logits: logits.bfloat16().float()),
+    AsManyTargetsAsFrames,
+    ClampsTheLastGradient,
+    wrong_where(lambda self, logits: len(logits) > 4),
     wrong_where(lambda self, logits: self.calls >= 3),
     wrong_where(lambda self, logits: self.calls >= 10),
     wrong_where(lambda self, logits: logits.size(1) % 16 == 0),
@@ -501,15 +521,20 @@ def test_a_search_judges_two_utterances():
 
 
 class LeavesOutTheFifth(Broken):
-    """And those behind it, as a kernel does whose grid is too small."""
+    """And those behind it of long utterances, as a kernel does whose grid is too small."""
 
     def losses(self, logits, *given):
-        return super().losses(logits, *given) * (torch.arange(len(logits)) < 4)
+        return super().losses(logits, *given) * first_four(logits)
+
+
+def first_four(logits):
+    """Which utterances are among the first four, where they are long; all of short ones."""
+    return (torch.arange(len(logits)) < 4) | (logits.size(1) < 48)
 
 
 LeavesOutTheGradientOfTheFifth = fault(
     "LeavesOutTheGradientOfTheFifth",
-    gradient=lambda self, gradient: gradient * (torch.arange(len(gradient)) < 4).view(-1, 1, 1, 1),
+    gradient=lambda self, gradient: gradient * first_four(gradient).view(-1, 1, 1, 1),
 )
 
 
@@ -770,3 +795,14 @@ def test_what_only_a_measured_batch_shows_has_a_place_on_the_screen(tmp_path):
     reason, printed = rows_of(tmp_path / "log")["flash"]["reason"], " ".join(done.stdout.split())
     assert done.returncode == 1 and "on a measured batch" in reason and "utterance" in reason
     assert re.search(r"loss [\d.]+, expected [\d.]+; .* utterance (9|10) \(T \d+, U \d+\).* expected -?[\d.]+", printed)
+
+
+def test_a_function_that_scales_all_utterances_by_the_first_one_s_factor_is_wrong():
+    """(N,) losses are judged with a factor each."""
+
+    def function(kernel):
+        return lambda logits, targets, T_lengths, U_lengths: kernel(logits, targets, T_lengths, U_lengths, 0, "none")
+
+    by_the_first = fault("ByTheFirst", upstream=lambda self, upstream: upstream[:1].expand_as(upstream))
+    assert "a factor for each utterance" in small_batches.wrong_of(function(by_the_first()))
+    assert small_batches.wrong_of(function(Broken())) == ""

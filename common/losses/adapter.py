@@ -67,7 +67,8 @@ class Adapter:
 
     What it can do:
       reductions: those of "sum", "mean" and "none" that the package has; fewest_frames, fewest_targets: of the shortest
-      utterance that it answers rightly (1 target where it refuses U = 0); overwrites_logits: it writes over its input,
+      utterance that it answers rightly (1 target where it refuses U = 0); takes_many_targets: U may be T and more;
+      overwrites_logits: it writes over its input,
       and its documentation says so; negligible: share of an utterance's probability below which it leaves a cell out of
       the gradient, by design.
 
@@ -95,6 +96,7 @@ class Adapter:
     reductions: Tuple[str, ...] = ("sum", "mean", "none")
     fewest_frames = 1
     fewest_targets = 0
+    takes_many_targets = True
     overwrites_logits = False
     negligible = 0.0
     is_module = False
@@ -287,4 +289,4 @@ class OfFunction(Adapter):
 
     def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
         losses = self.call(tensors, prepared)
-        return losses.sum() if getattr(losses, "ndim", 0) else losses
+        return losses.sum() if getattr(losses, "ndim", 0) and self.reduction != "none" else losses

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from common.core import settings
-from common.core.implementations import BY_NAME, Implementation
+from common.core.implementations import BY_NAME, ONE_SYMBOL, Implementation
 from common.losses import inputs, layouts, oracle, rounding
 from common.losses.adapter import Adapter, OfFunction
 from common.losses.inputs import OUTPUTS, Batch, Joiner
@@ -156,6 +156,9 @@ Shapes = List[Tuple[int, int]]  # (T, U) of each utterance
 SHAPES: Shapes = [(11, 5), (7, 4), (9, 2), (1, 0)]
 BLOCKS: Shapes = [(32, 8), (16, 15), (17, 14), (48, 3)]
 RAGGED: Shapes = [(9, 4), (6, 5), (8, 1)]
+SIX: Shapes = [(6, 3), (5, 2), (7, 4), (4, 1), (3, 2), (8, 5)]
+#: Tokens as many as frames, and more: none of a lattice with one symbol a frame.
+MANY_TOKENS: Shapes = [(3, 5), (4, 4), (2, 3)]
 #: Sizes of the joiner, and of that with logits "trained".
 RANDOM: Dict[str, Any] = {"vocab_size": 17, "encoder_dim": 24}
 TRAINED: Dict[str, Any] = {"vocab_size": 101, "encoder_dim": 128}
@@ -163,6 +166,8 @@ TRAINED: Dict[str, Any] = {"vocab_size": 101, "encoder_dim": 128}
 LARGEST_SCORE = 100.0
 #: Factors of the loss, as gradient accumulation, AMP and a loss that is subtracted have, and of each utterance.
 UPSTREAM, WEIGHTS = (-2.0,), (2.0, -1.0, 0.5)
+#: The first scale of torch.amp.GradScaler.
+LOSS_SCALE = 2.0**16
 
 
 class Case(NamedTuple):
@@ -197,6 +202,11 @@ def cases(adapter: Adapter) -> Iterator[Case]:
     if adapter.simulated:
         return
     yield Case("", BLOCKS, 5)
+    yield Case("", SIX, 13)
+    if adapter.takes_many_targets and adapter.topology not in ONE_SYMBOL:
+        yield Case("", MANY_TOKENS, 14)
+    if adapter.settings.dtype != "float16":  # whose largest number is below it
+        yield Case(f"a loss times {LOSS_SCALE:g}", RAGGED, 15, upstream=(LOSS_SCALE,))
     yield Case(f"a loss times {UPSTREAM[0]:g}", RAGGED, 6, upstream=UPSTREAM)
     yield Case("a factor for each utterance", RAGGED, 7, upstream=WEIGHTS)
     for frozen in ("joiner", "outputs"):
@@ -286,9 +296,9 @@ def answered(
         for scope in scopes[:1] if of_each else scopes:
             wide, model, batch = given(adapter, case, device, dtype)  # anew: the loss may have written over another's
             batches = [batch]
-            if of_each and "none" in adapter.reductions:
+            if of_each and ("none" in adapter.reductions or isinstance(adapter, OfFunction)):
                 wide.reduction = "none"
-                with contextlib.suppress(NotOfEach):  # an adapter's own `loss` may always return the sum
+                with contextlib.suppress(NotOfEach):  # a function, or an adapter's own `loss`, may return the sum
                     yield case, answer(wide, model, batches, scope, factors)
                     continue
             if of_each:
