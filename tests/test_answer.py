@@ -27,6 +27,7 @@ from common.analysis.groups import collect, groups
 from common.analysis.row import Row
 from common.analysis.times import Times
 from common.core import statistics
+from common.present.parts import words as in_words
 from common.records.schema import Environment, Header
 from common.show import cards, tables
 from rnnt_bench import api
@@ -146,6 +147,7 @@ def test_memory_is_judged_by_the_smallest_row_by_utterance_too(tmp_path):
     text = " ".join(screen(tmp_path).split())
     assert "by-utterance at 30.0x the peak and 7.0x the time" in text and "30x smaller than torchaudio:by-utter" in text
     assert "exact, an utterance at a time:" in text and cards.title(group) == verdict.headline(quick, small)
+    assert "by-utterance at 30.0x the peak" in in_words(verdict.memory(quick.row, small))
 
 
 @pytest.mark.parametrize(

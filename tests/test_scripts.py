@@ -18,7 +18,9 @@ import torch
 from commands import ROOT, assert_user_error, rows_of, run
 from fixtures_runs import change, records_of, write_records
 
+from common.cli import parser
 from common.core import implementations, snippets
+from common.core.errors import UserError
 from common.core.implementations import BY_NAME, with_variants
 from common.setup import environments
 
@@ -193,6 +195,18 @@ def test_a_copy_that_cannot_be_imported_has_a_row_of_its_own(copy, line, monkeyp
     path = copy(replaced={"import sys\nfrom": f"import sys\n{line}\nfrom"})
     row = implementations.of_file(str(path))
     assert row.name == "flash" and row.kind == "exact" and not row.variants
+
+
+def test_every_exact_loss_of_logits_is_a_row_by_utterance_too(copy, monkeypatch):
+    monkeypatch.setattr(implementations, "BY_NAME", dict(BY_NAME))
+    parse = parser.implementations(parser.standard())
+    for names in ("torchaudio:by-utterance,fused", "apex:by-utterance", "fast_rnnt:by-utterance@k2"):
+        assert set(parse(names)) == set(names.split(","))
+    (name,) = parse(f"{copy()}:by-utterance")
+    assert name == "flash:by-utterance" and implementations.find(name).kind == "by-utterance"
+    for name in ("fused", "nemo-tdt", "k2-pruned", "k2:hat", "torchaudio:by-utterance"):
+        with pytest.raises(UserError, match="variant"):
+            parse(f"{name}:by-utterance")
 
 
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)

@@ -344,7 +344,8 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
         return ["not measured"]
     least, peak = smallest.row if smallest else row, value(row, PEAK)
     if smallest and row in [least, *smallest.rivals]:
-        return [peak, ", the smallest" if smallest.sure else ", as small as any"]
+        others = against_next(smallest, PEAK)[1:] if smallest.sure and smallest.next else []
+        return [peak, ", the smallest" if smallest.sure else ", as small as any", *others]
     if least is row or not least.peak_mb:
         return [peak]
     times = text.number(row.peak_mb / least.peak_mb, 3)
