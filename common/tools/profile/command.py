@@ -50,7 +50,10 @@ def parser() -> Parser:
     )
     words = "Sort utterances by length and fill batches up to --max-frames. Default: false"
     add_setting(group, "sort_utterance", words, default=False)
-    for key, words in (("max_frames", "Most feature frames in a batch, the sum over its utterances"), ("batch_size", "Utterances in a batch")):
+    for key, words in (
+        ("max_frames", "Most feature frames in a batch, the sum over its utterances"),
+        ("batch_size", "Utterances in a batch"),
+    ):
         add_setting(group, key, f"{words}. Default: {_by_device(key)}", metavar="K")
     add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
     group = result.add_argument_group("the model")
