@@ -178,7 +178,8 @@ def _change(head: schema.FirstLine, now: schema.FirstLine) -> str:
     """Return what differs from where a run began, in words; "" where nothing does."""
     for what in head.machine.__struct_fields__:
         before, after = getattr(head.machine, what), getattr(now.machine, what)
-        if before not in (None, after) and what != "memory_bytes":  # which a new kernel counts anew
+        # a new kernel counts the memory anew; the command's Python measures nothing
+        if before not in (None, after) and what not in ("memory_bytes", "python"):
             return f"the run began on another machine: {what} {before}, here {after}"
     if head.git_revision != now.git_revision:
         return f"the run began at another revision of the suite, {head.git_revision}, here {now.git_revision}"
