@@ -49,7 +49,7 @@ def parser() -> Parser:
     group.add_argument(
         "--dataset-type",
         choices=("made", *READERS),
-        help="Source of the examples. made: noise of --made-seconds; raw: audio, by a manifest as wav2vec's; jsonl: text, "
+        help="Source of the examples. made: noise of --made-seconds; raw: audio of a wav2vec manifest; jsonl: text, "
         'lines {"id": "a", "tokens": [4, 5, 2]}; npy: text, as fairseq\'s benchmark saves it. Default: made',
     )
     group.add_argument("--dataset-path", metavar="FILE", help="File of the data set, unless it is made.")
