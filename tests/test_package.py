@@ -265,7 +265,10 @@ SECRET = ("/home/jane/corpus", "jane", "speech-x", "ssn 123")
 
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
 def test_every_folder_of_results_is_complete_and_consistent(folder):
-    assert not list(submit.problems(folder))
+    found = list(submit.problems(folder))
+    if folder.name.endswith("-judged"):  # stopped when its losses had been judged, as results/README.md says
+        found = [problem for problem in found if not re.search("stopped before|timing-1: interrupted", problem)]
+    assert not found
 
 
 def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
