@@ -143,7 +143,8 @@ class _Arguments:
         )  # fmt: skip
         self.tensors: List[Tensor] = []
         self.point(
-            encoder=encoder, decoder=decoder, weight=call.weight.to(dtype).contiguous(),
+            encoder=encoder, decoder=decoder,
+            weight=(call.weight if call.weight.dtype == torch.bfloat16 else call.weight.to(dtype)).contiguous(),
             bias=None if call.bias is None else call.bias.to(dtype).contiguous(),
             targets=call.targets.long().contiguous(), T_lengths=T_lengths, U_lengths=U_lengths,
             first_cells=first_cells, seed=call.seed, arcs=arcs, kept=kept,

@@ -61,6 +61,8 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
         return f"it runs on CUDA, not on {device.type}"
     if dtype == torch.float64:
         return "it has no float64"
+    if device.type == "cuda" and torch.version.hip:  # whose compute capability, 9.0 and 9.4, is none of NVIDIA's
+        return "its kernels are for NVIDIA GPUs: an AMD GPU has less shared memory for a block, and no TF32"
     if device.type == "cuda" and dtype != torch.float32:
         capability = torch.cuda.get_device_capability(device)
         if capability < TENSOR_CORES_FROM:

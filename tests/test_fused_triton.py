@@ -28,7 +28,7 @@ from fused_helpers import (
 )
 
 import fused_transducer
-from fused_transducer import align, transducer_loss
+from fused_transducer import align, call, transducer_loss
 from fused_transducer.call import Call, any_outside, backend_of
 from fused_transducer.lattices import SMOOTHABLE
 
@@ -101,6 +101,17 @@ def test_half_precision_needs_tensor_cores_where_the_tensors_are(monkeypatch):
             backend_of("cuda:0", dtype, "triton")
         assert backend_of(torch.device("cuda:1"), dtype) == "triton"
     assert backend_of("cuda", torch.float32) == "triton"
+
+
+def test_an_amd_gpu_runs_the_plain_code_with_a_warning(monkeypatch):
+    """Its compute capability says 9.0 or 9.4, as Hopper's; the kernels want more shared memory than it has."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.delenv("FUSED_TRANSDUCER_BACKEND", raising=False)
+    call._warn_of_torch.cache_clear()
+    with pytest.warns(UserWarning, match="AMD"):
+        assert [backend_of("cuda", dtype) for dtype in (torch.float32, torch.bfloat16)] == ["torch", "torch"]
+    with pytest.raises(ValueError, match="AMD"):
+        backend_of("cuda", torch.float32, "triton")
 
 
 def test_a_gpu_of_99_kb_of_shared_memory_takes_the_small_blocks():

@@ -41,12 +41,13 @@ FT_INLINE void round_row(uint32_t* to, const float* from, int64_t H) {
 }
 
 // A panel, in pairs, of the transpose of (width, H).
-FT_INLINE void pack_pairs(uint32_t* panel, const float* from, int64_t H, int64_t width) {
+template <class From> FT_INLINE void pack_pairs(uint32_t* panel, const From* from, int64_t H, int64_t width) {
   const int64_t COLUMNS = Block<float>::COLUMNS;
   for (int64_t k = 0; k < pairs_of(H); ++k)
     for (int64_t c = 0; c < COLUMNS; ++c) {
-      const float* at = from + c * H + 2 * k;
-      panel[k * COLUMNS + c] = c >= width ? 0 : rounded(at[0]) | (2 * k + 1 < H ? rounded(at[1]) << 16 : 0);
+      const From* at = from + c * H + 2 * k;
+      panel[k * COLUMNS + c] =
+          c >= width ? 0 : rounded(number_of(at[0])) | (2 * k + 1 < H ? rounded(number_of(at[1])) << 16 : 0);
     }
 }
 

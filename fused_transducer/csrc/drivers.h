@@ -21,6 +21,9 @@ namespace FT_ISA {
 // at once.
 enum { GROUP = FT_ROWS * (FT_ROWS < 10 ? 8 : 4), CHUNK = 1024, SYMBOLS = 512, SHARE = 2 * GROUP, BLOCKS = 8 };
 
+// Of cells that are at most so many times H, the weight is not packed whole: it would take more than their logits do.
+enum { FEW = 2 };
+
 // Cells whose parts of the gradients of weight and bias are summed by themselves before they join the others'.  Tiles
 // are whole numbers of these (native.py, SUMMED), so that the sums have the same bits whatever the tile is, and with it
 // the number of threads.
@@ -52,6 +55,12 @@ struct Workspace {
   }
 };
 
+// Of one cell while its logits come by in chunks.
+template <class T> struct Normaliser {
+  T high, blank, label;
+  double sum;
+};
+
 template <class T> struct ForwardSpace {
   T *packed, *bias, *activations, *logits;
   T* mean;  // of the weights of all symbols (H,), and then of their bias; for label smoothing
@@ -62,22 +71,30 @@ template <class T> struct ForwardSpace {
   char* of_fronts;
   Cell* step;  // cells of a step of theirs
   int64_t* step_cells;  // how many
+  Cell* cells;  // all of them, where they are few, ...
+  Normaliser<T>* normalisers;  // ... and those of each ...
+  T* blanks;  // ... and its logit of a blank that has a sigmoid
   int64_t columns, bytes;  // columns: logits of a cell that are there at once
-  bool follows;
+  bool follows, few;  // few: cells, so that all of them go through some symbols' weights at a time
 
   explicit ForwardSpace(const Problem& p) {
     Workspace space{static_cast<char*>(p.workspace)};
-    columns = least(whole<T>(CHUNK), round_up(p.V, Block<T>::COLUMNS));
-    packed = space.take<T>(round_up(p.V, Block<T>::COLUMNS) * p.H);
-    bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
-    activations = space.take<T>(p.threads * GROUP * stride<T>(p.H));
+    int64_t all = round_up(p.V, Block<T>::COLUMNS), count = p.first_cells[p.N];
+    columns = least(whole<T>(CHUNK), all);
+    few = columns < all && count <= FEW * p.H;
+    packed = space.take<T>((few ? columns : all) * p.H);
+    bias = space.take<T>(all);
+    activations = space.take<T>((few ? round_up(count, GROUP) : p.threads * GROUP) * stride<T>(p.H));
     logits = space.take<T>(p.threads * GROUP * stride<T>(columns));
     mean = space.take<T>(p.label_smoothing ? p.H + 1 : 0);
     pairs = space.take<uint32_t>(in_pairs(p) ? p.threads * GROUP * pairs_of(p.H) : 0);
-    further = space.take<T>(p.threads * GROUP * p.extra);
+    further = space.take<T>((few ? count : p.threads * GROUP) * p.extra);
+    cells = space.take<Cell>(few ? count : 0);
+    normalisers = space.take<Normaliser<T>>(few ? count : 0);
+    blanks = space.take<T>(few ? count : 0);
     diagonals = space.take<char>(p.threads * Diagonals::bytes(p.U1));
     walks = space.take<char>(p.threads * Walk<T>::bytes(p));
-    follows = leaves_out(p);
+    follows = !few && leaves_out(p);
     fronts = space.take<Front>(follows ? p.N : 0);
     of_fronts = space.take<char>(follows ? p.N * Diagonals::bytes(p.U1) : 0);
     step = space.take<Cell>(follows ? step_room(p) : 0);
@@ -124,17 +141,16 @@ template <class T> struct BackwardSpace {
 
 // The weights of `columns` symbols from `first` on, in panels.  All threads call this, and meet later.
 template <class T> void pack_weight(const Problem& p, T* packed, int64_t first, int64_t columns) {
-  const T* weight = static_cast<const T*>(p.weight);
 #pragma omp for schedule(dynamic) nowait
   for (int64_t c = 0; c < columns; c += Block<T>::COLUMNS) {
     T* panel = packed + c * p.H;
     int64_t width = least(Block<T>::COLUMNS, p.V - first - c);
-    if constexpr (sizeof(T) == sizeof(float))
-      if (in_pairs(p)) {
-        pack_pairs(reinterpret_cast<uint32_t*>(panel), weight + (first + c) * p.H, p.H, width);
-        continue;
-      }
-    pack_panel<T>(panel, weight + (first + c) * p.H, p.H, width);
+    with_weight<T>(p, [&](auto weight) {
+      auto from = weight + (first + c) * p.H;
+      if constexpr (sizeof(T) == sizeof(float))
+        if (in_pairs(p)) return pack_pairs(reinterpret_cast<uint32_t*>(panel), from, p.H, width);
+      pack_panel<T>(panel, from, p.H, width);
+    });
   }
 }
 
@@ -274,21 +290,17 @@ template <class T, bool KEEP> FT_INLINE double sum_of_exp(T* logits, int64_t col
   return sum_of(sum);
 }
 
-// Of one cell while its logits come by in chunks.
-template <class T> struct Normaliser {
-  T high, blank, label;
-  double sum;
-};
-
 // The mean of all symbols' weights and bias, whose logit is the mean of a cell's logits.  All threads call this, and meet
 // later.
 template <class T> void average_weight(const Problem& p, T* mean) {
   if (!p.label_smoothing) return;
-  const T *weight = static_cast<const T*>(p.weight), *bias = static_cast<const T*>(p.bias);
+  const T* bias = static_cast<const T*>(p.bias);
 #pragma omp for schedule(dynamic, 16) nowait
   for (int64_t h = 0; h <= p.H; ++h) {
     double sum = 0;
-    for (int64_t v = 0; v < p.V; ++v) sum += h < p.H ? weight[v * p.H + h] : bias ? bias[v] : 0;
+    with_weight<T>(p, [&](auto weight) {
+      for (int64_t v = 0; v < p.V; ++v) sum += h < p.H ? number_of(weight[v * p.H + h]) : bias ? bias[v] : 0;
+    });
     mean[h] = (T)(sum / (double)p.V);
   }
 }
@@ -338,52 +350,105 @@ void sigmoid_parts(const Problem& p, const Arcs<T>& arcs, int64_t cell, T blank,
     arcs.label[cell] += (T)log_sigmoid(-blank);
 }
 
-// Log-probabilities of the arcs of `count` cells, at most a group.
+// What is known of `count` cells, at most a group, while chunks of their logits come by.
+template <class T> struct Group {
+  const Cell* cells;
+  int64_t count;
+  T* activations;
+  Normaliser<T>* normalisers;
+  T *further, *blanks;
+};
+
+template <class T> void activate_group(const Problem& p, const Group<T>& group) {
+  for (int64_t i = 0; i < group.count; ++i) {
+    const Cell& cell = group.cells[i];
+    activate<T>(p, cell.n, cell.t, cell.u, group.activations + i * stride<T>(p.H));
+  }
+}
+
+// Takes the logits of `columns` symbols from `first` on, whose weights are in `packed`.
 template <class T>
-void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cell* cells, int64_t count) {
-  int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns), all = round_up(p.V, Block<T>::COLUMNS);
-  T* activations = space.activations + thread_number() * GROUP * lda;
-  T* logits = space.logits + thread_number() * GROUP * ldc;
+void take_chunk(const Problem& p, const ForwardSpace<T>& space, const Group<T>& group, const T* packed, int64_t first,
+                int64_t columns) {
+  int64_t ldc = stride<T>(space.columns);
+  T *logits = space.logits + thread_number() * GROUP * ldc, *kept = static_cast<T*>(p.kept);
+  logits_of<T>(p, group.activations, space.pairs, packed, space.bias + first, group.count, columns, logits, ldc);
+  for (int64_t i = 0; i < group.count; ++i) {
+    const Cell& cell = group.cells[i];
+    for (int64_t c = 0; cell.number < p.kept_cells && c < least(columns, p.V - first); ++c)
+      kept[cell.number * p.V + first + c] = logits[i * ldc + c];
+  }
+  if (p.extra || p.normaliser != TOGETHER)
+    for (int64_t i = 0; i < group.count; ++i)
+      set_aside<T>(p, first, columns, logits + i * ldc, group.further + i * p.extra, group.blanks + i);
+  for (int64_t i = 0; i < group.count; ++i)
+    add_chunk<T>(p, group.normalisers[i], logits + i * ldc, first, columns, group.cells[i].target);
+}
+
+// Writes the log-probabilities of the arcs, after all chunks.
+template <class T> void store_arcs(const Problem& p, const ForwardSpace<T>& space, const Group<T>& group) {
   Arcs<T> arcs(p);
-  T* kept = static_cast<T*>(p.kept);
-  double added[GROUP];  // to the log-probability of a label: less the later it is
-  Normaliser<T> normalisers[GROUP];
-  T* further = space.further + thread_number() * GROUP * p.extra;
-  T blanks[GROUP];  // logits of a blank that has a sigmoid
-  for (int64_t i = 0; i < count; ++i) {
-    activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
-    added[i] = p.delay_penalty * ((double)(p.T_lengths[cells[i].n] - 1) / 2 - (double)cells[i].t);
-  }
-  for (int64_t first = 0; first < all; first += space.columns) {
-    int64_t columns = least(space.columns, all - first);
-    logits_of<T>(p, activations, space.pairs, space.packed + first * p.H, space.bias + first, count, columns, logits,
-                 ldc);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t c = 0; cells[i].number < p.kept_cells && c < least(columns, p.V - first); ++c)
-        kept[cells[i].number * p.V + first + c] = logits[i * ldc + c];
-    if (p.extra || p.normaliser != TOGETHER)
-      for (int64_t i = 0; i < count; ++i)
-        set_aside<T>(p, first, columns, logits + i * ldc, further + i * p.extra, blanks + i);
-    for (int64_t i = 0; i < count; ++i)
-      add_chunk<T>(p, normalisers[i], logits + i * ldc, first, columns, cells[i].target);
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    Normaliser<T>& of = normalisers[i];
-    int64_t cell = cells[i].number, target = cells[i].target;
+  for (int64_t i = 0; i < group.count; ++i) {
+    Normaliser<T>& of = group.normalisers[i];
+    const Cell& at = group.cells[i];
+    int64_t cell = at.number, target = at.target;
     double normaliser = log(of.sum), high = of.high;
+    // to the log-probability of a label: less the later it is
+    double added = p.delay_penalty * ((double)(p.T_lengths[at.n] - 1) / 2 - (double)at.t);
     if (p.label_smoothing) {
-      double mean = mean_logit<T>(p, space.mean, activations + i * lda);
+      double mean = mean_logit<T>(p, space.mean, group.activations + i * stride<T>(p.H));
       of.blank = (T)((1 - p.label_smoothing) * of.blank + p.label_smoothing * mean);  // no NaN of two -inf
       of.label = (T)((1 - p.label_smoothing) * of.label + p.label_smoothing * mean);
     }
     arcs.blank[cell] = (T)(of.blank - high - normaliser);
-    arcs.label[cell] = target < 0 ? -(T)INFINITY : (T)(of.label - high - normaliser + added[i]);
-    if (p.extra) further_parts<T>(p, arcs, cell, further + i * p.extra, high + normaliser);
-    if (p.normaliser == SIGMOID) sigmoid_parts<T>(p, arcs, cell, blanks[i], target, added[i]);
+    arcs.label[cell] = target < 0 ? -(T)INFINITY : (T)(of.label - high - normaliser + added);
+    if (p.extra) further_parts<T>(p, arcs, cell, group.further + i * p.extra, high + normaliser);
+    if (p.normaliser == SIGMOID) sigmoid_parts<T>(p, arcs, cell, group.blanks[i], target, added);
     if (!p.normalised) continue;
     arcs.largest[cell] = of.high;
     arcs.others[cell] = (T)(of.sum - 1);  // without the largest's own, which is exact
   }
+}
+
+// Log-probabilities of the arcs of `count` cells, at most a group.
+template <class T>
+void log_probabilities(const Problem& p, const ForwardSpace<T>& space, const Cell* cells, int64_t count) {
+  int64_t thread = thread_number(), all = round_up(p.V, Block<T>::COLUMNS);
+  Normaliser<T> normalisers[GROUP];
+  T blanks[GROUP];  // logits of a blank that has a sigmoid
+  Group<T> group{cells, count, space.activations + thread * GROUP * stride<T>(p.H), normalisers,
+                 space.further + thread * GROUP * p.extra, blanks};
+  activate_group<T>(p, group);
+  for (int64_t first = 0; first < all; first += space.columns)
+    take_chunk<T>(p, space, group, space.packed + first * p.H, first, least(space.columns, all - first));
+  store_arcs<T>(p, space, group);
+}
+
+// Log-probabilities of the arcs of all cells, where they are few: chunk by chunk of the weight, which is packed for all of
+// them at once and never whole.  All threads call this, and meet later.
+template <class T> void few_log_probabilities(const Problem& p, const ForwardSpace<T>& space, Meeting& meeting) {
+  int64_t count = p.first_cells[p.N], all = round_up(p.V, Block<T>::COLUMNS);
+  auto group_at = [&](int64_t begin) {
+    return Group<T>{space.cells + begin, least(GROUP, count - begin), space.activations + begin * stride<T>(p.H),
+                    space.normalisers + begin, space.further + begin * p.extra, space.blanks + begin};
+  };
+#pragma omp for schedule(dynamic) nowait
+  for (int64_t begin = 0; begin < count; begin += GROUP) {
+    for (Cursor cursor(p, begin); cursor.number < least(begin + GROUP, count); cursor.next())
+      space.cells[cursor.number] = cursor.cell();
+    activate_group<T>(p, group_at(begin));
+  }
+  for (int64_t first = 0; first < all; first += space.columns) {
+    int64_t columns = least(space.columns, all - first);
+    pack_weight<T>(p, space.packed, first, columns);
+    meeting.wait();
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t begin = 0; begin < count; begin += GROUP)
+      take_chunk<T>(p, space, group_at(begin), space.packed, first, columns);
+    meeting.wait();
+  }
+#pragma omp for schedule(dynamic) nowait
+  for (int64_t begin = 0; begin < count; begin += GROUP) store_arcs<T>(p, space, group_at(begin));
 }
 
 // Follows all utterances as long as that can save cells.  All threads call this, and meet later.
@@ -457,11 +522,12 @@ template <class T> void forward(const Problem& p) {
     FlushDenormals flush;
     fill_bias<T>(p, space.bias);
     average_weight<T>(p, space.mean);
-    pack_weight<T>(p, space.packed, 0, round_up(p.V, Block<T>::COLUMNS));
+    if (!space.few) pack_weight<T>(p, space.packed, 0, round_up(p.V, Block<T>::COLUMNS));
     meeting.wait();
+    if (space.few) few_log_probabilities<T>(p, space, meeting);
     if (space.follows) follow_paths<T>(p, space, meeting);
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t begin = 0; begin < cells; begin += GROUP) {
+    for (int64_t begin = 0; begin < (space.few ? 0 : cells); begin += GROUP) {
       Cell group[GROUP];
       int64_t count = missing_cells<T>(p, space, begin, least(GROUP, cells - begin), group);
       if (count) log_probabilities<T>(p, space, group, count);
@@ -672,11 +738,12 @@ void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
                      int64_t begin, int64_t count) {
   typedef Block<T> B;
   int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns);
-  const T* weight = static_cast<const T*>(p.weight) + symbols.first * p.H;
   T* panel = space.panels + thread_number() * space.columns * B::COLUMNS;
   bool first = symbols.first == 0, last = symbols.first + symbols.count == p.V;
   for (int64_t column = 0; column < p.H; column += B::COLUMNS) {
-    copy_panel<T>(panel, weight + column, symbols.count, p.H, least(B::COLUMNS, p.H - column));
+    with_weight<T>(p, [&](auto weight) {
+      copy_panel<T>(panel, weight + symbols.first * p.H + column, symbols.count, p.H, least(B::COLUMNS, p.H - column));
+    });
     for (int64_t r = begin; r < begin + count; r += B::ROWS) {
       T *to = space.sums + r * lda + column, *activations = space.activations + r * lda + column;
       multiply<T>(

@@ -57,27 +57,50 @@ FT_INLINE void multiply(int64_t K, const T* a, int64_t row, int64_t step, const 
 // Panels: COLUMNS columns of a matrix side by side, row after row, so that a product reads straight on.  Columns beyond
 // the last are 0.
 
+// A weight that comes as bfloat16 is read as such, and never turned into float32 whole.
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+FT_INLINE float number_of(float x) { return x; }
+FT_INLINE double number_of(double x) { return x; }
+FT_INLINE float number_of(Bfloat16 x) {
+  uint32_t bits = (uint32_t)x.bits << 16;
+  float number;
+  __builtin_memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+// Calls use(weight) with the weight of the call, as numbers of the kind that it has.
+template <class T, class Use> FT_INLINE void with_weight(const Problem& p, Use use) {
+  if constexpr (sizeof(T) == sizeof(float))
+    if (p.is_bfloat16) return use(static_cast<const Bfloat16*>(p.weight));
+  use(static_cast<const T*>(p.weight));
+}
+
 // A panel of the transpose of (width, rows).
-template <class T> void pack_panel(T* panel, const T* from, int64_t rows, int64_t width) {
+template <class T, class From> void pack_panel(T* panel, const From* from, int64_t rows, int64_t width) {
   typedef Block<T> B;
-  constexpr int64_t LINE = 64 / sizeof(T);  // rows at once: a cache line of `from`
+  constexpr int64_t LINE = 64 / sizeof(From);  // rows at once: a cache line of `from`
   for (int64_t begin = 0; begin < rows; begin += LINE) {
     int64_t end = least(begin + LINE, rows);
     for (int64_t c = 0; c < width; ++c)
-      for (int64_t r = begin; r < end; ++r) panel[r * B::COLUMNS + c] = from[c * rows + r];
+      for (int64_t r = begin; r < end; ++r) panel[r * B::COLUMNS + c] = number_of(from[c * rows + r]);
     for (int64_t r = begin; r < end; ++r)
       for (int64_t c = width; c < B::COLUMNS; ++c) panel[r * B::COLUMNS + c] = 0;
   }
 }
 
 // A panel of `width` columns that lie side by side in rows of `ld`.
-template <class T> void copy_panel(T* to, const T* from, int64_t rows, int64_t ld, int64_t width) {
+template <class T, class From> void copy_panel(T* to, const From* from, int64_t rows, int64_t ld, int64_t width) {
   typedef Block<T> B;
   for (int64_t r = 0; r < rows; ++r, to += B::COLUMNS, from += ld) {
-    if (width == B::COLUMNS)
-      for (int j = 0; j < B::VECTORS; ++j) store<T>(to + j * B::W, load<T>(from + j * B::W));
-    else
-      for (int64_t c = 0; c < B::COLUMNS; ++c) to[c] = c < width ? from[c] : 0;
+    if constexpr (sizeof(From) == sizeof(T))
+      if (width == B::COLUMNS) {
+        for (int j = 0; j < B::VECTORS; ++j) store<T>(to + j * B::W, load<T>(from + j * B::W));
+        continue;
+      }
+    for (int64_t c = 0; c < B::COLUMNS; ++c) to[c] = c < width ? number_of(from[c]) : 0;
   }
 }
 

@@ -18,7 +18,7 @@ struct Problem {
   int64_t N, T, U1, H, V;  // U1 = longest U + 1
   int64_t blank, activation;  // activation: its number in ACTIVATIONS of call.py
   int64_t drop_below;  // dropout drops where a hash of 32 bits is below this; 0: no dropout
-  int64_t is_double, is_bfloat16;  // inputs; bfloat16 comes as float32
+  int64_t is_double, is_bfloat16;  // inputs; of bfloat16 ones the weight is, the others come as float32
   int64_t gradient, threads, tile_cells, kept_cells;
   int64_t normalised;  // arcs has the rows of the normaliser too
   int64_t extra, of_symbols;  // outputs behind those of the symbols; parts of a cell that are of symbols
