@@ -252,7 +252,7 @@ def test_the_time_left_is_of_jobs_like_those_to_come():
     assert progress.left() == ""
     progress.done("a correctness", "ok", None, ("a", "correctness"))
     progress.took = {("a", "correctness"): [10.0]}
-    assert progress.left() == ""  # nothing is known of rounds
+    assert progress.left() == "about 22 s left"  # 10 + 3 * 0.4 * 10: a round takes less than the first pass
     progress.took = {("a", "correctness"): [10.0], ("a", "timing"): [100.0, 140.0]}
     assert progress.left() == "about 6 min left"  # 10 + 120 + 120 + 120
     progress.done("b correctness", "missing", "no b", ("b", "correctness"))
