@@ -45,7 +45,7 @@ def page(
 
 def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[parts.Section]:
     result = [
-        *(_section(group, index, len(groups), [base, *paths]) for index, group in enumerate(groups)),
+        *(_section(index, groups, [base, *paths]) for index in range(len(groups))),
         *(plots.of_sweep(each, number) for number, each in enumerate(swept)),
     ]
     for number, tool in enumerate(parts.slices()):
@@ -143,15 +143,25 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     return ", ".join(filter(None, [*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))])) + "."
 
 
-def _section(group: Group, index: int, many: int, folders: Paths) -> parts.Section:
-    title = "Largest batch" if group.search else "Answer" if many == 1 else "Configuration"
+def _title(index: int, groups: Sequence[Group]) -> str:
+    """Return the title of the group with this index; it is numbered where several are of its kind."""
+    is_search = [bool(group.search) for group in groups]
+    many = is_search.count(is_search[index])
+    number = is_search[: index + 1].count(is_search[index])
+    if many == 1:
+        return "Largest batch" if is_search[index] else "Answer"
+    return f"{'Largest batch' if is_search[index] else 'Configuration'}, {number} of {many}"
+
+
+def _section(index: int, groups: Sequence[Group], folders: Paths) -> parts.Section:
+    group = groups[index]
     rows, measured = group.rows, [row for row in group.rows if row.is_measured]
     kinds = [kind_title(row) for row in measured]
     columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
     drawn = () if group.search else (plots.time_and_memory, plots.drift, plots.memory_within)
     return parts.Section(
         f"group-{index}",
-        title if many == 1 else f"{title}, {index + 1} of {many}",
+        _title(index, groups),
         ". ".join([cards.configuration(group), *([] if group.search else cards.size_of(rows))]),
         loaded=tables.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
