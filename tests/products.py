@@ -57,13 +57,13 @@ def bits(variables: Dict[str, str]) -> str:
     return subprocess.run(line, env={**os.environ, **variables}, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def judged(variables: Dict[str, str], folder: Path, processes: int) -> bool:
-    """Run the tests, and the quick benchmark as far as it judges losses; return whether all went well."""
+def failures(variables: Dict[str, str], folder: Path, processes: int) -> List[str]:
+    """Run the tests, and the quick benchmark as far as it judges losses; return which of both failed."""
     tests = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "worksteal", *TESTS]
     flags = ["--preset", "quick", "--passes", "correctness,timing", "--quiet", "--log-dir", folder]
     benchmark = command("benchmark_all.py", *flags)
-    ends = [subprocess.run(line, cwd=ROOT, env={**os.environ, **variables}).returncode for line in (tests, benchmark)]
-    return ends == [0, 0]
+    around, steps = {**os.environ, **variables}, {"tests": tests, "benchmark": benchmark}
+    return [name for name, line in steps.items() if subprocess.run(line, cwd=ROOT, env=around).returncode != 0]
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -88,8 +88,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
                 print(f"{name}: left out, its products have the bits of torch's own here", flush=True)
                 continue
             print(f"{name}: {' '.join(f'{key}={value}' for key, value in variables.items())}", flush=True)
-            if not judged(variables, Path(made) / name, options.processes):
-                failed.append(name)
+            failed += [f"{name} ({step})" for step in failures(variables, Path(made) / name, options.processes)]
     print(f"products: {', '.join(failed) or 'none'} failed")
     return int(bool(failed))
 
