@@ -361,13 +361,15 @@ def test_the_limit_of_products_is_the_larger_rate_of_two(tmp_path):
     """torch.mm may not use what the processor has; what a preloaded library changes is torch's rate there alone."""
     loop = {"n": 10, "ns": [0.5e9], "by": "loop"}  # four times torch's
     here = limits(mkl_as_intel=False)
-    both, preloaded = here["products"] + [loop], limits(product_seconds=0.8, mkl_as_intel=True, streams=[])
+    both, preloaded = here["products"] + [loop], limits(product_seconds=0.8, mkl_as_intel=True)
     row = one_row(write_limited(tmp_path, {**here, "products": both}, preloaded))
     assert row["limit_percent"]["step"] == pytest.approx(3.06 / 4 / 20 * 100)
     rates = row["torch_operations_per_second"], row["loop_operations_per_second"]
     assert rates == (2500, 4000)  # of a run whose records do not tell its condition
     change(tmp_path, "environment", mkl_as_intel=False)
     assert one_row(tmp_path)["torch_operations_per_second"] == 1000
+    probe = limits(product_seconds=1e-3, mkl_as_intel=False, streams=[])  # of one thread, which decides on controls
+    assert one_row(write_limited(tmp_path, here, probe))["torch_operations_per_second"] == 1000
 
 
 def test_a_row_above_its_limit_is_first_with_a_mark_alone(tmp_path):
@@ -444,8 +446,8 @@ def test_the_loop_of_the_suite_multiplies():
     """It computes the product that it is timed for."""
     for dtype in ("float32", "float64"):
         library = ctypes.CDLL(str(libraries.multiplication(dtype)))
-        rows, columns, n = library.rows_of_block(), library.columns_of_block(), peaks.LOOP_SIZE
-        assert n % rows == n % columns == 0
+        rows, columns = library.rows_of_block(), library.columns_of_block()
+        n = math.lcm(rows, columns) * 3  # more than the terms of a sum at once
         left, right = (torch.rand(n, n, dtype=getattr(torch, dtype)) for _ in range(2))
         groups = left.view(n // rows, rows, n).transpose(1, 2).contiguous()
         panels = right.view(n, n // columns, columns).transpose(0, 1).contiguous()
@@ -456,7 +458,7 @@ def test_the_loop_of_the_suite_multiplies():
     products = peaks.products_of_loop(
         str(libraries.multiplication("float32")), torch.float32, 2, FakeClock(32 * MS), 1e-3
     )
-    assert (products.by, products.ns) == ("loop", [2 * MS] * 10)  # 8 by each of 2 threads
+    assert (products.by, products.ns) == ("loop", [MS / 4] * 10)  # 64 by each of 2 threads
 
 
 def test_products_grow_until_the_next_would_take_too_long(small_products):

@@ -66,7 +66,8 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         repeated=store.repeated(records),
         peaks_mb=_peaks([line for line in well if isinstance(line, schema.Memory)]),
     )
-    made.rates = times.device_rates(limits, made.environment.mkl_as_intel)
+    of_all_threads = [line for line in limits if line.streams]
+    made.rates = times.device_rates(of_all_threads, made.environment.mkl_as_intel)
     percent = times.limit_percent(made.rates, header.kind, made.batches, header.settings, samples, checked.at_size)
     made.limit_percent = percent
     made.notes = _notes(made, limits, judged, trace, [line for line in well if isinstance(line, schema.Stop)])

@@ -145,8 +145,10 @@ SLOW, FASTER = 0.8, 1.2
 
 def slow_products(limits: Sequence[schema.Limits]) -> Optional[float]:
     """Return torch's rate of products over the processor's where it is slow, and MKL's other path makes it faster; None
-    elsewhere, and where that is not known."""
-    here, preloaded = device_rates(limits, mkl_as_intel=False), device_rates(limits, mkl_as_intel=True)
+    elsewhere, and where that is not known. Records of products alone tell, which are of one thread: beside other load
+    two threads wait for each other."""
+    probe = [line for line in limits if not line.streams]
+    here, preloaded = device_rates(probe, mkl_as_intel=False), device_rates(probe, mkl_as_intel=True)
     if not (here.torch and here.loop and preloaded.torch):
         return None
     is_slow = here.torch < SLOW * here.loop and preloaded.torch > FASTER * here.torch

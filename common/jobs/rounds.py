@@ -206,14 +206,15 @@ class Rounds:
 def products(
     executor: Executor, name: str, python: Path, settings: Settings, folder: Path, timeout: float
 ) -> List[schema.Record]:
-    """Return ``limits`` records of matrix products alone: as torch has them, beside the suite's own, then by torch
-    under FAST_MKL.  Fewer where there is no C compiler, or a process fails.  Raises Interrupted.
+    """Return ``limits`` records of matrix products alone, on one thread: as torch has them, beside the suite's own,
+    then by torch under FAST_MKL.  Fewer where there is no C compiler, or a process fails.  Raises Interrupted.
 
     name: an implementation that `python` has; folder: --log-dir."""
     library, records = _library(settings), []
     if dict(library).get("library"):
         for called, given in ((name, library), (find(name).under(FAST_MKL).name, ())):
-            job = Job(called, "limits", subject="device", given=(*given, ("products_alone", True)))
+            handed = (*given, ("products_alone", True))
+            job = Job(called, "limits", subject="device", overrides=(("threads", 1),), given=handed)
             *measured, _ = executor.execute(job, python, folder, settings, timeout, lambda text: None)
             records += [{key: record[key] for key in record if key != "job"} for record in measured]
     return records

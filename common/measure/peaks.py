@@ -9,6 +9,7 @@ load can only slow them down, so the best repeat of a process counts; the record
 from __future__ import annotations
 
 import ctypes
+import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Callable, Iterator, List, Mapping
@@ -34,9 +35,9 @@ FEWEST, MOST = 3, 200  # repeats
 #: So many sizes of products are measured at least, ten times each: other load can slow every one of a few repeats of
 #: what takes less than a time slice.
 SHORT, FEWEST_SHORT = 3, 10
-#: n of the products of the suite's own loop, a multiple of each of its blocks; and how many each thread makes at once:
-#: starting them takes a tenth of a millisecond.
-LOOP_SIZE, LOOP_PASSES = 672, 8
+#: Least n of the products of the suite's own loop. So many are made at once: starting threads takes up to a tenth of a
+#: millisecond; one thread is not started, and few repeats of what is longer than a time slice are undisturbed.
+LOOP_SIZE, LOOP_PASSES, LOOP_PASSES_OF_ONE = 200, 64, 8
 
 
 def repeated(action: Callable[[], Any], clock: Clock, seconds: float, fewest: int = FEWEST) -> List[int]:
@@ -88,19 +89,23 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
 def products_of_loop(library: str, dtype: torch.dtype, threads: int, clock: Clock, seconds: float) -> Products:
     """Return the times of products by the suite's own loop: every thread multiplies matrices of its own, which stay in
     its cache.  library: compiled from common/setup/c/multiply.c for the dtype."""
-    multiply = ctypes.CDLL(library).multiply
-    multiply.restype, multiply.argtypes = None, [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+    loaded = ctypes.CDLL(library)
+    loaded.multiply.restype, loaded.multiply.argtypes = None, [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+    rows, columns = loaded.rows_of_block(), loaded.columns_of_block()
+    step = rows * columns // math.gcd(rows, columns)
+    size, passes = -(-LOOP_SIZE // step) * step, LOOP_PASSES if threads > 1 else LOOP_PASSES_OF_ONE
     generator = torch.Generator().manual_seed(0)
-    wanted = (3, LOOP_SIZE, LOOP_SIZE)
-    of_threads = [torch.rand(wanted, generator=generator).to(dtype) for _ in range(threads)]
+    of_threads = [torch.rand(3, size, size, generator=generator).to(dtype) for _ in range(threads)]
 
-    def passes(matrices: torch.Tensor) -> None:
-        for _ in range(LOOP_PASSES):
-            multiply(LOOP_SIZE, *(matrix.data_ptr() for matrix in matrices))
+    def multiply(matrices: torch.Tensor) -> None:
+        left, right, product = (matrix.data_ptr() for matrix in matrices)
+        for _ in range(passes):
+            loaded.multiply(size, left, right, product)
 
     with ThreadPoolExecutor(threads) as pool:  # ctypes lets other threads of Python run
-        taken = repeated(lambda: list(pool.map(passes, of_threads)), clock, seconds, FEWEST_SHORT)
-    return Products(LOOP_SIZE, [span / (threads * LOOP_PASSES) for span in taken], by="loop")
+        on_all = partial(pool.map, multiply, of_threads) if threads > 1 else partial(map, multiply, of_threads)
+        taken = repeated(lambda: list(on_all()), clock, seconds, FEWEST_SHORT)
+    return Products(size, [span / (threads * passes) for span in taken], by="loop")
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Limits]:

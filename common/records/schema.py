@@ -528,7 +528,8 @@ class Limits(Line, kw_only=True, tag="limits"):
         torch, device, device_name, threads, tf32, mkl_as_intel: as in ``environment``
         dtype: of the matrices
         gpu: state of the GPU right after the measurement
-        streams: reads and writes of buffers of several sizes
+        streams: reads and writes of buffers of several sizes; none where products alone were measured, on one thread,
+            to tell whether torch's are slow
         products: of matrices of the dtype
         flags: as of ``sample``
         reason: why there are no products, or none by the loop, else ""
