@@ -14,13 +14,56 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterator, List, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Set, Tuple
 
 from commands import ROOT, command, own_loss, piped, read
 
 from faults import CODES, check, require
 
 BENCHMARK = "--only reference --in-place --preset quick --limits false --max-seconds 0.05".split()
+#: The other commands that measure, on the models of `MODELS`.  {folder}: that of the workspace.
+TOOLS = {
+    "flops": "{folder}/models.py:Net --input-shape 3x4",
+    "check": "--only reference --in-place --preset quick",
+    "profile": "--preset quick --model {folder}/models.py:Whole --loss torchaudio --size vocab_size=11 --batch-size 2 "
+    "--shape-file {folder}/s.pt --steps 1 --trace-steps 1 --device cpu --threads 1",
+    "inference": "{folder}/grid.yaml --device cpu --threads 1 --max-seconds 0.05 --max-samples 3",
+    "pipelines": "--config {folder}/stages.yaml --device cpu --threads 1",
+}
+MODELS = """
+import torch
+from torch import nn
+
+class Net(nn.Linear):
+    sample_rate = 1000
+    def __init__(self):
+        super().__init__(4, 4)
+    def forward(self, rows):
+        return super().forward(rows.reshape(-1, 4))
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.front, self.symbols, self.out = nn.Linear(80, 8), nn.Embedding(11, 8), nn.Linear(8, 11)
+    def forward(self, features, lengths, symbols, symbol_lengths):
+        frames, tokens = self.front(features[:, ::4]), self.symbols(symbols)
+        return self.out(torch.tanh(frames[:, :, None] + tokens[:, None])), (lengths + 3) // 4
+
+def rows_of(source):
+    return source["src_tokens"] if isinstance(source, dict) else source
+"""
+GRID = """
+pretrained_model: {source: "models.py:Net"}
+profiling_dimensions: {audio_mockup_secs: [0.1, 0.2], batch_sizes: [1], triangle_only: false}
+"""
+STAGES = """
+general: {made_seconds: [0.1, 0.2], target_sr: 1000, warmup: 0, repeats: 1, builder: "models.py:rows_of"}
+stage1: {name: a, factory: "models.py:Net"}
+stage2: {name: b, factory: "models.py:Net"}
+stage3: {name: c, factory: "models.py:Net"}
+"""
+#: What a table says that no other measurement changes.
+TOLD = "name label phase size case result status stage examples failed macs flops audio_mockup_secs dtype loss".split()
 #: What torch itself leaves in TMPDIR, for its next process.
 CACHE = "torchinductor_"
 #: Exit code of a command that a signal ended.
@@ -28,25 +71,39 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.S
 
 
 class Workspace:
-    """Give one command a log and a scratch folder, and a variable by which all processes that it starts are found."""
+    """Give one command a log and a scratch folder, and a variable by which all processes that it starts are found.
 
-    def __init__(self, folder: Path):
+    tool: a key of TOOLS, or "run", the benchmark; table: what the last command printed, as far as it is always the
+    same."""
+
+    def __init__(self, folder: Path, tool: str = "run"):
         import torch
 
+        self.tool, self.table = tool, ""
+        for name, text in {"models.py": MODELS, "grid.yaml": GRID, "stages.yaml": STAGES}.items():
+            (folder / name).write_text(text)
         self.mark = f"MARK_OF_FAULT={uuid.uuid4().hex}"
         self.folder, self.log, self.scratch, self.shapes = folder, folder / "log", folder / "scratch", folder / "s.pt"
         self.scratch.mkdir(exist_ok=True)
         torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(8)], dtype=torch.int32), self.shapes)
 
     def start(self, *words: Any, **options: Any) -> subprocess.Popen[str]:
-        """Start benchmark_all.py; words: more flags, or others of the same name."""
-        flags = [*BENCHMARK, "--passes", "correctness,memory", "--shape-file", self.shapes, "--log-dir", self.log]
+        """Start the command; words: more flags, or others of the same name."""
+        line = ["benchmark_all.py", *BENCHMARK, "--passes", "correctness,memory", "--shape-file", self.shapes]
+        if self.tool != "run":
+            flags = TOOLS[self.tool].format(folder=self.folder).split()
+            line = ["rnnt-bench", self.tool, *flags, "--format", "json"]
         variables = {"TMPDIR": str(self.scratch), "PYTHONDONTWRITEBYTECODE": "1", **dict([self.mark.split("=")])}
         env = {**os.environ, **variables, **options.pop("env", {})}
-        return piped(command("benchmark_all.py", *flags, *words), cwd=ROOT, env=env, errors="replace", **options)
+        line = command(*line, "--log-dir", self.log, *words)
+        return piped(line, cwd=ROOT, env=env, errors="replace", **options)
 
     def run(self, *words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-        return ended(self.start(*words, **options))
+        done = ended(self.start(*words, **options))
+        if self.tool != "run" and done.returncode == 0:
+            rows = json.loads(done.stdout)
+            self.table = json.dumps([{key: row[key] for key in TOLD if key in row} for row in rows], indent=1)
+        return done
 
     def left(self) -> List[str]:
         """Return the command lines of its processes that still run."""
@@ -77,14 +134,23 @@ class Workspace:
         """--resume ends in the table of a run that was not disturbed; what was complete is there still."""
         before = {path: path.read_bytes() for path in self.log.glob("*/*.jsonl")}
         done = self.run(*(["--resume"] if any(before.values()) else []))
-        if done.returncode == 2 and "leave the flag out" in done.stderr:  # its first line was not written yet
+        if done.returncode == 2 and "--resume: no run" in done.stderr:  # its first line was not written yet
             done = self.run()
         check(done, (0,))
         for path, content in before.items():
             complete = content[: content.rfind(b'"record":"status"')] if b'"record":"status"' in content else b""
             require(path.read_bytes().startswith(complete), f"{path.parent.name}: what was complete is gone")
-        require(self.rows() == undisturbed()[0], f"another table: {self.rows()}, not {undisturbed()[0]}")
+        table, _, files = undisturbed(self.tool)
+        require(self.told() == table, f"another table: {self.told()}, not {table}")
+        require(self.files() == files, f"other files: {self.files()}, not {files}")
         self.nothing_is_left(scratch=False)
+
+    def told(self) -> Any:
+        return self.rows() if self.tool == "run" else self.table
+
+    def files(self) -> Set[str]:
+        names = {path.name for path in self.log.rglob("[!.]*") if path.is_file()}
+        return {name for name in names if "trace" not in name}  # which are named by time
 
 
 def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
@@ -98,21 +164,22 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-@functools.lru_cache(maxsize=1)
-def undisturbed() -> Tuple[Dict[str, Tuple[Any, ...]], float]:
-    """Return (the rows of a run that no fault met, its seconds)."""
-    workspace, since = Workspace(Path(tempfile.mkdtemp(prefix="undisturbed-"))), time.monotonic()
+@functools.cache
+def undisturbed(tool: str = "run") -> Tuple[Any, float, Set[str]]:
+    """Return (the table of a command that no fault met, its seconds, the names of its files)."""
+    workspace, since = Workspace(Path(tempfile.mkdtemp(prefix="undisturbed-")), tool), time.monotonic()
     check(workspace.run(), (0,))
     seconds = time.monotonic() - since
     workspace.nothing_is_left()
-    return workspace.rows(), seconds
+    return workspace.told(), seconds, workspace.files()
 
 
 def signals(seed: int, folder: Path) -> None:
-    """A signal at a random moment."""
-    chance, workspace = random.Random(f"signals {seed}"), Workspace(folder)
-    number = list(STOPPED)[seed % len(STOPPED)]
-    wait = chance.uniform(0.0, undisturbed()[1])
+    """A signal at a random moment of a command that measures."""
+    commands = ["run", *TOOLS]
+    chance, workspace = random.Random(f"signals {seed}"), Workspace(folder, commands[seed % len(commands)])
+    number = list(STOPPED)[(seed + seed // len(commands)) % len(STOPPED)]
+    wait = chance.uniform(0.0, undisturbed(workspace.tool)[1])
     process = workspace.start()
     time.sleep(wait)
     process.send_signal(number)
@@ -223,4 +290,4 @@ def adapters(seed: int, folder: Path) -> None:
 
 
 #: By name: the faults, and how many of them `make faults` tries.
-KINDS = {"signals": (signals, 16), "disks": (disks, 9), "limits": (limits, 10), "adapters": (adapters, len(ADAPTERS))}
+KINDS = {"signals": (signals, 24), "disks": (disks, 9), "limits": (limits, 10), "adapters": (adapters, len(ADAPTERS))}
