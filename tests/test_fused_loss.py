@@ -131,7 +131,7 @@ def test_utterances_without_a_path_cost_inf_and_leave_no_gradient(topology, opti
 @pytest.mark.parametrize("dtype, allowed", [(F64, 1e-12), (F32, 2e-6), (BF16, 2e-2)])
 @pytest.mark.parametrize("topology", ["regular", "tdt", "hat"])
 def test_few_cells_of_many_symbols_go_through_the_weight_in_pieces(topology, dtype, allowed):
-    """They are at most twice H, and there are more symbols than are taken at once; a weight of bfloat16 is read as such."""
+    """They are at most twice H, and the symbols more than are taken at once; a weight of bfloat16 is read as such."""
     lengths, options = [(7, 3), (9, 5), (4, 2)], {"dropout": 0.2, "dropout_seed": 5, "backend": "native"}
     options["label_smoothing"] = 0.1 if topology == "regular" else 0.0
     for keep_bytes in (0, 90_000):
