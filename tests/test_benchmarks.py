@@ -47,9 +47,11 @@ def test_a_row_that_fails_is_named_and_the_others_are_compared(tmp_path):
 
 
 def test_the_best_peer_is_chosen_over_shared_batches():
-    chosen = fused_table.best({"1": 2.0, "2": 8.0}, {"a": {"1": 10.0}, "b": {"1": 4.0, "2": 1.0}})
+    chosen = fused_table.best(
+        {"1": 2.0, "2": 8.0}, {"a": {"1": 10.0}, "b": {"1": 4.0, "2": 1.0}}, fused_table.geometric_mean
+    )
     assert chosen == (2.0, 4.0, "b") and chosen.value == 0.5
-    assert fused_table.best({"1": 2.0}, {}) is None
+    assert fused_table.best({"1": 2.0}, {}, max) is None
 
 
 def test_flags_that_benchmark_all_refuses(tmp_path):

@@ -203,6 +203,7 @@ class ClampsTheLastGradient(Broken):
         return super().losses(same, *given)
 
 
+OfFive = wrong_where(lambda self, logits: len(logits) > 4)
 IgnoresTheSign = fault("IgnoresTheSign", upstream=lambda self, upstream: upstream.abs())
 Clamps = fault("Clamps", logits=lambda self, logits: logits.clamp(-50, 50))
 GradientTimes = fault("GradientTimes", gradient=lambda self, gradient: gradient * 1.001)
@@ -229,7 +230,7 @@ SMALL = [
     fault("RoundsInside", logits=lambda self, logits: logits.bfloat16().float()),
     AsManyTargetsAsFrames,
     ClampsTheLastGradient,
-    wrong_where(lambda self, logits: len(logits) > 4),
+    OfFive,
     wrong_where(lambda self, logits: self.calls >= 3),
     wrong_where(lambda self, logits: self.calls >= 10),
     wrong_where(lambda self, logits: logits.size(1) % 16 == 0),

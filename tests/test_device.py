@@ -17,7 +17,7 @@ from fixtures_runs import correctness, environment, one_row, sample, status, wri
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.losses import inputs, subject
-from common.losses.passes import timing
+from common.losses.passes import largest, timing
 from common.measure import clock, device, memory
 from common.records import schema
 from common.setup import interpreters
@@ -242,10 +242,10 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
         settings=SimpleNamespace(memory_limit="4GiB"),
         limit_bytes=None,
     )
-    monkeypatch.setattr(timing, "heaviest", lambda batches: [1, 2])
+    monkeypatch.setattr(largest, "heaviest", lambda batches: [1, 2])
     for name in ("Device", "AddressSpace"):
-        monkeypatch.setattr(timing, name, lambda *limit: order.append("limit"))
-    timing.limit_of(asked, "step")
+        monkeypatch.setattr(largest, name, lambda *limit: order.append("limit"))
+    largest.limit_of(asked, "step")
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
 
 

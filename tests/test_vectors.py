@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT
-from test_broken_losses import SMALL, Broken
+from test_broken_losses import SMALL, Broken, ClampsTheLastGradient, OfFive
 
 from common.core.implementations import LATTICES, imported
 from common.losses import topologies
@@ -79,7 +79,13 @@ def test_the_reference_is_right(dtype):
     assert check.check(partial(answer, topologies.transducer_loss, dtype)) == []
 
 
-@pytest.mark.parametrize("kernel", [Broken, *SMALL], ids=lambda kernel: kernel.__name__)
+#: Faults that need a large factor of the loss, or more utterances than a vector has.
+BEYOND = (ClampsTheLastGradient, OfFive)
+
+
+@pytest.mark.parametrize(
+    "kernel", [Broken, *(kernel for kernel in SMALL if kernel not in BEYOND)], ids=lambda kernel: kernel.__name__
+)
 def test_a_broken_kernel_fails_a_vector(kernel):
     assert bool(check.check(partial(answer, kernel(), torch.float64), "regular")) == (kernel is not Broken)
 

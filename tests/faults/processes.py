@@ -275,15 +275,16 @@ def adapters(seed: int, folder: Path) -> None:
     workspace, (does, statuses) = Workspace(folder), ADAPTERS[seed % len(ADAPTERS)]
     script = own_loss(folder, in_loss=f"import time, torch\n    {does}")
     beside = [] if "timeout" in statuses else ["reference"]
+    name = script.stem[len("benchmark_") :]
     names = ",".join([str(script), *beside])
     done = workspace.run("--only", names, "--passes", "correctness", "--timeout", "60" if beside else "3")
     check(done, (0, 1))  # whatever a loss does is no mistake of the user's
     require("no room" not in done.stderr, f"a disk that is not full: {done.stderr}")
     rows = workspace.rows()
-    require(set(rows) == {"own0", *beside}, f"rows {rows}")
-    status = rows.pop("own0")[0]
+    require(set(rows) == {name, *beside}, f"rows {rows}")
+    status = rows.pop(name)[0]
     require(status in statuses, f"{does}: {status}, not {statuses}")
-    require(all(row == undisturbed()[0][name] for name, row in rows.items()), f"beside it: {rows}")
+    require(all(row == undisturbed()[0][other] for other, row in rows.items()), f"beside it: {rows}")
     workspace.nothing_is_left()
     size = sum(path.stat().st_size for path in workspace.log.glob("*/results.jsonl"))
     require(size < 10**6, f"records of {size} bytes")
