@@ -57,7 +57,7 @@ help:
 	@echo 'make report       the page of what is in log/; ARGS="..." is passed to it'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
-	@echo 'make results      measure what docs/results.md shows, quietly; ARGS="largest vocabulary"; docs/_results.py has more'
+	@echo 'make results      measure what docs/results.md shows, quietly; ARGS="largest v4096"; docs/_results.py has more'
 	@echo 'make lock         resolve common/setup/requirements/*.in into the hash-locked *.txt anew'
 	@echo 'make clean        remove .venv, .build and caches; log/ and ~/.cache/rnnt-bench stay'
 
