@@ -36,8 +36,8 @@ EXAMPLES = """examples
 """
 #: The texts of --help-all.
 HELP = {
-    "--limits": "Measure how fast the device reads, writes and multiplies, before every third round. '%% of limit' needs "
-    "it. Default: true; false with --preset quick, --budget and --sweep",
+    "--limits": "Measure how fast the device reads, writes and multiplies, before every third round. '%% of limit' "
+    "needs it. Default: true; false with --preset quick, --budget and --sweep",
     "--log-dir": "Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. "
     "Default: log/ beside this script",
     "--timeout": "End a process of an implementation after S seconds; its row says timeout. Default: 1800",
