@@ -35,16 +35,15 @@ class Precision(NamedTuple):
     error: float  # largest of the loss and of a gradient, relative to the largest entry
     slope: float  # largest difference to 1 of the factor that fits a gradient best: errors of its entries average out
     sums: float  # largest sum of differences over a frame, a symbol, ... as a share of the right sum
-    direction: (
-        float  # largest error of a gradient along a random direction, as a share of its length: wrong ones have 0.3
-    )
+    direction: float  # largest error of a gradient along a random direction, as a share of its length; see below
 
 
 #: By dtype.  float16, TF32 and bfloat16 carry 3, 3 and 2 digits through joiner and loss; the gradient of a bias has few
-#: entries that average out.
+#: entries that average out.  Along a direction in which each leaf counts alike, torchaudio was off by 1.1e-3 on sharp
+#: logits; a wrong leaf is off by 0.1 and more in most directions, and each round has a direction of its own.
 PRECISIONS: Mapping[str, Precision] = {
     "float64": Precision(eps=2**-52, error=1e-9, slope=1e-9, sums=1e-7, direction=1e-2),
-    "float32": Precision(eps=2**-23, error=1e-4, slope=1e-5, sums=1e-2, direction=1e-2),
+    "float32": Precision(eps=2**-23, error=1e-4, slope=1e-5, sums=1e-2, direction=3e-2),
     "tf32": Precision(eps=2**-23, error=2e-2, slope=2e-3, sums=1e-1, direction=1e-1),
     "float16": Precision(eps=2**-23, error=2e-2, slope=2e-3, sums=1e-1, direction=1e-1),
     "bfloat16": Precision(eps=2**-23, error=1e-1, slope=1e-2, sums=1e-1, direction=1e-1),
