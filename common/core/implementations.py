@@ -107,7 +107,9 @@ class Implementation:
             kinds[BY_UTTERANCE] = BY_UTTERANCE
         if variant not in kinds:
             raise UserError(f"{self.name} has no variant {variant!r}; its variants: {', '.join(kinds) or 'none'}")
-        return replace(self, name=f"{self.name}:{variant}", kind=kinds[variant], variants={}, variant=variant)
+        named = replace(self, name=f"{self.name}:{variant}", kind=kinds[variant], variants={}, variant=variant)
+        # By utterance it is measured for its memory, which no control changes.
+        return replace(named, controls=()) if variant == BY_UTTERANCE else named
 
     @property
     def placed(self) -> bool:
