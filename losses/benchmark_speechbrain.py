@@ -27,7 +27,10 @@ class SpeechBrain(Adapter):
     devices = ("cuda",)
     dtypes = ("float32", "float64", "float16")  # numba knows no bfloat16
     log_probs = True
-    variants = {"hat": HAT}
+    variants = {
+        "hat": HAT,
+        "by-utterance": {"by_utterance": True, "fewest_targets": 1},
+    }
     positional = True  # autograd's apply takes no keywords
     repairs = True
     simulator = {"NUMBA_ENABLE_CUDASIM": "1"}

@@ -144,7 +144,12 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "answering.py").write_text(MODULE)
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    nobody_waits()  # of the tests before
     yield tmp_path
+    nobody_waits()
+
+
+def nobody_waits():
     while processes._waiting:
         processes._waiting.pop().close()
 

@@ -34,7 +34,7 @@ STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
 #: Exit codes of a child that could not write its records (EX_IOERR of sysexits.h): no room; another error.
 EXIT_NO_ROOM, EXIT_UNWRITTEN = 74, 73
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # and not EFBIG: a loss may set a limit of its own
 #: Seconds to wait for a server to import its packages before its first job is sent anyway.
 START_SECONDS = 60.0
 #: Seconds to wait for the end of processes that a child left behind.
@@ -276,7 +276,8 @@ class Child:
             folder = self.output.parent.parent
             self.stderr.append(f"no room for its records in {folder}; free some space or name another folder in TMPDIR")
         if self.returncode == EXIT_UNWRITTEN or self.damaged:
-            self.stderr.append("its records are lost: code in it closed, or wrote to, a file that is not its own")
+            why = "code in it closed, or wrote to, a file that is not its own, or a limit on files holds (ulimit -f)"
+            self.stderr.append(f"its records are lost: {why}")
 
 
 def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
