@@ -248,7 +248,7 @@ def lead() -> str:
     for machine, loss, *quoted in QUOTED:
         leads.append(quoted[0])
         lines.append([machine, "-", *(_times(Span(*quoted)) if loss == name else "-" for name in BESIDE)])
-    sentence = f"On each of {len(lines)} machines **fused** has the fastest exact step. The next loss takes "
+    sentence = f"In each of {len(lines)} runs **fused** has the fastest exact step. The next loss takes "
     sentence += f"{min(leads):.2f} to {max(leads):.2f} times as long:"
     heads = ["machine", *map(Column, ("fused, step ms", *BESIDE))]
     return "\n\n".join([sentence, markdown_of(heads, lines), *dict.fromkeys(notes)])
@@ -404,7 +404,7 @@ def _others(folder: str) -> str:
     utterance at a time, where the run has them."""
     rows = [row for name, row in _by_name(folder).items() if name in CHOICES and name != "fused"]
     peaks = [row.peak_mb for row in rows if row.kind == "exact" and not row.under]
-    pieces = [row.peak_mb for row in _by_name(folder).values() if row.kind == BY_UTTERANCE]
+    pieces = [row.peak_mb for row in _by_name(folder).values() if row.kind == BY_UTTERANCE and row.peak_mb]
     of_pieces = f", or {min(pieces):.0f} an utterance at a time" if pieces else ""
     return f"{min(peaks):.0f} to {max(peaks):.0f}{of_pieces}"
 

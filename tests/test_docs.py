@@ -167,7 +167,7 @@ def test_leads_are_of_each_machine_and_without_slow_products_too(tmp_path, monke
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     monkeypatch.setattr(figures, "QUOTED", [("an Intel processor", "optimized_transducer", 1.51, 1.41, 1.62)])
     sentence, _, table = figures.lead().partition("\n\n")
-    assert "3 machines" in sentence and "1.40 to 3.00 times" in sentence
+    assert "3 runs" in sentence and "1.40 to 3.00 times" in sentence
     first, second, quoted = table.splitlines()[2:]
     assert "family 25" in first and "2.00x" in first and "3.00x" in first and "4.00x" in first
     assert "family 26" in second and "3.20x" in second and "rate 1.40x" in second
@@ -184,8 +184,8 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     assert f"If an approximation will do: **{pruned.row.name}**" in pick
     names = ("optimized_transducer", "fast_rnnt", "torchaudio")
     here = [rows[name].against_fastest.ratio for name in names]
-    shown = " | ".join(f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" for ratio in here)
-    assert f" | {shown} |" in pick  # its machine's line of the leads
+    for ratio in here:  # in its machine's line of the leads
+        assert f" | {ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" in pick
     lines = [line for line in pick.splitlines() if line.startswith("|")]
     nearest = [min(map(float, found)) for line in lines if (found := re.findall(r"([\d.]+)x \(", line))]
     assert len(nearest) >= 3 and f"{min(nearest):.2f} to {max(nearest):.2f} times" in pick
