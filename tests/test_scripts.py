@@ -75,6 +75,16 @@ def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
     assert len(list((tmp_path / "log").glob("*/results.jsonl"))) == 4
 
 
+def test_a_script_of_another_lattice_takes_an_exact_loss_beside_it(copy, quick, tmp_path):
+    """--only names a loss on the regular lattice: no flag for lattices was given, and none is added."""
+    path = copy(replaced={'name = "mine"': 'name = "mine"\n    topology = "tdt"'})
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run(path, *quick, "--passes", "correctness", "--only", "reference", cwd=path.parent, env=variables)
+    rows = rows_of(tmp_path / "log")
+    assert "--topology" not in done.stderr and rows["reference"]["status"] == "ok"
+    assert rows["flash"]["kind"] == "tdt" and rows["flash"]["status"] == "error"  # it computes the regular loss
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """Return (folder, flags) of a run of a copy that was stopped before its memory pass."""
