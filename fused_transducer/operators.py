@@ -27,6 +27,9 @@ from fused_transducer.call import (
     module_of,
 )
 
+if not hasattr(torch.library, "custom_op"):
+    raise ImportError(f"fused_transducer needs torch 2.4 or newer; this is {torch.__version__}")
+
 
 def _check(call: Call, backend: str) -> None:
     """Raise ValueError for arguments with which a backend would read or write outside their memory."""
