@@ -54,7 +54,7 @@ def key_of(package: str) -> str:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_prints_what_it_says(program, thorough):
+def test_a_program_prints_what_it_says(program, thorough, tmp_path):
     package = next(package for package in OF_PACKAGE if program.stem.startswith(package))
     python = ENVIRONMENTS[OF_PACKAGE[package]].python
     without_gpu = "cuda" in program.stem and not pytest.importorskip("torch").cuda.is_available()
@@ -71,7 +71,7 @@ def test_a_program_prints_what_it_says(program, thorough):
     if without_gpu or "simulator" in program.stem:
         command[1:1] = ["-c", BUILT if built else SIMULATED]
         environment.update(NUMBA_ENABLE_CUDASIM="1", TRITON_INTERPRET="1", PYTHONPATH=str(FOLDER.parents[1]))
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)  # it may write
     assert done.returncode == 0, done.stderr
     printed = re.findall(r"# prints (.+)", program.read_text(encoding="utf-8"))
     assert set(printed) <= set(done.stdout.splitlines()), done.stdout
