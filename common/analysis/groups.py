@@ -65,8 +65,8 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
     for group in result:
         (standing.set_apart if group[0].largest else standing.rank_times)(group)
         group.sort(key=rank)
-    place = {id(row): at for at, row in enumerate(rows)}
-    return sorted(result, key=lambda group: (not group[0].configuration, min(place[id(row)] for row in group)))
+    position = {id(row): number for number, row in enumerate(rows)}
+    return sorted(result, key=lambda group: (not group[0].configuration, min(position[id(row)] for row in group)))
 
 
 def kind_rank(row: Row) -> Tuple[int, str]:

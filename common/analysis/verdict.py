@@ -296,8 +296,8 @@ def of_products(pick: Pick, rows: Sequence[Row]) -> str:
     if here.times > without.times:
         part = text.number(here.times / without.times, 2)
         parts.append(f"of which {part}x are torch's slow products on this CPU")
-    span = "" if without.low is None else f" ({text.number(without.low, 2)} to {text.number(without.high, 2)})"
-    return f"{', '.join(parts)}; {text.number(without.times, 2)}x without them{span}"
+    span = text.interval(without.low, without.high, 2)
+    return f"{', '.join(parts)}; {text.number(without.times, 2)}x without them" + (f" ({span})" if span else "")
 
 
 def logits_words(picks: LogitsPick) -> Words:

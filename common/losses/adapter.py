@@ -68,9 +68,8 @@ class Adapter:
     What it can do:
       reductions: those of "sum", "mean" and "none" that the package has; fewest_frames, fewest_targets: of the shortest
       utterance that it answers rightly (1 target where it refuses U = 0); takes_many_targets: U may be T and more;
-      overwrites_logits: it writes over its input,
-      and its documentation says so; negligible: share of an utterance's probability below which it leaves a cell out of
-      the gradient, by design.
+      overwrites_logits: it writes over its input, and its documentation says so; negligible: share of an utterance's
+      probability below which it leaves a cell out of the gradient, by design.
 
     How `function` is called:
       is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; repairs: `loss`
