@@ -62,11 +62,11 @@ help:
 	@echo 'make clean        remove .venv, .build and caches; log/ and ~/.cache/rnnt-bench stay'
 
 setup: needs-python
-	@$(PYTHON) -m common.setup.environments build $$ENVIRONMENTS
+	@$(PYTHON) -m rnnt_bench.setup.environments build $$ENVIRONMENTS
 
 # The main environment alone, and no round begins after five minutes.
 try: needs-python
-	@$(PYTHON) -m common.setup.environments build main
+	@$(PYTHON) -m rnnt_bench.setup.environments build main
 	@$(MAIN) benchmark_all.py --budget 5m $(ARGS)
 
 bench: setup
@@ -89,7 +89,7 @@ flops: setup
 test: setup
 	@$(MAIN) -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 	@for name in k2 nemo; do \
-	if python="$$($(PYTHON) -m common.setup.environments path $$name)"; then \
+	if python="$$($(PYTHON) -m rnnt_bench.setup.environments path $$name)"; then \
 	"$$python" -m pytest -m environment_contract $(ARGS) || $(if $(ARGS),test $$? -eq 5 ||) exit 1; \
 	else echo "the environment_contract tests did not run in the $$name environment"; fi; done
 
@@ -108,8 +108,8 @@ wheels: setup
 # What only developers need: made on demand.
 .PHONY: dev
 dev: setup
-	@$(PYTHON) -m common.setup.environments setup dev
-	@$(PYTHON) -m common.setup.environments path dev >/dev/null
+	@$(PYTHON) -m rnnt_bench.setup.environments setup dev
+	@$(PYTHON) -m rnnt_bench.setup.environments path dev >/dev/null
 
 lint: dev
 	@$(DEV)/ruff check
@@ -144,25 +144,25 @@ report: setup
 	@$(MAIN) rnnt-bench report $(ARGS)
 
 tensorboard: needs-python
-	@$(PYTHON) -m common.setup.environments setup viewer
-	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	"$$viewer" -m common.cli.viewers tensorboard "$$LOGDIR" && \
+	@$(PYTHON) -m rnnt_bench.setup.environments setup viewer
+	@viewer="$$($(PYTHON) -m rnnt_bench.setup.environments path viewer)" && \
+	"$$viewer" -m rnnt_bench.cli.viewers tensorboard "$$LOGDIR" && \
 	exec "$$viewer" -m tensorboard.main --logdir "$$LOGDIR" --host 127.0.0.1 --port "$$PORT"
 
 trace-viewer: PORT = 9001
 trace-viewer: needs-python
-	@$(PYTHON) -m common.setup.environments setup viewer
-	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	exec "$$viewer" -m common.cli.viewers trace-viewer "$$NAME" --log-dir "$$LOGDIR" --window "$$WINDOW" --port "$$PORT"
+	@$(PYTHON) -m rnnt_bench.setup.environments setup viewer
+	@viewer="$$($(PYTHON) -m rnnt_bench.setup.environments path viewer)" && \
+	exec "$$viewer" -m rnnt_bench.cli.viewers trace-viewer "$$NAME" --log-dir "$$LOGDIR" --window "$$WINDOW" --port "$$PORT"
 
 results: setup
 	@$(MAIN) docs/_results.py $(ARGS)
 
 lock: needs-python
-	@$(PYTHON) -m common.setup.environments lock $$ENVIRONMENTS
+	@$(PYTHON) -m rnnt_bench.setup.environments lock $$ENVIRONMENTS
 
 clean: needs-python
-	@$(PYTHON) -m common.setup.environments clean
+	@$(PYTHON) -m rnnt_bench.setup.environments clean
 	@rm -rf .build .pytest_cache .ruff_cache .mypy_cache .coverage* site
 
 .PHONY: needs-python

@@ -7,13 +7,10 @@ usage.
 """
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.cli import benchmark, cluster
-from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen
-from common.command import run
+from rnnt_bench.cli import benchmark, cluster
+from rnnt_bench.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen
+from rnnt_bench.command import run
 
 
 def main() -> int:

@@ -7,17 +7,13 @@ cell out); torch (its plain PyTorch code, which needs no compiler); one of each 
 """
 
 import os
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.command import script_main
-from common.core.errors import NotRunnable
-from common.core.files import BUILD
-from common.core.implementations import OF_FUSED
-from common.losses.adapter import Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.files import BUILD
+from rnnt_bench.core.implementations import OF_FUSED
+from rnnt_bench.losses.adapter import Adapter
 
 
 class Fused(Adapter):

@@ -6,15 +6,11 @@ Variants: rnnt_type modified and constrained, in which a target leads to the nex
 log-probabilities of a sigmoid and a softmax, which its own normalisation leaves as they are.
 """
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.command import script_main
-from common.core.implementations import ONE_SYMBOL
-from common.losses.adapter import HAT, Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.core.implementations import ONE_SYMBOL
+from rnnt_bench.losses.adapter import HAT, Adapter
 
 
 class K2(Adapter):

@@ -7,15 +7,11 @@ range widened to all of U it must equal the exact loss.  Variant hat: use_hat_lo
 """
 
 import inspect
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from benchmark_k2 import K2
-from common.command import script_main
-from common.core.errors import NotRunnable
-from common.losses.adapter import Option, described
+from rnnt_bench.command import script_main
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.losses.adapter import Option, described
 
 
 class K2Pruned(K2):

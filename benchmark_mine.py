@@ -7,14 +7,10 @@ every other row.  The loss in this file is an example: the lattice by anti-diago
 of its own, with the name in `name`, or else that of the file: benchmark_flash.py is flash.
 """
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.command import script_main
-from common.losses.adapter import Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.losses.adapter import Adapter
 
 LOG_ZERO = -1e30  # log of 0 that stays finite in sums, so that no gradient is inf - inf
 

@@ -8,14 +8,10 @@ after a sigmoid and a softmax); cuda and cuda-modified (its kernels for CUDA, wh
 package is not installed, it is built once from its source package.
 """
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.command import script_main
-from common.losses.adapter import CUDA, HAT, Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.losses.adapter import CUDA, HAT, Adapter
 
 
 class OptimizedTransducer(Adapter):

@@ -8,14 +8,10 @@ On CUDA its loss and gradient are wrong for an utterance of one frame or without
 (docs/defects/torchaudio_cuda_short.py), so these are not asked there.
 """
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.command import script_main
-from common.losses.adapter import HAT, Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.losses.adapter import HAT, Adapter
 
 
 class Torchaudio(Adapter):

@@ -15,11 +15,9 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.cli.parser import Parser
-from common.core.errors import EXIT_OK, UserError, guarded
-from common.core.flag_types import path, positive, seed, whole
+from rnnt_bench.cli.parser import Parser
+from rnnt_bench.core.errors import EXIT_OK, UserError, guarded
+from rnnt_bench.core.flag_types import path, positive, seed, whole
 
 PROG = "generate_shape_info.py"
 EXAMPLES = """examples:
@@ -147,12 +145,12 @@ def generate(flags: argparse.Namespace) -> int:
         for package in packages:
             importlib.import_module(package)
     except ImportError as error:
-        from common.setup import interpreters
+        from rnnt_bench.setup import interpreters
 
         interpreters.continue_in("main")
         advice = f"run `make setup`, then .venv/main/bin/python {PROG} ..."
         raise UserError(f"needs {', '.join(packages)} ({error}): {advice}") from error
-    from common.data import generation
+    from rnnt_bench.data import generation
 
     for line in generation.generate(flags):
         print(line)

@@ -8,16 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
-
-from common.analysis import logs
-from common.cli.parser import Parser, add_logs
-from common.command import run
-from common.core import flag_types
-from common.core.errors import EXIT_FAILED, EXIT_OK
-from common.core.files import another, write_whole
-from common.present import parts
-from common.show import tables
+from rnnt_bench.analysis import logs
+from rnnt_bench.cli.parser import Parser, add_logs
+from rnnt_bench.command import run
+from rnnt_bench.core import flag_types
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK
+from rnnt_bench.core.files import another, write_whole
+from rnnt_bench.present import parts
+from rnnt_bench.show import tables
 
 DESCRIPTION = """\
 Print a table of log folders: the losses by kind, what did not run, correctness and the verdict. A folder of

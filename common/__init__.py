@@ -1,33 +1,27 @@
-"""What the scripts share, in two wings on one ground: what measures ends in records, what reads begins there.
+"""rnnt-bench: which transducer (RNN-T) loss is fast, small and right on this machine.
 
-The folders and who may import whom: CONTRIBUTING.md, "Find your way in the code".
+``rnnt-bench --help`` lists the commands.  From Python: `load`, `measure`, `check`; for tests
+`assert_is_transducer_loss`; `FlopCounter` and its `flop_rules`, which need torch (api.py; examples are in
+docs/install.md and docs/flops.md).  Importing this package imports nothing of the suite, and no torch.
 
-Every command imports this first, so what holds from its first moment is here: the oldest Python, and that Ctrl-C is one
-line while the rest is imported.  It runs under older Pythons too.
+The package lies in the folder common/; the link rnnt_bench beside it is what a checkout imports.  Its folders, and who
+may import whom: CONTRIBUTING.md, "Find your way in the code".
 """
 
-import os
 import sys
 
 OLDEST = (3, 9)
+__version__ = "0.1.0"
+__all__ = ["Check", "FlopCounter", "Results", "assert_is_transducer_loss", "check", "flop_rules", "load", "measure"]
 
-
-def _say(words):
-    sys.stderr.write(f"{os.path.basename(sys.argv[0]) or 'python'}: {words}\n")
-    sys.stderr.flush()
-
-
-def _uncaught(kind, error, traceback):
-    """End with one line and exit code 130 for Ctrl-C before core.errors.guarded takes over, or after it."""
-    if not issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
-        return sys.__excepthook__(kind, error, traceback)
-    _say("interrupted")
-    os._exit(130)
-
-
-if sys.version_info < OLDEST:
-    _say(f"error: Python {sys.version.split()[0]} is too old: use {OLDEST[0]}.{OLDEST[1]} or newer")
+if sys.version_info < OLDEST:  # in words that older Pythons read
+    sys.stderr.write("error: Python {} is too old: use {}.{} or newer\n".format(sys.version.split()[0], *OLDEST))
     raise SystemExit(2)
-os.environ.pop("PYTHONSAFEPATH", None)  # `python -m common.x`, which the commands start, would not find this folder
-if sys.excepthook is sys.__excepthook__:
-    sys.excepthook = _uncaught
+
+
+def __getattr__(name):
+    if name not in __all__:
+        raise AttributeError("module 'rnnt_bench' has no attribute " + repr(name))
+    from rnnt_bench import api
+
+    return getattr(api, name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from common.present import parts
-from common.present.parts import Slice
+from rnnt_bench.present import parts
+from rnnt_bench.present.parts import Slice
 
 
 class Command(NamedTuple):
@@ -29,16 +29,18 @@ COMMANDS: Dict[str, Command] = {
         "Find the largest batch that fits each loss.", "benchmark_all.py", ("--find-largest", "batch-size")
     ),
     "sweep": Command("Measure at each of several values: rnnt-bench sweep vocab-size=500,4096.", "benchmark_all.py"),
-    "check": Command("Check the losses in corner cases: which is right in which.", "common.conformance.command"),
-    "compare": Command("Compare two measurements.", "common.cli.compare"),
+    "check": Command("Check the losses in corner cases: which is right in which.", "rnnt_bench.conformance.command"),
+    "compare": Command("Compare two measurements.", "rnnt_bench.cli.compare"),
     "summarize": Command("Print the table of log folders.", "summarize.py"),
-    "report": Command("Write one HTML page from log folders.", "common.cli.compare:report"),
-    "submit": Command("Make a folder of results/ from a log folder, or check one.", "common.tools.submit"),
+    "report": Command("Write one HTML page from log folders.", "rnnt_bench.cli.compare:report"),
+    "submit": Command("Make a folder of results/ from a log folder, or check one.", "rnnt_bench.tools.submit"),
     "shapes": Command("Make a shape file from a corpus.", "generate_shape_info.py"),
-    "flops": Command("Count the operations of a model.", "common.tools.flops.command"),
-    "profile": Command("Profile a training step of a model and its loss.", "common.tools.profile.command"),
-    "inference": Command("Measure whether a speech model is faster than real time.", "common.tools.inference.command"),
-    "pipelines": Command("Measure what an utterance costs in a speech system.", "common.tools.pipelines.command"),
+    "flops": Command("Count the operations of a model.", "rnnt_bench.tools.flops.command"),
+    "profile": Command("Profile a training step of a model and its loss.", "rnnt_bench.tools.profile.command"),
+    "inference": Command(
+        "Measure whether a speech model is faster than real time.", "rnnt_bench.tools.inference.command"
+    ),
+    "pipelines": Command("Measure what an utterance costs in a speech system.", "rnnt_bench.tools.pipelines.command"),
 }
 PROGRAM = "rnnt-bench"
 #: Patterns of advice that only a checkout can follow, and what stands in its place for an installed package.
@@ -51,12 +53,12 @@ IN_A_CHECKOUT = {
 
 def _slices() -> Tuple[Slice, ...]:
     """Return every tool, in the order of the page."""
-    from common.conformance.show import CONFORMANCE
-    from common.tools.flops import show as flops
-    from common.tools.inference import rows as inference
-    from common.tools.kept import slice_of
-    from common.tools.pipelines import rows as pipelines
-    from common.tools.profile import rows as profile
+    from rnnt_bench.conformance.show import CONFORMANCE
+    from rnnt_bench.tools.flops import show as flops
+    from rnnt_bench.tools.inference import rows as inference
+    from rnnt_bench.tools.kept import slice_of
+    from rnnt_bench.tools.pipelines import rows as pipelines
+    from rnnt_bench.tools.profile import rows as profile
 
     kept = [slice_of(each.TOOL, each.TITLE, each.answer) for each in (profile, flops, inference, pipelines)]
     return *kept, CONFORMANCE
@@ -69,7 +71,7 @@ def register() -> None:
 
 def run(name: str, main: Callable[[], int]) -> int:
     """Run the main function of the script `name` with every tool known; return the exit code, see errors.guarded."""
-    from common.core.errors import guarded
+    from rnnt_bench.core.errors import guarded
 
     register()
     return guarded(name, main)
@@ -83,9 +85,9 @@ def main(argv: Sequence[str]) -> int:
     import sys
     from importlib import import_module
 
-    from common.core import errors
-    from common.core.files import INSTALLED, ROOT
-    from common.core.text import closest
+    from rnnt_bench.core import errors
+    from rnnt_bench.core.files import INSTALLED, ROOT
+    from rnnt_bench.core.text import closest
 
     errors.safe_streams()
     name, *others = argv or ["--help"]
@@ -101,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
     for other, of in reversed(COMMANDS.items()):  # run, and not list, is benchmark_all.py
         errors.names_of_scripts[rf"(?<![\w/])(\./)?{re.escape(of.script)}(?!\w)"] = f"{PROGRAM} {other}"
     if INSTALLED:
+        sys.path.insert(0, str(ROOT))  # the scripts of losses
         errors.names_of_scripts.update(IN_A_CHECKOUT)
     if name == "sweep":
         is_axis = [word for word in others if "=" in word and not word.startswith("-")]
@@ -135,8 +138,8 @@ def _help() -> str:
 def _version() -> str:
     """Return "rnnt-bench 0.1.0", with the revision of a checkout."""
     import rnnt_bench
-    from common.core.files import ROOT
-    from common.system import machine
+    from rnnt_bench.core.files import ROOT
+    from rnnt_bench.system import machine
 
     revision, changed = machine.git_state(ROOT)
     state = " with changes" if changed else ""
@@ -146,11 +149,11 @@ def _version() -> str:
 def script_main(file: str, description: Optional[str]) -> int:
     """Run the benchmark script `file` of one implementation, of a template with all others; return the exit code."""
     # Here and not above: every worker imports a script, and needs none of this.
-    from common.cli import benchmark
-    from common.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen, standard
-    from common.core import implementations
-    from common.core.errors import UserError
-    from common.core.implementations import LATTICES
+    from rnnt_bench.cli import benchmark
+    from rnnt_bench.cli.parser import EXAMPLES, Parser, add_choice, add_flags, chosen, standard
+    from rnnt_bench.core import implementations
+    from rnnt_bench.core.errors import UserError
+    from rnnt_bench.core.implementations import LATTICES
 
     epilog = "docs/reading.md tells how to read the table; summarize.py prints it again for any log folder."
     parser = Parser(description=description, examples=EXAMPLES, epilog=epilog)

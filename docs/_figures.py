@@ -27,23 +27,23 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import _fused_table as fused_table  # noqa: E402
 
-from common import command  # noqa: E402
-from common.analysis import logs, verdict  # noqa: E402
-from common.analysis import machines as machines_of  # noqa: E402
-from common.analysis.groups import groups  # noqa: E402
-from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
-from common.analysis.row import Row  # noqa: E402
-from common.analysis.standing import Standing, stand  # noqa: E402
-from common.cli import parser  # noqa: E402
-from common.core import snippets  # noqa: E402
-from common.core.implementations import BY_UTTERANCE, FAST_MKL, IMPLEMENTATIONS  # noqa: E402
-from common.core.settings import SETTINGS, TRACE, flag, resolve, worded  # noqa: E402
-from common.core.text import count, escaped, number  # noqa: E402
-from common.present.parts import Column  # noqa: E402
-from common.present.text import markdown_of  # noqa: E402
-from common.records.run import read_back  # noqa: E402
-from common.records.schema import Header  # noqa: E402
-from common.show import tables  # noqa: E402
+from rnnt_bench import command  # noqa: E402
+from rnnt_bench.analysis import logs, verdict  # noqa: E402
+from rnnt_bench.analysis import machines as machines_of  # noqa: E402
+from rnnt_bench.analysis.groups import groups  # noqa: E402
+from rnnt_bench.analysis.metrics import COLUMNS, METRICS  # noqa: E402
+from rnnt_bench.analysis.row import Row  # noqa: E402
+from rnnt_bench.analysis.standing import Standing, stand  # noqa: E402
+from rnnt_bench.cli import parser  # noqa: E402
+from rnnt_bench.core import snippets  # noqa: E402
+from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, IMPLEMENTATIONS  # noqa: E402
+from rnnt_bench.core.settings import SETTINGS, TRACE, flag, resolve, worded  # noqa: E402
+from rnnt_bench.core.text import count, escaped, number  # noqa: E402
+from rnnt_bench.present.parts import Column  # noqa: E402
+from rnnt_bench.present.text import markdown_of  # noqa: E402
+from rnnt_bench.records.run import read_back  # noqa: E402
+from rnnt_bench.records.schema import Header  # noqa: E402
+from rnnt_bench.show import tables  # noqa: E402
 
 command.register()
 

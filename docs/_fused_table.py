@@ -21,22 +21,22 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.analysis import logs  # noqa: E402
-from common.analysis.row import PEAKS, Row  # noqa: E402
-from common.analysis.standing import stand  # noqa: E402
-from common.cli.parser import Parser  # noqa: E402
-from common.core import flag_types  # noqa: E402
-from common.core.errors import (  # noqa: E402
+from rnnt_bench.analysis import logs  # noqa: E402
+from rnnt_bench.analysis.row import PEAKS, Row  # noqa: E402
+from rnnt_bench.analysis.standing import stand  # noqa: E402
+from rnnt_bench.cli.parser import Parser  # noqa: E402
+from rnnt_bench.core import flag_types  # noqa: E402
+from rnnt_bench.core.errors import (  # noqa: E402
     EXIT_OK,
     EXIT_USAGE,
     UserError,
     guarded,
 )
-from common.core.settings import LOGITS  # noqa: E402
-from common.core.statistics import geometric_mean, median  # noqa: E402
-from common.core.text import count, error, escaped, gathered, interval, number, without_folders  # noqa: E402
-from common.present.parts import Cell, tabulated  # noqa: E402
-from common.present.text import markdown  # noqa: E402
+from rnnt_bench.core.settings import LOGITS  # noqa: E402
+from rnnt_bench.core.statistics import geometric_mean, median  # noqa: E402
+from rnnt_bench.core.text import count, error, escaped, gathered, interval, number, without_folders  # noqa: E402
+from rnnt_bench.present.parts import Cell, tabulated  # noqa: E402
+from rnnt_bench.present.text import markdown  # noqa: E402
 
 FEW = ("--rounds", "3", "--max-seconds", "0.2", "--scope", "step")
 #: Counters of memory, as a head of the table names them.

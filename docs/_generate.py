@@ -57,7 +57,7 @@ def _without_files(text: str, start: str) -> str:
 
 def _flags() -> Iterator[str]:
     yield "# Flags\n\nThe flags of every command, as in `--help`.\n"
-    from common.command import COMMANDS
+    from rnnt_bench.command import COMMANDS
 
     parsers = {name: _parser_of("rnnt-bench", name) for name in COMMANDS if name not in LIKE_RUN}
     for name, parser in parsers.items():
@@ -74,7 +74,7 @@ def _flags() -> Iterator[str]:
 
 
 def _records() -> Iterator[str]:
-    from common.records import schema
+    from rnnt_bench.records import schema
 
     describe = runpy.run_path(str(Path(__file__).with_name("_records.py")))["describe"]
     yield f"# Records\n\n{_paragraphs(schema.__doc__)}\n"
@@ -95,11 +95,11 @@ def _fields(fields: Iterable[Any]) -> str:
 
 
 def _metrics() -> Iterator[str]:
-    from common.analysis import metrics
-    from common.tools.flops import show as flops
-    from common.tools.inference import rows as inference
-    from common.tools.pipelines import rows as pipelines
-    from common.tools.profile import rows as profile
+    from rnnt_bench.analysis import metrics
+    from rnnt_bench.tools.flops import show as flops
+    from rnnt_bench.tools.inference import rows as inference
+    from rnnt_bench.tools.pipelines import rows as pipelines
+    from rnnt_bench.tools.profile import rows as profile
 
     yield f"# Metrics\n\n{_paragraphs(metrics.__doc__)}\n"
     yield "| key | title | unit | better | tables | scalar of TensorBoard |\n| --- | --- | --- | --- | --- | --- |"
@@ -125,7 +125,7 @@ def _paragraphs(text: Optional[str]) -> str:
 
 def _parser_of(script: str, *words: str) -> argparse.ArgumentParser:
     """Return the parser that `script` would parse its command line with."""
-    from common.cli.parser import Parser
+    from rnnt_bench.cli.parser import Parser
 
     parsers: List[argparse.ArgumentParser] = []
 

@@ -24,11 +24,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.analysis import ratios
-from common.core import statistics
-from common.data import batching, shapes
-from common.present.parts import Column
-from common.present.text import markdown_of
+from rnnt_bench.analysis import ratios
+from rnnt_bench.core import statistics
+from rnnt_bench.data import batching, shapes
+from rnnt_bench.present.parts import Column
+from rnnt_bench.present.text import markdown_of
 
 Interval = Optional[Tuple[float, float]]
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple, Type
 
 from msgspec import inspect
 
-from common.records import schema
+from rnnt_bench.records import schema
 
 
 class Field(NamedTuple):

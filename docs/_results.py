@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import _figures  # noqa: E402
 
-from common.tools import submit  # noqa: E402
+from rnnt_bench.tools import submit  # noqa: E402
 
 #: NAME -> flags of benchmark_all.py, or of the script that _figures.MADE_BY names; how long that takes on two cores.
 RUNS: Dict[str, str] = {

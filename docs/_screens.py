@@ -18,13 +18,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs"), str(ROOT / "tests")]
 from _figures import CHOICES  # noqa: E402
 from browsers import Browser  # noqa: E402
 
-from common import command  # noqa: E402
-from common.analysis import logs, verdict  # noqa: E402
-from common.analysis.row import Row  # noqa: E402
-from common.core.text import number  # noqa: E402
-from common.present.parts import Figure, Section  # noqa: E402
-from common.present.style import NEUTRAL, axis_of, layout, marker, points, span  # noqa: E402
-from common.show import page, plots  # noqa: E402
+from rnnt_bench import command  # noqa: E402
+from rnnt_bench.analysis import logs, verdict  # noqa: E402
+from rnnt_bench.analysis.row import Row  # noqa: E402
+from rnnt_bench.core.text import number  # noqa: E402
+from rnnt_bench.present.parts import Figure, Section  # noqa: E402
+from rnnt_bench.present.style import NEUTRAL, axis_of, layout, marker, points, span  # noqa: E402
+from rnnt_bench.show import page, plots  # noqa: E402
 
 FOLDER = "results/2026-11-25-amd-epyc-2-cores"
 SMALL, LARGE, WINNER = 8, 20, 30  # pixels of a marker

@@ -25,17 +25,17 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import train  # noqa: E402
 
-from common.cli.parser import Parser  # noqa: E402
-from common.core import flag_types  # noqa: E402
-from common.core.errors import (  # noqa: E402
+from rnnt_bench.cli.parser import Parser  # noqa: E402
+from rnnt_bench.core import flag_types  # noqa: E402
+from rnnt_bench.core.errors import (  # noqa: E402
     EXIT_OK,
     NotRunnable,
     UserError,
     guarded,  # noqa: E402
 )
-from common.core.settings import STAGES  # noqa: E402
-from common.losses.inputs import FOLDER as WEIGHTS  # noqa: E402
-from common.setup import extensions  # noqa: E402
+from rnnt_bench.core.settings import STAGES  # noqa: E402
+from rnnt_bench.losses.inputs import FOLDER as WEIGHTS  # noqa: E402
+from rnnt_bench.setup import extensions  # noqa: E402
 
 #: Frames of held-out utterances that are kept: all three files are to have at most 3 MB.
 FRAMES = 2400

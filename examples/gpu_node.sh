@@ -93,7 +93,7 @@ step fused-tests 180 "$python" -m pytest -q tests/test_fused_triton.py -k "$test
 # 2. Rows that are compiled, and beside that the corner cases of those that need no build; then those of all.
 builds() {
     for extension in warp_rnnt optimized_transducer fast_rnnt; do
-        step "$extension" 240 "$python" -m common.setup.extensions "$extension" --device "$device"
+        step "$extension" 240 "$python" -m rnnt_bench.setup.extensions "$extension" --device "$device"
     done
 }
 if [ -n "$list" ]; then builds; else builds & fi

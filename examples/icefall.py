@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from common.data.shapes import subsampled
-from common.flops import rules
-from common.tools.profile.rows import Sizes
-from common.tools.profile.transducer import SUBSAMPLING, Criterion, Decoder, Transducer
+from rnnt_bench.data.shapes import subsampled
+from rnnt_bench.flops import rules
+from rnnt_bench.tools.profile.rows import Sizes
+from rnnt_bench.tools.profile.transducer import SUBSAMPLING, Criterion, Decoder, Transducer
 
 #: Standard deviation of weights before they are scaled.
 STD = 0.1

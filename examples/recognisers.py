@@ -10,8 +10,8 @@ from typing import Any, Iterator, List, Tuple
 import torch
 from torch import nn
 
-from common.core.errors import NotRunnable
-from common.tools.inference.recognisers import SAMPLE_RATE
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.tools.inference.recognisers import SAMPLE_RATE
 
 
 class Features(nn.Module):

@@ -11,11 +11,11 @@ installed, it is built once from its source package.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
 from benchmark_k2 import K2
-from common.command import script_main
-from common.losses.adapter import CUDA
+from rnnt_bench.command import script_main
+from rnnt_bench.losses.adapter import CUDA
 
 
 class FastRnnt(K2):

@@ -9,10 +9,10 @@ U it must equal the exact loss.  It refuses an utterance without a target.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
 from benchmark_k2_pruned import K2Pruned
-from common.command import script_main
+from rnnt_bench.command import script_main
 
 
 class FastRnntPruned(K2Pruned):

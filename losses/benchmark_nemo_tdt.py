@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
-from common.command import script_main
 from losses import nemo_package
+from rnnt_bench.command import script_main
 
 
 class NemoTdt(nemo_package.NemoPackage):

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
-from common.command import script_main
-from common.losses.adapter import Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.losses.adapter import Adapter
 
 
 class NemoTriton(Adapter):
@@ -35,7 +35,7 @@ class NemoTriton(Adapter):
         return {"blank_id": self.blank}
 
     def loss(self, logits, prepared):
-        from common.losses import topologies
+        from rnnt_bench.losses import topologies
 
         label_arcs, blank_arcs = self.call({"logits": logits}, prepared)
         losses = topologies.arc_losses(blank_arcs, label_arcs, prepared.source_lengths, prepared.target_lengths)

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
-from common.command import script_main
-from common.core.implementations import LATTICES
-from common.losses.adapter import Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.core.implementations import LATTICES
+from rnnt_bench.losses.adapter import Adapter
 
 
 class Reference(Adapter):
@@ -30,7 +30,7 @@ class Reference(Adapter):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
 
     def function(self):
-        from common.losses import topologies
+        from rnnt_bench.losses import topologies
 
         return topologies.transducer_loss
 

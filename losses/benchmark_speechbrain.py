@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
-from common.command import script_main
-from common.losses.adapter import HAT, Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.losses.adapter import HAT, Adapter
 
 
 class SpeechBrain(Adapter):

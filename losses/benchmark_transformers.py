@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python leaves it out with -P and PYTHONSAFEPATH
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
-from common.command import script_main
-from common.core.errors import NotRunnable
-from common.losses.adapter import Adapter, import_package
+from rnnt_bench.command import script_main
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.losses.adapter import Adapter, import_package
 
 #: The kernel on the hub, and its version there.
 KERNEL, VERSION = "kernels-community/tdt-loss", 1

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
 from unittest.mock import patch
 
-from common.losses.adapter import Adapter
+from rnnt_bench.losses.adapter import Adapter
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,9 @@ import json
 
 from fixtures_runs import correctness, memory, status, timing, trace
 
-from common.cli.benchmark import benchmark
-from common.cli.parser import Parser, add_choice, add_flags
-from common.jobs.session import Executor, Interrupted
+from rnnt_bench.cli.benchmark import benchmark
+from rnnt_bench.cli.parser import Parser, add_choice, add_flags
+from rnnt_bench.jobs.session import Executor, Interrupted
 
 LIMITS = {"record": "limits", "job": "limits", "products": [], "reason": ""}
 QUICK = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", "--quiet"]

@@ -16,9 +16,9 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
-from common.core import errors as core_errors
-from common.core import implementations
-from common.records import store
+from rnnt_bench.core import errors as core_errors
+from rnnt_bench.core import implementations
+from rnnt_bench.records import store
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"

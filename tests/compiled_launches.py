@@ -25,9 +25,9 @@ import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
-from common.data import batching, shapes  # noqa: E402
 from fused_transducer import kernels, triton_backend  # noqa: E402
 from fused_transducer.call import Call  # noqa: E402
+from rnnt_bench.data import batching, shapes  # noqa: E402
 
 #: Multiprocessors, and KiB of shared memory that a block may have, of A100, A10, L4, H100, B200 and RTX PRO 6000.
 GPUS = {80: (108, 163), 86: (72, 99), 89: (58, 99), 90: (132, 227), 100: (148, 227), 120: (188, 99)}

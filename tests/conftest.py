@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 from commands import pass_on_no_ignored_signals
 
-from common import command
-from common.core.implementations import OTHER_TORCH, Implementation, environments
-from common.system import machine
+from rnnt_bench import command
+from rnnt_bench.core.implementations import OTHER_TORCH, Implementation, environments
+from rnnt_bench.system import machine
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
 # vector instructions that says whether it runs: the processor tells.

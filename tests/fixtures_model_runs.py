@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 from unittest import mock
 
-from common.conformance import show
-from common.conformance.cases import CASES, Outcome, Row
-from common.core.errors import guarded
-from common.jobs import job as process
-from common.jobs.session import Executor
-from common.records import schema
-from common.tools.inference import rows as grid
-from common.tools.pipelines import rows as stages
-from common.tools.profile import rows as choice
+from rnnt_bench.conformance import show
+from rnnt_bench.conformance.cases import CASES, Outcome, Row
+from rnnt_bench.core.errors import guarded
+from rnnt_bench.jobs import job as process
+from rnnt_bench.jobs.session import Executor
+from rnnt_bench.records import schema
+from rnnt_bench.tools.inference import rows as grid
+from rnnt_bench.tools.pipelines import rows as stages
+from rnnt_bench.tools.profile import rows as choice
 
 MACHINE = {"cpu": "made up", "cores": 2, "memory_bytes": 2**33, "os": "Linux", "python": "3.11"}
 

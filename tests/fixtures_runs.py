@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from commands import run
 
-from common.records import schema, store
+from rnnt_bench.records import schema, store
 
 REAL = Path(__file__).parent / "data" / "traces"
 REAL_FILES = sorted(REAL.glob("*/*.gz"))

@@ -1,4 +1,4 @@
-"""Problems for the tests of fused_transducer, and what is right for them: float64, with common.losses.oracle."""
+"""Problems for the tests of fused_transducer, and what is right for them: float64, with rnnt_bench.losses.oracle."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def speech(
     stage: str, shapes=((90, 18), (60, 14), (120, 25), (40, 6)), V=128, H=128, dtype=torch.float32, **options
 ) -> Problem:
     """Return passages of a model in training, as `--logits trained` has them; stage: early, middle or trained."""
-    from common.losses.inputs import Speech
+    from rnnt_bench.losses.inputs import Speech
 
     case = problem(shapes, H=H, V=V, dtype=torch.float32, **options)
     model = Speech(stage, V, H)
@@ -197,7 +197,7 @@ def logits_of(tensors, activation: str = "tanh", mask=None) -> torch.Tensor:
 
 def topology_of(options: Dict[str, Any]):
     """Return the suite's lattice of the options of a call."""
-    from common.losses import topologies
+    from rnnt_bench.losses import topologies
 
     parameters = {"durations": tuple(options.get("durations", ()))}
     parameters.update({name: options.get(name, 0.0) for name in ("sigma", "skip")})
@@ -207,7 +207,7 @@ def topology_of(options: Dict[str, Any]):
 def right(case: Problem, large: bool = False):
     """Return the losses of the oracle in float64 and the gradients of their sum by name: for any lattice, with FastEmit
     and the delay penalty as defined on its arcs.  large: those of plain PyTorch, of the regular lattice."""
-    from common.losses import oracle, topologies
+    from rnnt_bench.losses import oracle, topologies
 
     options, leaves = case.options, case.leaves(torch.float64)
     mask, blank = mask_of(case) if options.get("dropout") else None, options.get("blank", 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from common.command import script_main
-from common.losses.adapter import Adapter
+from rnnt_bench.command import script_main
+from rnnt_bench.losses.adapter import Adapter
 
 #: By what each gradient is multiplied.
 FACTORS = {"encoder_out": 1.0, "decoder_out": 1.0, "weight": 1.0, "bias": 1.0}
@@ -15,7 +15,7 @@ def joint_loss(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_len
     """The summed loss of logits tanh(encoder_out[t] + decoder_out[u]) weight^T + bias."""
     import torch
 
-    from common.losses.topologies import transducer_loss
+    from rnnt_bench.losses.topologies import transducer_loss
 
     given = zip((encoder_out, decoder_out, weight, bias), FACTORS.values())
     frames, symbols, weight, bias = (each * factor + (each * (1 - factor)).detach() for each, factor in given)

@@ -23,8 +23,8 @@ from typing import Dict, List, Optional
 
 from commands import ROOT, command
 
-from common.core.errors import NotRunnable
-from common.setup import libraries
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.setup import libraries
 
 #: Prints the bits of products of several sizes.
 PRODUCTS = """

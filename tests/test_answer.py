@@ -22,15 +22,15 @@ from fixtures_runs import (
     write_run,
 )
 
-from common.analysis import logs, metrics, ratios, standing, verdict
-from common.analysis.groups import collect, groups
-from common.analysis.row import Row
-from common.analysis.times import Times
-from common.core import statistics
-from common.present.parts import words as in_words
-from common.records.schema import Environment, Header
-from common.show import cards, tables
 from rnnt_bench import api
+from rnnt_bench.analysis import logs, metrics, ratios, standing, verdict
+from rnnt_bench.analysis.groups import collect, groups
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.times import Times
+from rnnt_bench.core import statistics
+from rnnt_bench.present.parts import words as in_words
+from rnnt_bench.records.schema import Environment, Header
+from rnnt_bench.show import cards, tables
 
 
 def screen(log):
@@ -54,7 +54,7 @@ def log(tmp_path):
 
 
 def test_a_row_of_another_python_says_which(log):
-    """As set-up writes it where there is none (common.setup.environments)."""
+    """As set-up writes it where there is none (rnnt_bench.setup.environments)."""
     why = "needs Python 3.11; this is Python 3.12: install it, then run `make setup`"
     write_run(log / "k2-pruned", name="k2-pruned", jobs=[[status("correctness", "missing", why)]])
     text = " ".join(screen(log).split())

@@ -15,15 +15,15 @@ from fixtures_runs import correctness as correctness_of_run
 from fixtures_runs import write_run
 from test_contract import TRAINED, adapter_of, context_of
 
-from common.analysis import logs
-from common.core import implementations, settings
-from common.core.errors import WrongResult
-from common.core.implementations import BY_NAME, find
-from common.data import batching
-from common.losses import layouts, oracle, rounding, step, topologies
-from common.losses.passes import correctness, largest, small_batches, timing
-from common.measure import device
-from common.records.schema import Stop
+from rnnt_bench.analysis import logs
+from rnnt_bench.core import implementations, settings
+from rnnt_bench.core.errors import WrongResult
+from rnnt_bench.core.implementations import BY_NAME, find
+from rnnt_bench.data import batching
+from rnnt_bench.losses import layouts, oracle, rounding, step, topologies
+from rnnt_bench.losses.passes import correctness, largest, small_batches, timing
+from rnnt_bench.measure import device
+from rnnt_bench.records.schema import Stop
 
 CPU = torch.device("cpu")
 #: (T, U), two utterances a batch.

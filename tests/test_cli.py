@@ -17,14 +17,14 @@ from canned import parsed
 from commands import ROOT, assert_user_error, run
 from fixtures_runs import write_run
 
-from common.cli import benchmark
-from common.cli.parser import Parser, add_flags, given_settings, with_limits
-from common.core import flag_types, settings
-from common.core.errors import UserError
-from common.core.implementations import IMPLEMENTATIONS
-from common.core.settings import declared, setting
-from common.data import shapes
-from common.setup import interpreters
+from rnnt_bench.cli import benchmark
+from rnnt_bench.cli.parser import Parser, add_flags, given_settings, with_limits
+from rnnt_bench.core import flag_types, settings
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.implementations import IMPLEMENTATIONS
+from rnnt_bench.core.settings import declared, setting
+from rnnt_bench.data import shapes
+from rnnt_bench.setup import interpreters
 
 pytest.importorskip("torch")
 SCRIPTS = [implementation.file for implementation in IMPLEMENTATIONS]

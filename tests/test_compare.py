@@ -27,10 +27,10 @@ from fixtures_runs import (
 )
 from msgspec.structs import replace
 
-from common.analysis import comparison, measured
-from common.analysis.row import Row
-from common.core import statistics
-from common.records import schema, store
+from rnnt_bench.analysis import comparison, measured
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.core import statistics
+from rnnt_bench.records import schema, store
 
 DATA = Path(__file__).parent / "data" / "compare"
 NAMES = ("torchaudio", "optimized_transducer")

@@ -13,13 +13,13 @@ import torch
 from commands import ROOT, run
 from fixtures_model_runs import made, write_check
 
-from common.conformance import show
-from common.conformance.cases import BY_NAME, CASES, CRASHES, DIFFERS, NOT_ASKED, PASS, REFUSES, Outcome, Row
-from common.conformance.judge import judge
-from common.core import implementations, settings
-from common.core.implementations import KINDS, with_variants
-from common.losses import oracle, topologies
 from losses.benchmark_reference import Reference
+from rnnt_bench.conformance import show
+from rnnt_bench.conformance.cases import BY_NAME, CASES, CRASHES, DIFFERS, NOT_ASKED, PASS, REFUSES, Outcome, Row
+from rnnt_bench.conformance.judge import judge
+from rnnt_bench.core import implementations, settings
+from rnnt_bench.core.implementations import KINDS, with_variants
+from rnnt_bench.losses import oracle, topologies
 
 CPU = torch.device("cpu")
 
@@ -340,14 +340,14 @@ def test_an_error_of_ours_or_one_that_loses_the_context_is_no_refusal(monkeypatc
 
     assert outcome_of(type("Broken", (Reference,), {"prepare": fails}), "ragged").result == "error"
     assert outcome_of(wrong(fails), "target-too-large").result == PASS
-    monkeypatch.setattr("common.conformance.questions.context_lost", lambda device: True)
+    monkeypatch.setattr("rnnt_bench.conformance.questions.context_lost", lambda device: True)
     assert outcome_of(wrong(fails), "target-too-large").result == CRASHES
 
 
 FATAL = """
 import os, time
-from common.conformance import questions
-from common.losses import topologies
+from rnnt_bench.conformance import questions
+from rnnt_bench.losses import topologies
 from losses.benchmark_reference import Reference
 
 lost = []
@@ -399,7 +399,7 @@ def test_a_death_and_a_lost_context_cost_one_cell_and_the_next_process_goes_on(t
 
 
 ADAPTER = "ADAPTER = type('A', (), {'__init__': lambda self, *_: "
-MISSING = "from common.core.errors import NotRunnable\nraise NotRunnable('missing', 'apex: build it')"
+MISSING = "from rnnt_bench.core.errors import NotRunnable\nraise NotRunnable('missing', 'apex: build it')"
 
 
 @pytest.mark.parametrize(

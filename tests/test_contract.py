@@ -13,17 +13,17 @@ from functools import partial
 import pytest
 import torch
 
-from common.core import settings
-from common.core.errors import NotRunnable
-from common.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, find, with_variants
-from common.data import batching
-from common.losses import inputs, layouts, oracle, step
-from common.losses.adapter import Option, described
-from common.losses.passes import correctness, small_batches, timing
-from common.losses.subject import Context
-from common.measure import memory
-from common.measure.clock import observed_by
-from common.records.schema import Stop
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, find, with_variants
+from rnnt_bench.data import batching
+from rnnt_bench.losses import inputs, layouts, oracle, step
+from rnnt_bench.losses.adapter import Option, described
+from rnnt_bench.losses.passes import correctness, small_batches, timing
+from rnnt_bench.losses.subject import Context
+from rnnt_bench.measure import memory
+from rnnt_bench.measure.clock import observed_by
+from rnnt_bench.records.schema import Stop
 
 pytestmark = pytest.mark.environment_contract
 

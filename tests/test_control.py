@@ -9,9 +9,9 @@ import pytest
 from commands import ROOT, has_words, run
 from fixtures_runs import change, header, timed
 
-from common.analysis import control, ratios
-from common.analysis.row import Row
-from common.records.schema import Environment, typed
+from rnnt_bench.analysis import control, ratios
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.records.schema import Environment, typed
 
 INDEX = ("torchaudio", "optimized_transducer", "fast_rnnt", "k2")
 PACKAGES = {"fused": "fused_transducer"}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from common.core.files import CACHE
-from common.setup import extensions, simulated
-from common.setup.environments import ENVIRONMENTS
+from rnnt_bench.core.files import CACHE
+from rnnt_bench.setup import extensions, simulated
+from rnnt_bench.setup.environments import ENVIRONMENTS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "defects"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
@@ -29,7 +29,7 @@ with nemo_package.on_the_host():
 """
 BUILT = """
 import runpy, sys, torch
-from common.setup import extensions
+from rnnt_bench.setup import extensions
 extensions.load(sys.argv[2], "simulated")
 torch.Tensor.cuda = lambda tensor: tensor
 runpy.run_path(sys.argv[1])

@@ -14,14 +14,14 @@ import pytest
 import torch
 from fixtures_runs import correctness, environment, one_row, sample, status, write_run
 
-from common.core import settings
-from common.core.errors import NotRunnable, UserError
-from common.losses import inputs, subject
-from common.losses.passes import largest, timing
-from common.measure import clock, device, memory
-from common.records import schema
-from common.setup import interpreters
-from common.system import machine, processes
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import NotRunnable, UserError
+from rnnt_bench.losses import inputs, subject
+from rnnt_bench.losses.passes import largest, timing
+from rnnt_bench.measure import clock, device, memory
+from rnnt_bench.records import schema
+from rnnt_bench.setup import interpreters
+from rnnt_bench.system import machine, processes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,8 +56,8 @@ def test_tf32_is_set_both_ways_whatever_the_environment_says(wanted):
     code = f"""
 import torch
 from dataclasses import replace
-from common.core import settings
-from common.measure import device
+from rnnt_bench.core import settings
+from rnnt_bench.measure import device
 flags = torch.backends.cuda.matmul, torch.backends.cudnn
 before = flags[0].allow_tf32
 device.set_up_torch(replace(settings.resolve({{}}, "cpu"), tf32={wanted}))

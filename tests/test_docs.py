@@ -15,8 +15,8 @@ import pytest
 from commands import run
 from fixtures_runs import SETTINGS, change, timed
 
-from common.analysis import logs, verdict
-from common.analysis.groups import groups
+from rnnt_bench.analysis import logs, verdict
+from rnnt_bench.analysis.groups import groups
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.md")])
@@ -61,6 +61,7 @@ def checkout(tmp_path) -> Path:
     folder = tmp_path / "checkout"
     for name in ("common", "losses"):
         shutil.copytree(ROOT / name, folder / name)
+    (folder / "rnnt_bench").symlink_to("common")
     for path in [*ROOT.glob("*.py"), *ROOT.glob("shape_info.*")]:
         shutil.copy(path, folder)
     return folder

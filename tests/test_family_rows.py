@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.conformance.judge import simulator
-from common.core import settings
-from common.core.errors import NotRunnable
-from common.core.implementations import IMPLEMENTATIONS, LATTICES, OF_FUSED, find, with_variants
-from common.losses import inputs, layouts, subject
-from common.losses.passes import small_batches
-from common.losses.subject import Context
 from losses import nemo_package
 from losses.benchmark_transformers import Transformers
+from rnnt_bench.conformance.judge import simulator
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.implementations import IMPLEMENTATIONS, LATTICES, OF_FUSED, find, with_variants
+from rnnt_bench.losses import inputs, layouts, subject
+from rnnt_bench.losses.passes import small_batches
+from rnnt_bench.losses.subject import Context
 
 pytestmark = pytest.mark.environment_contract
 

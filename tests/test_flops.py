@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.core.errors import UserError
-from common.flops import rules
-from common.flops.counter import OUTSIDE, FlopCounter, NotCounted
-from common.flops.rules import Count
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.flops import rules
+from rnnt_bench.flops.counter import OUTSIDE, FlopCounter, NotCounted
+from rnnt_bench.flops.rules import Count
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:.*{words}") for words in ("torch.jit", "deprecated", "prototype")]
 

@@ -15,10 +15,10 @@ import test_flops  # noqa: F401  (its operators)
 from commands import ROOT, assert_user_error, run
 from fixtures_model_runs import command as in_process
 
-from common.core.text import quantity
-from common.records import schema
-from common.tools.flops import command
-from common.tools.flops import show as flops
+from rnnt_bench.core.text import quantity
+from rnnt_bench.records import schema
+from rnnt_bench.tools.flops import command
+from rnnt_bench.tools.flops import show as flops
 
 MODEL = """
 import torch

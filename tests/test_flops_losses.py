@@ -11,11 +11,11 @@ import torch
 from msgspec import structs
 from test_contract import V, adapter_of, setting_of
 
-from common.analysis import times
-from common.core.implementations import find, with_variants
-from common.flops.counter import FlopCounter, NotCounted
-from common.losses.step import prepare
-from common.records.schema import Batch
+from rnnt_bench.analysis import times
+from rnnt_bench.core.implementations import find, with_variants
+from rnnt_bench.flops.counter import FlopCounter, NotCounted
+from rnnt_bench.losses.step import prepare
+from rnnt_bench.records.schema import Batch
 
 SHAPES = [(9, 4), (8, 3)]
 

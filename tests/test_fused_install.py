@@ -105,7 +105,7 @@ for backend in ("native", "torch"):
 @pytest.mark.skipif(not os.environ.get("TORCH_FROM_INDEX"), reason="with TORCH_FROM_INDEX=1: gigabytes are fetched")
 @pytest.mark.parametrize("version", TORCHES)
 def test_each_torch_that_is_promised_gives_the_same_numbers(version, tmp_path, monkeypatch):
-    from common.setup.environments import Uv
+    from rnnt_bench.setup.environments import Uv
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     expected = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True).stdout

@@ -31,9 +31,9 @@ from fused_helpers import (
     use,
 )
 
-from common.losses import oracle, topologies
 from fused_transducer import align, compiling, lattices, native, operators
 from fused_transducer.call import Call
+from rnnt_bench.losses import oracle, topologies
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
 ROOMY = [(12, 4), (9, 3), (8, 1), (7, 0)]  # every lattice has a path for each

@@ -13,8 +13,8 @@ import torch
 from commands import ROOT
 from fused_helpers import LATTICES, computed, errors, lattice_problem, problem, solve_random, use
 
-from common.core import files
 from fused_transducer import compiling, native
+from rnnt_bench.core import files
 
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"
 pytestmark = [

@@ -268,7 +268,7 @@ def test_a_module_is_its_joiner_and_drops_in_training_alone(activation):
 
 
 def test_a_module_with_projections_is_icefalls_joiner():
-    from common.losses import oracle
+    from rnnt_bench.losses import oracle
 
     module = TransducerLoss(8, 11, encoder_dim=6, decoder_dim=5, activation="relu", bias=False, blank=2)
     projections = {f"{name}_proj.{of}" for name in ("encoder", "decoder") for of in ("weight", "bias")}

@@ -21,7 +21,7 @@ import torch
 from commands import ROOT
 from torch import nn
 
-from common.losses import oracle, topologies
+from rnnt_bench.losses import oracle, topologies
 
 pytest.importorskip("torch", minversion="2.4")  # k2's environment has an older one
 from fused_helpers import error, mask_of, problem  # noqa: E402
@@ -368,7 +368,7 @@ def test_espnets_own_models(file, monkeypatch, tmp_path):
 
 @pytest.mark.skipif(not os.environ.get("TORCH_FROM_INDEX"), reason="with TORCH_FROM_INDEX=1: ESPnet is fetched")
 def test_espnet_from_the_index(tmp_path, monkeypatch):
-    from common.setup.environments import Uv
+    from rnnt_bench.setup.environments import Uv
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     packages = ("espnet==202511", "torch==2.11.0", "torchaudio==2.11.0", "setuptools<82", "pytest", "msgspec", "tqdm")

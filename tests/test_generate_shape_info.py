@@ -14,7 +14,7 @@ from commands import ROOT, SHARED
 from commands import run as run_script
 
 import generate_shape_info
-from common.data import batching, generation, shapes
+from rnnt_bench.data import batching, generation, shapes
 
 torch = pytest.importorskip("torch")
 DATA = SHARED / "librispeech"

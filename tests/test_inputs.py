@@ -11,11 +11,11 @@ import torch
 from commands import ROOT
 from fixtures_runs import write_sweep
 
-from common.core import settings
-from common.core.errors import UserError
-from common.data import shapes
-from common.losses import inputs, oracle
-from common.losses.inputs import Joiner
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.data import shapes
+from rnnt_bench.losses import inputs, oracle
+from rnnt_bench.losses.inputs import Joiner
 
 pytestmark = pytest.mark.environment_contract
 

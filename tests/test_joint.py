@@ -10,10 +10,10 @@ from fixtures_runs import records_of
 from test_broken_losses import judged
 from test_contract import context_of
 
-from common.core import implementations, settings
-from common.core.errors import NotRunnable
-from common.losses import layouts, step, subject
-from common.losses.passes import correctness, small_batches
+from rnnt_bench.core import implementations, settings
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.losses import layouts, step, subject
+from rnnt_bench.losses.passes import correctness, small_batches
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false", "--quiet", "--rounds", "1", "--max-seconds", "0.05"]

@@ -14,16 +14,16 @@ from canned import QUICK, Canned, measured
 from commands import ROOT, rows_of, run, start, wait_for_worker
 from fixtures_runs import MIB, correctness, environment, records_of, sample, status, summarize, write_records, write_run
 
-from common.analysis import logs
-from common.analysis.comparison import read_runs
-from common.analysis.metrics import largest
-from common.core import settings
-from common.core.errors import UserError
-from common.core.flag_types import bytes_of
-from common.jobs import job, session
-from common.jobs.rounds import TOLERANCE, memory_limit, most_tries, next_size
-from common.records.store import bounds
-from common.system import memory
+from rnnt_bench.analysis import logs
+from rnnt_bench.analysis.comparison import read_runs
+from rnnt_bench.analysis.metrics import largest
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.flag_types import bytes_of
+from rnnt_bench.jobs import job, session
+from rnnt_bench.jobs.rounds import TOLERANCE, memory_limit, most_tries, next_size
+from rnnt_bench.records.store import bounds
+from rnnt_bench.system import memory
 
 SEARCH = ["--find-largest", "batch-size", "--memory-limit", "1GiB"]
 
@@ -77,7 +77,7 @@ def test_no_search_takes_more_tries_than_foretold(cap, start):
 
 def test_the_command_searches_then_times_and_resume_asks_nothing_twice(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("canned.QUICK", [word for word in QUICK if word != "--quiet"])
-    monkeypatch.setattr("common.jobs.session.mean", lambda seconds: 60.0)
+    monkeypatch.setattr("rnnt_bench.jobs.session.mean", lambda seconds: 60.0)
 
     def answer(job, chosen):
         if job.pass_name == "correctness":
@@ -131,8 +131,8 @@ def test_flags_that_do_not_go_together(flags, words):
 
 ENFORCED = """
 import torch
-from common.core.errors import UserError
-from common.measure.memory import MAKING, AddressSpace
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.measure.memory import MAKING, AddressSpace
 
 MIB = 2**20
 
@@ -167,7 +167,7 @@ torch.empty(400 * MIB, dtype=torch.uint8).fill_(1)  # outside there is no limit
 
 SHORT = """
 import resource
-from common.measure.memory import AddressSpace
+from rnnt_bench.measure.memory import AddressSpace
 
 MIB = 2**20
 base = AddressSpace(MIB).base
@@ -185,11 +185,11 @@ with limit.enforced():
 OWN_BUFFERS = """
 import sys, traceback
 import torch
-from common.core import implementations, settings
-from common.losses import inputs, step
-from common.losses import layouts
-from common.measure.memory import AddressSpace
-from common.jobs.job import status_of
+from rnnt_bench.core import implementations, settings
+from rnnt_bench.losses import inputs, step
+from rnnt_bench.losses import layouts
+from rnnt_bench.measure.memory import AddressSpace
+from rnnt_bench.jobs.job import status_of
 
 scope, cpu = sys.argv[1], torch.device("cpu")
 adapter = implementations.load("benchmark_torchaudio")(settings.resolve({"preset": "quick", "vocab_size": 200}, "cpu"))
@@ -236,7 +236,7 @@ def test_a_limit_that_only_torchaudios_own_buffers_exceed(scope):
 def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
     """A row whose context leaves less than the others' gets what is left; more than the device has is nobody's."""
     torch = pytest.importorskip("torch")
-    from common.measure.memory import Device
+    from rnnt_bench.measure.memory import Device
 
     free = {"mem_get_info": (70 * MIB, 80 * MIB), "memory_allocated": 0, "synchronize": None, "empty_cache": None}
     for name, answer in free.items():

@@ -16,14 +16,14 @@ import pytest
 from commands import ROOT, has_words, run
 from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
-from common.analysis import verdict
-from common.analysis.row import Row
-from common.analysis.standing import BESIDE_LOAD, rank_times
-from common.analysis.times import Times
-from common.core.settings import REUSE_VARIABLES, waits
-from common.measure import sampling
-from common.records.schema import Header
-from common.system import machine
+from rnnt_bench.analysis import verdict
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.standing import BESIDE_LOAD, rank_times
+from rnnt_bench.analysis.times import Times
+from rnnt_bench.core.settings import REUSE_VARIABLES, waits
+from rnnt_bench.measure import sampling
+from rnnt_bench.records.schema import Header
+from rnnt_bench.system import machine
 
 MS = 1_000_000
 
@@ -91,7 +91,7 @@ def test_the_first_batch_of_a_warm_up_decides_how_long_it_lasts():
 
 USE = """
 import ctypes, resource
-from common.system import memory
+from rnnt_bench.system import memory
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 memory.widen_heap(96 << 20)
@@ -174,8 +174,8 @@ def test_a_quota_of_a_cgroup_bounds_the_threads_and_its_throttling_is_load(
             (tmp_path / folder / name).write_text(text.format(us))
 
     (tmp_path / "listed").write_text(f"{listed}\n")
-    monkeypatch.setattr("common.system.memory.CGROUP", tmp_path / "listed")
-    monkeypatch.setattr("common.system.memory.CGROUPS", tmp_path)
+    monkeypatch.setattr("rnnt_bench.system.memory.CGROUP", tmp_path / "listed")
+    monkeypatch.setattr("rnnt_bench.system.memory.CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     write(0)
     assert machine.cpu_count() == 2

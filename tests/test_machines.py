@@ -8,10 +8,10 @@ import pytest
 from commands import assert_user_error, run
 from fixtures_runs import change, records_of, summarize, timed, write_records
 
-from common.analysis import groups, logs, machines
-from common.records.schema import Machine
-from common.system import machine
-from common.tools import submit
+from rnnt_bench.analysis import groups, logs, machines
+from rnnt_bench.records.schema import Machine
+from rnnt_bench.system import machine
+from rnnt_bench.tools import submit
 
 ZEN5 = {
     **{"cpu": "EPYC", "cores": 2, "family": 26, "model": 2, "stepping": 1},

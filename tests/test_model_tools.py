@@ -11,13 +11,13 @@ from canned import Canned, measured
 from commands import run
 from fixtures_model_runs import InProcess, command, write_profile
 
-from common.analysis.logs import read_any
-from common.conformance import command as check
-from common.show import page
-from common.tools.flops import command as flops
-from common.tools.inference import command as inference
-from common.tools.pipelines import command as pipelines
-from common.tools.profile import command as profile
+from rnnt_bench.analysis.logs import read_any
+from rnnt_bench.conformance import command as check
+from rnnt_bench.show import page
+from rnnt_bench.tools.flops import command as flops
+from rnnt_bench.tools.inference import command as inference
+from rnnt_bench.tools.pipelines import command as pipelines
+from rnnt_bench.tools.profile import command as profile
 
 LINEAR = ("torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=5", "--input-shape", "2x3")
 

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from common.core.implementations import LATTICES
-from common.losses import oracle
-from common.losses.topologies import TOPOLOGIES, arc_losses, transducer_loss
+from rnnt_bench.core.implementations import LATTICES
+from rnnt_bench.losses import oracle
+from rnnt_bench.losses.topologies import TOPOLOGIES, arc_losses, transducer_loss
 
 
 def loss_of(logits, targets, shapes):

@@ -8,17 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
 from fixtures_runs import change, records_of, timed, trace, write_records
 
 import rnnt_bench
-from common.command import COMMANDS
-from common.tools import submit
 from rnnt_bench import api
+from rnnt_bench.command import COMMANDS
 from rnnt_bench.pytest_plugin import not_slower  # noqa: F401
+from rnnt_bench.tools import submit
 
 pytest.importorskip("setuptools")
 
@@ -45,8 +44,8 @@ def test_nothing_but_the_package_is_installed_and_the_checkout_stays_as_it_was(i
     # fused_transducer is in its own wheel alone: an uninstalled rnnt-bench takes nothing of another package with it
     assert "rnnt_bench" in names
     assert not names & {"common", "losses", "requirements", "tests", "benchmark_all.py", "fused_transducer"}
-    suite = installed / "site" / "rnnt_bench" / "_suite"
-    needed = ("shape_info.pt", "benchmark_mine.py", "common/show/page.js")
+    suite = installed / "site" / "rnnt_bench"
+    needed = ("scripts/shape_info.pt", "scripts/benchmark_mine.py", "show/page.js")
     assert all((suite / name).is_file() for name in needed)
     assert not list(ROOT.glob("*.egg-info")) and not (ROOT / "build").exists()
 
@@ -104,7 +103,7 @@ pytest.importorskip("torch")
 PACKAGE = """
 import sys
 sys.path.insert(0, {root!r})
-from common.losses import topologies
+from rnnt_bench.losses import topologies
 del sys.path[0]
 
 def loss(logits, targets, T_lengths, U_lengths, blank=0, reduction="mean"):
@@ -210,7 +209,7 @@ def test_the_counter_of_operations_has_a_public_name_in_any_folder(installed, tm
 
 
 def reference(logits, targets, T_lengths, U_lengths):
-    from common.losses import topologies
+    from rnnt_bench.losses import topologies
 
     return topologies.transducer_loss(logits, targets, T_lengths, U_lengths, reduction="none")
 
@@ -219,16 +218,6 @@ def test_the_helper_for_tests_says_what_is_wrong():
     rnnt_bench.assert_is_transducer_loss(reference)
     with pytest.raises(AssertionError, match="mean over the batch"):
         rnnt_bench.assert_is_transducer_loss(lambda *given: reference(*given).mean())
-
-
-def test_threads_that_check_a_loss_leave_modules_and_path_as_they_were():
-    def known():
-        return [*sys.path], {name: module for name, module in sys.modules.items() if name.startswith("common")}
-
-    before = known()
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(rnnt_bench.assert_is_transducer_loss, [reference] * 3))
-    assert known() == before
 
 
 def test_a_loss_that_became_slower_fails_a_test(not_slower, tmp_path, monkeypatch):  # noqa: F811

@@ -11,11 +11,11 @@ import torch
 from commands import rows_of, run
 from fixtures_runs import MIB, records_of
 
-from common.core import settings
-from common.core.errors import NotRunnable
-from common.losses import subject
-from common.losses.passes import timing
-from common.measure import memory, profiler
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.losses import subject
+from rnnt_bench.losses.passes import timing
+from rnnt_bench.measure import memory, profiler
 
 ROUNDS = 3
 

@@ -13,12 +13,12 @@ import torch
 from commands import ROOT, run
 from fixtures_model_runs import InProcess, command, costs, write_pipeline
 
-from common.core.errors import UserError
-from common.setup import environments
-from common.tools.inference import recognisers
-from common.tools.kept import answers, read
-from common.tools.pipelines import command as cli
-from common.tools.pipelines import datasets, rows
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.setup import environments
+from rnnt_bench.tools.inference import recognisers
+from rnnt_bench.tools.kept import answers, read
+from rnnt_bench.tools.pipelines import command as cli
+from rnnt_bench.tools.pipelines import datasets, rows
 
 STAGES = """
 import time
@@ -296,7 +296,7 @@ def manifest(tmp_path):
 
 def test_what_reads_audio_is_not_in_the_memory_of_the_stage(manifest):
     (path,) = manifest("{root}\na.wav\t16000\n").values()
-    code = "import sys; from pathlib import Path; from common.tools.inference import recognisers; "
+    code = "import sys; from pathlib import Path; from rnnt_bench.tools.inference import recognisers; "
     code += "wave = recognisers.read(Path(sys.argv[1]), 8000); "
     code += "print(len(wave), {'soundfile', 'torchaudio'} & {*sys.modules})"
     line = [sys.executable, "-c", code, str(path)]

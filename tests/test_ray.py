@@ -15,8 +15,8 @@ import pytest
 from commands import ROOT, assert_user_error, command, piped, rows_of, run, wait_for
 from fixtures_runs import write_run
 
-from common.cli import cluster
-from common.setup import environments
+from rnnt_bench.cli import cluster
+from rnnt_bench.setup import environments
 
 PYTHON = os.environ.get(cluster.PYTHON) or environments.interpreter("ray")
 needs_ray = pytest.mark.skipif(not PYTHON, reason="no Ray: make setup ENVIRONMENTS=ray, or RAY_PYTHON=its Python")

@@ -38,12 +38,12 @@ from fixtures_runs import (
     write_sweep,
 )
 
-from common.analysis import logs
-from common.conformance.cases import DIFFERS, PASS, Outcome
-from common.present import parts, style
-from common.setup import interpreters
-from common.show import cards as cards_of
-from common.show import page, plots
+from rnnt_bench.analysis import logs
+from rnnt_bench.conformance.cases import DIFFERS, PASS, Outcome
+from rnnt_bench.present import parts, style
+from rnnt_bench.setup import interpreters
+from rnnt_bench.show import cards as cards_of
+from rnnt_bench.show import page, plots
 
 LIBRARY = "/* plotly */"
 

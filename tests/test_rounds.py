@@ -10,15 +10,15 @@ from canned import LIMITS, QUICK, Canned, measured, parsed, statuses, stop
 from commands import ROOT, rows_of
 from fixtures_runs import one_row, records_of, status, timing, write_run
 
-from common.analysis.measured import _of_jobs
-from common.cli.benchmark import benchmark, default_rows
-from common.cli.parser import standard
-from common.core import implementations, settings
-from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.jobs import rounds, session
-from common.jobs.session import Executor, Progress
-from common.records import schema
-from common.setup import interpreters
+from rnnt_bench.analysis.measured import _of_jobs
+from rnnt_bench.cli.benchmark import benchmark, default_rows
+from rnnt_bench.cli.parser import standard
+from rnnt_bench.core import implementations, settings
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from rnnt_bench.jobs import rounds, session
+from rnnt_bench.jobs.session import Executor, Progress
+from rnnt_bench.records import schema
+from rnnt_bench.setup import interpreters
 
 
 def test_correctness_comes_first_then_rounds_in_drawn_order_then_the_other_passes(tmp_path, capsys):

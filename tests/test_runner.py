@@ -16,17 +16,17 @@ from commands import ROOT, assert_user_error, rows_of
 from commands import run as run_command
 from fixtures_runs import records_of
 
-from common.analysis import logs, times
-from common.cli.benchmark import benchmark, exit_code
-from common.cli.parser import standard
-from common.core import settings
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.core.implementations import BY_NAME, IMPLEMENTATIONS, find
-from common.jobs import job as of_job
-from common.jobs.session import Executor
-from common.records import run, schema
-from common.setup import environments, interpreters
-from common.system import machine
+from rnnt_bench.analysis import logs, times
+from rnnt_bench.cli.benchmark import benchmark, exit_code
+from rnnt_bench.cli.parser import standard
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from rnnt_bench.core.implementations import BY_NAME, IMPLEMENTATIONS, find
+from rnnt_bench.jobs import job as of_job
+from rnnt_bench.jobs.session import Executor
+from rnnt_bench.records import run, schema
+from rnnt_bench.setup import environments, interpreters
+from rnnt_bench.system import machine
 
 NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
 K2 = environments.interpreter("k2")
@@ -106,8 +106,8 @@ def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
 
 NO_ROOM = """
 import pathlib, sys
-from common.records import store
-from common.records.run import Run
+from rnnt_bench.records import store
+from rnnt_bench.records.run import Run
 run = Run(pathlib.Path(sys.argv[1]) / "results.jsonl")
 run.add({"record": "run", "name": "k2"})
 status = {"record": "status", "job": "timing-1", "status": "ok", "reason": ""}

@@ -18,11 +18,11 @@ import torch
 from commands import ROOT, assert_user_error, rows_of, run
 from fixtures_runs import change, records_of, write_records
 
-from common.cli import parser
-from common.core import implementations, snippets
-from common.core.errors import UserError
-from common.core.implementations import BY_NAME, with_variants
-from common.setup import environments
+from rnnt_bench.cli import parser
+from rnnt_bench.core import implementations, snippets
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.implementations import BY_NAME, with_variants
+from rnnt_bench.setup import environments
 
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false"]
 RESULT = "return losses"
@@ -141,8 +141,8 @@ def test_resume_never_joins_what_differs(alter, words, stopped, tmp_path):
 
 
 def test_a_script_that_stops_the_clock_is_timed_all_the_same(copy, quick, tmp_path):
-    stopped = "import sys\nimport time\n\ntime.perf_counter_ns = time.perf_counter = lambda: 0\nfrom"
-    path = copy(replaced={"import sys\nfrom": stopped})
+    stopped = "import time\n\ntime.perf_counter_ns = time.perf_counter = lambda: 0\nfrom types"
+    path = copy(replaced={"from types": stopped})
     flags = [*quick, "--passes", "timing", "--rounds", "1", "--max-seconds", "0.1"]
     done = run("benchmark_all.py", "--only", path, *flags)
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
         "from benchmark_k2_pruned import K2Pruned\nprint('imported')\n"
         "class Beside(K2Pruned):\n    name = 'beside'\n    topology = 'MODIFIED'.lower()\n"
     )
-    path = copy(replaced={"from common.losses.adapter import Adapter": "from beside import Beside as Adapter"})
+    path = copy(replaced={"from rnnt_bench.losses.adapter import Adapter": "from beside import Beside as Adapter"})
     text = path.read_text().replace('name = "mine"', 'variants = {"far": {"layout": "joint", "topology": "regular"}}')
     path.write_text(text)
     attributes = implementations._attributes_of_file(path)
@@ -202,7 +202,7 @@ def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
 @pytest.mark.parametrize("line", ["import nowhere_at_all", "raise SystemExit(3)", "print(1 / 0)"])
 def test_a_copy_that_cannot_be_imported_has_a_row_of_its_own(copy, line, monkeypatch):
     monkeypatch.setattr(implementations, "BY_NAME", {})
-    path = copy(replaced={"import sys\nfrom": f"import sys\n{line}\nfrom"})
+    path = copy(replaced={"from types": f"{line}\nfrom types"})
     row = implementations.of_file(str(path))
     assert row.name == "flash" and row.kind == "exact" and not row.variants
 
@@ -296,7 +296,9 @@ def test_a_snippet_runs_and_computes_the_loss(name):
     module = "fused_transducer" if name == "fused" else implementation.package
     load = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     if implementation.built:
-        load += f"from common.setup import extensions; sys.modules[{module!r}] = extensions.load({module!r}, 'cpu')\n"
+        load += (
+            f"from rnnt_bench.setup import extensions; sys.modules[{module!r}] = extensions.load({module!r}, 'cpu')\n"
+        )
     text = "".join([BEGIN, load, snippets.JOINER, "full = logits.detach().clone()\n", code, RIGHT, END])
     loss, right = map(float, printed(text, python).split())
     if name.endswith("pruned"):

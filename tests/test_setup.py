@@ -21,15 +21,15 @@ from types import SimpleNamespace
 import pytest
 from commands import ROOT, start, wait_for
 
-from common.core.errors import UserError
-from common.setup import environments, extensions
-from common.setup.extensions import SOURCE_PACKAGES
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.setup import environments, extensions
+from rnnt_bench.setup.extensions import SOURCE_PACKAGES
 
 torch = pytest.importorskip("torch")
 
 DRIVER = """\
 import sys
-from common.setup import environments
+from rnnt_bench.setup import environments
 Environment = environments.Environment
 environments.ENVIRONMENTS = {e.name: e for e in (
     Environment("main", "a wheel", required=True),
@@ -69,6 +69,7 @@ class Copy:
     def __init__(self, folder: Path, packages: str, **variables: str):
         self.folder = folder
         shutil.copytree(ROOT / "common", folder / "common")
+        (folder / "rnnt_bench").symlink_to("common")
         (folder / packages).mkdir()
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "CXX", "MODERNGPU"))}
         pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / packages)}
@@ -295,8 +296,8 @@ assert built_for == torch.__version__ and _optimized_transducer.answer() == 2
 LOAD = """\
 import os, sys
 os.umask(int(os.environ.get("UMASK", "022"), 8))
-from common.setup import extensions
-from common.core.errors import NotRunnable
+from rnnt_bench.setup import extensions
+from rnnt_bench.core.errors import NotRunnable
 try:
     print(extensions.load("optimized_transducer", sys.argv[1]).__file__)
 except NotRunnable as error:
@@ -501,7 +502,7 @@ def test_packages_compile_for_cuda_without_a_gpu(package, monkeypatch, cuda_of_t
         extensions.tools(SOURCE_PACKAGES[package], "cuda")
     except extensions.NotRunnable as error:
         pytest.skip(str(error))
-    build = ["-m", "common.setup.extensions", package, "--device", "cuda"]
+    build = ["-m", "rnnt_bench.setup.extensions", package, "--device", "cuda"]
     done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     (library,) = extensions.build(package, "cuda").rglob("*.so")

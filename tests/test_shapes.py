@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from commands import ROOT, has_words
 
-from common.core import settings
-from common.core.errors import UserError
-from common.data import batching, shapes
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.data import batching, shapes
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.environment_contract

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from common.setup import extensions, simulated
+from rnnt_bench.setup import extensions, simulated
 
 KERNELS = """
 #include <cuda_runtime.h>

@@ -24,16 +24,16 @@ from fixtures_runs import (
     write_run,
 )
 
-from common.analysis import logs, ratios, times
-from common.analysis.row import Row
-from common.analysis.standing import Standing
-from common.core import settings, statistics
-from common.losses import oracle
-from common.losses.passes import timing
-from common.measure import peaks
-from common.records import schema
-from common.setup import libraries
-from common.system import machine, memory
+from rnnt_bench.analysis import logs, ratios, times
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.standing import Standing
+from rnnt_bench.core import settings, statistics
+from rnnt_bench.losses import oracle
+from rnnt_bench.losses.passes import timing
+from rnnt_bench.measure import peaks
+from rnnt_bench.records import schema
+from rnnt_bench.setup import libraries
+from rnnt_bench.system import machine, memory
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,12 @@ from fixtures_runs import (
     write_sweep,
 )
 
-from common.analysis import logs, metrics
-from common.conformance.cases import Outcome
-from common.core import settings
-from common.records import schema
-from common.show import tables
 from rnnt_bench import api
+from rnnt_bench.analysis import logs, metrics
+from rnnt_bench.conformance.cases import Outcome
+from rnnt_bench.core import settings
+from rnnt_bench.records import schema
+from rnnt_bench.show import tables
 
 # Which runs.
 
@@ -152,7 +152,7 @@ def test_output_file_and_a_terminal_without_unicode(tmp_path):
 
 def test_help_teaches_and_nothing_imports_torch():
     assert "profiled step us" in summarize("--help")
-    code = "import sys, summarize, common.cli.compare; assert not {'torch', 'numpy', 'jinja2'} & set(sys.modules)"
+    code = "import sys, summarize, rnnt_bench.cli.compare; assert not {'torch', 'numpy', 'jinja2'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=COMMAND.parent)
 
 

@@ -14,9 +14,9 @@ import torch
 from commands import ROOT
 from test_broken_losses import SMALL, Broken, ClampsTheLastGradient, OfFive
 
-from common.core.implementations import LATTICES, imported
-from common.losses import topologies
-from common.losses.topologies import TOPOLOGIES
+from rnnt_bench.core.implementations import LATTICES, imported
+from rnnt_bench.losses import topologies
+from rnnt_bench.losses.topologies import TOPOLOGIES
 
 FOLDER = ROOT / "data" / "vectors"
 

@@ -21,11 +21,11 @@ import pytest
 from commands import ROOT, wait_for
 from fixtures_runs import MIB, REAL, allocation, kineto, span, steps, trace, traced_run, write, write_run
 
-from common.analysis import logs
-from common.cli import viewers
-from common.core.errors import UserError
-from common.core.text import plain
-from common.setup import environments
+from rnnt_bench.analysis import logs
+from rnnt_bench.cli import viewers
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.text import plain
+from rnnt_bench.setup import environments
 
 VIEWER = environments.interpreter("viewer")
 needs_viewer = pytest.mark.skipif(not (VIEWER and shutil.which("make")), reason="no viewer environment or no make here")
@@ -100,7 +100,7 @@ def window(durations, peak):
 
 
 def scalars(log):
-    command = [str(VIEWER), "-m", "common.cli.viewers", "tensorboard", str(log)]
+    command = [str(VIEWER), "-m", "rnnt_bench.cli.viewers", "tensorboard", str(log)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

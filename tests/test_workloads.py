@@ -10,11 +10,11 @@ import pytest
 from commands import assert_user_error, run
 from fixtures_runs import write_run
 
-from common.analysis import comparison, logs
-from common.analysis.groups import differences, groups, heading
-from common.core import flag_types, settings
-from common.core.errors import UserError
-from common.data import batching, shapes
+from rnnt_bench.analysis import comparison, logs
+from rnnt_bench.analysis.groups import differences, groups, heading
+from rnnt_bench.core import flag_types, settings
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.data import batching, shapes
 
 ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
 

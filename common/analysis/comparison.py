@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis import control, groups, logs, standing
-from common.analysis.row import SCOPES, Row
-from common.core import errors, statistics, text
-from common.records import schema, store
+from rnnt_bench.analysis import control, groups, logs, standing
+from rnnt_bench.analysis.row import SCOPES, Row
+from rnnt_bench.core import errors, statistics, text
+from rnnt_bench.records import schema, store
 
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
 PROCESS_TOLERANCE = 0.1

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from common.analysis import ratios
-from common.analysis.row import Row
-from common.analysis.standing import USUAL, Margins, Standing, stand
-from common.core import implementations, text
+from rnnt_bench.analysis import ratios
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.standing import USUAL, Margins, Standing, stand
+from rnnt_bench.core import implementations, text
 
 #: Packages that change with this repository, whatever their version says.
 OWN = ("fused_transducer", "torch")

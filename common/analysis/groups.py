@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, TypeVar
 
-from common.analysis import machines, standing
-from common.analysis.row import Row
-from common.core import implementations, settings, text
-from common.records import store
+from rnnt_bench.analysis import machines, standing
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.core import implementations, settings, text
+from rnnt_bench.records import store
 
 LONGEST_LABEL = 40  # characters
 Item = TypeVar("Item")

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Sequence
 
-from common.analysis import groups, machines, measured
-from common.analysis.groups import Group, Sweep
-from common.analysis.row import Row
-from common.core import errors, files, text
-from common.present import parts, style
-from common.records import schema, store
-from common.traces import reader, windows
+from rnnt_bench.analysis import groups, machines, measured
+from rnnt_bench.analysis.groups import Group, Sweep
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.core import errors, files, text
+from rnnt_bench.present import parts, style
+from rnnt_bench.records import schema, store
+from rnnt_bench.traces import reader, windows
 
 #: File that sweeps had before each cell became an ordinary run.
 SWEEP_OF_BEFORE = "sweep.jsonl"

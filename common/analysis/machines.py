@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from common.analysis.row import Row
-from common.core import text
-from common.records.schema import Machine
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.core import text
+from rnnt_bench.records.schema import Machine
 
 #: Rates of one machine differ by less.
 MARGIN = 0.15

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
-from common.analysis import machines, times
-from common.analysis.row import COUNTERS, Largest, Row
-from common.core import implementations, settings, text
-from common.records import schema, store
-from common.traces import reader, windows
+from rnnt_bench.analysis import machines, times
+from rnnt_bench.analysis.row import COUNTERS, Largest, Row
+from rnnt_bench.core import implementations, settings, text
+from rnnt_bench.records import schema, store
+from rnnt_bench.traces import reader, windows
 
 T = TypeVar("T", bound=schema.JobLine)
 Jobs = Mapping[str, Sequence[schema.JobLine]]

@@ -10,10 +10,10 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
-from common.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
-from common.core import settings, statistics, text
-from common.present.parts import Cell
-from common.records import schema
+from rnnt_bench.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
+from rnnt_bench.core import settings, statistics, text
+from rnnt_bench.present.parts import Cell
+from rnnt_bench.records import schema
 
 Value = Union[float, str, None]
 

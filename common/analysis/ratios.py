@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-from common.core.settings import FEWEST_ROUNDS
-from common.core.statistics import geometric_mean, log_values, mean, median, student_t, variance
+from rnnt_bench.core.settings import FEWEST_ROUNDS
+from rnnt_bench.core.statistics import geometric_mean, log_values, mean, median, student_t, variance
 
 Batches = Mapping[Any, Sequence[float]]  # batch -> samples
 Rounds = Mapping[Any, Batches]  # round -> batch -> samples

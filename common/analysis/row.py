@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import ratios
-from common.analysis.times import DeviceRates, Sample, Times
-from common.core import implementations, settings, statistics
-from common.present.style import Look
-from common.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Probe, Totals
-from common.traces import reader, windows
+from rnnt_bench.analysis import ratios
+from rnnt_bench.analysis.times import DeviceRates, Sample, Times
+from rnnt_bench.core import implementations, settings, statistics
+from rnnt_bench.present.style import Look
+from rnnt_bench.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Probe, Totals
+from rnnt_bench.traces import reader, windows
 
 #: The step first, in tables and keys.
 SCOPES = settings.SCOPES[::-1]

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import ratios
-from common.analysis.row import Row
-from common.core import implementations, settings, statistics, text
-from common.records.schema import Record
+from rnnt_bench.analysis import ratios
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.core import implementations, settings, statistics, text
+from rnnt_bench.records.schema import Record
 
 #: Share of samples beside other load from which on two separate runs cannot be compared.
 BUSY_LIMIT = 0.1

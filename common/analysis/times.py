@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core import implementations, statistics, text
-from common.records import schema, store
+from rnnt_bench.core import implementations, statistics, text
+from rnnt_bench.records import schema, store
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from common.analysis import control, groups, metrics
-from common.analysis.ratios import Drift, Ratio
-from common.analysis.row import Row, gaps
-from common.analysis.standing import Standing, stand, standings
-from common.core import implementations, text
-from common.present import parts
-from common.setup.interpreters import version_numbers
+from rnnt_bench.analysis import control, groups, metrics
+from rnnt_bench.analysis.ratios import Drift, Ratio
+from rnnt_bench.analysis.row import Row, gaps
+from rnnt_bench.analysis.standing import Standing, stand, standings
+from rnnt_bench.core import implementations, text
+from rnnt_bench.present import parts
+from rnnt_bench.setup.interpreters import version_numbers
 
 #: Peaks that differ by less count as equal: the two ways to measure them differ as much.
 MEMORY_MARGIN = 0.02

@@ -11,22 +11,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis import logs, metrics, times
-from common.cli import cluster, parser
-from common.core import flag_types, implementations, settings
-from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError, as_called, drop_stdout
-from common.core.files import CACHE, ROOT, write_whole
-from common.core.text import count, plain
-from common.jobs import rounds
-from common.jobs.job import plan
-from common.jobs.session import Executor, Progress, Session
-from common.records import store
-from common.records.run import Changed, open_runs
-from common.records.schema import Limits, MemoryLimit, Record, as_written, typed
-from common.setup import environments, interpreters
-from common.show import page, tables
-from common.system import memory
-from common.system.processes import output
+from rnnt_bench.analysis import logs, metrics, times
+from rnnt_bench.cli import cluster, parser
+from rnnt_bench.core import flag_types, implementations, settings
+from rnnt_bench.core.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    NOT_RUNNABLE,
+    UserError,
+    as_called,
+    drop_stdout,
+)
+from rnnt_bench.core.files import CACHE, ROOT, write_whole
+from rnnt_bench.core.text import count, plain
+from rnnt_bench.jobs import rounds
+from rnnt_bench.jobs.job import plan
+from rnnt_bench.jobs.session import Executor, Progress, Session
+from rnnt_bench.records import store
+from rnnt_bench.records.run import Changed, open_runs
+from rnnt_bench.records.schema import Limits, MemoryLimit, Record, as_written, typed
+from rnnt_bench.setup import environments, interpreters
+from rnnt_bench.show import page, tables
+from rnnt_bench.system import memory
+from rnnt_bench.system.processes import output
 
 #: The file in --log-dir that has the last tables with the lines below them.
 DETAILS = "details.txt"

@@ -1,7 +1,7 @@
 """--executor ray: each cell of --sweep is a plain run of benchmark_all.py on a node of a Ray cluster, on one device.
 
 A run measures all losses on one device, so no comparison crosses devices.  What a run leaves comes back into --log-dir.
-This side never imports Ray: common.cli.ray_driver does, in a Python that has it.
+This side never imports Ray: rnnt_bench.cli.ray_driver does, in a Python that has it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
-from common.core import settings
-from common.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
-from common.core.files import ROOT
-from common.core.text import count, plain
-from common.records.run import claim_folder
-from common.setup import environments
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+from rnnt_bench.core.files import ROOT
+from rnnt_bench.core.text import count, plain
+from rnnt_bench.records.run import claim_folder
+from rnnt_bench.setup import environments
 
 #: A Python that has Ray, where that is not the ray environment: that of a cluster of another version, say.
 PYTHON = "RAY_PYTHON"
@@ -76,7 +76,7 @@ def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
     python = Path(chosen) if chosen else environments.interpreter("ray")
     if python is None:
         raise UserError(f"--executor ray: {environments.reason('ray')}")
-    command, variables = [str(python), "-m", "common.cli.ray_driver"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    command, variables = [str(python), "-m", "rnnt_bench.cli.ray_driver"], {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as request, tempfile.TemporaryFile("w+") as errors:
         json.dump({**asked, "address": address}, request)
         request.seek(0)

@@ -12,18 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import List, Sequence
 
-from common.analysis import comparison, logs
-from common.analysis.row import SCOPES
-from common.cli.parser import Parser, add_logs
-from common.core import flag_types
-from common.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError, guarded
-from common.core.files import cannot_write
-from common.core.statistics import TOLERANCE
-from common.core.text import count, plain
-from common.records import schema, store
-from common.setup import interpreters
-from common.show import tables
-from common.show.comparison import FORMATS, on_one_side, render, screen, write
+from rnnt_bench.analysis import comparison, logs
+from rnnt_bench.analysis.row import SCOPES
+from rnnt_bench.cli.parser import Parser, add_logs
+from rnnt_bench.core import flag_types
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError, guarded
+from rnnt_bench.core.files import cannot_write
+from rnnt_bench.core.statistics import TOLERANCE
+from rnnt_bench.core.text import count, plain
+from rnnt_bench.records import schema, store
+from rnnt_bench.setup import interpreters
+from rnnt_bench.show import tables
+from rnnt_bench.show.comparison import FORMATS, on_one_side, render, screen, write
 
 NAME = "rnnt-bench compare"
 DESCRIPTION = """\
@@ -191,7 +191,7 @@ def report(arguments: Sequence[str]) -> int:
     def written() -> int:
         if interpreters.lacks("msgspec", "jinja2"):
             interpreters.continue_in("main")  # returns where there is no such environment
-        from common.show import page
+        from rnnt_bench.show import page
 
         log = logs.read_any(options.log)
         print(page.write(log, options.output, options.log or [default]))

@@ -12,9 +12,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from common.core import errors, files, flag_types, settings
-from common.core.errors import UserError
-from common.core.implementations import (
+from rnnt_bench.core import errors, files, flag_types, settings
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.implementations import (
     BY_UTTERANCE,
     FAST_MKL,
     IMPLEMENTATIONS,
@@ -23,7 +23,7 @@ from common.core.implementations import (
     of_file,
     with_variants,
 )
-from common.core.text import closest
+from rnnt_bench.core.text import closest
 
 #: The default of --wait.
 WAIT_SECONDS = 60.0
@@ -156,12 +156,12 @@ def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
-    """Return the flags that are settings of the run (see common.core.settings), None for those not given.  Raises
+    """Return the flags that are settings of the run (see rnnt_bench.core.settings), None for those not given.  Raises
     UserError for a shape file that is not there, before anything is started."""
     given = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
     shape_file: Optional[Path] = given["shape_file"]
     if shape_file is not None:
-        from common.data import shapes  # brings numpy, which no reader waits for
+        from rnnt_bench.data import shapes  # brings numpy, which no reader waits for
 
         path, advice = shape_file.resolve(), "make one with generate_shape_info.py or remove the flag"
         if problem := files.not_a_file(shape_file):
@@ -231,7 +231,9 @@ def own_loss(text: str) -> str:
         name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
     script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     body = f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n"
-    head = f'"""Made by --loss {target}."""\nfrom common.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
+    head = (
+        f'"""Made by --loss {target}."""\nfrom rnnt_bench.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
+    )
     files.make_folder(script.parent, "make it writable")
     files.write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
     return of_file(str(script)).name

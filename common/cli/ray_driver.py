@@ -1,4 +1,4 @@
-"""``python -m common.cli.ray_driver``, in Ray's Python: runs each of several commands as one Ray task, on one device.
+"""``python -m rnnt_bench.cli.ray_driver``, in Ray's Python: runs each of several commands as a Ray task, on one device.
 
 Reads {"address", "device", "commands"} from stdin, and writes a line of JSON for each command as it ends: its place,
 exit code, last words, node, and its packed log folder.  A task whose node dies runs again on another.  Imports Ray and

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, Iterator, List, Optional, Tuple
 from urllib.parse import unquote
 
-from common.analysis import logs, metrics
-from common.analysis.row import SCOPES, Row
-from common.cli.parser import Parser
-from common.core import flag_types
-from common.core.errors import EXIT_OK, UserError, guarded
-from common.core.files import not_a_folder
-from common.core.text import plain
-from common.records import store
-from common.traces.reader import trace_files
+from rnnt_bench.analysis import logs, metrics
+from rnnt_bench.analysis.row import SCOPES, Row
+from rnnt_bench.cli.parser import Parser
+from rnnt_bench.core import flag_types
+from rnnt_bench.core.errors import EXIT_OK, UserError, guarded
+from rnnt_bench.core.files import not_a_folder
+from rnnt_bench.core.text import plain
+from rnnt_bench.records import store
+from rnnt_bench.traces.reader import trace_files
 
 SUFFIX = ".suite"  # of our event files, so that no other is touched
 NOTES = (

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Literal, Mapping, Optional, Tuple, get_a
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from common.core.text import finite
+from rnnt_bench.core.text import finite
 
 Result = Literal["pass", "differs", "refuses", "crashes", "timeout", "n/a", "error"]
 RESULTS = get_args(Result)
@@ -64,7 +64,7 @@ class Case:
 
     name: as --cases takes it; title: of the row in the matrix; asks: what it leaves open; wrong, refusal: what an
     implementation does that differs, or raises an error, "" where an error is fine; check: a function of
-    common.conformance.checks, "" for the one with the name of the case; values: its keyword arguments; alone: it may
+    conformance.checks, "" for the one with the name of the case; values: its keyword arguments; alone: it may
     corrupt memory or lose a CUDA context.
     """
 

@@ -1,7 +1,7 @@
 """Judge the cases: one function for each kind of case, from an examination and the case's values to an Outcome.
 
 A function asks a question, lets the loss answer, and compares.  It raises questions.Refused if the loss raises an
-error, and NotAsked if the case does not apply; common.conformance.judge turns these into outcomes.
+error, and NotAsked if the case does not apply; rnnt_bench.conformance.judge turns these into outcomes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 import torch
 from msgspec.structs import replace as changed
 
-from common.conformance.cases import DIFFERS, PASS, REFUSES, Outcome
-from common.conformance.questions import Examination, NotAsked, Question, Refused, compare, listed, right_of, size
-from common.core.implementations import ONE_SYMBOL
-from common.losses.oracle import relative_error
+from rnnt_bench.conformance.cases import DIFFERS, PASS, REFUSES, Outcome
+from rnnt_bench.conformance.questions import Examination, NotAsked, Question, Refused, compare, listed, right_of, size
+from rnnt_bench.core.implementations import ONE_SYMBOL
+from rnnt_bench.losses.oracle import relative_error
 
 #: (T, U) of each utterance of a batch that is ragged in both.
 RAGGED = [(9, 4), (6, 5), (8, 1)]

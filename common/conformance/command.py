@@ -12,18 +12,18 @@ import argparse
 import json
 from typing import Optional
 
-from common.cli.parser import Parser, add_loss, implementations
-from common.conformance import show
-from common.conformance.cases import CASES
-from common.conformance.judge import LOADING_SECONDS, simulator
-from common.core import errors, files, flag_types, settings, text
-from common.core.implementations import find, with_variants
-from common.jobs import job, session
-from common.present.parts import Cell, tabulated
-from common.present.text import aligned
-from common.records import schema
-from common.setup import interpreters
-from common.tools import commands, kept
+from rnnt_bench.cli.parser import Parser, add_loss, implementations
+from rnnt_bench.conformance import show
+from rnnt_bench.conformance.cases import CASES
+from rnnt_bench.conformance.judge import LOADING_SECONDS, simulator
+from rnnt_bench.core import errors, files, flag_types, settings, text
+from rnnt_bench.core.implementations import find, with_variants
+from rnnt_bench.jobs import job, session
+from rnnt_bench.present.parts import Cell, tabulated
+from rnnt_bench.present.text import aligned
+from rnnt_bench.records import schema
+from rnnt_bench.setup import interpreters
+from rnnt_bench.tools import commands, kept
 
 #: With --preset quick.
 QUICK = ("ragged", "one-frame", "padding-gradient", "upstream", "unmodified")

@@ -15,11 +15,22 @@ from functools import cache
 from multiprocessing import Pipe
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
-from common.conformance.cases import BY_NAME, CRASHES, ERROR, JUDGED, NOT_ASKED, REFUSES, TIMEOUT, Case, Outcome, Row
-from common.core import errors, implementations, settings, text
-from common.measure.device import current, import_torch
-from common.records.schema import Measured, as_written
-from common.system import machine, memory, processes
+from rnnt_bench.conformance.cases import (
+    BY_NAME,
+    CRASHES,
+    ERROR,
+    JUDGED,
+    NOT_ASKED,
+    REFUSES,
+    TIMEOUT,
+    Case,
+    Outcome,
+    Row,
+)
+from rnnt_bench.core import errors, implementations, settings, text
+from rnnt_bench.measure.device import current, import_torch
+from rnnt_bench.records.schema import Measured, as_written
+from rnnt_bench.system import machine, memory, processes
 
 #: Seconds before the first case: importing takes seconds, compiling a minute, and another process may compile first.
 LOADING_SECONDS = 1800.0
@@ -28,7 +39,7 @@ LOADING_SECONDS = 1800.0
 def judge(case: Case, adapter: Any, device: Any) -> Outcome:
     """Return the outcome of a case.  An error of the loss is "refuses", or "crashes" if it lost the CUDA context,
     which only another process gets back; one of the suite, or of the adapter's `prepare`, is "error"."""
-    from common.conformance import checks, questions
+    from rnnt_bench.conformance import checks, questions
 
     try:
         check = getattr(checks, case.check or case.name.replace("-", "_"))

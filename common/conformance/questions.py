@@ -14,11 +14,11 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
-from common.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
-from common.core import text
-from common.losses import inputs, layouts, oracle, rounding
-from common.losses.adapter import Adapter
-from common.system.memory import is_out_of_memory
+from rnnt_bench.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
+from rnnt_bench.core import text
+from rnnt_bench.losses import inputs, layouts, oracle, rounding
+from rnnt_bench.losses.adapter import Adapter
+from rnnt_bench.system.memory import is_out_of_memory
 
 
 class Refused(Exception):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
-from common.conformance.cases import (
+from rnnt_bench.conformance.cases import (
     BY_NAME,
     CASES,
     CRASHES,
@@ -27,13 +27,13 @@ from common.conformance.cases import (
     Outcome,
     Row,
 )
-from common.core import text
-from common.core.files import ROOT
-from common.core.implementations import KINDS, LATTICES, with_variants
-from common.present.parts import Cell, Column, Judged, Table
-from common.present.text import block, listed
-from common.records import schema
-from common.tools import kept
+from rnnt_bench.core import text
+from rnnt_bench.core.files import ROOT
+from rnnt_bench.core.implementations import KINDS, LATTICES, with_variants
+from rnnt_bench.present.parts import Cell, Column, Judged, Table
+from rnnt_bench.present.text import block, listed
+from rnnt_bench.records import schema
+from rnnt_bench.tools import kept
 
 # isort: split
 from msgspec import Struct, structs

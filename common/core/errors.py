@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, TextIO
 
-from common.core.text import plain, short
+from rnnt_bench.core.text import plain, short
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a row that could run did not
@@ -64,15 +64,16 @@ def require(package: str) -> None:
     """Restart the command in the main environment where the running Python lacks `package`, or end it with a line."""
     if importlib.util.find_spec(package) is not None:
         return
-    script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
+    script, suite = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[1]
+    root, installed = suite.parent, (suite / "scripts").is_dir()
     is_own = script.name.startswith("benchmark_") and script.is_file()  # a loss of the user's own
     if (script.parent == root or is_own) and "--in-place" not in sys.argv:
-        ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
+        ask = [sys.executable, "-m", "rnnt_bench.setup.environments", "path", "main"]
         asked = subprocess.run(ask, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         python = asked.stdout.strip().rpartition("\n")[2]  # a site's Python may print before it
         if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
             go_on_with(python)
-    advice = "" if root.name == "_suite" else ", or run `make setup` and use .venv/main/bin/python"
+    advice = "" if installed else ", or run `make setup` and use .venv/main/bin/python"
     missing = f"{package} is not installed in {sys.executable}: pip install {package}{advice}"
     say(f"{program_called or Path(sys.argv[0]).name}: error: {missing}")
     raise SystemExit(EXIT_USAGE)

@@ -20,12 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple, Union
 
-from common.core.errors import UserError
+from rnnt_bench.core.errors import UserError
 
-#: The folder that holds the scripts and common/.
-ROOT = Path(__file__).resolve().parents[2]
-#: Whether this is the suite within the installed package rnnt_bench, which measures in the running Python alone.
-INSTALLED = ROOT.name == "_suite"
+#: The folder of the package rnnt_bench: common/ in a checkout.
+PACKAGE = Path(__file__).resolve().parents[1]
+#: Whether it is installed: then the scripts of losses lie within it, and the running Python alone measures.
+INSTALLED = (PACKAGE / "scripts").is_dir()
+#: The folder that holds the scripts and what they read.
+ROOT = PACKAGE / "scripts" if INSTALLED else PACKAGE.parent
 _NAMED = os.environ.get("XDG_CACHE_HOME", "")
 #: The user's cache.  By its specification a relative variable is as if it were not set.
 _USERS = Path(_NAMED if os.path.isabs(_NAMED) else os.path.expanduser("~/.cache")) / "rnnt-bench"
@@ -49,8 +51,9 @@ def digest(*paths: Path) -> str:
 @cache
 def code() -> str:
     """Return a digest of the suite's code that measures, but for the adapters', which a job notes."""
-    common, csrc = ROOT / "common", ROOT / "fused_transducer" / "csrc"
-    measures = [path for path in common.rglob("*.py") if path.relative_to(common).parts[0] not in _SHOWING]
+    csrc = ROOT / "fused_transducer" / "csrc"
+    own = {path: path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
+    measures = [path for path, folder in own.items() if folder not in {*_SHOWING, "scripts"}]
     return digest(*sorted([*measures, *csrc.glob("*")]))
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.core.errors import UserError
-from common.core.text import closest, short
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.text import closest, short
 
 #: Threads for each CPU that --threads may ask for.
 MOST_THREADS = 4

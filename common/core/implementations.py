@@ -17,10 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Mapping, Optional, Sequence, Tuple
 
-from common.core.errors import NotRunnable, UserError
-from common.core.files import ROOT, not_a_file
+from rnnt_bench.core.errors import NotRunnable, UserError
+from rnnt_bench.core.files import ROOT, not_a_file
 
-#: Lattices other than that of Graves 2012, in words; common.losses.topologies has their arcs.
+#: Lattices other than that of Graves 2012, in words; rnnt_bench.losses.topologies has their arcs.
 LATTICES = {
     "modified": "one symbol a frame",
     "modified-last-blank": "one symbol a frame, the last a blank",
@@ -38,7 +38,7 @@ ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: Those that fused_transducer takes: a new one has no such row before the package has it.
 OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "star", "delay-penalty")
 #: A variant of every exact loss that takes logits, and its kind: given the logits of an utterance at a time it needs
-#: less memory and more time (common.losses.layouts.ByUtterance).
+#: less memory and more time (rnnt_bench.losses.layouts.ByUtterance).
 BY_UTTERANCE = "by-utterance"
 #: Kinds of losses, in the order of the tables; losses of different kinds are never ranked against each other.
 KINDS = ("exact", BY_UTTERANCE, *LATTICES, "pruned")
@@ -46,7 +46,7 @@ KINDS = ("exact", BY_UTTERANCE, *LATTICES, "pruned")
 #: have; torch's matrix products at the processor's rate, by a preloaded library that makes MKL take the path that it
 #: takes on Intel's processors. The second is a word behind @, beside the names of environments.
 OTHER_TORCH, FAST_MKL = "other torch", "fast-mkl"
-#: Layout that a loss takes (common.losses.layouts) -> its kind; that of an exact one on another lattice is its name.
+#: Layout that a loss takes (losses.layouts) -> its kind; that of an exact one on another lattice is its name.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
 

@@ -20,14 +20,14 @@ from typing import (
     Union,
 )
 
-from common.core import flag_types
-from common.core.errors import UserError
-from common.core.implementations import BY_UTTERANCE
-from common.core.text import closest, count, gathered
+from rnnt_bench.core import flag_types
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.implementations import BY_UTTERANCE
+from rnnt_bench.core.text import closest, count, gathered
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
-#: Stages of training of the small model whose logits can be measured (common.losses.inputs).
+#: Stages of training of the small model whose logits can be measured (rnnt_bench.losses.inputs).
 STAGES = ("early", "middle", "trained")
 LOGITS = ("random", *STAGES)
 #: Size that --find-largest searches -> whether the utterances are sorted then.
@@ -39,7 +39,7 @@ FEWEST_ROUNDS = 3
 #: Rounds of every loss, before --budget ends anything: over fewer the interval is wide.
 FEWEST_IN_BUDGET = 5
 
-#: Variables of the environment that the suite itself gives to its processes (common.jobs.job).  glibc keeps freed
+#: Variables of the environment that the suite itself gives to its processes (rnnt_bench.jobs.job).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 #: Each further arena of glibc would reserve 64 MB of address space.

@@ -1,7 +1,7 @@
 """Which utterances share a batch, and which batches a run measures.
 
 Two ways, both common in training: a fixed number of utterances in file order, or sorted by length and filled up to a
-number of frames.  A batch is rows of the shape file; common.losses.inputs makes tensors of it.  numpy only.
+number of frames.  A batch is rows of the shape file; rnnt_bench.losses.inputs makes tensors of it.  numpy only.
 
 Other lengths are rules on the rows of the shape file, applied once, before batches are made: a stronger front end,
 another vocabulary, long form, or one T and one U for all.  They are estimates: generate_shape_info.py counts the tokens
@@ -19,11 +19,11 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from common.core import text
-from common.core.errors import UserError
-from common.core.settings import Settings
-from common.data import shapes
-from common.records.schema import Totals
+from rnnt_bench.core import text
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.data import shapes
+from rnnt_bench.records.schema import Totals
 
 
 class Batches:

@@ -19,11 +19,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from common.core.errors import UserError, as_called
-from common.core.files import read_bytes
-from common.core.text import plain
-from common.data import batching, manifests, shapes
-from common.data.manifests import Utterance
+from rnnt_bench.core.errors import UserError, as_called
+from rnnt_bench.core.files import read_bytes
+from rnnt_bench.core.text import plain
+from rnnt_bench.data import batching, manifests, shapes
+from rnnt_bench.data.manifests import Utterance
 
 SCHEMA = 1
 #: Utterances in the batches whose padding is printed.

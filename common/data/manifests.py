@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from common.core.errors import UserError
-from common.core.files import open_file
-from common.data.shapes import LARGEST
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import open_file
+from rnnt_bench.data.shapes import LARGEST
 
 TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"

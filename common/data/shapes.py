@@ -19,8 +19,8 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from common.core.errors import UserError
-from common.core.files import another, not_a_file, read_bytes, write_whole
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import another, not_a_file, read_bytes, write_whole
 
 #: The JSON file beside a shape file, or one entry of it.
 Provenance = Dict[str, Any]

@@ -26,9 +26,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Uni
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.core import errors, text
-from common.flops import matrices, operators, rules  # noqa: F401  (the first two fill the table)
-from common.flops.rules import Call, Count
+from rnnt_bench.core import errors, text
+from rnnt_bench.flops import matrices, operators, rules  # noqa: F401  (the first two fill the table)
+from rnnt_bench.flops.rules import Call, Count
 
 FORWARD, BACKWARD = "forward", "backward"
 #: Where no module is at work.

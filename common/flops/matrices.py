@@ -15,7 +15,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
-from common.flops.rules import Call, Count, add, elements, is_complex, nothing, output, products, size
+from rnnt_bench.flops.rules import Call, Count, add, elements, is_complex, nothing, output, products, size
 
 Number = Callable[[Call], int]
 

@@ -11,7 +11,19 @@ import re
 import sys
 from typing import Any, Callable, List, Sequence, Tuple
 
-from common.flops.rules import Call, Count, add, add_rows, elements, given, is_complex, nothing, output, products, size
+from rnnt_bench.flops.rules import (
+    Call,
+    Count,
+    add,
+    add_rows,
+    elements,
+    given,
+    is_complex,
+    nothing,
+    output,
+    products,
+    size,
+)
 
 # Fills, copies, moves, casts, selects, sorts or compares: values are chosen, none is computed.
 add(

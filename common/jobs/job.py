@@ -1,4 +1,4 @@
-"""One job, a process that measures one thing: common.system.processes calls ``main`` there.  Each record is written at
+"""One job, a process that measures one thing: system.processes calls ``main`` there.  Each record is written at
 once, so that it outlives a crash; the last is a ``status``, or a ``user_error`` for a mistake of the user's."""
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.core import files
-from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
-from common.core.implementations import BY_UTTERANCE, FAST_MKL, find
-from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
-from common.core.text import clipped, reason_of
-from common.records.schema import JobLine, Record, as_written
-from common.setup import libraries
-from common.system.memory import is_out_of_memory
-from common.system.processes import write_record
-from common.traces.reader import TraceError
+from rnnt_bench.core import files
+from rnnt_bench.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
+from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, find
+from rnnt_bench.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
+from rnnt_bench.core.text import clipped, reason_of
+from rnnt_bench.records.schema import JobLine, Record, as_written
+from rnnt_bench.setup import libraries
+from rnnt_bench.system.memory import is_out_of_memory
+from rnnt_bench.system.processes import write_record
+from rnnt_bench.traces.reader import TraceError
 
 #: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as Runnable.to_json makes it.
 SUBJECTS = {
-    "loss": "common.losses.subject",
-    "device": "common.measure.peaks",
-    "flops": "common.tools.flops.measure",
-    "inference": "common.tools.inference.measure",
-    "pipeline": "common.tools.pipelines.measure",
-    "profile": "common.tools.profile.measure",
-    "conformance": "common.conformance.judge",
+    "loss": "rnnt_bench.losses.subject",
+    "device": "rnnt_bench.measure.peaks",
+    "flops": "rnnt_bench.tools.flops.measure",
+    "inference": "rnnt_bench.tools.inference.measure",
+    "pipeline": "rnnt_bench.tools.pipelines.measure",
+    "profile": "rnnt_bench.tools.profile.measure",
+    "conformance": "rnnt_bench.conformance.judge",
 }
 
 #: Environment variables of the processes of a pass; those of the others are as --allocator says.
@@ -174,7 +174,8 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
 
 def _is_own(file: Any) -> bool:
     """Return whether a file of code belongs neither to Python, nor to a package, nor to this suite."""
-    foreign = (str(files.ROOT / "common"), str(files.BUILD), str(files.CACHE), sys.prefix, sys.base_prefix, "<")
+    suite = str(Path(__file__).parents[1])  # as it was imported: by the link, in a checkout
+    foreign = (suite, str(files.BUILD), str(files.CACHE), sys.prefix, sys.base_prefix, "<")
     return isinstance(file, str) and not file.startswith(foreign) and "site-packages" not in file
 
 

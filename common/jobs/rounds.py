@@ -15,17 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.core import text
-from common.core.errors import NotRunnable, UserError
-from common.core.flag_types import bytes_of
-from common.core.implementations import FAST_MKL, find
-from common.core.settings import FEWEST_IN_BUDGET, Settings
-from common.core.statistics import mean, median
-from common.jobs.job import Job, Like
-from common.jobs.session import Executor, Session
-from common.records import schema, store
-from common.records.run import Run
-from common.setup import interpreters, libraries
+from rnnt_bench.core import text
+from rnnt_bench.core.errors import NotRunnable, UserError
+from rnnt_bench.core.flag_types import bytes_of
+from rnnt_bench.core.implementations import FAST_MKL, find
+from rnnt_bench.core.settings import FEWEST_IN_BUDGET, Settings
+from rnnt_bench.core.statistics import mean, median
+from rnnt_bench.jobs.job import Job, Like
+from rnnt_bench.jobs.session import Executor, Session
+from rnnt_bench.records import schema, store
+from rnnt_bench.records.run import Run
+from rnnt_bench.setup import interpreters, libraries
 
 #: The device's limits are measured in the first of so many rounds: the best of all repeats counts.
 LIMITS_EVERY = 3

@@ -15,32 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from common.core import errors
-from common.core.files import ROOT
-from common.core.settings import Settings
-from common.core.statistics import mean
-from common.core.text import clipped, plain
-from common.jobs.job import Job, Like, Runnable
-from common.records import store
-from common.records.run import Changed, Run, facts
-from common.records.schema import Record, Status, typed
-from common.setup.interpreters import Choice
-from common.system import machine
-from common.system.memory import tells_of_no_memory
-from common.system.processes import Child, signal_name, start_servers
-from common.traces import reader
+from rnnt_bench.core import errors
+from rnnt_bench.core.files import ROOT
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.core.statistics import mean
+from rnnt_bench.core.text import clipped, plain
+from rnnt_bench.jobs.job import Job, Like, Runnable
+from rnnt_bench.records import store
+from rnnt_bench.records.run import Changed, Run, facts
+from rnnt_bench.records.schema import Record, Status, typed
+from rnnt_bench.setup.interpreters import Choice
+from rnnt_bench.system import machine
+from rnnt_bench.system.memory import tells_of_no_memory
+from rnnt_bench.system.processes import Child, signal_name, start_servers
+from rnnt_bench.traces import reader
 
 #: Between two looks at the process: looking takes time from what it measures.
 POLL_SECONDS = 0.2
 #: The module of the processes, and what their servers import once for all jobs of a round.
 #: Jobs without rounds get torch alone, since some of them measure the memory of the whole process.
-WORKER = "common.jobs.job"
+WORKER = "rnnt_bench.jobs.job"
 IMPORTS = ("torch",)
 IMPORTS_OF_A_ROUND = (
     *IMPORTS,
     "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, with sympy
-    "common.losses.subject",
-    "common.losses.passes.timing",
+    "rnnt_bench.losses.subject",
+    "rnnt_bench.losses.passes.timing",
 )
 #: tqdm's bar, without its own time left, which takes all jobs for equal.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"

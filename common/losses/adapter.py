@@ -1,6 +1,6 @@
 """Define the base class of adapters; each implementation has one, in one benchmark_<x>.py.
 
-All that depends on the kind of input of a loss is in common.losses.layouts.  Does not import torch, so that ``--help``
+All that depends on the kind of input of a loss is in losses.layouts.  Does not import torch, so that ``--help``
 is fast.
 """
 
@@ -19,24 +19,24 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Tuple
 
-from common.core import implementations
-from common.core.errors import NotRunnable
-from common.core.implementations import BY_NAME, BY_UTTERANCE
-from common.core.settings import Settings
-from common.records.schema import Option
+from rnnt_bench.core import implementations
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.implementations import BY_NAME, BY_UTTERANCE
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.records.schema import Option
 
 if TYPE_CHECKING:
     import torch
 
-    from common.losses.inputs import Batch
-    from common.losses.topologies import Topology
+    from rnnt_bench.losses.inputs import Batch
+    from rnnt_bench.losses.topologies import Topology
 
 #: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive joiner.  A loss
 #: that normalises its logits itself leaves those as they are.
 HAT: Mapping[str, Any] = {"topology": "hat", "log_probs": True}
-#: Variants that all adapters have (common.core.implementations.BY_UTTERANCE).
+#: Variants that all adapters have (rnnt_bench.core.implementations.BY_UTTERANCE).
 GENERAL: Mapping[str, Mapping[str, Any]] = {BY_UTTERANCE: {"by_utterance": True}}
-#: What variant "cuda" sets: its kernels for CUDA, which a build for the CPU runs (common.setup.simulated).
+#: What variant "cuda" sets: its kernels for CUDA, which a build for the CPU runs (rnnt_bench.setup.simulated).
 CUDA: Mapping[str, Any] = {"devices": ("cuda",), "simulator": {"RNNT_SIMULATED": "1"}, "simulator_compiled": True}
 
 
@@ -57,13 +57,13 @@ class Adapter:
     """One implementation under the run's settings.
 
     The package:
-      name: its line in common.core.implementations, which also has its package and its kind; imports: the module that
+      name: its line in core.implementations, which also has its package and its kind; imports: the module that
       holds `function`, where that is not the package itself; variants: what each variant of the line changes here.
 
     What the loss computes:
-      layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice; log_probs: it takes
+      layout: what it takes, one of rnnt_bench.core.implementations.LAYOUTS; topology: its lattice; log_probs: it takes
       log-probabilities, so torch's log_softmax, or what the lattice has in its place, is part of `loss`; by_utterance:
-      it gets the logits of one utterance at a time (common.losses.layouts.ByUtterance).
+      it gets the logits of one utterance at a time (rnnt_bench.losses.layouts.ByUtterance).
 
     What it can do:
       reductions: those of "sum", "mean" and "none" that the package has; fewest_frames, fewest_targets: of the shortest
@@ -133,7 +133,7 @@ class Adapter:
         package = self.implementation.package
         if not self.implementation.built:
             return import_package(self.imports or package, self.hint)
-        from common.setup import extensions, simulated
+        from rnnt_bench.setup import extensions, simulated
 
         return extensions.load(package, simulated.DEVICE if self.simulated else device)
 
@@ -147,7 +147,7 @@ class Adapter:
 
     @property
     def lattice(self) -> Topology:
-        from common.losses import topologies
+        from rnnt_bench.losses import topologies
 
         return topologies.of(self.topology, self.settings.durations, self.settings.sigma)
 
@@ -196,7 +196,7 @@ class Adapter:
         return self.loss_of({"logits": scores}, prepared)
 
     def loss_of(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
-        """Return the reduced loss of the `tensors` of the layout (common.losses.layouts), by name in their order."""
+        """Return the reduced loss of the `tensors` of the layout (losses.layouts), by name in their order."""
         losses = self.call(tensors, prepared)
         return losses if "sum" in self.reductions else self.reduced(losses)
 

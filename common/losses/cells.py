@@ -6,7 +6,7 @@ from typing import Any, Iterator, Mapping, Optional, Tuple
 
 import torch
 
-from common.losses.inputs import Batch
+from rnnt_bench.losses.inputs import Batch
 
 #: (name of a leaf, the loss's gradient of a part of it, the right gradient of that part).
 Compared = Tuple[str, Optional[torch.Tensor], torch.Tensor]
@@ -16,7 +16,7 @@ Tensors = Mapping[str, torch.Tensor]
 class Cells:
     """The cells of padded logits in scope "loss"; subclasses are for other layouts and scopes.
 
-    Made of the inputs, what the adapter made of them, the leaves of a common.losses.step.LossStep and the gradients
+    Made of the inputs, what the adapter made of them, the leaves of a rnnt_bench.losses.step.LossStep and the gradients
     that the loss computed, by the names of the leaves.  `width` is the number of elements of a cell, and `score` the
     largest magnitude of the logits seen so far.
     """

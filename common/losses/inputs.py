@@ -1,7 +1,7 @@
 """Make the inputs of a batch and the joiner: the same bits for a seed under every torch and numpy.
 
 The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
-by exact arithmetic (common.data.shapes).  Random inputs are uniform in [0, 1), as in the 2022 suite, and weights
+by exact arithmetic (rnnt_bench.data.shapes).  Random inputs are uniform in [0, 1), as in the 2022 suite, and weights
 uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for others see Speech.
 """
 
@@ -16,9 +16,9 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from common.core.errors import UserError
-from common.core.settings import STAGES, Settings
-from common.data.shapes import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.settings import STAGES, Settings
+from rnnt_bench.data.shapes import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
 
 FOLDER = Path(__file__).with_name("weights")
 #: Logit penalty (nats) of a symbol unseen in training, relative to the trained symbol that it copies.

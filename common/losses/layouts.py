@@ -12,12 +12,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Un
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from common.core.settings import SCOPES
-from common.losses import inputs, oracle
-from common.losses.adapter import Adapter
-from common.losses.cells import Cells, PackedCells, PrunedCells, PrunedStepCells, StepCells
-from common.losses.inputs import Batch, Joiner
-from common.measure.clock import stage
+from rnnt_bench.core.settings import SCOPES
+from rnnt_bench.losses import inputs, oracle
+from rnnt_bench.losses.adapter import Adapter
+from rnnt_bench.losses.cells import Cells, PackedCells, PrunedCells, PrunedStepCells, StepCells
+from rnnt_bench.losses.inputs import Batch, Joiner
+from rnnt_bench.measure.clock import stage
 
 Shapes = Sequence[Tuple[int, int]]
 #: An index into a tensor: integers, slices and "...".
@@ -297,7 +297,7 @@ class Pruned(Layout):
         return logits
 
 
-#: By the names that adapters use; common.core.implementations.LAYOUTS has the kind of loss of each.
+#: By the names that adapters use; rnnt_bench.core.implementations.LAYOUTS has the kind of loss of each.
 LAYOUTS: Dict[str, Type[Layout]] = {"padded": Layout, "packed": Packed, "joint": Joint, "pruned": Pruned}
 
 

@@ -2,7 +2,7 @@
 
 Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2.4: forward variables alpha(t, u) and
 backward variables beta(t, u) over the lattice of T frames and U targets, and the posterior of each arc from their
-product.  Beside the table of common.losses.topologies, which `reference` reads too, it shares no code with the
+product.  Beside the table of rnnt_bench.losses.topologies, which `reference` reads too, it shares no code with the
 implementations that it judges.  A test compares it with a sum over all paths.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from common.losses.topologies import REGULAR, Arc, Topology, chosen, next_targets
+from rnnt_bench.losses.topologies import REGULAR, Arc, Topology, chosen, next_targets
 
 LOG_ZERO = -math.inf
 

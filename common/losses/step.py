@@ -21,12 +21,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 
-from common.core.errors import UserError
-from common.core.files import write_whole
-from common.losses import layouts
-from common.losses.adapter import Adapter
-from common.losses.inputs import Batch, Joiner
-from common.measure.clock import stage
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import write_whole
+from rnnt_bench.losses import layouts
+from rnnt_bench.losses.adapter import Adapter
+from rnnt_bench.losses.inputs import Batch, Joiner
+from rnnt_bench.measure.clock import stage
 
 
 @dataclass

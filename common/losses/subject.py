@@ -9,13 +9,13 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
 
 from msgspec import structs
 
-from common.core import implementations
-from common.core.errors import NotRunnable
-from common.core.settings import Settings
-from common.measure import device
-from common.records.schema import Environment, JobLine
+from rnnt_bench.core import implementations
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.measure import device
+from rnnt_bench.records.schema import Environment, JobLine
 
-#: Pass -> its module in common.losses.passes, which a job imports when it needs it, and its function there.
+#: Pass -> its module in rnnt_bench.losses.passes, which a job imports when it needs it, and its function there.
 FUNCTIONS = {
     **{"correctness": "correctness.run", "timing": "timing.run", "memory": "timing.peak_memory"},
     **{"trace": "timing.trace", "probe": "largest.probe", "throughput": "largest.throughput"},
@@ -30,7 +30,7 @@ class Context:
     adapter: Any
     device: Any  # torch.device
     dtype: Any  # torch.dtype of the inputs and weights
-    model: Any  # common.losses.inputs.Joiner
+    model: Any  # rnnt_bench.losses.inputs.Joiner
     all_batches: Any  # all batches of the shape file
     batches: List[int]  # the measured ones, as indices into all_batches
     round: Optional[int] = 1
@@ -49,7 +49,7 @@ class Context:
 
     def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
         """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held."""
-        from common.losses import inputs
+        from rnnt_bench.losses import inputs
 
         return inputs.make_batch(
             self.all_batches[batch][:utterances],
@@ -66,8 +66,8 @@ class Context:
         self.held = {batch: self.make_batch(batch) for batch in set(batches)}
 
     def step(self, scope: str, batch: int, repeat: int = 0, utterances: Optional[int] = None):
-        """Return a common.losses.step.LossStep on fresh inputs."""
-        from common.losses import step
+        """Return a rnnt_bench.losses.step.LossStep on fresh inputs."""
+        from rnnt_bench.losses import step
 
         result = step.prepare(self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope)
         result.forward_only = self.forward_only
@@ -85,12 +85,12 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
     where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
     import torch
 
-    importlib.import_module("common.measure.clock")  # which keeps the clock as it is before the script
+    importlib.import_module("rnnt_bench.measure.clock")  # which keeps the clock as it is before the script
     dtype, state = getattr(torch, settings.dtype), device.state()
     adapter = implementations.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)
-    from common.data import batching
-    from common.losses import layouts
+    from rnnt_bench.data import batching
+    from rnnt_bench.losses import layouts
 
     layout = layouts.of(adapter)
     scopes = tuple(scope for scope in settings.scopes if scope in layout.scopes)
@@ -131,7 +131,7 @@ def _check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield the ``environment`` record of a job of common.jobs.job, then the records of its pass.
+    """Yield the ``environment`` record of a job of rnnt_bench.jobs.job, then the records of its pass.
 
     Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
     """
@@ -143,14 +143,14 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
             reason = f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing"
             raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
         module, _, function = FUNCTIONS[name].partition(".")
-        yield from getattr(importlib.import_module(f"common.losses.passes.{module}"), function)(context)
+        yield from getattr(importlib.import_module(f"rnnt_bench.losses.passes.{module}"), function)(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
         needed = f"{adapter.name} needs {error.name}: {adapter.hint}"
         raise NotRunnable("missing", needed) from error
 
 
 def environment(context: Context) -> Environment:
-    from common.data import batching, shapes
+    from rnnt_bench.data import batching, shapes
 
     settings, every, chosen = context.settings, context.all_batches, context.batches
     here = device.environment(settings, context.device)

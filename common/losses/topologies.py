@@ -21,7 +21,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch.nn.functional import logsigmoid, pad
 
-from common.core.implementations import DURATIONS, durations_of
+from rnnt_bench.core.implementations import DURATIONS, durations_of
 
 #: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
 LOG_ZERO = -1e30

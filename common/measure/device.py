@@ -7,10 +7,10 @@ import resource
 import sys
 from typing import Any, Dict, Optional
 
-from common.core.errors import NotRunnable
-from common.core.settings import Settings
-from common.records.schema import Environment, Gpu
-from common.system import machine, memory
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.records.schema import Environment, Gpu
+from rnnt_bench.system import machine, memory
 
 
 def set_up_torch(settings: Settings) -> Any:

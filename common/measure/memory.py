@@ -21,12 +21,12 @@ from typing import Callable, ContextManager, Dict, Iterator, Optional, Tuple
 
 import torch
 
-from common.core.errors import UserError
-from common.core.files import scratch_folder
-from common.core.flag_types import bytes_of
-from common.measure.clock import Step
-from common.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
-from common.traces import reader, windows
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import scratch_folder
+from rnnt_bench.core.flag_types import bytes_of
+from rnnt_bench.measure.clock import Step
+from rnnt_bench.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
+from rnnt_bench.traces import reader, windows
 
 #: Seconds between two readings of the device's free memory.
 LOOK_SECONDS = 0.001

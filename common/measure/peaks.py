@@ -16,12 +16,12 @@ from typing import Any, Callable, Iterator, List, Mapping
 
 import torch
 
-from common.core.settings import Settings
-from common.measure.clock import Clock
-from common.measure.device import cache_bytes, facts, host_threads, set_up_torch
-from common.records.schema import Limits, Products, Stream
-from common.system import memory
-from common.system.machine import ForeignLoad, busy_flags
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.measure.clock import Clock
+from rnnt_bench.measure.device import cache_bytes, facts, host_threads, set_up_torch
+from rnnt_bench.records.schema import Limits, Products, Stream
+from rnnt_bench.system import memory
+from rnnt_bench.system.machine import ForeignLoad, busy_flags
 
 MIB = 2**20
 #: The buffer has at least these bytes, and CACHES times those of all caches.

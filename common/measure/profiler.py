@@ -12,11 +12,11 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from common.core.errors import UserError
-from common.core.files import write_whole
-from common.core.settings import Settings
-from common.measure.clock import Step, observed_by
-from common.system.machine import ForeignLoad
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import write_whole
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.measure.clock import Step, observed_by
+from rnnt_bench.system.machine import ForeignLoad
 
 #: Rows of operators in each cycle's table; those of labels, which take hardly any time of their own, follow them.
 TABLE_ROWS = 200

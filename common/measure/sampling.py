@@ -9,8 +9,8 @@ import math
 from statistics import stdev
 from typing import Any, Callable, Dict, Generator, List, Optional, Sequence
 
-from common.core import statistics
-from common.system.machine import ForeignLoad, busy_flags
+from rnnt_bench.core import statistics
+from rnnt_bench.system.machine import ForeignLoad, busy_flags
 
 #: Warm-up is over when two successive samples differ by at most this fraction.
 WARM_UP_TOLERANCE = 0.10

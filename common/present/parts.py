@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from common.core.errors import NOT_RUNNABLE
-from common.core.text import number
+from rnnt_bench.core.errors import NOT_RUNNABLE
+from rnnt_bench.core.text import number
 
 Value = Union[str, int, float, None]
 #: A row as CSV and JSON have it: key or title -> value.

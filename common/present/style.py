@@ -12,8 +12,8 @@ import html
 from math import ceil, floor, log10
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core import implementations, statistics
-from common.present.parts import Plotly
+from rnnt_bench.core import implementations, statistics
+from rnnt_bench.present.parts import Plotly
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
 #: The package that a loss comes from -> the number of its colour in PALETTE.  There are more packages than colours: of

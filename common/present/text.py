@@ -11,8 +11,8 @@ import re
 from textwrap import wrap
 from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
-from common.core.text import LONGEST_CELL, count, escaped, plain, short
-from common.present.parts import Cell, Column, Table, Values
+from rnnt_bench.core.text import LONGEST_CELL, count, escaped, plain, short
+from rnnt_bench.present.parts import Cell, Column, Table, Values
 
 #: Marks of cells that Markdown shows in bold.
 BOLD = ("wrong", "dead")

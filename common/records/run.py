@@ -13,13 +13,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-from common.core.errors import UserError
-from common.core.files import ROOT, Claim, Held, cannot_write, code, not_a_folder
-from common.core.implementations import find
-from common.core.settings import Settings
-from common.core.text import plain
-from common.records import schema, store
-from common.system import machine
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import ROOT, Claim, Held, cannot_write, code, not_a_folder
+from rnnt_bench.core.implementations import find
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.core.text import plain
+from rnnt_bench.records import schema, store
+from rnnt_bench.system import machine
 
 #: In the folder of a run, or of a sweep, as long as a process measures into it.
 LOCK_NAME = ".measuring.lock"

@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, get_args, get_type_hints
 
-from common.core import flag_types
-from common.core.errors import require
-from common.core.settings import SETTINGS, Setting, Settings
+from rnnt_bench.core import flag_types
+from rnnt_bench.core.errors import require
+from rnnt_bench.core.settings import SETTINGS, Setting, Settings
 
 require("msgspec")
 

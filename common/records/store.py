@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from common.core.errors import UserError
-from common.core.files import cannot_write, open_file, read_bytes
-from common.core.text import clipped, count, plain
-from common.records import schema
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import cannot_write, open_file, read_bytes
+from rnnt_bench.core.text import clipped, count, plain
+from rnnt_bench.records import schema
 
 #: The folder of a log folder that has the runs that `compare --save-baseline` kept: readers leave it out.
 BASELINES = "baselines"

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 
-from common.core import implementations
-from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError, guarded, say
-from common.core.files import ROOT, locked
-from common.setup import libraries
+from rnnt_bench.core import implementations
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError, guarded, say
+from rnnt_bench.core.files import ROOT, locked
+from rnnt_bench.setup import libraries
 
 RUNNING = "{}.{}".format(*sys.version_info)
 #: Not sys.executable: in a virtual environment that is a link, which is gone when the environment is made anew.
@@ -250,7 +250,7 @@ def setup_and_build(names: List[str]) -> int:
 
     def build(environment: str, *packages: str) -> None:
         if python := interpreter(environment):
-            command = [str(python), "-m", "common.setup.extensions", *packages]
+            command = [str(python), "-m", "rnnt_bench.setup.extensions", *packages]
             builds.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL))
 
     try:
@@ -337,7 +337,7 @@ def _environment(name: str) -> Environment:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m common.setup.environments",
+        prog="python -m rnnt_bench.setup.environments",
         description="The environments in .venv. setup: create what is missing or out of date. build: main, these, and "
         "what is compiled for them. path: print the Python of each, or why there is none, and then exit with 1. clean: "
         "remove .venv. lock: resolve their requirements anew.",

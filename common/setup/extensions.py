@@ -29,10 +29,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Dict, List, Optional, Tuple
 
-from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
-from common.core.files import CACHE, ROOT, locked, refusal
-from common.setup import simulated
-from common.system import machine, memory, processes
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
+from rnnt_bench.core.files import CACHE, ROOT, locked, refusal
+from rnnt_bench.setup import simulated
+from rnnt_bench.system import machine, memory, processes
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
     (unpacked,) = (partial / "sdist").iterdir()
     say(f"{source.package}: compiling for {device} with {variables['CXX']}, about a minute")
     # In a process of its own: torch.utils.cpp_extension loads what it has compiled, from a folder that moves.
-    code = "import sys; from common.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
+    code = "import sys; from rnnt_bench.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
     command = [sys.executable, "-c", code, source.package, str(unpacked), str(partial), device]
     fit = (memory.available_memory() or 2**32) >> 31  # compilers, with 2 GB of free memory each
     environment = {"MAX_JOBS": str(max(1, min(os.cpu_count() or 1, fit))), **os.environ, **variables}
@@ -364,7 +364,7 @@ def _fetch(package: str) -> Path:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m common.setup.extensions",
+        prog="python -m rnnt_bench.setup.extensions",
         description="Compile source packages for this Python, unless they are compiled or installed already, and print "
         "their folders, for PYTHONPATH. The exit code is 1 when one cannot be compiled.",
     )

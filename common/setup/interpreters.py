@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.core.errors import NotRunnable, UserError, go_on_with, say
-from common.core.files import INSTALLED, ROOT
-from common.core.implementations import FAST_MKL, OTHER_TORCH, Implementation, find
-from common.setup import environments, libraries
-from common.system import machine, processes
+from rnnt_bench.core.errors import NotRunnable, UserError, go_on_with, say
+from rnnt_bench.core.files import INSTALLED, ROOT
+from rnnt_bench.core.implementations import FAST_MKL, OTHER_TORCH, Implementation, find
+from rnnt_bench.setup import environments, libraries
+from rnnt_bench.system import machine, processes
 
 
 class Choice(NamedTuple):
@@ -89,7 +89,7 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> Dict[str
 @functools.cache
 def _has(package: str, python: Path, device: str) -> bool:
     """Return whether the package is compiled for this Python, or can be."""
-    build = ["-m", "common.setup.extensions", package, "--device", device.partition(":")[0]]
+    build = ["-m", "rnnt_bench.setup.extensions", package, "--device", device.partition(":")[0]]
     return bool(processes.output([str(python), *build], stderr=None, cwd=ROOT))
 
 

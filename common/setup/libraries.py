@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Tuple
 
-from common.core.errors import NotRunnable
-from common.core.files import BUILD
-from common.system import memory, processes
+from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.files import BUILD
+from rnnt_bench.system import memory, processes
 
 SOURCES = Path(__file__).parent / "c"
 COMPILED = BUILD / "libraries"

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import List
 
-#: What common.setup.extensions builds for, beside "cpu" and "cuda".
+#: What rnnt_bench.setup.extensions builds for, beside "cpu" and "cuda".
 DEVICE = "simulated"
 HEADER = Path(__file__).parent / "headers" / "simulated_cuda.h"
 _LAUNCH = re.compile(r"(\w+(?:<[^<>;()]*>)?)\s*<<<(.*?)>>>\s*\((\s*\))?", re.DOTALL)

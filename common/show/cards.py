@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
-from common.analysis import machines, times, verdict
-from common.analysis.groups import Group
-from common.analysis.row import Row
-from common.core import implementations, settings, snippets, text
-from common.present import parts
+from rnnt_bench.analysis import machines, times, verdict
+from rnnt_bench.analysis.groups import Group
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.core import implementations, settings, snippets, text
+from rnnt_bench.present import parts
 
 
 def title(rows: Sequence[Row]) -> str:

@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.analysis import comparison, control, machines, metrics, ratios, standing
-from common.analysis.row import SCOPES
-from common.analysis.standing import BESIDE_LOAD, percent
-from common.core import errors, implementations, statistics
-from common.core.text import error, escaped, gathered, number
-from common.present import parts, style
-from common.present.text import aligned, json_text, listed, markdown, spaced
-from common.show import page, plots, tables
+from rnnt_bench.analysis import comparison, control, machines, metrics, ratios, standing
+from rnnt_bench.analysis.row import SCOPES
+from rnnt_bench.analysis.standing import BESIDE_LOAD, percent
+from rnnt_bench.core import errors, implementations, statistics
+from rnnt_bench.core.text import error, escaped, gathered, number
+from rnnt_bench.present import parts, style
+from rnnt_bench.present.text import aligned, json_text, listed, markdown, spaced
+from rnnt_bench.show import page, plots, tables
 
 FORMATS = ("table", "markdown", "json")
 #: Of two separate runs alone.

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 from urllib.parse import quote
 
-from common.analysis import logs
-from common.analysis.groups import Group, Sweep, kind_title
-from common.core import errors, files
-from common.core.text import count, plain, reason_of
-from common.present import parts
-from common.present.text import finite
-from common.setup import interpreters
-from common.show import cards, plots, tables
+from rnnt_bench.analysis import logs
+from rnnt_bench.analysis.groups import Group, Sweep, kind_title
+from rnnt_bench.core import errors, files
+from rnnt_bench.core.text import count, plain, reason_of
+from rnnt_bench.present import parts
+from rnnt_bench.present.text import finite
+from rnnt_bench.setup import interpreters
+from rnnt_bench.show import cards, plots, tables
 
 Paths = Sequence[Path]
 FILE_NAME = "report.html"

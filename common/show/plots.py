@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import groups, metrics, standing, verdict
-from common.analysis.row import Row
-from common.analysis.times import Sample
-from common.core import settings, statistics
-from common.core.text import gathered, interval, number
-from common.present import style
-from common.present.parts import Cell, Failure, Figure, Link, Plotly, Section, measured, tabulated
+from rnnt_bench.analysis import groups, metrics, standing, verdict
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.times import Sample
+from rnnt_bench.core import settings, statistics
+from rnnt_bench.core.text import gathered, interval, number
+from rnnt_bench.present import style
+from rnnt_bench.present.parts import Cell, Failure, Figure, Link, Plotly, Section, measured, tabulated
 
 LANE = 44  # pixels
 

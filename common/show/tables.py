@@ -12,15 +12,15 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from common.analysis import logs, metrics, standing, verdict
-from common.analysis.groups import Group, is_numeric, kind_title
-from common.analysis.row import SCOPES, Row
-from common.core import settings
-from common.core.errors import NOT_RUNNABLE
-from common.core.text import count, error, gathered, number, plain, short
-from common.present.parts import Cell, Column, Table, Values
-from common.present.parts import words as in_words
-from common.present.text import aligned, block, csv_text, json_text, listed, painted, spaced, stopped_later
+from rnnt_bench.analysis import logs, metrics, standing, verdict
+from rnnt_bench.analysis.groups import Group, is_numeric, kind_title
+from rnnt_bench.analysis.row import SCOPES, Row
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import NOT_RUNNABLE
+from rnnt_bench.core.text import count, error, gathered, number, plain, short
+from rnnt_bench.present.parts import Cell, Column, Table, Values
+from rnnt_bench.present.parts import words as in_words
+from rnnt_bench.present.text import aligned, block, csv_text, json_text, listed, painted, spaced, stopped_later
 
 Lines = List[str]
 FORMATS = ("table", "markdown", "csv", "json")

@@ -1,4 +1,4 @@
-"""Describe this computer, in fields of common.records.schema; measure how much of its CPU time other processes take.
+"""Describe this computer, in fields of records.schema; measure how much of its CPU time other processes take.
 
 /proc/stat counts the whole machine; in a container, that of the host.  A step is slowed by a process on a core that it
 needs.  So only the CPUs of this process's affinity count, and cores that its threads leave free may bear some load.
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import AbstractSet, Any, Dict, Iterator, List, Optional, Tuple
 
-from common.system import memory, processes
+from rnnt_bench.system import memory, processes
 
 
 def cpu_count() -> int:

@@ -1,6 +1,6 @@
 """Start and watch a child process, end it with all that it started, and collect its records and last lines.
 
-Children are forks of a server, ``python -m common.system.processes MODULE [PACKAGE ...]``.  It imports the packages
+Children are forks of a server, ``python -m rnnt_bench.system.processes MODULE [PACKAGE ...]``.  It imports the packages
 that are installed and MODULE, then reads requests from stdin, a line of JSON each: "argument" and "output".  For each
 it forks; the fork calls ``MODULE.main(argument)`` and exits with what that returns; its stdout and stderr go to the
 file `output`.  The server answers on stdout, a line of JSON each: {"ready": true} when all is imported, {"pid": ...} at
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
 
-from common.system import memory
+from rnnt_bench.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
@@ -85,7 +85,7 @@ def _wanted(
     python: Path, module: str, root: Path, variables: Mapping[str, str], generation: Hashable, imports: Sequence[str]
 ) -> Wanted:
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [str(python), "-m", "common.system.processes", module, *imports]
+    command = [str(python), "-m", "rnnt_bench.system.processes", module, *imports]
     return {"args": command, "cwd": root, "env": {**os.environ, "PYTHONPATH": path, **variables}}, generation
 
 
@@ -324,7 +324,7 @@ def main(module: str, *packages: str) -> None:
     os.dup2(2, 1)  # a package that prints as it is imported does not answer
     if not imported(packages):
         os.dup2(answers.fileno(), 1)
-        os.execv(sys.executable, [sys.executable, "-m", "common.system.processes", module])
+        os.execv(sys.executable, [sys.executable, "-m", "rnnt_bench.system.processes", module])
     called = importlib.import_module(module).main
     gc.collect()
     gc.freeze()  # so that a collection in a fork does not copy the pages of all this

@@ -9,16 +9,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional, Sequence
 
-from common.cli import benchmark, parser
-from common.core import files, flag_types, text
-from common.core.errors import UserError
-from common.core.settings import SETTINGS, Settings
-from common.jobs.job import Task
-from common.jobs.session import Executor, Progress, Session
-from common.records import run, schema
-from common.setup.interpreters import Choice
-from common.show.tables import FORMATS
-from common.tools.kept import Answer, Kept, read
+from rnnt_bench.cli import benchmark, parser
+from rnnt_bench.core import files, flag_types, text
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.settings import SETTINGS, Settings
+from rnnt_bench.jobs.job import Task
+from rnnt_bench.jobs.session import Executor, Progress, Session
+from rnnt_bench.records import run, schema
+from rnnt_bench.setup.interpreters import Choice
+from rnnt_bench.show.tables import FORMATS
+from rnnt_bench.tools.kept import Answer, Kept, read
 
 #: Keys of a header that make two runs the same.
 SAME = ("tool", "name", "config", "settings")

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Dict, List, Literal, Sequence, Type, TypeVar,
 import msgspec
 from msgspec import Meta, Struct
 
-from common.core.errors import UserError
-from common.core.files import not_a_file, read_text
-from common.core.text import closest, plain, short, shown
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import not_a_file, read_text
+from rnnt_bench.core.text import closest, plain, short, shown
 
 #: Bytes of the largest file that is read: more than anyone writes by hand.
 LARGEST_FILE = 2**20

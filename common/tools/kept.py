@@ -7,11 +7,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-from common.analysis.metrics import Metric, metric
-from common.core.errors import UserError
-from common.core.text import count, plain
-from common.present import parts, text
-from common.records import schema, store
+from rnnt_bench.analysis.metrics import Metric, metric
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.text import count, plain
+from rnnt_bench.present import parts, text
+from rnnt_bench.records import schema, store
 
 Kind = TypeVar("Kind")
 #: The status of a job that a run was stopped before.
@@ -80,7 +80,7 @@ class Answer:
 
 
 def of_row(key: str, title: str = "", words: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
-    """Return the metric of a row that is a mapping of its known numbers by key, see common.analysis.metrics."""
+    """Return the metric of a row that is a mapping of its known numbers by key, see rnnt_bench.analysis.metrics."""
     return metric(key, title, words, lambda row: row.get(key), **fields)
 
 

@@ -15,8 +15,8 @@ from typing import Any, Mapping
 
 import torch
 
-from common.core import files, implementations, text
-from common.core.errors import NotRunnable, UserError
+from rnnt_bench.core import files, implementations, text
+from rnnt_bench.core.errors import NotRunnable, UserError
 
 #: Packages that models come from, which are named where they are missing.
 PACKAGES = ("s3prl", "soundfile", "speechbrain", "torchaudio", "transformers")

@@ -15,14 +15,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from common.analysis import logs, machines
-from common.analysis.row import SCOPES, Row
-from common.cli.parser import Parser
-from common.core import files, implementations
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
-from common.core.settings import SETTINGS, flag
-from common.core.text import count, plain
-from common.records import schema, store
+from rnnt_bench.analysis import logs, machines
+from rnnt_bench.analysis.row import SCOPES, Row
+from rnnt_bench.cli.parser import Parser
+from rnnt_bench.core import files, implementations
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
+from rnnt_bench.core.settings import SETTINGS, flag
+from rnnt_bench.core.text import count, plain
+from rnnt_bench.records import schema, store
 
 NAME = "rnnt-bench submit"
 #: Fields whose texts are kept ("..." for what is no WORDS); numbers are kept everywhere, other texts nowhere.

@@ -25,8 +25,8 @@ from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import msgspec
 
-from common.core.errors import UserError
-from common.core.files import open_file
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import open_file
 
 HEAD = 1 << 16  # bytes of a file that are searched for the list of events
 _NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)

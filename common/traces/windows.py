@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median_high
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from common.core import statistics
-from common.core.text import MB
-from common.traces import reader
+from rnnt_bench.core import statistics
+from rnnt_bench.core.text import MB
+from rnnt_bench.traces import reader
 
 MOST_POINTS = 600  # of a curve as it is drawn
 FEW = 4  # a step is short, or has few operators, if it has less than 1/FEW of the usual duration or count

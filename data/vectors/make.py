@@ -19,8 +19,8 @@ sys.path.insert(0, str(HERE.parent))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from common.losses import oracle  # noqa: E402
-from common.losses.topologies import TOPOLOGIES  # noqa: E402
+from rnnt_bench.losses import oracle  # noqa: E402
+from rnnt_bench.losses.topologies import TOPOLOGIES  # noqa: E402
 
 VERSION = 1
 V = 6

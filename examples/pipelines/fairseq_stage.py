@@ -15,7 +15,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import nn
 
-from common.core.errors import NotRunnable, UserError
+from rnnt_bench.core.errors import NotRunnable, UserError
 
 #: torch.load reads it at each call that does not say weights_only, as fairseq's do not.
 TRUSTING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"

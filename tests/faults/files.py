@@ -16,12 +16,12 @@ from commands import command, read, within
 from fixtures_runs import MIB, correctness, kineto, memory, span, steps, timing, traced_run, write_run
 from fixtures_runs import allocation as allocated
 
-from common.core import settings
-from common.core.errors import UserError
-from common.core.files import ROOT
-from common.records import run, schema, store
 from faults import check, require
 from faults.damage import mutated
+from rnnt_bench.core import settings
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.files import ROOT
+from rnnt_bench.records import run, schema, store
 
 #: Seconds that one command may take with one damaged file.
 LONGEST = 60

@@ -253,7 +253,7 @@ OTHERS = "\n    for number in range(3, 20):\n        try: os.{}\n        except 
 ADAPTERS: Tuple[Tuple[str, Collection[str]], ...] = (
     ("import os" + OTHERS.format("write(number, b'7\\n')"), ["error"]),
     ("import os" + OTHERS.format("close(number)"), ["error"]),
-    ("from common.core.errors import UserError\n    raise UserError('mine')", ["error"]),
+    ("from rnnt_bench.core.errors import UserError\n    raise UserError('mine')", ["error"]),
     ("time.sleep(600)", ["timeout"]),
     ("import subprocess; subprocess.Popen(['sh', '-c', 'sleep 300 & sleep 300 & wait'])", ["ok"]),
     ("import ctypes; ctypes.string_at(0)", ["error"]),

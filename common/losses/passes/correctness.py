@@ -26,17 +26,17 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tu
 import numpy as np
 import torch
 
-from common.core import statistics
-from common.core.errors import WrongResult
-from common.core.text import UNBOUNDED, finite
-from common.data import batching
-from common.losses import layouts, oracle, rounding
-from common.losses.adapter import Adapter
-from common.losses.cells import Cells, largest
-from common.losses.passes import small_batches
-from common.losses.rounding import Allowed
-from common.losses.step import changed, fingerprints
-from common.records.schema import AtSize, Correctness
+from rnnt_bench.core import statistics
+from rnnt_bench.core.errors import WrongResult
+from rnnt_bench.core.text import UNBOUNDED, finite
+from rnnt_bench.data import batching
+from rnnt_bench.losses import layouts, oracle, rounding
+from rnnt_bench.losses.adapter import Adapter
+from rnnt_bench.losses.cells import Cells, largest
+from rnnt_bench.losses.passes import small_batches
+from rnnt_bench.losses.rounding import Allowed
+from rnnt_bench.losses.step import changed, fingerprints
+from rnnt_bench.records.schema import AtSize, Correctness
 
 #: Elements of the logits that are converted to float64 at a time.
 CHUNK = 1 << 23

@@ -18,14 +18,14 @@ from typing import Any, Dict, Iterator, Tuple, Union
 
 import torch
 
-from common.core.errors import WrongResult
-from common.core.text import finite
-from common.data.batching import heaviest
-from common.losses import layouts, rounding
-from common.losses.passes import correctness, small_batches, timing
-from common.losses.step import LossStep, leaves_of
-from common.measure.memory import AddressSpace, Device, Limit
-from common.records.schema import Fit, Probe, Sample, Stop
+from rnnt_bench.core.errors import WrongResult
+from rnnt_bench.core.text import finite
+from rnnt_bench.data.batching import heaviest
+from rnnt_bench.losses import layouts, rounding
+from rnnt_bench.losses.passes import correctness, small_batches, timing
+from rnnt_bench.losses.step import LossStep, leaves_of
+from rnnt_bench.measure.memory import AddressSpace, Device, Limit
+from rnnt_bench.records.schema import Fit, Probe, Sample, Stop
 
 
 def limit_of(context, scope: str) -> Limit:

@@ -17,14 +17,14 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 import torch
 
-from common.core import settings
-from common.core.implementations import BY_NAME, ONE_SYMBOL, Implementation
-from common.losses import inputs, layouts, oracle, rounding
-from common.losses.adapter import Adapter, OfFunction
-from common.losses.inputs import OUTPUTS, Batch, Joiner
-from common.losses.oracle import relative_error
-from common.losses.rounding import Allowed
-from common.losses.step import NotOfEach, changed, fingerprints, leaves_of, prepare, weighted
+from rnnt_bench.core import settings
+from rnnt_bench.core.implementations import BY_NAME, ONE_SYMBOL, Implementation
+from rnnt_bench.losses import inputs, layouts, oracle, rounding
+from rnnt_bench.losses.adapter import Adapter, OfFunction
+from rnnt_bench.losses.inputs import OUTPUTS, Batch, Joiner
+from rnnt_bench.losses.oracle import relative_error
+from rnnt_bench.losses.rounding import Allowed
+from rnnt_bench.losses.step import NotOfEach, changed, fingerprints, leaves_of, prepare, weighted
 
 #: (the loss's gradient or None, the right one) by name of the leaf.
 Gradients = Dict[str, Tuple[Optional[torch.Tensor], torch.Tensor]]

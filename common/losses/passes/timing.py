@@ -48,20 +48,20 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import torch
 
-from common.core.errors import WrongResult
-from common.core.text import finite
-from common.data.batching import heaviest, lightest
-from common.losses import layouts, oracle, rounding
-from common.losses.inputs import OUTPUTS
-from common.losses.passes import correctness, small_batches
-from common.losses.step import LossStep, changed, fingerprints, leaves_of, prepare, remembered
-from common.measure import device, profiler, sampling
-from common.measure.clock import Clock, time_step
-from common.measure.memory import peaks
-from common.records.schema import Memory, Sample, Schedule, Stop, Trace
-from common.system import memory
-from common.system.machine import busy_flags
-from common.traces import reader
+from rnnt_bench.core.errors import WrongResult
+from rnnt_bench.core.text import finite
+from rnnt_bench.data.batching import heaviest, lightest
+from rnnt_bench.losses import layouts, oracle, rounding
+from rnnt_bench.losses.inputs import OUTPUTS
+from rnnt_bench.losses.passes import correctness, small_batches
+from rnnt_bench.losses.step import LossStep, changed, fingerprints, leaves_of, prepare, remembered
+from rnnt_bench.measure import device, profiler, sampling
+from rnnt_bench.measure.clock import Clock, time_step
+from rnnt_bench.measure.memory import peaks
+from rnnt_bench.records.schema import Memory, Sample, Schedule, Stop, Trace
+from rnnt_bench.system import memory
+from rnnt_bench.system.machine import busy_flags
+from rnnt_bench.traces import reader
 
 #: Repeat of the further step: its numbers are those of no timed step, and the same for all losses of a round.
 FURTHER_REPEAT = 1 << 20

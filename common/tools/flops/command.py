@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from common.cli.parser import Parser, add_setting
-from common.core import errors, flag_types, settings
-from common.jobs import job, session
-from common.setup import interpreters
-from common.tools import commands, kept
-from common.tools.flops import show
+from rnnt_bench.cli.parser import Parser, add_setting
+from rnnt_bench.core import errors, flag_types, settings
+from rnnt_bench.jobs import job, session
+from rnnt_bench.setup import interpreters
+from rnnt_bench.tools import commands, kept
+from rnnt_bench.tools.flops import show
 
 DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
 

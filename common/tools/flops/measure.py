@@ -11,10 +11,10 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
-from common.core import errors, files, text
-from common.flops.counter import FlopCounter
-from common.records.schema import Measured
-from common.tools import configuration, loading
+from rnnt_bench.core import errors, files, text
+from rnnt_bench.flops.counter import FlopCounter
+from rnnt_bench.records.schema import Measured
+from rnnt_bench.tools import configuration, loading
 
 AUDIO = (".wav", ".flac", ".ogg", ".mp3", ".opus")
 BUCKETS = ("short", "medium", "long", "longer")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Dict, List, Optional, Sequence, Union
 
-from common.records import schema
+from rnnt_bench.records import schema
 
 # isort: split
 import msgspec
 
-from common.analysis import metrics
-from common.core.text import percent, quantity
-from common.present.parts import Cell, Table, Values, tabulated
-from common.tools import kept
+from rnnt_bench.analysis import metrics
+from rnnt_bench.core.text import percent, quantity
+from rnnt_bench.present.parts import Cell, Table, Values, tabulated
+from rnnt_bench.tools import kept
 
 TOOL, TITLE = "flops", "Operations of a model"
 JOB = "count"

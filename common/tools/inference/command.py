@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from common.cli.parser import Parser, add_setting
-from common.core import files, flag_types, settings, text
-from common.core.errors import UserError
-from common.jobs import job, session
-from common.records.schema import as_written
-from common.setup import interpreters
-from common.tools import commands, configuration
-from common.tools.inference.rows import PLAIN, TOOL, Dimensions, Model, Profile, answer, is_skipped, positions
+from rnnt_bench.cli.parser import Parser, add_setting
+from rnnt_bench.core import files, flag_types, settings, text
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.jobs import job, session
+from rnnt_bench.records.schema import as_written
+from rnnt_bench.setup import interpreters
+from rnnt_bench.tools import commands, configuration
+from rnnt_bench.tools.inference.rows import PLAIN, TOOL, Dimensions, Model, Profile, answer, is_skipped, positions
 
 DESCRIPTION = """Measure whether a speech model is faster than real time, for each length of audio and batch size.
 

@@ -16,18 +16,18 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 import msgspec
 import torch
 
-from common.core.errors import WrongResult
-from common.core.files import scratch_folder
-from common.core.settings import Settings
-from common.measure import memory, profiler, sampling
-from common.measure.clock import Clock, Step, time_step
-from common.measure.device import environment, host_threads, set_up_torch
-from common.records.schema import Measured
-from common.system.memory import status_bytes
-from common.tools.inference import recognisers
-from common.tools.inference.outputs import check_numbers, difference
-from common.tools.inference.rows import Cell, Position, Profile
-from common.traces import reader, windows
+from rnnt_bench.core.errors import WrongResult
+from rnnt_bench.core.files import scratch_folder
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.measure import memory, profiler, sampling
+from rnnt_bench.measure.clock import Clock, Step, time_step
+from rnnt_bench.measure.device import environment, host_threads, set_up_torch
+from rnnt_bench.records.schema import Measured
+from rnnt_bench.system.memory import status_bytes
+from rnnt_bench.tools.inference import recognisers
+from rnnt_bench.tools.inference.outputs import check_numbers, difference
+from rnnt_bench.tools.inference.rows import Cell, Position, Profile
+from rnnt_bench.traces import reader, windows
 
 #: The profiler records the last two of six batches.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}

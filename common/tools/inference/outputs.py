@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 
-from common.core.errors import WrongResult
+from rnnt_bench.core.errors import WrongResult
 
 #: Symbols of a sequence up to which edits are counted; a longer one is compared place by place.
 MOST_EDITED = 20_000

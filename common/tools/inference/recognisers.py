@@ -17,9 +17,9 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional
 
 import torch
 
-from common.core import files, text
-from common.core.errors import UserError
-from common.tools import loading
+from rnnt_bench.core import files, text
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.tools import loading
 
 SAMPLE_RATE = 16000
 #: Names of arguments that take lengths in samples: lengths, x_lens, input_lengths; SpeechBrain's wav_lens are shares.
@@ -157,7 +157,7 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
         raise UserError(f"cannot read {path}: {reason}")
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
         wave = Path(scratch) / "wave.pt"
-        code = "import sys; from common.tools.inference.recognisers import decode; sys.exit(decode(*sys.argv[1:]))"
+        code = "import sys; from rnnt_bench.tools.inference.recognisers import decode; sys.exit(decode(*sys.argv[1:]))"
         command = [sys.executable, "-c", code, str(path.resolve()), str(sample_rate), str(wave)]
         ended = subprocess.run(command, cwd=files.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if ended.returncode:

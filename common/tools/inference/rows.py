@@ -9,12 +9,12 @@ from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence
 
 from msgspec import Meta, Struct, field
 
-from common.analysis.metrics import cells, values
-from common.core import statistics, text
-from common.present import parts as show
-from common.records import schema
-from common.tools.configuration import Positive, Seconds, Text, check_list
-from common.tools.kept import Answer, Job, Kept, of_row
+from rnnt_bench.analysis.metrics import cells, values
+from rnnt_bench.core import statistics, text
+from rnnt_bench.present import parts as show
+from rnnt_bench.records import schema
+from rnnt_bench.tools.configuration import Positive, Seconds, Text, check_list
+from rnnt_bench.tools.kept import Answer, Job, Kept, of_row
 
 TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 SKIPPED = "skipped"

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from common.cli.parser import Parser, add_setting
-from common.core import files, flag_types, settings
-from common.jobs import job, session
-from common.records.schema import as_written
-from common.setup import interpreters
-from common.tools import commands
-from common.tools.pipelines.datasets import READERS, examples
-from common.tools.pipelines.rows import TOOL, General, answer, configured
+from rnnt_bench.cli.parser import Parser, add_setting
+from rnnt_bench.core import files, flag_types, settings
+from rnnt_bench.jobs import job, session
+from rnnt_bench.records.schema import as_written
+from rnnt_bench.setup import interpreters
+from rnnt_bench.tools import commands
+from rnnt_bench.tools.pipelines.datasets import READERS, examples
+from rnnt_bench.tools.pipelines.rows import TOOL, General, answer, configured
 
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 

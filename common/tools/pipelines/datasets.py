@@ -13,10 +13,10 @@ from typing import Any, Dict, Iterator, List, Tuple, Union
 
 import msgspec
 
-from common.core import files
-from common.core.errors import UserError
-from common.core.text import first_line, shown
-from common.tools.pipelines.rows import General
+from rnnt_bench.core import files
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.text import first_line, shown
+from rnnt_bench.tools.pipelines.rows import General
 
 
 @dataclass

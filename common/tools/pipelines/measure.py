@@ -15,18 +15,18 @@ import msgspec
 import torch
 from torch.utils._pytree import tree_map
 
-from common.core.errors import NotRunnable, UserError
-from common.core.settings import Settings
-from common.flops.counter import FlopCounter
-from common.measure import sampling
-from common.measure.clock import Clock
-from common.measure.device import environment, host_threads, set_up_torch
-from common.records.schema import Measured
-from common.tools import loading
-from common.tools.inference import measure, recognisers
-from common.tools.inference.outputs import check_numbers
-from common.tools.pipelines.datasets import Tokens, examples
-from common.tools.pipelines.rows import Costs, Pipeline, Stage
+from rnnt_bench.core.errors import NotRunnable, UserError
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.flops.counter import FlopCounter
+from rnnt_bench.measure import sampling
+from rnnt_bench.measure.clock import Clock
+from rnnt_bench.measure.device import environment, host_threads, set_up_torch
+from rnnt_bench.records.schema import Measured
+from rnnt_bench.tools import loading
+from rnnt_bench.tools.inference import measure, recognisers
+from rnnt_bench.tools.inference.outputs import check_numbers
+from rnnt_bench.tools.pipelines.datasets import Tokens, examples
+from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Stage
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:

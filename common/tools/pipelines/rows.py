@@ -9,13 +9,13 @@ from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional
 
 from msgspec import Meta, Struct, field
 
-from common.analysis.metrics import cells, values
-from common.core import statistics, text
-from common.core.errors import UserError
-from common.present.parts import Cell, filled, tabulated
-from common.records import schema
-from common.tools import configuration
-from common.tools.kept import NOT_RUN, Answer, Kept, of_row
+from rnnt_bench.analysis.metrics import cells, values
+from rnnt_bench.core import statistics, text
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.present.parts import Cell, filled, tabulated
+from rnnt_bench.records import schema
+from rnnt_bench.tools import configuration
+from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, of_row
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 #: Statuses of an example that ended by itself, and did not end well, are all but these.

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from common.cli.parser import Parser, add_setting
-from common.core import files, flag_types, implementations, settings, text
-from common.core.errors import UserError
-from common.jobs import job, session
-from common.records.schema import as_written
-from common.setup import interpreters
-from common.tools import commands, configuration
-from common.tools.profile.rows import TOOL, Choice, Profile, Sizes, answer
+from rnnt_bench.cli.parser import Parser, add_setting
+from rnnt_bench.core import files, flag_types, implementations, settings, text
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.jobs import job, session
+from rnnt_bench.records.schema import as_written
+from rnnt_bench.setup import interpreters
+from rnnt_bench.tools import commands, configuration
+from rnnt_bench.tools.profile.rows import TOOL, Choice, Profile, Sizes, answer
 
 DESCRIPTION = """Show where a training step goes: time, memory and operations of each part of a model and its loss.
 

@@ -14,8 +14,8 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from common.core.errors import UserError
-from common.flops import rules
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.flops import rules
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 #: The place of a span: its label and those around it, outermost first, and its phase.

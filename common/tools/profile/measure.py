@@ -17,20 +17,20 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 import msgspec
 import torch
 
-from common.core import files, implementations, text
-from common.core.errors import NotRunnable, OutOfMemory, UserError, WrongResult
-from common.core.settings import Settings
-from common.data import batching, shapes
-from common.flops.counter import FlopCounter
-from common.losses.inputs import Batch, padded_sizes
-from common.measure import profiler
-from common.measure.clock import Clock
-from common.measure.device import environment, set_up_torch
-from common.records.schema import Measured
-from common.system import machine, memory
-from common.tools import loading
-from common.tools.profile import labels, rows, transducer
-from common.traces import reader, windows
+from rnnt_bench.core import files, implementations, text
+from rnnt_bench.core.errors import NotRunnable, OutOfMemory, UserError, WrongResult
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.data import batching, shapes
+from rnnt_bench.flops.counter import FlopCounter
+from rnnt_bench.losses.inputs import Batch, padded_sizes
+from rnnt_bench.measure import profiler
+from rnnt_bench.measure.clock import Clock
+from rnnt_bench.measure.device import environment, set_up_torch
+from rnnt_bench.records.schema import Measured
+from rnnt_bench.system import machine, memory
+from rnnt_bench.tools import loading
+from rnnt_bench.tools.profile import labels, rows, transducer
+from rnnt_bench.traces import reader, windows
 
 #: The file of a model, and paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
 ICEFALL = f"{files.ROOT / 'examples' / 'icefall.py'}:transducer"

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple
 
 from msgspec import Meta, Struct
 
-from common.analysis.metrics import cells, values
-from common.core import statistics, text
-from common.present.parts import Cell, Figure, tabulated
-from common.present.style import PALETTE, axis, bars, layout
-from common.records import schema
-from common.tools.configuration import Positive
-from common.tools.kept import Answer, Kept, of_row
+from rnnt_bench.analysis.metrics import cells, values
+from rnnt_bench.core import statistics, text
+from rnnt_bench.present.parts import Cell, Figure, tabulated
+from rnnt_bench.present.style import PALETTE, axis, bars, layout
+from rnnt_bench.records import schema
+from rnnt_bench.tools.configuration import Positive
+from rnnt_bench.tools.kept import Answer, Kept, of_row
 
 TOOL, TITLE = "profile", "Where the training step goes"
 STEP, OTHER, BACKWARD = "step", "other", "backward"

@@ -12,11 +12,11 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from common.data.shapes import subsampled
-from common.losses import layouts
-from common.losses.inputs import Batch, Joiner
-from common.tools import loading
-from common.tools.profile.rows import Sizes
+from rnnt_bench.data.shapes import subsampled
+from rnnt_bench.losses import layouts
+from rnnt_bench.losses.inputs import Batch, Joiner
+from rnnt_bench.tools import loading
+from rnnt_bench.tools.profile.rows import Sizes
 
 SUBSAMPLING = 4
 

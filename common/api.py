@@ -13,13 +13,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-from rnnt_bench import HERE, SUITE
+from rnnt_bench.core.files import PACKAGE
 
 Loss = Union[str, Callable[..., Any]]
 #: Columns that a notebook shows.
@@ -145,10 +143,9 @@ def assert_is_transducer_loss(loss: Callable[..., Any], device: str = "cpu", dty
         device: "cpu" or "cuda".
         dtype: of the logits.
     """
-    with _suite():
-        from common.losses.passes.small_batches import wrong_of
+    from rnnt_bench.losses.passes.small_batches import wrong_of
 
-        wrong = wrong_of(loss, device, dtype)
+    wrong = wrong_of(loss, device, dtype)
     if wrong:
         raise AssertionError(f"{getattr(loss, '__name__', loss)} is not the transducer loss: {wrong}")
 
@@ -157,42 +154,9 @@ def __getattr__(name: str) -> Any:
     """Return `FlopCounter`, the counter of operations of docs/flops.md, or `flop_rules`, the module of its rules."""
     if name not in ("FlopCounter", "flop_rules"):
         raise AttributeError(f"module 'rnnt_bench' has no attribute {name!r}")
-    with _suite():
-        from common.flops import counter, rules
+    from rnnt_bench.flops import counter, rules
+
     return counter.FlopCounter if name == "FlopCounter" else rules
-
-
-@contextmanager
-def _suite() -> Iterator[None]:
-    """Within the block, which one thread is in at a time, `common` is the suite's, after it what it was before, should
-    a package of yours be called so."""
-    with _LOCK:
-        yours = {name: module for name, module in sys.modules.items() if _is_common(name)}
-        file = getattr(yours.get("common"), "__file__", None)
-        if file and Path(file).resolve().parent == SUITE / "common":  # in a process of the suite, such as --register
-            _MODULES.update(yours)
-        path, excepthook = list(sys.path), sys.excepthook
-        for name in yours:
-            del sys.modules[name]
-        sys.modules.update(_MODULES)
-        sys.path.insert(0, str(SUITE))
-        try:
-            yield
-        finally:
-            _MODULES.update({name: module for name, module in sys.modules.items() if _is_common(name)})
-            for name in _MODULES:
-                sys.modules.pop(name, None)
-            sys.modules.update(yours)
-            sys.path[:], sys.excepthook = path, excepthook
-
-
-_LOCK = threading.RLock()
-#: The suite's modules, once they are imported.
-_MODULES: Dict[str, Any] = {}
-
-
-def _is_common(name: str) -> bool:
-    return name == "common" or name.startswith("common.")
 
 
 def _target(loss: Loss) -> str:
@@ -216,7 +180,7 @@ def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
     ends with a code that is not `allowed`, or breaks."""
     folders = [os.path.abspath(folder) for folder in sys.path]
     folders = [folder for folder in folders if not folder.startswith((sys.prefix, sys.base_prefix))]  # not Python's own
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(HERE.parent), *folders]))}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(PACKAGE.parent), *folders]))}
     command = [sys.executable, "-m", "rnnt_bench", *arguments]
     done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     for line in done.stderr.splitlines():

@@ -1,0 +1,16 @@
+"""The command ``rnnt-bench``, and ``python -m rnnt_bench``."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the command that sys.argv names; return its exit code."""
+    from rnnt_bench.command import main
+
+    return main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
