@@ -53,7 +53,6 @@ def transducer_loss(
     sigma: float = 0.0,
     skip: float = 0.0,
     backend: Optional[str] = None,
-    return_dropped: bool = False,
     return_posteriors: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Return -log Pr(targets | encoder_out) (Graves 2012) of the logits
@@ -110,9 +109,6 @@ def transducer_loss(
 
     Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
     raises RuntimeError.  Behind it, where asked for:
-        return_dropped: for each utterance, the posterior probability of all dropped cells over that of all cells
-        (float64): the gradient of a cell's logits has an L1 norm of at most 2 (1 + fastemit_lambda) times its
-        posterior; with tdt twice that, with hat one and a half times.
         return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the blank and the label
         of each cell.  With durations (N, T, U+1, 2 + durations), each of those too.  0 in the padding; not
         differentiable.
@@ -164,9 +160,9 @@ def transducer_loss(
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
     seed = _seed(dropout_seed, device) if dropout else None
-    losses, dropped, arcs, _ = losses_of(*given, seed, packed(**options), backend, gradient, cells, kept_cells)
+    losses, arcs, _ = losses_of(*given, seed, packed(**options), backend, gradient, cells, kept_cells)
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
-    extra = (dropped,) if return_dropped else ()
+    extra: Tuple[Tensor, ...] = ()
     if return_posteriors:
         posteriors = plain.of_cells(arcs, T, U1, *given[5:], PACKED[backend], 0.0, 2 + len(durations))
         if fastemit_lambda:

@@ -388,9 +388,8 @@ def _shares_from(blank, label, d, u, frames, last, U1):
 
 @_kernel
 def lattice(
-    arcs, cells, T_lengths, U_lengths, losses, dropped, T, U1, negligible, label_factor,
-    GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    arcs, cells, T_lengths, U_lengths, losses, T, U1, label_factor, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
+):
     """One utterance: its loss, and posteriors in place of its log-probabilities.  csrc/lattice.h explains how.
 
     alpha is mantissa (float64) times two to the exponent (int64), so no exp and no log waits for the diagonal before.
@@ -436,7 +435,6 @@ def lattice(
     if GRADIENT:
         possible = tl.where(likelihood == -float("inf"), 0.0, 1.0)
         after = tl.zeros((BLOCK,), dtype=tl.float64)
-        lost = tl.zeros((BLOCK,), dtype=tl.float64)
         tl.debug_barrier()  # shares that other lanes stored
         d = diagonals - 1
         inside, has_label, by_blank, by_label = _shares_from(blank, label, d, u, frames, last, U1)
@@ -446,14 +444,10 @@ def lattice(
             of_blank = tl.where(t == frames - 1, tl.where(ends, possible, 0.0), after * by_blank.to(tl.float64))
             of_label = tl.where(has_label, tl.gather(after, right, 0) * by_label.to(tl.float64), 0.0)
             after = tl.where(inside, of_blank + of_label, 0.0)
-            to_blank = of_blank.to(tl.float32)
-            to_label = (of_label * label_factor).to(tl.float32)
-            tl.store(blank + t * U1, to_blank, mask=inside)
-            tl.store(label + t * U1, to_label, mask=inside)
-            lost += tl.where(inside & (to_blank + to_label < negligible), after, 0.0)
+            tl.store(blank + t * U1, of_blank.to(tl.float32), mask=inside)
+            tl.store(label + t * U1, (of_label * label_factor).to(tl.float32), mask=inside)
             inside, has_label, by_blank, by_label = ahead
             d -= 1
-        tl.store(dropped + n, tl.sum(lost, 0) / diagonals.to(tl.float64))
 
 
 @triton.jit
@@ -592,12 +586,11 @@ def _posterior(
 
 @_kernel
 def posteriors(
-    arcs, parts, mantissas, exponents, sums, T_lengths, U_lengths, cells, blocks, T, U1, negligible, label_factor,
-    ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr, OF_SYMBOLS: tl.constexpr,
-    BM: tl.constexpr,
+    arcs, parts, mantissas, exponents, T_lengths, U_lengths, cells, blocks, T, U1, label_factor,
+    ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Puts the posteriors of a block of cells into the first PARTS rows of arcs, those of labels' arcs times
-    label_factor.  sums (2, programs) float64: of the posteriors of the cells that do not count, and of all."""
+    label_factor."""
     valid, n, t, u = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, BM)
     if tl.sum(valid.to(tl.int32), 0) == 0:
         return
@@ -609,8 +602,6 @@ def posteriors(
     mantissas += first
     exponents += first
     to = arcs + first + t * U1 + u
-    stored = tl.zeros((BM,), dtype=tl.float32)
-    of_cell = tl.zeros((BM,), dtype=tl.float64)
     for part in tl.static_range(PARTS):
         total = tl.zeros((BM,), dtype=tl.float64)
         for k in tl.static_range(COUNT):
@@ -618,20 +609,12 @@ def posteriors(
             if (ARCS[k][2] == part) or (ARCS[k][3] == part):
                 taken = _posterior(parts, mantissas, exponents, cells, d, u, frames, states, ARCS, k, LABEL_ENDS)
                 total += taken * factor
-                if part < OF_SYMBOLS:
-                    of_cell += taken
             if (part == 0) and ARCS[k][4]:  # its blank is that of the cell (t, u + 1)
                 taken = _posterior(
                     parts, mantissas, exponents, cells, d - 1, u - 1, frames, states, ARCS, k, LABEL_ENDS
                 )
                 total += taken * factor
-                of_cell += taken
         tl.store(to + part * cells, total.to(tl.float32), mask=valid)
-        if part < OF_SYMBOLS:
-            stored += total.to(tl.float32)
-    program = sums + tl.program_id(0)
-    tl.store(program, tl.sum(tl.where(stored < negligible, of_cell, 0.0), 0))
-    tl.store(program + tl.num_programs(0), tl.sum(of_cell, 0))
 
 
 @_kernel

@@ -50,7 +50,7 @@ class Problem(ctypes.Structure):
             (
                 ctypes.c_void_p,
                 "encoder decoder weight bias grad_losses targets T_lengths U_lengths lattice_arcs first_cells seed "
-                "arcs kept losses dropped d_encoder d_decoder d_weight d_bias workspace",
+                "arcs kept losses d_encoder d_decoder d_weight d_bias workspace",
             ),
         )
         for name in names.split()
@@ -164,13 +164,13 @@ class _Arguments:
         getattr(native, f"fused_transducer_{function}")(at)
 
 
-def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
+def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Do as the function of `plain` does."""
     if not arcs.numel():
         arcs = arcs.new_empty(call.lattice.parts, int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum()))
     arguments = _Arguments(call, arcs, kept)
     arguments.problem.gradient = gradient
-    arguments.point(losses=losses, dropped=dropped)
+    arguments.point(losses=losses)
     arguments.run("forward")
 
 

@@ -78,11 +78,10 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
 
 
 def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int) -> tuple[Tensor, ...]:
-    """Return uninitialised (losses, dropped, arcs, kept)."""
+    """Return uninitialised (losses, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
-    losses, dropped = new((call.N,), dtype=torch.float64), new((call.N,), dtype=torch.float64)
     arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)
-    return losses, dropped, arcs, new((kept_cells, call.V), dtype=dtype)
+    return new((call.N,), dtype=torch.float64), arcs, new((kept_cells, call.V), dtype=dtype)
 
 
 @torch.library.custom_op("fused_transducer::losses", mutates_args=())
@@ -90,18 +89,17 @@ def losses(
     encoder_out: Tensor, decoder_out: Tensor, weight: Tensor, bias: Optional[Tensor], targets: Tensor,
     T_lengths: Tensor, U_lengths: Tensor, seed: Optional[Tensor], options: List[float], backend: str,
     gradient: bool, cells: int, kept_cells: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
-    """Return (losses (N,), dropped (N,), arcs, kept).
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
+    """Return (losses (N,) float64, arcs, kept).
 
-    dropped: the shares of the posterior that backward drops, float64 like the losses.  For backward (with `gradient`):
-    arcs with room for `cells`, and the logits of `kept_cells` cells.
+    For backward (with `gradient`): arcs with room for `cells`, and the logits of `kept_cells` cells.
     """
     call = Call.of((encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, seed), options)
     _check(call, backend)
     check_values(call)
     saved = _saved(call, backend, gradient, cells, kept_cells)
     if gradient or kept_cells:
-        _check_room(call, backend, *saved[2:])
+        _check_room(call, backend, *saved[1:])
     module_of(backend).forward(call, gradient, *saved)
     return saved
 
@@ -118,7 +116,7 @@ def log_probabilities(call: Call, backend: str) -> Tensor:
     check_values(call)
     saved = _saved(call, backend, True, _cells(call, backend), 0)
     module_of(backend).forward(call, False, *saved)
-    return saved[2]
+    return saved[1]
 
 
 def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
@@ -157,8 +155,8 @@ def _(*arguments):
 
 def _save(ctx, inputs, output) -> None:
     *tensors, ctx.options, ctx.backend, _, _, _ = inputs
-    _, dropped, arcs, kept = output
-    ctx.mark_non_differentiable(dropped, arcs, kept)
+    _, arcs, kept = output
+    ctx.mark_non_differentiable(arcs, kept)
     ctx.save_for_backward(arcs, kept, *tensors)
 
 

@@ -136,8 +136,8 @@ def _inside(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
     return (t[:, None] < T_lengths.view(-1, 1, 1)) & (u <= U_lengths.view(-1, 1, 1))
 
 
-def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Fill losses and dropped (N,) float64 and arcs (parts, N * T * (U+1)).
+def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
+    """Fill losses (N,) float64 and arcs (parts, N * T * (U+1)).
 
     With `gradient` arcs are the posteriors of each cell's parts, where arcs of labels count 1 + fastemit_lambda times;
     without, their log-probabilities, unless arcs is empty.  `kept` is for backends that keep logits.
@@ -158,15 +158,9 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     del logs
     alphas = walk.alphas()
     losses.copy_(-walk.ends(alphas))
-    dropped.zero_()
     if not gradient:
         return
-    *posteriors, of_cells = walk.posteriors(alphas, call.fastemit_lambda)
-    arcs.copy_(_straight(torch.stack(posteriors), T).flatten(1))
-    of_cells = _straight(of_cells, T)
-    lost = torch.where(inside & ~counts(call, arcs).view(inside.shape), of_cells, 0)
-    total = torch.where(inside, of_cells, 0).sum((1, 2))
-    dropped.copy_(torch.where(total > 0, lost.sum((1, 2)) / total, 0))
+    arcs.copy_(_straight(walk.posteriors(alphas, call.fastemit_lambda), T).flatten(1))
 
 
 def _columns(call: Call, target: Tensor) -> Tensor:
@@ -276,9 +270,9 @@ class Walk:
         return alphas
 
     def posteriors(self, alphas: Tensor, fastemit_lambda: float) -> Tensor:
-        """Return the posteriors (parts + 1, T+U, N, U+1) of each part and, last, of the cells.
+        """Return the posteriors (parts, T+U, N, U+1) of each part; arcs of labels count 1 + fastemit_lambda times.
 
-        In those of parts, arcs of labels count 1 + fastemit_lambda times.  The weights are overwritten.
+        The weights are overwritten.
         """
         of_cells = self._with_margins(0.0)
         of_cells[self.margin + self.last_d, self.n, self.last_u] = (self.ends(alphas) != -torch.inf).double()
@@ -288,16 +282,13 @@ class Walk:
             taken = (shares * after).masked_fill_(after == 0, 0)
             of_cells[self.margin + d] += taken.sum(0)
             self.weights[:, d] = taken
-        parts = self.weights.new_zeros(self.lattice.parts + 1, *self.weights.shape[1:])
+        parts = self.weights.new_zeros(self.lattice.parts, *self.weights.shape[1:])
         for arc, taken in zip(self.lattice.arcs, self.weights):
             scaled = taken * (1 + fastemit_lambda) if arc.du else taken
             for part in arc.parts:
                 parts[part] += scaled
-                if part < self.lattice.of_symbols:
-                    parts[-1] += taken
             if arc.then_blank:
                 parts[0, 1:, :, 1:] += scaled[:-1, :, :-1]
-                parts[-1, 1:, :, 1:] += taken[:-1, :, :-1]
         return parts
 
 

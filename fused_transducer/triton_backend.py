@@ -230,14 +230,14 @@ class _Launch:
         )  # fmt: skip
 
 
-def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
+def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Do as the function of `plain` does; behind the parts arcs also has each cell's largest logit and the log of the
     sum beside it, and the same of durations that have a softmax of their own."""
     with _on_its_device(call.device):
-        _forward(call, gradient, losses, dropped, arcs)
+        _forward(call, gradient, losses, arcs)
 
 
-def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
+def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     if call.U1 > LONGEST:
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
     launch = _Launch(call)
@@ -257,19 +257,17 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
             launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty),
             **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
         )  # fmt: skip
-    dropped.zero_()
     width = max(16, 1 << (call.U1 - 1).bit_length())  # of the vector that holds a diagonal of the lattice
     if call.topology not in REGULAR_ARCS:
-        return _walk(launch, width, gradient, losses, dropped, arcs)
+        return _walk(launch, width, gradient, losses, arcs)
     launch.kernels.lattice[(call.N,)](
-        arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, call.T, call.U1, call.negligible,
-        1 + call.fastemit_lambda,
+        arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, call.T, call.U1, 1 + call.fastemit_lambda,
         GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
     )  # fmt: skip
 
 
-def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
-    """Fill the losses from the arcs of any lattice; with `gradient` also dropped, and arcs with the posteriors."""
+def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
+    """Fill the losses from the arcs of any lattice; with `gradient` arcs with the posteriors."""
     call, cells, lattice = launch.call, launch.cells, launch.call.lattice
     lengths = launch.T_lengths, launch.U_lengths
     parts = arcs.new_empty(lattice.parts, cells)
@@ -289,14 +287,10 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, dropped: 
     )  # fmt: skip
     if not gradient:
         return
-    sums = dropped.new_zeros(2, call.N * blocks)
     launch.kernels.posteriors[(call.N * blocks,)](
-        arcs, parts, mantissas, exponents, sums, *lengths, cells, blocks, call.T, call.U1, call.negligible,
-        1 + call.fastemit_lambda,
-        **table, PARTS=lattice.parts, OF_SYMBOLS=lattice.of_symbols, BM=OF_PARTS,
+        arcs, parts, mantissas, exponents, *lengths, cells, blocks, call.T, call.U1, 1 + call.fastemit_lambda,
+        **table, PARTS=lattice.parts, BM=OF_PARTS,
     )  # fmt: skip
-    lost, total = sums.view(2, call.N, blocks).sum(2)
-    dropped.copy_(torch.where(total > 0, lost / total, 0))
 
 
 def backward(

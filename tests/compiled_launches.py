@@ -99,7 +99,7 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, option
     call = Call(*tensors, negligible=1e-8, **CALLS[options])
     losses, none_kept = torch.empty(N, dtype=torch.float64), torch.empty(0, V)
     arcs = torch.empty(triton_backend.rows(call), N * T * U1)
-    triton_backend.forward(call, True, losses, torch.empty_like(losses), arcs, none_kept)
+    triton_backend.forward(call, True, losses, arcs, none_kept)
     arcs.zero_()[:, : int(arcs.shape[1] * useful * WITH_GRADIENT)] = 1  # posteriors
     gradients = [torch.empty(N, T, H), torch.empty(N, U1, H), torch.empty(V, H), torch.empty(V)]
     triton_backend.backward(call, losses, arcs, none_kept, gradients)

@@ -498,19 +498,16 @@ template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpac
   Walk<T> walk(p, n, space.walks + thread_number() * Walk<T>::bytes(p));
   double likelihood = p.arc_count ? walk.likelihood() : alphas<T>(p, lattice, blank, label, rows);
   p.losses[n] = -likelihood;
-  p.dropped[n] = 0;
   if (!p.gradient) return;
   if (likelihood == -INFINITY) {  // no path: no gradient either
     for (int64_t number = 0; number < 2 + p.extra; ++number)
       for (int64_t i = 0; i < lattice.T * lattice.U1; ++i) arcs.part(number)[p.first_cells[n] + i] = 0;
     return;
   }
-  if (p.arc_count) {
-    p.dropped[n] = walk.posteriors(likelihood);
-    return;
-  }
-  p.dropped[n] = posteriors<T>(p, lattice, blank, label, rows) / (double)lattice.diagonals();
-  if (space.follows && space.fronts[n].state == PROVEN) p.dropped[n] += 2 * space.fronts[n].left;  // theirs went to the others
+  if (p.arc_count)
+    walk.posteriors(likelihood);
+  else
+    posteriors<T>(p, lattice, blank, label, rows);
 }
 
 template <class T> void forward(const Problem& p) {

@@ -50,7 +50,7 @@ struct Front {
   Range step;  // where the step began
   int64_t ahead, tries;  // ahead: diagonals of the step that are not done
   double limit;  // of log alpha, below which cells are left
-  double left;  // sum of the alphas of the cells where paths were left; where PROVEN, over the probability of the others
+  double left;  // sum of the alphas of the cells where paths were left
 };
 
 FT_INLINE void begin_front(Front& front, Diagonals rows, double limit) {
@@ -108,12 +108,10 @@ template <class T> bool leave_cells(const Lattice& lattice, Front& front, Diagon
 template <class T>
 void judge_front(const Problem& p, const Lattice& lattice, Front& front, Diagonals rows, double likelihood) {
   double loss = -likelihood, part = loss < 1 ? loss : 1, missing = exp(log(front.left) - likelihood);
-  if (missing <= tolerance<T>() * part && missing * (1 + p.fastemit_lambda) <= p.negligible) {
+  if (missing <= tolerance<T>() * part && missing * (1 + p.fastemit_lambda) <= p.negligible)
     front.state = PROVEN;
-    front.left = missing;
-  } else {
+  else
     follow_again<T>(lattice, front, rows, loss, part);
-  }
 }
 
 // Takes an utterance over the diagonals of a step, whose cells have their log-probabilities now.

@@ -65,12 +65,10 @@ double alphas(const Problem& p, const Lattice& lattice, T* blank, T* label, Diag
   return rows.alpha[lattice.U1 - 1] + blank[lattice.T * lattice.U1 - 1];
 }
 
-// Puts the posteriors where `alphas` left its probabilities, the label's times 1 + fastemit_lambda.  Returns the sum of
-// those of cells that do not count.
+// Puts the posteriors where `alphas` left its probabilities, the label's times 1 + fastemit_lambda.
 template <class T>
-double posteriors(const Problem& p, const Lattice& lattice, T* blank, T* label, Diagonals rows) {
+void posteriors(const Problem& p, const Lattice& lattice, T* blank, T* label, Diagonals rows) {
   double *next = rows.alpha, *by_blank = rows.by_blank, *by_label = rows.by_label;  // next: of the cells after
-  double dropped = 0;
   int64_t ends = lattice.diagonals();
   for (int64_t d = ends - 1; d >= 0; --d) {
     int64_t before = lattice.before(d), first = lattice.first_u(d), end = lattice.last_u(d) + 1;
@@ -83,10 +81,8 @@ double posteriors(const Problem& p, const Lattice& lattice, T* blank, T* label, 
       next[u] = by_blank[u] + by_label[u];
       of_blank[u] = (T)by_blank[u];
       of_label[u] = (T)(by_label[u] * (1 + p.fastemit_lambda));
-      dropped += of_blank[u] + of_label[u] < (T)p.negligible ? next[u] : 0;
     }
   }
-  return dropped;
 }
 
 // Whether the gradient of a cell of this posterior is computed; a NaN is.

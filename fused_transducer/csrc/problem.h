@@ -36,7 +36,7 @@ struct Problem {
   // (kept_cells, V)
   void *arcs, *kept;
   // outputs
-  double *losses, *dropped;  // (N,)
+  double* losses;  // (N,)
   void *d_encoder, *d_decoder, *d_weight, *d_bias;  // contiguous, zero on entry; null where not wanted
   void* workspace;
 

@@ -15,15 +15,14 @@ template <class T> class Walk {
   // Bytes of one thread's workspace.
   static int64_t bytes(const Problem& p) {
     if (!p.arc_count) return 0;
-    return round_up((3 * room(p) + (p.arc_count + p.extra + 5) * Diagonals::row(p.U1)) * (int64_t)sizeof(double), 64);
+    return round_up((2 * room(p) + (p.arc_count + p.extra + 5) * Diagonals::row(p.U1)) * (int64_t)sizeof(double), 64);
   }
 
   Walk(const Problem& problem, int64_t n, void* workspace)
       : p(problem), lattice(lattice_of(problem, n)), rows(problem), first(problem.first_cells[n]) {
     alpha = static_cast<double*>(workspace) + MARGIN;
     flow = alpha + room(p);
-    mass = flow + room(p);
-    arriving = mass + room(p);
+    arriving = flow + room(p);
     high = arriving + p.arc_count * Diagonals::row(p.U1);
     sum = high + Diagonals::row(p.U1);
     blank_ahead = sum + Diagonals::row(p.U1);
@@ -48,18 +47,10 @@ template <class T> class Walk {
     return end_of_paths();
   }
 
-  // Replaces the log-probabilities by posteriors, those of labels' arcs times 1 + fastemit_lambda.  Returns the share of
-  // the cells that do not count.
-  double posteriors(double total) {
-    int64_t cells = lattice.T * lattice.U1;
-    for (int64_t i = 0; i < cells; ++i) flow[i] = mass[i] = 0;
+  // Replaces the log-probabilities by posteriors, those of labels' arcs times 1 + fastemit_lambda.
+  void posteriors(double total) {
+    for (int64_t i = 0; i < lattice.T * lattice.U1; ++i) flow[i] = 0;
     for (int64_t d = lattice.diagonals() - 1; d >= 0; --d) leave(d, total);
-    double lost = 0, all = 0;
-    for (int64_t i = 0; i < cells; ++i) {
-      all += mass[i];
-      if (rows.posterior(p, first + i) < (T)p.negligible) lost += mass[i];
-    }
-    return all > 0 ? lost / all : 0;
   }
 
  private:
@@ -69,7 +60,7 @@ template <class T> class Walk {
   Lattice lattice;
   Arcs<T> rows;
   int64_t first;  // of the utterance's cells
-  double *alpha, *flow, *mass;  // of all its cells: of paths to it, by posterior; mass: of its symbols' parts alone
+  double *alpha, *flow;  // of all its cells: of paths to it; flow: the posterior
   double *arriving, *high, *sum, *blank_ahead, *parts;  // rows of a diagonal, indexed by u
 
   static int64_t room(const Problem& p) { return round_up(p.T * p.U1 + 2 * MARGIN, 16); }
@@ -175,20 +166,16 @@ template <class T> class Walk {
   // Adds the posteriors of an arc to those of its cells and parts.
   void add(const LatticeArc& arc, int64_t d, int64_t low, int64_t stop, const double* taken) {
     double factor = arc.du ? 1 + p.fastemit_lambda : 1;
-    double *flow_here = flow + at(d), *mass_here = mass + at(d);
+    double* flow_here = flow + at(d);
     for (int64_t u = low; u < stop; ++u) flow_here[u] += taken[u];
     for (int64_t number : arc.parts) {
       if (number < 0) continue;
       double* to = part_row(number);
       for (int64_t u = low; u < stop; ++u) to[u] += taken[u] * factor;
-      if (number >= p.of_symbols) continue;
-      for (int64_t u = low; u < stop; ++u) mass_here[u] += taken[u];
     }
     if (!arc.then_blank) return;
-    for (int64_t u = low; u < stop; ++u) {  // the cell (t, u+1) has its posteriors already
-      rows.blank[first + at(d + 1) + u + 1] += (T)(taken[u] * factor);
-      mass[at(d + 1) + u + 1] += taken[u];
-    }
+    T* blanks = rows.blank + first + at(d + 1) + 1;  // of the cells (t, u+1), which have their posteriors already
+    for (int64_t u = low; u < stop; ++u) blanks[u] += (T)(taken[u] * factor);
   }
 };
 
