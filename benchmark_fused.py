@@ -62,8 +62,6 @@ class Fused(Adapter):
             return {}
         if self.topology == "delay-penalty":
             return {"delay_penalty": self.lattice.penalty}
-        if self.topology == "star":
-            return {"topology": self.topology, "skip": self.lattice.skip}
         if self.lattice.extra:
             durations = list(self.lattice.durations)
             return {"topology": self.topology, "durations": durations, "sigma": self.lattice.sigma}

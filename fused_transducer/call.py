@@ -52,7 +52,6 @@ class Call:
     label_smoothing: float = 0.0
     topology: str = "regular"
     sigma: float = 0.0
-    skip: float = 0.0
     clamp: float = 0.0
     durations: Tuple[int, ...] = ()
 
@@ -67,7 +66,7 @@ class Call:
 
     @property
     def lattice(self) -> Lattice:
-        return lattice_of(self.topology, self.durations, self.sigma, self.skip)
+        return lattice_of(self.topology, self.durations, self.sigma)
 
     @property
     def drop_below(self) -> int:
@@ -218,10 +217,10 @@ def check_options(
     V: int, blank: Any = 0, activation: Any = "tanh", reduction: Any = "mean", fastemit_lambda: Any = 0.0,
     negligible: Any = 0.0, tile_cells: Any = None, dropout: Any = 0.0, delay_penalty: Any = 0.0,
     label_smoothing: Any = 0.0, keep_bytes: Any = None, topology: Any = "regular", durations: Any = (),
-    sigma: Any = 0.0, skip: Any = 0.0, clamp: Any = 0.0, backend: Any = None,
+    sigma: Any = 0.0, clamp: Any = 0.0, backend: Any = None,
 ) -> None:  # fmt: skip
     """Raise ValueError for options of another type or outside their range; V: the number of outputs."""
-    check_topology(topology, durations, sigma, skip, label_smoothing)
+    check_topology(topology, durations, sigma, label_smoothing)
     symbols = V - len(durations)
     if symbols < 1:
         raise ValueError(

@@ -51,7 +51,6 @@ def transducer_loss(
     topology: str = "regular",
     durations: Sequence[int] = (),
     sigma: float = 0.0,
-    skip: float = 0.0,
     backend: Optional[str] = None,
     return_posteriors: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, ...]]:
@@ -91,12 +90,11 @@ def transducer_loss(
         topology: "regular" (Graves 2012); "modified" and "modified-last-blank" (a label goes to the next frame; paths
         end with any symbol, or with a blank); "constrained" (a label goes to the next frame with the blank behind it);
         "tdt" (tokens and durations, arXiv 2304.06795); "multi-blank" (arXiv 2211.03541); "hat" (the blank by a sigmoid,
-        the labels by a softmax of the others, arXiv 2003.07705); "star" (a frame may be skipped, arXiv 2303.10384).
+        the labels by a softmax of the others, arXiv 2003.07705).
         durations: of tdt, the frames that a token goes ahead, blanks by those above 0; of multi-blank, the frames of
         each longer blank.  weight and bias have a row more for each, behind those of the symbols.  In tdt they have a
         softmax of their own.
         sigma: of tdt and multi-blank, is subtracted from the log-probability of each symbol.
-        skip: of star, the log-weight of skipping a frame.
     How it is computed
         negligible: cells that a path meets with less probability than this get no gradient.  The C++ code does not
         compute those that it proves to change the loss by less than 1e-9 of it (float64: 1e-16).  0 leaves out exact
@@ -124,7 +122,7 @@ def transducer_loss(
         "blank": blank, "activation": activation, "fastemit_lambda": fastemit_lambda, "negligible": negligible,
         "tile_cells": tile_cells, "dropout": dropout, "delay_penalty": delay_penalty,
         "label_smoothing": label_smoothing, "clamp": clamp,
-        "topology": topology, "durations": durations, "sigma": sigma, "skip": skip,
+        "topology": topology, "durations": durations, "sigma": sigma,
     }  # fmt: skip
     check_options(V, reduction=reduction, keep_bytes=keep_bytes, **options)
     if return_posteriors and fastemit_lambda and topology in MIXED:
@@ -176,7 +174,7 @@ def align(
     weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, targets: Optional[Tensor] = None,
     T_lengths: Optional[Tensor] = None, U_lengths: Optional[Tensor] = None, blank: int = 0, activation: str = "tanh",
     *, output: Optional[nn.Linear] = None, delay_penalty: float = 0.0, topology: str = "regular",
-    durations: Sequence[int] = (), sigma: float = 0.0, skip: float = 0.0, tile_cells: Optional[int] = None,
+    durations: Sequence[int] = (), sigma: float = 0.0, tile_cells: Optional[int] = None,
     backend: Optional[str] = None,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
     """Return (frames, log_probabilities) of the most probable path of each utterance through its targets.
@@ -187,7 +185,7 @@ def align(
     given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
     options = {
         "blank": blank, "activation": activation, "tile_cells": tile_cells, "delay_penalty": delay_penalty,
-        "topology": topology, "durations": durations, "sigma": sigma, "skip": skip,
+        "topology": topology, "durations": durations, "sigma": sigma,
     }  # fmt: skip
     check_options(given[2].shape[0], **options)
     backend = backend_of(encoder_out.device, given[0].dtype, backend)

@@ -14,13 +14,13 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, Tuple
 
 #: Names as `topology` takes them; the number of one is its place (csrc/problem.h).
-TOPOLOGIES = ("regular", "modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "star")
+TOPOLOGIES = ("regular", "modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat")
 #: Those whose output layer has further columns, one for each of `durations`.
 WITH_DURATIONS = ("tdt", "multi-blank")
 #: Those whose arcs are those of "regular": to (t+1, u) by blank and to (t, u+1) by the label.
 REGULAR_ARCS = ("regular", "hat")
 #: Those of one softmax over the symbols, whose labels can be smoothed.
-SMOOTHABLE = ("regular", "modified", "modified-last-blank", "constrained", "star")
+SMOOTHABLE = ("regular", "modified", "modified-last-blank", "constrained")
 #: Those where an arc of a blank and one of a label share a part.
 MIXED = ("tdt", "constrained")
 #: Those whose outputs are not all in one softmax -> the number of their kind in csrc/problem.h and kernels.py.
@@ -62,7 +62,7 @@ class Lattice:
 
 
 @lru_cache(maxsize=256)
-def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.0, skip: float = 0.0) -> Lattice:
+def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.0) -> Lattice:
     """Return the lattice of a call's options, which are valid (`check_topology`)."""
     forward, upward = Arc(1, 0, (0,)), Arc(0, 1, (1,))
     arcs, label_ends, columns = (forward, upward), True, list(enumerate(durations, 2))
@@ -76,8 +76,6 @@ def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.
     elif topology == "multi-blank":
         longer = [Arc(duration, 0, (part,), -sigma) for part, duration in columns]
         arcs = (Arc(1, 0, (0,), -sigma), *longer, Arc(0, 1, (1,), -sigma))
-    elif topology == "star":
-        arcs = (forward, Arc(1, 0, (), skip), upward)
     return Lattice(topology, arcs, len(durations), label_ends)
 
 
@@ -90,7 +88,7 @@ def check_number(name: str, value: Any, kind: type = Real, least: float = -math.
         raise ValueError(f"{name} must be {wanted}; it is {value}")
 
 
-def check_topology(topology: Any, durations: Any, sigma: Any, skip: Any, label_smoothing: Any = 0.0) -> None:
+def check_topology(topology: Any, durations: Any, sigma: Any, label_smoothing: Any = 0.0) -> None:
     """Raise ValueError for a lattice that there is none of, and for options that it does not have."""
     if not isinstance(topology, str) or topology not in TOPOLOGIES:
         raise ValueError(f"topology: there are {', '.join(TOPOLOGIES)}, not {topology!r}")
@@ -104,11 +102,7 @@ def check_topology(topology: Any, durations: Any, sigma: Any, skip: Any, label_s
             "durations: topology 'tdt' needs some, of which one is above 0, such as [0, 1, 2, 3, 4]; 'multi-blank' "
             f"needs some, such as [2, 4, 8]; the others take none; this is {topology!r} with {durations!r}"
         )
-    for name, value, takes in (
-        ("sigma", sigma, WITH_DURATIONS),
-        ("skip", skip, ("star",)),
-        ("label_smoothing", label_smoothing, SMOOTHABLE),
-    ):
+    for name, value, takes in (("sigma", sigma, WITH_DURATIONS), ("label_smoothing", label_smoothing, SMOOTHABLE)):
         check_number(name, value)
         if value and topology not in takes:
             raise ValueError(f"{name} is of the topologies {', '.join(takes)}; this is {topology!r}")

@@ -39,7 +39,7 @@ def _check(call: Call, backend: str) -> None:
     check_options(
         call.V, call.blank, call.activation, tile_cells=call.tile_cells, dropout=call.dropout,
         delay_penalty=call.delay_penalty, label_smoothing=call.label_smoothing,
-        topology=call.topology, durations=call.durations, sigma=call.sigma, skip=call.skip,
+        topology=call.topology, durations=call.durations, sigma=call.sigma,
     )  # fmt: skip
     seed = call.seed
     if seed is not None and (seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != call.device):

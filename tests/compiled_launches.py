@@ -85,7 +85,6 @@ CALLS: Dict[str, Dict[str, Any]] = {
     "multi-blank": {"topology": "multi-blank", "durations": (2, 4, 8), "sigma": 0.05},
     "constrained": {"topology": "constrained"},
     "hat": {"topology": "hat"},
-    "star": {"topology": "star", "skip": -2.0},
 }
 
 

@@ -36,7 +36,6 @@ LATTICES = {
     "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
     "multi-blank": {"durations": [2, 4, 8], "sigma": 0.05},
     "hat": {},
-    "star": {"skip": -2.0},
 }
 
 
@@ -199,8 +198,7 @@ def topology_of(options: Dict[str, Any]):
     """Return the suite's lattice of the options of a call."""
     from rnnt_bench.losses import topologies
 
-    parameters = {"durations": tuple(options.get("durations", ()))}
-    parameters.update({name: options.get(name, 0.0) for name in ("sigma", "skip")})
+    parameters = {"durations": tuple(options.get("durations", ())), "sigma": options.get("sigma", 0.0)}
     return replace(topologies.TOPOLOGIES[options.get("topology", "regular")], **parameters)
 
 

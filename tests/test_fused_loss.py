@@ -97,7 +97,7 @@ OF_LATTICES = [
 def test_every_lattice_is_the_oracles(topology):
     for options in [*OF_LATTICES, *([{"label_smoothing": 0.1}] if topology in lattices.SMOOTHABLE else [])]:
         case = on(topology, **options)
-        if topology in ("tdt", "multi-blank", "hat", "star"):
+        if topology in ("tdt", "multi-blank", "hat"):
             case.targets[0, 1] = case.options.get("blank", 0)
         dtype = case.tensors[0].dtype
         assert max(errors(case).values()) < (1e-11 if dtype == F64 else ALLOWED[dtype]), options

@@ -146,7 +146,7 @@ def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
     case = problem([(2, 1)], dtype=torch.float32)
     call = Call(*case.tensors, case.targets, case.T_lengths, case.U_lengths)
     empty = torch.empty(0)
-    triton_backend.forward(call, True, empty, empty, empty, empty)
+    triton_backend.forward(call, True, empty, empty, empty)
     triton_backend.backward(call, empty, empty, empty, [])
     assert launched == [[torch.device("cuda:1")]] * 2
 
@@ -386,7 +386,7 @@ def interpreted():
     warnings.simplefilter("ignore")  # numpy's, of -inf minus -inf where Triton chooses another value
     numpy.seterr(all="ignore")
     interpret_faster()
-    all_cases(["regular", "tdt", "modified-last-blank", "star"] if FEW else ["regular", *LATTICES])
+    all_cases(["regular", "tdt", "modified-last-blank"] if FEW else ["regular", *LATTICES])
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     report("TF32 by torch's new setting", errors(made()))
 

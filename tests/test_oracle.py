@@ -61,9 +61,7 @@ def steps(name, z, t, u, T, U, target):
             yield t, u + 1, (1 - blank).log() + z[t, u, 1:].log_softmax(-1)[target - 1]
     else:
         yield t + 1, u, tokens[0]
-        if name == "star":
-            yield t + 1, u, torch.tensor(-1.5, dtype=torch.float64)
-        if u < U and name in ("regular", "star"):
+        if u < U and name == "regular":
             yield t, u + 1, tokens[target]
         if u < U and name == "delay-penalty":
             yield t, u + 1, tokens[target] + 0.3 * ((T - 1) / 2 - t)
@@ -93,7 +91,6 @@ def summed_over_paths(name, z, targets, T, U):
 PARAMETERS = {
     "tdt": {"durations": (0, 2, 3), "sigma": 0.1},
     "multi-blank": {"durations": (2, 3), "sigma": 0.1},
-    "star": {"skip": -1.5},
     "delay-penalty": {"penalty": 0.3},
 }
 

@@ -28,7 +28,6 @@ LATTICES = {
     "tdt": "tokens and durations",
     "multi-blank": "blanks of several frames",
     "hat": "blank by a sigmoid",
-    "star": "frames may be skipped",
     "delay-penalty": "late targets cost more",
 }
 #: Lattice -> frames of the columns that its joiner has behind the V symbols, as papers use them.
@@ -36,7 +35,7 @@ DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: Those that fused_transducer takes: a new one has no such row before the package has it.
-OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "star", "delay-penalty")
+OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "delay-penalty")
 #: A variant of every exact loss that takes logits, and its kind: given the logits of an utterance at a time it needs
 #: less memory and more time (rnnt_bench.losses.layouts.ByUtterance).
 BY_UTTERANCE = "by-utterance"

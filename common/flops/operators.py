@@ -376,7 +376,7 @@ def _fused_losses(call: Call) -> Count:
         walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
     else:
         durations = len(fused.durations)  # durations of 0 count as others
-        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations, "star": 3}.get(fused.topology, 2)
+        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations}.get(fused.topology, 2)
         walked = cells * arcs * (7 if call["gradient"] else 5)
     return products(H * V * cells, cells * (2 * H + 2 * V) + _log_probs(shapes) + walked)
 

@@ -44,7 +44,6 @@ class Topology:
     durations: Tuple[int, ...] = ()  # tdt: frames of each column of durations; multi-blank: of each longer blank
     sigma: float = 0.0  # is subtracted from the log-probability of each token (logit under-normalisation)
     penalty: float = 0.0  # delay-penalty: the bonus of a target a frame earlier
-    skip: float = 0.0  # star: log-weight of the arc that skips a frame
 
     @property
     def extra(self) -> int:
@@ -176,14 +175,6 @@ class HybridAutoregressive(Topology):
         return torch.where(column, logsigmoid(of_blank), labels)
 
 
-class Star(Topology):
-    """A frame may be skipped at a constant weight, beside its blank."""
-
-    def arcs(self, parts, frames=None):
-        blank, label = parts.unbind(-1)
-        return [Arc(1, 0, blank), Arc(0, 1, label), Arc(1, 0, torch.full_like(blank, self.skip))]
-
-
 class DelayPenalty(Topology):
     """A target at frame t gets penalty * ((T - 1) / 2 - t), so that early ones are preferred."""
 
@@ -204,7 +195,6 @@ TOPOLOGIES = {
         TokenAndDuration("tdt", "arXiv 2304.06795", durations=DURATIONS["tdt"], sigma=0.05),
         MultiBlank("multi-blank", "arXiv 2211.03541", durations=DURATIONS["multi-blank"], sigma=0.05),
         HybridAutoregressive("hat", "arXiv 2003.07705"),
-        Star("star", "arXiv 2303.10384 and artbataev/uol_final", skip=-5.0),
         DelayPenalty("delay-penalty", "arXiv 2211.00490", penalty=0.01),
     )
 }

@@ -28,7 +28,6 @@ V = 6
 OPTIONS: Dict[str, Dict[str, Any]] = {
     "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
     "multi-blank": {"durations": [2, 4], "sigma": 0.05},
-    "star": {"skip": -2.0},
     "delay-penalty": {"penalty": 0.1},
 }
 Shapes = Sequence[Tuple[int, int]]
