@@ -29,10 +29,11 @@ MOST_CELLS = 2**48
 
 @dataclass(frozen=True)
 class Call:
-    """encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one floating dtype; targets
-    (N, U), T_lengths, U_lengths (N): integers.  V is the number of all outputs: of the symbols, and of the further
-    columns of the lattice.  tile_cells: 0 for the backend's own choice.  seed: an int64 number on their device, for
-    dropout; None without."""
+    """encoder_out (N, T, H), decoder_out (M, U+1, H), weight (V, H), bias (V) or None: of one floating dtype; targets
+    (M, U), T_lengths (N), U_lengths (M): integers.  Row m of the M is of utterance utterance_of[m] of the N; where that
+    is None, the rows are the utterances.  V is the number of all outputs: of the symbols, and of the further columns of
+    the lattice.  tile_cells: 0 for the backend's own choice.  seed: an int64 number on their device, for dropout; None
+    without."""
 
     encoder_out: torch.Tensor
     decoder_out: torch.Tensor
@@ -41,6 +42,7 @@ class Call:
     targets: torch.Tensor
     T_lengths: torch.Tensor
     U_lengths: torch.Tensor
+    utterance_of: Optional[torch.Tensor] = None
     seed: Optional[torch.Tensor] = None
     blank: int = 0
     activation: str = "tanh"
@@ -75,7 +77,9 @@ class Call:
 
     #: What the activations that dropout keeps are multiplied with.
     keep_scale = property(lambda self: 1 / (1 - self.dropout))
-    N = property(lambda self: self.encoder_out.shape[0])
+    #: Frames (M,) of each row.
+    frames = property(lambda self: frames_of(self.T_lengths, self.utterance_of))
+    M = property(lambda self: self.decoder_out.shape[0])
     T = property(lambda self: self.encoder_out.shape[1])
     U1 = property(lambda self: self.decoder_out.shape[1])
     H = property(lambda self: self.encoder_out.shape[2])
@@ -85,8 +89,9 @@ class Call:
     device = property(lambda self: self.encoder_out.device)
 
 
-#: The options of a Call in their order, but durations, which are the last.
-OPTIONS = [field.name for field in fields(Call)][8:-1]
+_FIELDS = [field.name for field in fields(Call)]
+#: The tensors of a Call, and its options in their order, but durations, which are the last.
+TENSORS, OPTIONS = _FIELDS[: _FIELDS.index("blank")], _FIELDS[_FIELDS.index("blank") : -1]
 
 
 def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
@@ -98,18 +103,34 @@ def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
     return [*(float(given.get(name) or 0) for name in OPTIONS), *map(float, durations)]
 
 
+def frames_of(T_lengths: torch.Tensor, utterance_of: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return the frames (M,) of each row, from those (N,) of the utterances."""
+    return T_lengths if utterance_of is None else T_lengths[utterance_of.to(T_lengths.device).long()]
+
+
 def accumulated(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which inputs of `dtype` are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_lengths(call: Call) -> None:
-    """Raise ValueError, with the utterance, for lengths outside their tensors.  On a GPU this waits for the stream."""
-    for n, (T, U) in enumerate(zip(call.T_lengths.tolist(), call.U_lengths.tolist())):
+    """Raise ValueError, with the utterance or row, for lengths and utterances outside their tensors.  On a GPU this
+    waits for the stream."""
+    for n, T in enumerate(call.T_lengths.tolist()):
         if not 1 <= T <= call.T:
             raise ValueError(f"utterance {n}: T_lengths is {T}; encoder_out has {call.T} frames, and 1 is the least")
+    for m, U in enumerate(call.U_lengths.tolist()):
         if not 0 <= U < call.U1:
-            raise ValueError(f"utterance {n}: U_lengths is {U}; decoder_out has states for 0 to {call.U1 - 1}")
+            raise ValueError(f"{_row(call, m)}: U_lengths is {U}; decoder_out has states for 0 to {call.U1 - 1}")
+    N = len(call.encoder_out)
+    for m, n in enumerate([] if call.utterance_of is None else call.utterance_of.tolist()):
+        if not 0 <= n < N:
+            raise ValueError(f"row {m}: utterance_of is {n}; encoder_out has the utterances 0 to {N - 1}")
+
+
+def _row(call: Call, m: int) -> str:
+    """Return what a message calls row m."""
+    return f"{'utterance' if call.utterance_of is None else 'row'} {m}"
 
 
 def _wrong_targets(call: Call) -> torch.Tensor:
@@ -118,30 +139,34 @@ def _wrong_targets(call: Call) -> torch.Tensor:
 
 
 def any_outside(call: Call) -> torch.Tensor:
-    """Return whether a length or a target is outside its tensor, as one number on the call's device: to be asked with
-    one wait for a GPU instead of three."""
-    T_lengths, U_lengths = (x.to(call.device) for x in (call.T_lengths, call.U_lengths))
-    wrong = (T_lengths < 1) | (T_lengths > call.T) | (U_lengths < 0) | (U_lengths >= call.U1)
-    return wrong.any() | _wrong_targets(call).any()
+    """Return whether a length, a target or an utterance is outside its tensor, as one number on the call's device: to
+    be asked with one wait for a GPU instead of four."""
+    ranges = [(call.T_lengths, 1, call.T), (call.U_lengths, 0, call.U1 - 1)]
+    if call.utterance_of is not None:
+        ranges.append((call.utterance_of, 0, len(call.encoder_out) - 1))
+    wrong = _wrong_targets(call).any()
+    for numbers, least, most in ranges:
+        wrong = wrong | ((numbers < least) | (numbers > most)).to(call.device).any()
+    return wrong
 
 
 def check_values(call: Call) -> None:
-    """Raise ValueError, with the utterance, for lengths and targets outside their tensors.
+    """Raise ValueError, with the utterance or row, for lengths, targets and utterances outside their tensors.
 
     On a GPU this waits for the stream; while a CUDA graph is captured, which cannot wait, nothing is checked.
     """
     if call.device.type == "cuda" and (torch.cuda.is_current_stream_capturing() or not any_outside(call)):
         return
     check_lengths(call)
-    for n, u in _wrong_targets(call).nonzero()[:1].tolist():
+    for m, u in _wrong_targets(call).nonzero()[:1].tolist():
         raise ValueError(
-            f"utterance {n}: target {u} is {int(call.targets[n, u])}; the {call.symbols} symbols are 0 to "
+            f"{_row(call, m)}: target {u} is {int(call.targets[m, u])}; the {call.symbols} symbols are 0 to "
             f"{call.symbols - 1}"
         )
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Raise ValueError for arguments that are not dense tensors; of these, only bias may be None."""
+    """Raise ValueError for arguments that are not dense tensors; of these, only bias and utterance_of may be None."""
     first = tensors.get("encoder_out")
     if isinstance(first, torch.Tensor) and first.dim() == 4:
         raise ValueError(
@@ -150,7 +175,7 @@ def check_tensors(**tensors: Any) -> None:
             "T_lengths and U_lengths, in this order"
         )
     for name, tensor in tensors.items():
-        if tensor is None and name == "bias":
+        if tensor is None and name in ("bias", "utterance_of"):
             continue
         if tensor is None:
             raise ValueError(f"{name} is missing")
@@ -170,46 +195,49 @@ def check_tensors(**tensors: Any) -> None:
 def check_shapes(
     encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
     targets: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor,
+    utterance_of: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
     """Raise ValueError for what a look at shapes, dtypes and devices shows."""
     for name, tensor, dimensions in (
         ("encoder_out", encoder_out, "(N, T, H)"),
         ("decoder_out", decoder_out, "(N, U+1, H)"),
         ("weight", weight, "(V, H)"),
+        *([] if utterance_of is None else [("utterance_of", utterance_of, "(M)")]),
     ):
         if tensor.dim() != len(dimensions.split(",")):
             raise ValueError(f"{name} must be {dimensions}; it has the shape {tuple(tensor.shape)}")
     N, T, H = encoder_out.shape
-    U1, V = decoder_out.shape[1], weight.shape[0]
-    if N == 0:
-        raise ValueError("encoder_out has no utterance: the batch is empty")
+    M, U1, V = N if utterance_of is None else len(utterance_of), decoder_out.shape[1], weight.shape[0]
+    if N == 0 or M == 0:
+        raise ValueError(f"{'utterance_of' if N else 'encoder_out'} has no utterance: the batch is empty")
     if T == 0 or U1 == 0 or H == 0 or V == 0:
         raise ValueError(f"T, U+1, H and V must be 1 at least; they are {T}, {U1}, {H} and {V}")
-    if N * T * U1 > MOST_CELLS:
-        raise ValueError(f"N * T * (U+1) is {N * T * U1}; 2^48 cells are the most")
-    if tuple(targets.shape) == (N, U1):
+    if M * T * U1 > MOST_CELLS:
+        raise ValueError(f"N * T * (U+1) is {M * T * U1}; 2^48 cells are the most")
+    if tuple(targets.shape) == (M, U1):
         raise ValueError(f"decoder_out has {U1} positions, as many as targets: it needs U + 1, the first for the start")
     dtype, device = encoder_out.dtype, encoder_out.device
     if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise ValueError(f"encoder_out must be float32, float64, bfloat16 or float16; it is {dtype}")
     for name, tensor, shape in (
-        ("decoder_out", decoder_out, (N, U1, H)),
+        ("decoder_out", decoder_out, (M, U1, H)),
         ("weight", weight, (V, H)),
         ("bias", bias, (V,)),
-        ("targets", targets, (N, U1 - 1)),
+        ("targets", targets, (M, U1 - 1)),
         ("T_lengths", T_lengths, (N,)),
-        ("U_lengths", U_lengths, (N,)),
+        ("U_lengths", U_lengths, (M,)),
+        ("utterance_of", utterance_of, (M,)),
     ):
         if tensor is None:
             continue
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must have the shape {shape} by the others; it has {tuple(tensor.shape)}")
-        if name in ("targets", "T_lengths", "U_lengths"):
+        if name in ("targets", "T_lengths", "U_lengths", "utterance_of"):
             if tensor.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
                 raise ValueError(f"{name} must be integers; it is {tensor.dtype}")
         elif tensor.dtype != dtype:
             raise ValueError(f"{name} is {tensor.dtype}, but encoder_out is {dtype}: give one dtype")
-        if tensor.device != device and not (name.endswith("lengths") and tensor.device.type == "cpu"):
+        if tensor.device != device and not (name.endswith(("lengths", "_of")) and tensor.device.type == "cpu"):
             raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {device}")
 
 

@@ -18,6 +18,7 @@ from fused_transducer.call import (
     check_options,
     check_shapes,
     check_tensors,
+    frames_of,
     packed,
 )
 from fused_transducer.lattices import MIXED
@@ -46,6 +47,7 @@ def transducer_loss(
     delay_penalty: float = 0.0,
     label_smoothing: float = 0.0,
     clamp: float = 0.0,
+    utterance_of: Optional[Tensor] = None,
     utterance_weights: Optional[Tensor] = None,
     zero_infinity: bool = False,
     topology: str = "regular",
@@ -65,6 +67,9 @@ def transducer_loss(
         output: an nn.Linear in place of weight and bias.  Its weight may be tied to another layer's.
         targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What is beyond an
         utterance's lengths is never read.
+        utterance_of (M,): where utterances have several target sequences, such as the hypotheses of a search, the
+        utterance of each: an integer from 0 to N - 1, in any order.  decoder_out, targets, U_lengths, utterance_weights
+        and what is returned then have M rows in place of N; encoder_out is not copied.  None: one each.
     The joiner
         activation: "none", "tanh", "relu", "sigmoid", "leaky_relu" (of slope 0.01), "silu" (swish), "gelu" (by the
         error function), "selu" or "hardtanh" (between -1 and 1).
@@ -114,9 +119,9 @@ def transducer_loss(
     A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises ValueError, with the
     utterance, for bad arguments (values under torch.compile only when it runs, and never under CUDA graph capture).
     """
-    given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
+    given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output, utterance_of)
     encoder_out, decoder_out, weight = given[:3]
-    (N, T, _), U1, V = encoder_out.shape, decoder_out.shape[1], weight.shape[0]
+    T, (M, U1, _), V = encoder_out.shape[1], decoder_out.shape, weight.shape[0]
     device, dtype = encoder_out.device, encoder_out.dtype
     options = {
         "blank": blank, "activation": activation, "fastemit_lambda": fastemit_lambda, "negligible": negligible,
@@ -132,9 +137,9 @@ def transducer_loss(
         )
     if utterance_weights is not None:
         check_tensors(utterance_weights=utterance_weights)
-        if tuple(utterance_weights.shape) != (N,) or utterance_weights.device != device:
+        if tuple(utterance_weights.shape) != (M,) or utterance_weights.device != device:
             raise ValueError(
-                f"utterance_weights must have the shape ({N},) and be on {device}; it has "
+                f"utterance_weights must have the shape ({M},) and be on {device}; it has "
                 f"{tuple(utterance_weights.shape)} and is on {utterance_weights.device}"
             )
     backend = backend_of(device, dtype, backend)
@@ -143,15 +148,16 @@ def transducer_loss(
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if not in_graph:
         # numpy and .data can change these before backward, and autograd would not see it
-        given = (*given[:4], *(x.clone() for x in given[4:]))
-    cells, kept_cells = N * T * U1, 0
+        given = (*given[:4], *(x if x is None else x.clone() for x in given[4:]))
+    cells, kept_cells = M * T * U1, 0
     if gradient and backend in KEPT_BYTES:
         default = 0 if in_graph else KEPT_BYTES[backend]
         kept_cells = (default if keep_bytes is None else keep_bytes) // (V * accumulated(dtype).itemsize)
     if PACKED[backend] and not in_graph:
         try:  # lengths that are wrong are refused where the values are checked
-            cells = min(max(int((given[5].long() * (given[6].long() + 1)).sum()), 0), cells)
-        except RuntimeError:  # meta and fake tensors, vmap: the lengths have no values
+            frames = frames_of(given[5], given[7])
+            cells = min(max(int((frames.long() * (given[6].long() + 1)).sum()), 0), cells)
+        except (RuntimeError, IndexError):  # meta and fake tensors, vmap: the lengths have no values
             pass
         if keep_bytes is None:  # of a larger batch fewer, then none: so none takes much longer than a smaller one
             kept_cells -= max(0, cells - kept_cells)
@@ -162,7 +168,8 @@ def transducer_loss(
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra: Tuple[Tensor, ...] = ()
     if return_posteriors:
-        posteriors = plain.of_cells(arcs, T, U1, *given[5:], PACKED[backend], 0.0, 2 + len(durations))
+        lengths = frames_of(given[5], given[7]), given[6]
+        posteriors = plain.of_cells(arcs, T, U1, *lengths, PACKED[backend], 0.0, 2 + len(durations))
         if fastemit_lambda:
             posteriors[..., 1] /= 1 + fastemit_lambda
         extra += (posteriors,)
@@ -191,7 +198,7 @@ def align(
     backend = backend_of(encoder_out.device, given[0].dtype, backend)
     call = Call.of((*given, None), packed(**options))
     with torch.no_grad():
-        lengths = [x.to(call.device) for x in given[5:]]
+        lengths = [x.to(call.device) for x in given[5:7]]
         given = operators.log_probabilities(call, backend), call.T, call.U1, *lengths, PACKED[backend]
         return plain.best(plain.of_cells(*given, -torch.inf, call.lattice.parts).double(), *lengths, call.lattice)
 
@@ -199,6 +206,7 @@ def align(
 def _inputs(
     encoder_out: Tensor, decoder_out: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
     targets: Optional[Tensor], T_lengths: Optional[Tensor], U_lengths: Optional[Tensor], output: Optional[nn.Linear],
+    utterance_of: Optional[Tensor] = None,
 ) -> Tuple[Any, ...]:  # fmt: skip
     """Return the tensors of a call, cast under autocast.  Raises ValueError for what does not fit together."""
     if output is not None:
@@ -207,7 +215,7 @@ def _inputs(
         weight, bias = of_linear(output)
     check_tensors(
         encoder_out=encoder_out, decoder_out=decoder_out, weight=weight, bias=bias,
-        targets=targets, T_lengths=T_lengths, U_lengths=U_lengths,
+        targets=targets, T_lengths=T_lengths, U_lengths=U_lengths, utterance_of=utterance_of,
     )  # fmt: skip
     floats = (encoder_out, decoder_out, weight, bias)
     device = encoder_out.device.type
@@ -216,7 +224,7 @@ def _inputs(
     elif device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         floats = tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in floats)
-    given = (*floats, targets, T_lengths, U_lengths)
+    given = (*floats, targets, T_lengths, U_lengths, utterance_of)
     check_shapes(*given)
     return given
 

@@ -194,12 +194,15 @@ def _dropout(x, seed, n, t, u, h, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.const
 
 
 @triton.jit
-def _sums(encoder, decoder, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u):
-    """encoder_out + decoder_out of some cells: (cells, columns) float32; 0 where not valid."""
+def _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u):
+    """encoder_out + decoder_out of some cells: (cells, columns) float32; 0 where not valid.  utterance_of: the row of
+    encoder_out that belongs to each row n; None where that is n."""
     inside = valid[:, None] & (h < HP)[None, :]
     n, t, u = n.to(tl.int64), t.to(tl.int64), u.to(tl.int64)
-    x = tl.load(encoder + (n * encoder_n + t * encoder_t)[:, None] + h[None, :], mask=inside, other=0.0).to(tl.float32)
     y = tl.load(decoder + (n * decoder_n + u * decoder_u)[:, None] + h[None, :], mask=inside, other=0.0).to(tl.float32)
+    if utterance_of is not None:
+        n = tl.load(utterance_of + n, mask=valid, other=0).to(tl.int64)
+    x = tl.load(encoder + (n * encoder_n + t * encoder_t)[:, None] + h[None, :], mask=inside, other=0.0).to(tl.float32)
     return x + y
 
 
@@ -225,7 +228,7 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, T, U1, BM: tl.co
 
 @_kernel
 def activate(
-    encoder, decoder, T_lengths, U_lengths, numbers, positions, activations, cells, tile, rows, blocks,
+    encoder, decoder, utterance_of, T_lengths, U_lengths, numbers, positions, activations, cells, tile, rows, blocks,
     T, U1, encoder_n, encoder_t, decoder_n, decoder_u, seed,
     HP: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
     LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
@@ -238,7 +241,8 @@ def activate(
     else:
         valid, n, t, u = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, BM)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
-    x = _activate(_sums(encoder, decoder, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u), KIND)
+    x = _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
+    x = _activate(x, KIND)
     if DROP_BELOW != 0:
         x = _dropout(x, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
     to = activations + (first + tl.arange(0, BM))[:, None] * HP + h[None, :]
@@ -734,7 +738,7 @@ def logit_gradients(
 
 @_kernel
 def input_gradients(
-    encoder, decoder, weight, numbers, positions, gradients, sums, cells, tile, rows, T, U1,
+    encoder, decoder, utterance_of, weight, numbers, positions, gradients, sums, cells, tile, rows, T, U1,
     encoder_n, encoder_t, decoder_n, decoder_u, seed,
     HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
     KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
@@ -756,7 +760,7 @@ def input_gradients(
         inside = (v < VP)[:, None] & (h < HP)[None, :]
         of_sums = _product(g, at, inside, VP * HP, of_sums, PRECISION, OPERAND)
     if KIND != 0:
-        x = _sums(encoder, decoder, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
+        x = _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
         of_sums = of_sums * _slope(x, KIND)
     if DROP_BELOW != 0:
         of_sums = _dropout(of_sums, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
@@ -804,16 +808,18 @@ def weight_gradients(
 
 @_kernel
 def add_to_encoder(
-    sums, numbers, positions, d_encoder, cells, tile, rows, U1, H, HP, BM: tl.constexpr, BH: tl.constexpr
-):
+    sums, numbers, positions, d_encoder, utterance_of, cells, tile, rows, T, U1, H, HP,
+    BM: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
     """Adds the cells of a tile to their frames; program i has every frame i + k * programs from the tile's first on.
 
-    The cells of a frame follow each other."""
+    The cells of a frame follow each other.  With utterance_of there are T programs: one has the same frame of every
+    row, so that no other adds to that frame of an utterance."""
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
     tile = tile.to(tl.int64)
-    first = tl.load(numbers + tile) // U1  # frames, counted over all utterances
+    first = tl.load(numbers + tile) // U1  # frames, counted over all rows
     last = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     frame = first + tl.program_id(0)
@@ -829,7 +835,10 @@ def add_to_encoder(
                 x = tl.load(sums + row.to(tl.int64)[:, None] * HP + h[None, :], mask=inside, other=0.0)
                 total += tl.sum(x.to(tl.float32), 0)
                 begin += BM
-            to = d_encoder + frame.to(tl.int64) * H + h
+            of_encoder = frame.to(tl.int64)
+            if utterance_of is not None:
+                of_encoder = tl.load(utterance_of + frame // T).to(tl.int64) * T + frame % T
+            to = d_encoder + of_encoder * H + h
             tl.store(to, tl.load(to, mask=h < H, other=0.0) + total, mask=h < H)
         frame += tl.num_programs(0)
 

@@ -67,14 +67,15 @@ class TransducerLoss(nn.Module):
 
     def forward(
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
-        utterance_weights: Optional[Tensor] = None,
+        utterance_weights: Optional[Tensor] = None, utterance_of: Optional[Tensor] = None,
     ):  # fmt: skip
         """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1,
         decoder_dim)."""
         options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
-            U_lengths=U_lengths, output=self.output_linear, utterance_weights=utterance_weights, **options,
+            U_lengths=U_lengths, output=self.output_linear, utterance_weights=utterance_weights,
+            utterance_of=utterance_of, **options,
         )  # fmt: skip
 
     def align(

@@ -49,8 +49,8 @@ class Problem(ctypes.Structure):
             (ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing clamp keep_scale"),
             (
                 ctypes.c_void_p,
-                "encoder decoder weight bias grad_losses targets T_lengths U_lengths lattice_arcs first_cells seed "
-                "arcs kept losses d_encoder d_decoder d_weight d_bias workspace",
+                "encoder decoder weight bias grad_losses targets T_lengths U_lengths utterance_of lattice_arcs "
+                "first_cells seed arcs kept losses d_encoder d_decoder d_weight d_bias workspace",
             ),
         )
         for name in names.split()
@@ -118,8 +118,8 @@ class _Arguments:
         dtype = accumulated(call.encoder_out.dtype)
         encoder, decoder = (x.to(dtype) for x in (call.encoder_out, call.decoder_out))
         encoder, decoder = (x if x.stride(2) == 1 else x.contiguous() for x in (encoder, decoder))
-        T_lengths, U_lengths = (x.long().contiguous() for x in (call.T_lengths, call.U_lengths))
-        first_cells = torch.zeros(call.N + 1, dtype=torch.int64, device="cpu")
+        T_lengths, U_lengths = (x.long().contiguous() for x in (call.frames, call.U_lengths))
+        first_cells = torch.zeros(call.M + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(T_lengths * (U_lengths + 1), 0, out=first_cells[1:])
         cells = int(first_cells[-1])
         lattice = call.lattice
@@ -128,7 +128,7 @@ class _Arguments:
             *(LatticeArc(x.dt, x.du, (*x.parts, -1, -1)[:2], x.then_blank, x.weight) for x in arcs_of)
         )
         self.problem = Problem(
-            N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
+            N=call.M, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
             is_bfloat16=call.encoder_out.dtype == torch.bfloat16,
             threads=torch.get_num_threads(), kept_cells=min(len(kept), cells), normalised=len(arcs) > lattice.parts,
@@ -147,6 +147,7 @@ class _Arguments:
             weight=(call.weight if call.weight.dtype == torch.bfloat16 else call.weight.to(dtype)).contiguous(),
             bias=None if call.bias is None else call.bias.to(dtype).contiguous(),
             targets=call.targets.long().contiguous(), T_lengths=T_lengths, U_lengths=U_lengths,
+            utterance_of=None if call.utterance_of is None else call.utterance_of.long().contiguous(),
             first_cells=first_cells, seed=call.seed, arcs=arcs, kept=kept,
         )  # fmt: skip
 
@@ -167,7 +168,7 @@ class _Arguments:
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Do as the function of `plain` does."""
     if not arcs.numel():
-        arcs = arcs.new_empty(call.lattice.parts, int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum()))
+        arcs = arcs.new_empty(call.lattice.parts, int((call.frames.long() * (call.U_lengths.long() + 1)).sum()))
     arguments = _Arguments(call, arcs, kept)
     arguments.problem.gradient = gradient
     arguments.point(losses=losses)
@@ -180,7 +181,7 @@ def backward(
     """Do as the function of `plain` does."""
     if not grad_losses.all():  # cells of no posterior are left out
         arcs = arcs.clone()
-        cells = call.T_lengths.long() * (call.U_lengths.long() + 1)
+        cells = call.frames.long() * (call.U_lengths.long() + 1)
         arcs[: call.lattice.parts, (grad_losses == 0).repeat_interleave(cells).nonzero().squeeze(1)] = 0
     arguments = _Arguments(call, arcs, kept)
     arguments.point(

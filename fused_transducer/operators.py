@@ -1,7 +1,7 @@
 """The loss as operators of PyTorch: `fused_transducer::losses` and `fused_transducer::gradients`.
 
 torch.compile, FakeTensor, autocast and autograd know them by this registration; what they compute is in the backends.
-Both take the seven tensors of a call, the seed of dropout, and its options as one list (`call.packed`).
+Both take the tensors of a call (`call.TENSORS`), and its options as one list (`call.packed`).
 """
 
 # no annotations of the future: torch 2.4 makes the operators' schemas of the annotations, and they must be no strings
@@ -17,6 +17,7 @@ from torch import Tensor
 from fused_transducer import plain
 from fused_transducer.call import (
     PACKED,
+    TENSORS,
     Call,
     accumulated,
     backend_of,
@@ -34,8 +35,9 @@ if not hasattr(torch.library, "custom_op"):
 def _check(call: Call, backend: str) -> None:
     """Raise ValueError for arguments with which a backend would read or write outside their memory."""
     check_shapes(
-        call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths
-    )
+        call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths,
+        call.utterance_of,
+    )  # fmt: skip
     check_options(
         call.V, call.blank, call.activation, tile_cells=call.tile_cells, dropout=call.dropout,
         delay_penalty=call.delay_penalty, label_smoothing=call.label_smoothing,
@@ -52,8 +54,8 @@ def _check(call: Call, backend: str) -> None:
 
 def _cells(call: Call, backend: str) -> int:
     if PACKED[backend]:
-        return int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum())
-    return call.N * call.T * call.U1
+        return int((call.frames.long() * (call.U_lengths.long() + 1)).sum())
+    return call.M * call.T * call.U1
 
 
 def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
@@ -81,20 +83,21 @@ def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
     """Return uninitialised (losses, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)
-    return new((call.N,), dtype=torch.float64), arcs, new((kept_cells, call.V), dtype=dtype)
+    return new((call.M,), dtype=torch.float64), arcs, new((kept_cells, call.V), dtype=dtype)
 
 
 @torch.library.custom_op("fused_transducer::losses", mutates_args=())
 def losses(
     encoder_out: Tensor, decoder_out: Tensor, weight: Tensor, bias: Optional[Tensor], targets: Tensor,
-    T_lengths: Tensor, U_lengths: Tensor, seed: Optional[Tensor], options: List[float], backend: str,
-    gradient: bool, cells: int, kept_cells: int,
+    T_lengths: Tensor, U_lengths: Tensor, utterance_of: Optional[Tensor], seed: Optional[Tensor],
+    options: List[float], backend: str, gradient: bool, cells: int, kept_cells: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
-    """Return (losses (N,) float64, arcs, kept).
+    """Return (losses (M,) float64, arcs, kept).
 
     For backward (with `gradient`): arcs with room for `cells`, and the logits of `kept_cells` cells.
     """
-    call = Call.of((encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, seed), options)
+    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed
+    call = Call.of(tensors, options)
     _check(call, backend)
     check_values(call)
     saved = _saved(call, backend, gradient, cells, kept_cells)
@@ -106,7 +109,7 @@ def losses(
 
 @losses.register_fake
 def _(*arguments):
-    tensors, (options, *how) = arguments[:8], arguments[8:]
+    tensors, (options, *how) = arguments[: len(TENSORS)], arguments[len(TENSORS) :]
     return _saved(Call.of(tensors, options), *how)
 
 
@@ -124,7 +127,7 @@ def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
 
     wanted: whether those of encoder_out, decoder_out, weight and bias are wanted.
     """
-    shapes = ((call.N, call.T, call.H), (call.N, call.U1, call.H), (call.V, call.H), (call.V,))
+    shapes = (*(x.shape for x in (call.encoder_out, call.decoder_out, call.weight)), (call.V,))
     dtype = accumulated(call.encoder_out.dtype)
     return [call.encoder_out.new_zeros(shape if want else (0,), dtype=dtype) for shape, want in zip(shapes, wanted)]
 
@@ -132,15 +135,16 @@ def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
 @torch.library.custom_op("fused_transducer::gradients", mutates_args=())
 def gradients(
     grad_losses: Tensor, arcs: Tensor, kept: Tensor, encoder_out: Tensor, decoder_out: Tensor, weight: Tensor,
-    bias: Optional[Tensor], targets: Tensor, T_lengths: Tensor, U_lengths: Tensor, seed: Optional[Tensor],
-    options: List[float], backend: str, wanted: List[bool],
+    bias: Optional[Tensor], targets: Tensor, T_lengths: Tensor, U_lengths: Tensor, utterance_of: Optional[Tensor],
+    seed: Optional[Tensor], options: List[float], backend: str, wanted: List[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
-    call = Call.of((encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, seed), options)
+    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed
+    call = Call.of(tensors, options)
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
-    if grad_losses.shape != (call.N,):
-        raise RuntimeError(f"grad_losses must have the shape ({call.N},); it has {tuple(grad_losses.shape)}")
+    if grad_losses.shape != (call.M,):
+        raise RuntimeError(f"grad_losses must have the shape ({call.M},); it has {tuple(grad_losses.shape)}")
     sums = _gradients(call, wanted)
     module_of(backend).backward(call, grad_losses, arcs, kept, [x if want else None for x, want in zip(sums, wanted)])
     a, b, c, d = (x.to(encoder_out.dtype) for x in sums)
@@ -149,8 +153,9 @@ def gradients(
 
 @gradients.register_fake
 def _(*arguments):
-    call = Call.of(arguments[3:11], arguments[11])
-    return tuple(x.to(call.encoder_out.dtype) for x in _gradients(call, arguments[13]))
+    *tensors, options, _, wanted = arguments[3:]
+    call = Call.of(tensors, options)
+    return tuple(x.to(call.encoder_out.dtype) for x in _gradients(call, wanted))
 
 
 def _save(ctx, inputs, output) -> None:
@@ -166,7 +171,7 @@ def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..
     def backward(ctx, grad_losses, *_):
         wanted = list(ctx.needs_input_grad[:4])
         made = gradients_of(grad_losses, *ctx.saved_tensors, ctx.options, ctx.backend, wanted)
-        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 9))
+        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * (len(ctx.needs_input_grad) - 4)))
 
     return backward
 
@@ -212,18 +217,19 @@ def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
     try:
         count = int(cells().sum())
     except (RuntimeError, NotImplementedError):  # meta and fake tensors
-        count = call.N * call.T * call.U1
+        count = call.M * call.T * call.U1
     return 2 * products * call.H * call.V * count
 
 
 def _flops_of_losses(*inputs, out_val=None, **_):
-    call = Call.of(inputs[:8], inputs[8])
-    return _flops(call, lambda: call.T_lengths.long() * (call.U_lengths.long() + 1), 1)
+    call = Call.of(inputs[: len(TENSORS)], inputs[len(TENSORS)])
+    return _flops(call, lambda: call.frames.long() * (call.U_lengths.long() + 1), 1)
 
 
 def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):
     """Cells whose posterior is negligible are left out; the logits of others are computed again if none are kept."""
-    call, (encoder_out, decoder_out, weight, _) = Call.of(inputs[:8], inputs[8]), inputs[10]
+    *tensors, options, _, (encoder_out, decoder_out, weight, _) = inputs
+    call = Call.of(tensors, options)
     return _flops(call, lambda: plain.counts(call, arcs), (len(kept) == 0) + weight + (encoder_out or decoder_out))
 
 

@@ -105,7 +105,10 @@ class _Joiner:
         )
         self.activation = ACTIVATIONS[call.activation]
         self.bias = self.weight.new_zeros(call.V) if call.bias is None else call.bias.to(self.dtype)
-        self.T_lengths, self.U_lengths = (x.to(call.device).long() for x in (call.T_lengths, call.U_lengths))
+        self.T_lengths, self.U_lengths = (x.to(call.device).long() for x in (call.frames, call.U_lengths))
+        of_itself = call.utterance_of is None
+        rows = torch.arange(call.M, device=call.device) if of_itself else call.utterance_of
+        self.utterance_of = rows.to(call.device).long()
 
     def tiles(self, cells: Tensor) -> Iterator[Tuple[Tensor, _Tile]]:
         """The numbers of cells (n * T + t) * (U+1) + u, tile by tile, and where they are."""
@@ -122,7 +125,7 @@ class _Joiner:
 
     def activations(self, tile: _Tile) -> Tuple[Tensor, Tensor, Union[Tensor, float]]:
         """Return what the activation is of (cells, H), its values, and what dropout multiplies each with."""
-        x = self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u])
+        x = self.encoder[self.utterance_of[tile.n], tile.t].add_(self.decoder[tile.n, tile.u])
         return (
             x,
             self.activation.value(x),
@@ -137,7 +140,7 @@ def _inside(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Fill losses (N,) float64 and arcs (parts, N * T * (U+1)).
+    """Fill losses (M,) float64 and arcs (parts, M * T * (U+1)).
 
     With `gradient` arcs are the posteriors of each cell's parts, where arcs of labels count 1 + fastemit_lambda times;
     without, their log-probabilities, unless arcs is empty.  `kept` is for backends that keep logits.
@@ -145,7 +148,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
     joiner, lattice = _Joiner(call), call.lattice
     T, U1 = call.T, call.U1
     inside = _inside(T, U1, joiner.T_lengths, joiner.U_lengths)
-    logs = torch.full((lattice.parts, T + U1 - 1, call.N, U1), -torch.inf, dtype=torch.float64, device=call.device)
+    logs = torch.full((lattice.parts, T + U1 - 1, call.M, U1), -torch.inf, dtype=torch.float64, device=call.device)
     for _, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
         _, values, factors = joiner.activations(tile)
         parts = _log_probabilities(call, torch.addmm(joiner.bias, values * factors, joiner.weight.t()), tile)
@@ -299,7 +302,7 @@ def backward(
     and of the dtype of sums.  An utterance whose upstream gradient is 0 is left out, even if it has a NaN."""
     d_encoder, d_decoder, d_weight, d_bias = gradients
     joiner = _Joiner(call)
-    counted = counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)
+    counted = counts(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
     for cells, tile in joiner.tiles(counted.flatten().nonzero().squeeze(1)):
         x, values, factors = joiner.activations(tile)
         activations = values * factors
@@ -317,7 +320,8 @@ def backward(
         if d_encoder is None and d_decoder is None:
             continue
         of_sum = (gradient @ joiner.weight).mul_(joiner.activation.slope(x, values)).mul_(factors)
-        for d_input, row in ((d_encoder, tile.n * call.T + tile.t), (d_decoder, tile.n * call.U1 + tile.u)):
+        frame, state = joiner.utterance_of[tile.n] * call.T + tile.t, tile.n * call.U1 + tile.u
+        for d_input, row in ((d_encoder, frame), (d_decoder, state)):
             if d_input is not None:
                 d_input.view(-1, call.H).index_add_(0, row, of_sum)
 

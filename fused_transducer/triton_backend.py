@@ -155,14 +155,18 @@ class _Launch:
         #: 2 for the interpreter, whose tiles are small
         self.multiprocessors = self.gpu.multiprocessors if self.gpu else 2
         self.bias = call.weight if call.bias is None else call.bias.contiguous()
-        on_host = any(x.device != call.device for x in (call.targets, call.T_lengths, call.U_lengths))
+        integers = [call.targets, call.T_lengths, call.U_lengths]
+        integers += [] if call.utterance_of is None else [call.utterance_of]
+        on_host = any(x.device != call.device for x in integers)
         if on_host and call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ValueError(f"a CUDA graph is captured: targets and lengths must be on {call.device} before")
         self.targets = call.targets.int().contiguous()
         self.T_lengths, self.U_lengths = (
-            x.to(call.device, torch.int32).contiguous() for x in (call.T_lengths, call.U_lengths)
+            x.to(call.device, torch.int32).contiguous() for x in (call.frames, call.U_lengths)
         )
-        self.cells = call.N * call.T * call.U1
+        #: None is no argument of a kernel's: it is a constant of its code
+        self.utterance_of = call.utterance_of if call.utterance_of is None else call.utterance_of.to(self.T_lengths)
+        self.cells = call.M * call.T * call.U1
         of_16_bytes = ALIGNED // call.weight.element_size()
         self.HP, self.VP = (_ceil(size, of_16_bytes) * of_16_bytes for size in (call.H, call.V))
         self.encoder, self.decoder = (self._rows(x) for x in (call.encoder_out, call.decoder_out))
@@ -224,9 +228,9 @@ class _Launch:
     def activate(self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int) -> None:
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
         self.kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
-            self.encoder, self.decoder, self.T_lengths, self.U_lengths, numbers, positions, activations, self.cells,
-            tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides, self.seed,
-            HP=self.HP, **self.activation, LISTED=bool(listed), BM=BM, BH=COLUMNS,
+            self.encoder, self.decoder, self.utterance_of, self.T_lengths, self.U_lengths, numbers, positions,
+            activations, self.cells, tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides,
+            self.seed, HP=self.HP, **self.activation, LISTED=bool(listed), BM=BM, BH=COLUMNS,
         )  # fmt: skip
 
 
@@ -246,11 +250,11 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     each = _ceil(call.T * call.U1, blocks.BM)  # blocks of an utterance
     size = call.weight.element_size()  # the activations take the bytes of a tile of backward
     rows_at_once = call.tile_cells or launch.rows(size, blocks.BM) * launch.bytes_of_cell(size) // (size * launch.HP)
-    at_once = min(call.N * each, _ceil(rows_at_once, blocks.BM))
+    at_once = min(call.M * each, _ceil(rows_at_once, blocks.BM))
     activations = call.weight.new_empty(at_once * blocks.BM, launch.HP)
     weight, of_weight = launch.weights(call.weight.dtype, "H")
-    for block in range(0, call.N * each, at_once):
-        count = min(at_once, call.N * each - block)
+    for block in range(0, call.M * each, at_once):
+        count = min(at_once, call.M * each - block)
         launch.activate(activations[: count * blocks.BM], block, each, (), blocks.BM)
         launch.kernels.log_probabilities[(count,)](
             activations, weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
@@ -260,7 +264,7 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     width = max(16, 1 << (call.U1 - 1).bit_length())  # of the vector that holds a diagonal of the lattice
     if call.topology not in REGULAR_ARCS:
         return _walk(launch, width, gradient, losses, arcs)
-    launch.kernels.lattice[(call.N,)](
+    launch.kernels.lattice[(call.M,)](
         arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, call.T, call.U1, 1 + call.fastemit_lambda,
         GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
     )  # fmt: skip
@@ -272,7 +276,7 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
     lengths = launch.T_lengths, launch.U_lengths
     parts = arcs.new_empty(lattice.parts, cells)
     blocks = _ceil(call.T * call.U1, OF_PARTS)
-    launch.kernels.by_diagonals[(call.N * blocks,)](
+    launch.kernels.by_diagonals[(call.M * blocks,)](
         arcs, parts, *lengths, cells, blocks, call.T, call.U1, PARTS=lattice.parts, BM=OF_PARTS
     )
     passes = 2 if gradient else 1
@@ -281,13 +285,13 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
     # dt, du, two parts (-1 for none), then_blank, constant
     rows = tuple((arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight) for arc in lattice.arcs)
     table = {"ARCS": rows, "COUNT": len(rows), "LABEL_ENDS": lattice.label_ends}
-    launch.kernels.walk[(call.N, passes)](
+    launch.kernels.walk[(call.M, passes)](
         parts, mantissas, exponents, losses, *lengths, cells, call.T, call.U1,
         **table, BLOCK=width, num_warps=min(16, max(1, width // 32)),
     )  # fmt: skip
     if not gradient:
         return
-    launch.kernels.posteriors[(call.N * blocks,)](
+    launch.kernels.posteriors[(call.M * blocks,)](
         arcs, parts, mantissas, exponents, *lengths, cells, blocks, call.T, call.U1, 1 + call.fastemit_lambda,
         **table, PARTS=lattice.parts, BM=OF_PARTS,
     )  # fmt: skip
@@ -306,7 +310,7 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     d_encoder, d_decoder, d_weight, d_bias = gradients
     launch, cells = _Launch(call), arcs.shape[1]
     kernels = launch.kernels
-    counts = (plain.counts(call, arcs).view(call.N, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
+    counts = (plain.counts(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
     positions = counts.cumsum(0, dtype=torch.int64 if cells >= 2**31 else torch.int32)  # how many count up to each
     count = _Count(positions)
     numbers = torch.empty_like(positions)
@@ -341,17 +345,19 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
         if not of_inputs:
             continue
         kernels.input_gradients[(_ceil(rows, blocks.BM), _ceil(call.H, blocks.BH))](
-            launch.encoder, launch.decoder, back, numbers, positions, of_logits, sums, cells, tile, rows,
-            call.T, call.U1, *launch.strides, launch.seed, **launch.padded, **launch.activation, **of_back,
-            **blocks._asdict(),
+            launch.encoder, launch.decoder, launch.utterance_of, back, numbers, positions, of_logits, sums,
+            cells, tile, rows, call.T, call.U1, *launch.strides, launch.seed, **launch.padded, **launch.activation,
+            **of_back, **blocks._asdict(),
         )  # fmt: skip
         how = {"BM": ADDED, "BH": COLUMNS}
         if d_encoder is not None:
-            kernels.add_to_encoder[(min(ADDERS, call.N * call.T), across)](
-                sums, numbers, positions, d_encoder, cells, tile, rows, call.U1, call.H, launch.HP, **how
-            )
+            adders = min(ADDERS, call.M * call.T) if launch.utterance_of is None else call.T
+            kernels.add_to_encoder[(adders, across)](
+                sums, numbers, positions, d_encoder, launch.utterance_of, cells, tile, rows, call.T, call.U1, call.H,
+                launch.HP, **how,
+            )  # fmt: skip
         if d_decoder is not None:
-            kernels.add_to_decoder[(min(ADDERS, call.N * call.U1), across)](
+            kernels.add_to_decoder[(min(ADDERS, call.M * call.U1), across)](
                 sums, numbers, positions, d_decoder, cells, tile, rows, call.T, call.U1, call.H, launch.HP, **how
             )
     if layer is not None and d_weight is not None:

@@ -85,6 +85,7 @@ CALLS: Dict[str, Dict[str, Any]] = {
     "multi-blank": {"topology": "multi-blank", "durations": (2, 4, 8), "sigma": 0.05},
     "constrained": {"topology": "constrained"},
     "hat": {"topology": "hat"},
+    "shared": {"utterance_of": torch.arange(UTTERANCES) // 8},
 }
 
 

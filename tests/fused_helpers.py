@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy
 import pytest
@@ -85,7 +85,7 @@ def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @dataclass
 class Problem:
-    """The inputs of a loss; tensors: encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V)."""
+    """The inputs of a loss; tensors: encoder_out (N, T, H), decoder_out (M, U+1, H), weight (V, H), bias (V)."""
 
     tensors: List[Optional[torch.Tensor]]
     targets: torch.Tensor
@@ -94,16 +94,33 @@ class Problem:
     options: Dict[str, Any] = field(default_factory=dict)
 
     @property
+    def utterance_of(self) -> List[int]:
+        """The utterance of each row."""
+        return self.options.get("utterance_of", torch.arange(len(self.U_lengths))).tolist()
+
+    @property
     def lengths(self) -> List[Tuple[int, int]]:
-        return list(zip(self.T_lengths.tolist(), self.U_lengths.tolist()))
+        """(T, U) of each row."""
+        return list(zip(self.T_lengths[self.utterance_of].tolist(), self.U_lengths.tolist()))
 
     def with_options(self, **options: Any) -> Problem:
         return replace(self, options={**self.options, **options})
 
+    def sharing(self, utterance_of: Sequence[int], dtype: torch.dtype = torch.int64) -> Problem:
+        """Return the problem with the frames of row m those of utterance utterance_of[m]."""
+        return self.with_options(utterance_of=torch.tensor(utterance_of, dtype=dtype))
+
+    def copied(self) -> Problem:
+        """Return the problem with a copy of encoder_out's utterance for each row."""
+        options = {name: value for name, value in self.options.items() if name != "utterance_of"}
+        tensors = [self.tensors[0][self.utterance_of], *self.tensors[1:]]
+        return replace(self, tensors=tensors, T_lengths=self.T_lengths[self.utterance_of], options=options)
+
     def spoil_padding(self) -> None:
         """Write NaN, inf and -100 where no loss may read, in place."""
-        for n, (T, U) in enumerate(self.lengths):
+        for n, T in enumerate(self.T_lengths.tolist()):
             self.tensors[0][n, T:] = float("nan")
+        for n, (_, U) in enumerate(self.lengths):
             self.tensors[1][n, U + 1 :] = float("inf")
             self.targets[n, U:] = -100
 
@@ -165,7 +182,7 @@ def certain(T: int, U: int, V: int, **options: Any) -> Problem:
 
 def mask_of(case: Problem) -> torch.Tensor:
     """Return dropout's factors (N, T, U+1, H), 0 or 1 / (1 - p), by the hash as its definition says, in numpy."""
-    (N, T, H), U1 = case.tensors[0].shape, case.tensors[1].shape[1]
+    (_, T, H), (N, U1, _) = case.tensors[0].shape, case.tensors[1].shape
     bits = 2**32 - 1
 
     def mixed(x):
@@ -209,7 +226,7 @@ def right(case: Problem, large: bool = False):
 
     options, leaves = case.options, case.leaves(torch.float64)
     mask, blank = mask_of(case) if options.get("dropout") else None, options.get("blank", 0)
-    logits = logits_of(leaves, options.get("activation", "tanh"), mask)
+    logits = logits_of([leaves[0][case.utterance_of], *leaves[1:]], options.get("activation", "tanh"), mask)
     if large:
         losses = topologies.transducer_loss(logits, case.targets, case.T_lengths, case.U_lengths, blank, "none")
         losses.sum().backward()
@@ -240,6 +257,43 @@ def right(case: Problem, large: bool = False):
         losses[n], (derivatives[n, :T, : U + 1],) = -likelihood, torch.autograd.grad(-sums, leaf)
     parts.backward(derivatives)
     return losses, {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
+
+
+def paths_of(arcs, T: int, U: int):
+    """Yield (log-weight, frames of the targets) of every path of an utterance."""
+
+    def walk(t, u, weight, frames):
+        if (t, u) == (T, U):
+            yield weight, tuple(frames)
+            return
+        for arc in arcs:
+            inside = t < T and t + arc.dt <= T and u + arc.du <= U
+            if inside and arc.weight[t, u] > -torch.inf:
+                added = [t] if arc.du else []
+                yield from walk(t + arc.dt, u + arc.du, weight + arc.weight[t, u], [*frames, *added])
+
+    yield from walk(0, 0, torch.zeros((), dtype=torch.float64), [])
+
+
+def arcs_of(case: Problem, leaves: List[Optional[torch.Tensor]]):
+    """Yield the arcs of each row's lattice, without what options change in them."""
+    from rnnt_bench.losses import topologies
+
+    blank, lattice = case.options.get("blank", 0), topology_of(case.options)
+    logits = logits_of([leaves[0][case.utterance_of], *leaves[1:]], case.options.get("activation", "tanh"))
+    parts = lattice.parts(logits, topologies.next_targets(case.targets, *logits.shape[1:3]), blank)
+    for of_row, (T, U) in zip(parts, case.lengths):
+        yield lattice.arcs(of_row[:T, : U + 1])
+
+
+def by_all_paths(case: Problem):
+    """Return the losses in float64 by a sum over every path, and the gradients of their sum by name."""
+    leaves = case.leaves(torch.float64)
+    pairs = zip(arcs_of(case, leaves), case.lengths)
+    weights = [torch.stack([weight for weight, _ in paths_of(arcs, *lengths)]) for arcs, lengths in pairs]
+    losses = torch.stack([-of_row.logsumexp(0) for of_row in weights])
+    losses.sum().backward()
+    return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
 
 
 def computed(case: Problem, **options):
@@ -301,6 +355,11 @@ def drawn(random: Random, T: int = 40, U: int = 24, V: int = 1600, H: int = 90) 
             order = [(dim + turn) % tensor.dim() for dim in range(tensor.dim())]
             spread = torch.stack([tensor.permute(order)] * gaps, -1)[..., 0]
             case.tensors[i] = spread.permute([order.index(dim) for dim in range(tensor.dim())])
+    if random.random() < 0.3:
+        M = len(case.U_lengths)
+        N = random.randint(1, M)
+        case.tensors[0], case.T_lengths = case.tensors[0][:N], case.T_lengths[:N]
+        case = case.sharing([random.randrange(N) for _ in range(M)], integers)
     return case
 
 

@@ -16,6 +16,8 @@ from fused_helpers import (
     LATTICES,
     NAMES,
     Problem,
+    arcs_of,
+    by_all_paths,
     certain,
     computed,
     drawn,
@@ -24,6 +26,7 @@ from fused_helpers import (
     lattice_problem,
     logits_of,
     mask_of,
+    paths_of,
     problem,
     right,
     speech,
@@ -270,7 +273,7 @@ def test_how_many_logits_are_kept_has_no_cliff():
 
 @pytest.mark.parametrize("V, dtype", [(60, F32), (1300, F32), (60, F64)])
 def test_repeats_and_any_number_of_threads_give_the_same_bits(backend, V, dtype):
-    case = problem([(60, 20), (40, 25)], H=40, V=V, dtype=dtype, scale=0.3)
+    case = problem([(60, 20), (40, 25), (50, 9)], H=40, V=V, dtype=dtype, scale=0.3).sharing([1, 0, 1])
     before, made = torch.get_num_threads(), []
     try:
         for threads in (1, 1, 2, 3, 5) if backend == "native" else (1, 1):
@@ -346,32 +349,48 @@ def test_posteriors_are_the_derivatives_of_the_parts(topology):
         assert not posteriors[n, T:].any() and not posteriors[n, :, U + 1 :].any()
 
 
-def paths_of(arcs, T, U):
-    """Yield (log-weight, frames of the targets) of every path of an utterance."""
+SHARED = [(5, 4), (4, 2), (5, 1), (3, 0), (4, 3)]  # of the frames, those of the first rows count
 
-    def walk(t, u, weight, frames):
-        if (t, u) == (T, U):
-            yield weight, tuple(frames)
-            return
-        for arc in arcs:
-            inside = t < T and t + arc.dt <= T and u + arc.du <= U
-            if inside and arc.weight[t, u] > -torch.inf:
-                added = [t] if arc.du else []
-                yield from walk(t + arc.dt, u + arc.du, weight + arc.weight[t, u].item(), [*frames, *added])
 
-    yield from walk(0, 0, 0.0, [])
+@pytest.mark.parametrize("topology", EVERY)
+def test_rows_that_share_an_encoder_are_the_sum_over_all_paths(topology):
+    """An utterance without a row, the third, gets no gradient."""
+    case = on(topology, SHARED).sharing([0, 1, 0, 3, 1], torch.int32)
+    made = errors(case, by_all_paths(case))
+    assert max(made.values()) < 1e-11, made
+    assert not computed(case)[1]["encoder_out"][2].any()
+
+
+@pytest.mark.parametrize("dtype", [F64, F32, BF16])
+def test_rows_that_share_an_encoder_have_the_bits_of_copies(dtype):
+    options = {"dropout": 0.2, "dropout_seed": 3, "fastemit_lambda": 0.1, "tile_cells": 16, "dtype": dtype}
+    case = problem(RAGGED, H=33, V=70, scale=0.5, **options).sharing([1, 0, 1, 1, 0])
+    (losses, gradients), (of_copies, expected) = computed(case), computed(case.copied())
+    assert torch.equal(losses, of_copies)
+    assert all(torch.equal(gradients[name], expected[name]) for name in NAMES[1:])
+    sums = torch.zeros_like(case.tensors[0]).index_add_(0, case.options["utterance_of"], expected["encoder_out"])
+    assert error(gradients["encoder_out"], sums) < ALLOWED[dtype]
+    posteriors = [x.loss(x.tensors, return_posteriors=True)[1] for x in (case, case.copied())]
+    assert torch.equal(*posteriors)
+
+
+@OF_NATIVE
+@pytest.mark.parametrize("stage", ["early", "trained"])
+def test_rows_that_share_an_encoder_leave_out_cells_too(stage):
+    case = speech(stage).sharing([2, 0, 2, 2])
+    expected = computed(case.copied())
+    made = computed(case)
+    assert torch.equal(made[0], expected[0]) and torch.equal(made[1]["weight"], expected[1]["weight"])
 
 
 @pytest.mark.parametrize("V", [11, 1100])
 @pytest.mark.parametrize("topology", lattices.TOPOLOGIES)
 def test_the_best_path_is_the_best_of_all_paths(topology, V):
     case = on(topology, [(5, 2), (4, 1), (4, 0)], V=V)
-    logits, lattice = logits_of(case.tensors), topology_of(case.options)
-    parts = lattice.parts(logits, topologies.next_targets(case.targets, *logits.shape[1:3]), 0)
     given = (*case.tensors, case.targets, case.T_lengths, case.U_lengths)
     frames, scores = align(*given, topology=topology, **LATTICES.get(topology, {}))
-    for n, (T, U) in enumerate(case.lengths):
-        best = max(paths_of(lattice.arcs(parts[n, :T, : U + 1]), T, U))
+    for n, (arcs, (T, U)) in enumerate(zip(arcs_of(case, case.tensors), case.lengths)):
+        best = max(paths_of(arcs, T, U))
         assert scores[n].item() == pytest.approx(best[0]) and tuple(frames[n, :U].tolist()) == best[1]
         assert (frames[n, U:] == -1).all()
 
@@ -403,13 +422,21 @@ def test_every_instruction_set(instruction_set, monkeypatch, tmp_path):
         assert error(computed(trained)[0], computed(trained, **EXACT)[0]) < 1e-7
 
 
+LARGE = [
+    ("[(100, 50)], H=32, V=4000", ""),  # the logits of 100 x 51 cells take 78 MiB, and so does their gradient
+    ("[(300, 0)] * 100, H=1000, V=4", ".sharing([0] * 100)"),  # copies of 300 frames take 114 MiB, and so does theirs
+]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_it_never_holds_the_logits(backend):
-    """The logits of 100 x 51 cells with V = 4,000 take 78 MiB, and so does their gradient."""
-    script = """
+@pytest.mark.parametrize("shapes, shared", LARGE)
+def test_it_never_holds_the_logits_nor_copies(backend, shapes, shared):
+    script = f"""
 import torch, fused_helpers as helpers
 peak = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
-case = helpers.problem([(100, 50)], H=32, V=4000, dtype=torch.float32)
+case = helpers.problem({shapes}, dtype=torch.float32){shared}
+if case.options:
+    case.tensors[0], case.T_lengths = case.tensors[0][:1].clone(), case.T_lengths[:1]
 helpers.computed(helpers.problem([(9, 4)], H=32, V=40, dtype=torch.float32))
 before = peak()
 helpers.computed(case)

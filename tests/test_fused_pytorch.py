@@ -23,7 +23,7 @@ from fused_helpers import (
 from torch.utils.checkpoint import checkpoint
 
 from fused_transducer import TDTLoss, TransducerLoss, align, call, layers, native, transducer_loss
-from fused_transducer.call import packed
+from fused_transducer.call import TENSORS, packed
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
 LARGE = [(60, 30), (60, 30)]
@@ -39,8 +39,8 @@ def of_operator(case: Problem, backend: str, cells=None, kept=0, gradient=True, 
     """Return the arguments of the operator `losses`, with room for the cells of the batch or for `cells`."""
     (N, T, _), U1 = case.tensors[0].shape, case.tensors[1].shape[1]
     room = int((case.T_lengths * (case.U_lengths + 1)).sum()) if backend == "native" else N * T * U1
-    options = packed(**{"negligible": 1e-8, **options})
-    return [*case.leaves(), *integers(case), None, options, backend, gradient, room if cells is None else cells, kept]
+    options, cells = packed(**{"negligible": 1e-8, **options}), room if cells is None else cells
+    return [*case.leaves(), *integers(case), None, None, options, backend, gradient, cells, kept]
 
 
 @BACKENDS
@@ -51,7 +51,7 @@ def test_the_registration_of_both_operators(backend, V):
     tests += ["test_aot_dispatch_dynamic"] if backend == "torch" else []  # native's room follows from the lengths
     torch.library.opcheck(torch.ops.fused_transducer.losses.default, tuple(given), test_utils=tests)
     _, arcs, kept = torch.ops.fused_transducer.losses(*given)
-    tensors = [x.detach() if isinstance(x, torch.Tensor) else x for x in given[:10]]
+    tensors = [x.detach() if isinstance(x, torch.Tensor) else x for x in given[: len(TENSORS) + 2]]
     of_gradients = (torch.ones(2, dtype=torch.float64), arcs, kept, *tensors, [True, False, True, True])
     operator = torch.ops.fused_transducer.gradients.default
     torch.library.opcheck(operator, of_gradients, test_utils=("test_schema", "test_faketensor"))
@@ -76,7 +76,7 @@ def test_the_operators_refuse_what_does_not_belong_together(backend):
     given = of_operator(case, backend)
     _, arcs, kept = torch.ops.fused_transducer.losses(*given)
     for index, wrong in WRONG if backend == "native" else WRONG[:-1]:
-        arguments = [torch.ones(2, dtype=torch.float64), arcs, kept, *given[:10], [True] * 4]
+        arguments = [torch.ones(2, dtype=torch.float64), arcs, kept, *given[: len(TENSORS) + 2], [True] * 4]
         arguments[index] = wrong
         with pytest.raises((RuntimeError, ValueError)):
             torch.ops.fused_transducer.gradients(*arguments)
@@ -85,7 +85,7 @@ def test_the_operators_refuse_what_does_not_belong_together(backend):
 GRAPHS = [
     ("inductor", {"backend": "native"}),  # it has no C++ to compile
     ("aot_eager", {"backend": "native", "dropout": 0.3, "dropout_seed": 9, "keep_bytes": 5_000}),
-    ("aot_eager", {"backend": "native", "topology": "tdt"}),
+    ("aot_eager", {"backend": "native", "topology": "tdt", "utterance_of": torch.tensor([1, 1])}),
     ("aot_eager", {"backend": "torch", "topology": "modified"}),
 ]
 
@@ -348,6 +348,19 @@ REFUSED = [
     ({"encoder_out": numpy.zeros((3, 9, 12))}, ("encoder_out", "ndarray")),
     ({"encoder_out": torch.zeros(9, 12)}, ("encoder_out", "(N, T, H)")),
     ({"decoder_out": torch.zeros(3, 6, 12, device="meta", dtype=torch.float64)}, ("decoder_out", "meta", "cpu")),
+    *(
+        ({"utterance_of": torch.tensor(value)}, words)
+        for value, *words in (
+            ([0, 1, 3], "row 2", "utterance_of is 3", "0 to 2"),
+            ([0, -1, 0], "row 1", "utterance_of is -1"),
+            ([0, 1], "decoder_out", "(2, 6, 12)"),
+            ([], "utterance_of", "empty"),
+            ([0.0, 1.0, 2.0], "utterance_of", "integers"),
+            ([[0, 1, 2]], "utterance_of", "(M)"),
+        )
+    ),
+    ({"utterance_of": torch.tensor([2, 1, 0]), "U_lengths": torch.tensor([4, 6, 1])}, ("row 1", "U_lengths is 6")),
+    ({"utterance_of": [0, 1, 2]}, ("utterance_of", "list")),
     ({"blank": 11}, ("blank", "11")),
     *(({"blank": value}, ("blank",)) for value in (-12, 1.0, True, torch.tensor(0), None)),
     ({"blank": -1}, ("blank=10",)),

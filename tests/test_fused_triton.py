@@ -52,6 +52,7 @@ COMPILED = [
     *((90, 501, dtype) for dtype in ("float32", "bfloat16")),  # with an odd H too
     (90, 500, "float16"),
 ]
+OF_OTHER_CALLS = ("tdt", "multi-blank", "constrained", "hat", "shared")
 #: What of PTX multiplies matrices on the tensor cores of each architecture.
 TENSOR_CORES = {**dict.fromkeys((80, 86, 89, 120), "mma.sync"), 90: "wgmma", 100: "tcgen05.mma"}
 PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
@@ -59,7 +60,7 @@ PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_g
 
 @pytest.mark.parametrize(
     "lattice",
-    ["", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tdt", "multi-blank", "constrained", "hat"))],
+    ["", *(pytest.param(name, marks=pytest.mark.thorough) for name in OF_OTHER_CALLS)],
 )
 def test_kernels_as_they_are_launched_fit_a_gpu(lattice, thorough):
     cases = [(80, 500, "float32"), (90, 500, "bfloat16")] if lattice else COMPILED if thorough else COMPILED[1:2]
@@ -81,13 +82,18 @@ def test_kernels_as_they_are_launched_fit_a_gpu(lattice, thorough):
             assert max(programs) >= 2 * made["multiprocessors"], (case, name)
 
 
-@pytest.mark.parametrize("name, least, most", [("T_lengths", 1, 4), ("U_lengths", 0, 2), ("targets", 0, 10)])
-def test_one_number_says_whether_a_length_or_target_is_outside(name, least, most):
+RANGES = [("T_lengths", 1, 4), ("U_lengths", 0, 2), ("targets", 0, 10), ("utterance_of", 0, 1)]
+
+
+@pytest.mark.parametrize("name, least, most", RANGES)
+def test_one_number_says_whether_what_indexes_a_tensor_is_outside(name, least, most):
     case = problem([(4, 2), (3, 1)], dtype=torch.float32)
     case.targets[1, 1] = -100  # of no target
+    integers = {"targets": case.targets, "T_lengths": case.T_lengths, "U_lengths": case.U_lengths}
+    integers["utterance_of"] = torch.tensor([0, 1])
     for value in (least - 1, least, most, most + 1):
-        getattr(case, name).view(-1)[0] = value
-        call = Call(*case.tensors, case.targets, case.T_lengths, case.U_lengths)
+        integers[name].view(-1)[0] = value
+        call = Call(*case.tensors, **integers)
         assert any_outside(call).item() == (not least <= value <= most)
 
 
@@ -329,6 +335,12 @@ def of_calls():
                 weigh(of_dtype.loss(leaves, reduction=reduction, backend=backend)).backward()
                 by_backend.append([leaf.grad for leaf in leaves])
             report(f"upstream {name}, {dtype}", dict(zip(NAMES, map(error, *by_backend))), allowed)
+
+    rows = made([(5, 2), (3, 3), (1, 1), (2, 0), (4, 1)], scale=0.4, tile_cells=16).sharing([1, 0, 1, 3, 0])
+    expected, (first, *again) = right(rows), [computed(rows) for _ in range(3)]
+    same_bits = all(torch.equal(first[1]["encoder_out"], other[1]["encoder_out"]) for other in again)
+    report("rows that share an encoder", errors(rows, expected), right=same_bits)
+    report("and in bfloat16", errors(made(dtype=torch.bfloat16, scale=0.4).sharing([1, 1, 0, 0])), 3e-2)
 
     long = made([(1, 2**15)], H=1, V=2)
     with pytest.raises(ValueError, match="32769 states"):

@@ -167,7 +167,7 @@ template <class T> struct Inputs {
   const T *encoder, *decoder;
 
   Inputs(const Problem& p, int64_t n, int64_t t, int64_t u)
-      : encoder(static_cast<const T*>(p.encoder) + n * p.encoder_n + t * p.encoder_t),
+      : encoder(static_cast<const T*>(p.encoder) + p.utterance(n) * p.encoder_n + t * p.encoder_t),
         decoder(static_cast<const T*>(p.decoder) + n * p.decoder_n + u * p.decoder_u) {}
 
   Vector<T> sum(int64_t h) const { return load<T>(encoder + h) + load<T>(decoder + h); }
@@ -762,7 +762,7 @@ void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, const 
     const Cell& cell = tile.cells[i];
     const T* from = space.sums + i * lda + first;
     if (d_encoder) {
-      T* to = d_encoder + (cell.n * p.T + cell.t) * p.H + first;
+      T* to = d_encoder + (p.utterance(cell.n) * p.T + cell.t) * p.H + first;
       for (int64_t c = 0; c < width; ++c) to[c] += from[c];
     }
     if (d_decoder) {

@@ -15,7 +15,7 @@ enum { TOGETHER = 0, APART = 1, SIGMOID = 2 };
 
 struct Problem {
   // sizes
-  int64_t N, T, U1, H, V;  // U1 = longest U + 1
+  int64_t N, T, U1, H, V;  // N: rows of targets, M of call.py; U1 = longest U + 1
   int64_t blank, activation;  // activation: its number in ACTIVATIONS of call.py
   int64_t drop_below;  // dropout drops where a hash of 32 bits is below this; 0: no dropout
   int64_t is_double, is_bfloat16;  // inputs; of bfloat16 ones the weight is, the others come as float32
@@ -29,6 +29,7 @@ struct Problem {
   // inputs, float or double
   const void *encoder, *decoder, *weight, *bias, *grad_losses;
   const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
+  const int64_t* utterance_of;  // of each row: its utterance of encoder; null where it is the row's own number
   const LatticeArc* lattice_arcs;
   const int64_t* first_cells;  // (N + 1,) cells before each utterance
   const int64_t* seed;  // of dropout; null without it
@@ -41,6 +42,7 @@ struct Problem {
   void* workspace;
 
   int64_t symbols() const { return V - extra; }
+  int64_t utterance(int64_t n) const { return utterance_of ? utterance_of[n] : n; }
 };
 
 // Cells whose number of those that count is known, so that any of these is found fast.
