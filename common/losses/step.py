@@ -140,7 +140,8 @@ def weighted_bits(values: torch.Tensor) -> torch.Tensor:
     """Return the sum of all 64-bit words of `values` (n,), each times a random odd number, modulo 2^64: (1,) int64.
 
     Made on the device, since the host digests gigabytes of logits slower than a GPU takes to judge them."""
-    bits = values.contiguous().view(torch.uint8)
+    # `contiguous` would keep the stride of a dimension of one element.
+    bits = values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     words = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)
     generator = torch.Generator(values.device).manual_seed(0)
     factors = torch.randint(2**63 - 1, words.shape, generator=generator, device=values.device) | 1
