@@ -17,8 +17,8 @@ from rnnt_bench.records.schema import Environment, JobLine
 
 #: Pass -> its module in rnnt_bench.losses.passes, which a job imports when it needs it, and its function there.
 FUNCTIONS = {
-    **{"correctness": "correctness.run", "timing": "timing.run", "memory": "timing.peak_memory"},
-    **{"trace": "timing.trace", "probe": "largest.probe", "throughput": "largest.throughput"},
+    **{"correctness": "correctness.run", "timing": "timing.run", "memory": "memory.run"},
+    **{"trace": "trace.run", "probe": "largest.probe", "throughput": "largest.throughput"},
 }
 
 

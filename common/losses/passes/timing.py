@@ -18,23 +18,6 @@ many calls on several batches; a loss that is wrong then has no times:
   and longer in a leaf whose gradient is shorter: a wrong gradient of encoder_out counts beside that of the weight,
   which is a thousand times as long.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
-
-Below: the passes whose times do not count: memory and trace.  Those of --find-largest are in largest.py.
-
-The memory pass measures the peak of one step above the level before it, in a process of its own, on the batches that
-take most: that with the most padded cells and that with the most useful cells.  The loss alone is measured on the first
-of these only if the step is measured too.  Before the step the process holds its inputs and, in scope "loss", the given
-logits.
-
-- CUDA: torch's allocated and reserved peaks, and the memory taken of the device as a whole.
-- CPU: the process's resident peak (VmHWM), without the profiler, and, in a second run with the profiler's memory
-  events, the peak of torch's own allocations.  The runner fixes MALLOC_MMAP_THRESHOLD_, since glibc would otherwise
-  keep freed memory, and VmHWM show the batches before.
-- A loss that loops over its cells in Python has one scope, the step, one batch, and no second run: the profiler would
-  take a megabyte and more for each cell.
-
-The trace pass runs steps under torch.profiler; its times are labelled "profiled".  Every step is scope "step" on one
-batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to the next.
 """
 
 from __future__ import annotations
@@ -43,7 +26,6 @@ import copy
 import math
 import os
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import torch
@@ -55,13 +37,10 @@ from rnnt_bench.losses import layouts, oracle, rounding
 from rnnt_bench.losses.inputs import OUTPUTS
 from rnnt_bench.losses.passes import correctness, small_batches
 from rnnt_bench.losses.step import LossStep, changed, fingerprints, leaves_of, prepare, remembered
-from rnnt_bench.measure import device, profiler, sampling
+from rnnt_bench.measure import device, sampling
 from rnnt_bench.measure.clock import Clock, time_step
-from rnnt_bench.measure.memory import peaks
-from rnnt_bench.records.schema import Memory, Sample, Schedule, Stop, Trace
+from rnnt_bench.records.schema import Sample, Stop
 from rnnt_bench.system import memory
-from rnnt_bench.system.machine import busy_flags
-from rnnt_bench.traces import reader
 
 #: Repeat of the further step: its numbers are those of no timed step, and the same for all losses of a round.
 FURTHER_REPEAT = 1 << 20
@@ -304,51 +283,3 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
         yield end
         if wrong:
             raise WrongResult(wrong)
-
-
-# The passes whose times do not count.
-
-
-def peak_memory(context) -> Iterator[Memory]:
-    """Yield the ``memory`` records of every scope and batch, after a small step that loads what is loaded once."""
-    scopes, heavy = context.settings.scopes, heaviest(context.all_batches, context.batches)
-    for scope in scopes[-1:] if context.loops_in_python else scopes:
-        context.step(scope, context.batches[0], utterances=1).run()
-        for batch in heavy[:1] if context.loops_in_python or scope != scopes[-1] else heavy:
-            fresh = partial(context.step, scope, batch)
-            of_step: Any = peaks(fresh, context.device, profiler=not context.loops_in_python)
-            yield Memory(scope=scope, batch=batch, **of_step)
-
-
-#: Note of a loss that loops over its cells in Python: each cell would be a thousand events and a megabyte.
-UNTRACED = "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile"
-
-
-def trace(context) -> Iterator[Trace]:
-    """Yield one ``trace`` record, and write traces and tables to the context's folder.
-
-    The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is removed.
-    """
-    settings, folder = context.settings, context.folder
-    reader.remove(folder)
-    if context.loops_in_python:
-        yield Trace(files=[], note=UNTRACED)
-        return
-    order = [context.batches[index % len(context.batches)] for index in range(settings.trace_steps)]
-    context.hold_inputs(order)
-    waiting = [context.step("step", batch) for batch in order]
-
-    def steps() -> Iterator[LossStep]:
-        while waiting:
-            context.model.zero_grad(set_to_none=True)
-            yield waiting.pop(0)
-
-    foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
-    yield Trace(
-        steps=len(order),
-        schedule=Schedule(**settings.schedule),
-        files=sorted(path.name for path in folder.glob("*.pt.trace.json*")),
-        profiler={option: getattr(settings, option) for option in profiler.OPTIONS},
-        foreign_cpu=foreign,
-        flags=busy_flags(foreign, device.host_threads(context.device)),
-    )
