@@ -28,7 +28,7 @@ from rnnt_bench.records.schema import Option
 if TYPE_CHECKING:
     import torch
 
-    from rnnt_bench.losses.inputs import Batch
+    from rnnt_bench.losses.inputs import Labels
     from rnnt_bench.losses.topologies import Topology
 
 #: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive joiner.  A loss
@@ -174,8 +174,11 @@ class Adapter:
         """Return the number of outputs of the joiner: V, and those that the lattice needs beside (durations)."""
         return vocab_size + self.lattice.extra
 
-    def prepare(self, batch: Batch) -> SimpleNamespace:
-        """Return the arguments beside the scores, by name, in the package's dtypes, targets first.  Untimed."""
+    def prepare(self, batch: Labels) -> SimpleNamespace:
+        """Return the arguments beside the scores, by name, in the package's dtypes, targets first.
+
+        It is not timed, so `batch` has targets, lengths and shapes, and no outputs of encoder and decoder.
+        """
         raise NotImplementedError
 
     def function(self) -> Callable[..., Any]:

@@ -132,15 +132,25 @@ OUTPUTS = ("encoder_out", "decoder_out")
 
 
 @dataclass
-class Batch:
-    """One batch on its device."""
+class Labels:
+    """What is known of a batch before the clock starts, on its device: all that an adapter's `prepare` gets."""
 
-    encoder_out: torch.Tensor  # (N, T, D), a leaf of the run's dtype that requires a gradient
-    decoder_out: torch.Tensor  # (N, U+1, D), likewise
     targets: torch.Tensor  # (N, U) int32 in [1, V)
     T_lengths: torch.Tensor  # (N,) int32
     U_lengths: torch.Tensor  # (N,) int32
     shapes: List[Tuple[int, int]]  # (T, U) of each utterance on the host, to be read without synchronising the device
+
+
+@dataclass
+class Batch(Labels):
+    """One batch on its device."""
+
+    encoder_out: torch.Tensor  # (N, T, D), a leaf of the run's dtype that requires a gradient
+    decoder_out: torch.Tensor  # (N, U+1, D), likewise
+
+    @property
+    def labels(self) -> Labels:
+        return Labels(self.targets, self.T_lengths, self.U_lengths, self.shapes)
 
     def fresh(self) -> Batch:
         """Return the batch with the same numbers in new leaves, without the gradient of an earlier step."""

@@ -45,8 +45,8 @@ class Layout:
         return Joiner(output, {name: inputs.layer(name, settings, device, dtype) for name in self.projections})
 
     def prepare(self, batch: Batch) -> Any:
-        """Return what the adapter makes of a batch, beside the scores.  Untimed."""
-        return self.adapter.prepare(batch)
+        """Return what the adapter makes of targets and lengths.  Untimed, so it gets no outputs."""
+        return self.adapter.prepare(batch.labels)
 
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the one tensor that `loss` takes, whose gradient is the end of scope "loss"."""
@@ -213,7 +213,7 @@ class ByUtterance(Joint):
 
     def prepare(self, batch):
         pieces = [batch.utterance(n) for n in range(len(batch.shapes))]
-        return SimpleNamespace(pieces=[(piece, self.adapter.prepare(piece)) for piece in pieces])
+        return SimpleNamespace(pieces=[(piece, self.adapter.prepare(piece.labels)) for piece in pieces])
 
     def loss_of(self, tensors, batch, prepared):
         encoder_out, decoder_out, weight, bias = tensors.values()

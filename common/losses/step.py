@@ -57,19 +57,29 @@ class LossStep:
         return {**prepared, **batch, **leaves}
 
     def gradients(self) -> Dict[str, Optional[torch.Tensor]]:
-        """Return the gradient of each leaf by name, after `run`; None if the loss does not use the leaf."""
-        return self.computed or {name: leaf.grad for name, leaf in self.leaves.items()}
+        """Return the gradient of each leaf by name, after `run`; None if the loss does not use the leaf.
+
+        Raises TypeError for one of another class than torch.Tensor, which may put off its work until it is read.
+        """
+        gradients = self.computed or {name: leaf.grad for name, leaf in self.leaves.items()}
+        for name, gradient in gradients.items():
+            if gradient is not None and type(gradient) is not torch.Tensor:
+                raise TypeError(f"the gradient of {name} is a {type(gradient).__name__}: return a torch.Tensor")
+        return gradients
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> torch.Tensor:
         """Run forward, call `after_forward`, and run backward; return the detached loss, multiplied by `upstream`.
 
-        Raises TypeError or ValueError if the loss is no tensor of one element.
+        Raises TypeError or ValueError if the loss is no torch.Tensor of one element, or has no gradient.
         """
         with torch.set_grad_enabled(not self.forward_only):
             loss = self.forward()
         after_forward()
-        if not isinstance(loss, torch.Tensor):
-            raise TypeError(f"the loss is {loss!r:.50}, not a tensor: return the sum over the batch")
+        if type(loss) is not torch.Tensor:
+            what = f"a {type(loss).__name__}"
+            if isinstance(loss, (tuple, list)):
+                what += f" of {len(loss)}"
+            raise TypeError(f"the loss is {what}, not a torch.Tensor: return the sum over the batch")
         if self.upstream is not None:
             loss = weighted(loss, self.upstream)
         if loss.numel() != 1:  # some packages sum to (1,)

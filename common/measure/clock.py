@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Protocol
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Protocol, Tuple
 
 import torch
 
@@ -76,10 +76,12 @@ class Clock:
         return round(begin.elapsed_time(end) * 1e6) if self.cuda else end - begin
 
 
-def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
-    """Return the times of a step as fields of a ``sample`` record; Python collects its garbage before it, not within.
+def time_step(step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answer: None) -> Tuple[Dict[str, Any], Any]:
+    """Return (the times of a step as fields of a ``sample`` record, what `read` makes of its answer).
 
-    On CUDA the host runs ahead of the device, so the wall time of forward is None; use its event time.
+    Python collects its garbage before the step, not within.  `read` is called before the clock ends, so that work which
+    is put off until then is timed.  On CUDA the host runs ahead of the device, so the wall time of forward is None; use
+    its event time.
     """
     spans: List[Any] = []
 
@@ -99,18 +101,20 @@ def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
         clock.synchronize()
         wall_begin, begin = now(), clock.mark()
         marks: List[Any] = []
-        step.run(after_forward=lambda: marks.append(clock.mark()))
+        answer = step.run(after_forward=lambda: marks.append(clock.mark()))
         end = clock.mark()
+        value = read(answer)
         clock.synchronize()
         wall = now() - wall_begin
-    forward, total = clock.between(begin, marks[-1]), clock.between(begin, end)
+    forward = clock.between(begin, marks[-1])
     stages: Dict[str, int] = {}
     for name, stage_begin, stage_end in spans:
         stages[name] = stages.get(name, 0) + clock.between(stage_begin, stage_end)
-    return dict(
+    of_sample = dict(
         forward_wall_ns=None if clock.cuda else forward,
-        total_wall_ns=wall if clock.cuda else total,
+        total_wall_ns=wall,
         forward_event_ns=forward if clock.cuda else None,
-        total_event_ns=total if clock.cuda else None,
+        total_event_ns=clock.between(begin, end) if clock.cuda else None,
         stages=stages,
     )
+    return of_sample, value

@@ -227,13 +227,12 @@ class OfScope:
         self.latest.clear()
         numbers = 4 * repeat + 2 * warmup + (self.scope == "step")  # its own: a loss must not know an answer before
         step = self.context.step(self.scope, batch, numbers)
-        timed = time_step(step, self.clock)
+        timed, loss = time_step(step, self.clock, read=float)
         self.latest.append((batch, step))
-        loss: Any = step.answer
         if not warmup:
-            self.taken[batch] = Taken(numbers, float(loss), getattr(step.prepared, "ranges", None))
+            self.taken[batch] = Taken(numbers, loss, getattr(step.prepared, "ranges", None))
         of = {"scope": self.scope, "round": self.context.round, "batch": batch, "repeat": repeat, "warmup": warmup}
-        return Sample(**of, loss=finite(float(loss)), **timed)
+        return Sample(**of, loss=finite(loss), **timed)
 
 
 def run(context) -> Iterator[Union[Sample, Stop]]:

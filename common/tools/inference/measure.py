@@ -121,7 +121,7 @@ class Calls:
 
 def time_call(call: Step, clock: Clock) -> SimpleNamespace:
     """Return the time of one call, on CUDA synchronised at both ends.  first_ns: to a stream's first token, or None."""
-    taken = time_step(call, clock)
+    taken, _ = time_step(call, clock)
     first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"] if getattr(call, "streamed", False) else None
     return SimpleNamespace(total_wall_ns=taken["total_wall_ns"], first_ns=first, foreign_cpu=None, flags=[])
 

@@ -71,7 +71,7 @@ class Inputs:
         pairs = [(int(shapes.subsampled(length, transducer.SUBSAMPLING)), int(U)) for length, U in utterances]
         T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
         none = torch.empty(0, device=device)  # the model makes them
-        self.batch, self.adapter = Batch(none, none, targets, T, U_lengths, pairs), adapter
+        self.batch, self.adapter = Batch(targets, T, U_lengths, pairs, none, none), adapter
         total, tokens = map(int, utterances.sum(0))
         T_max = max(T for T, _ in pairs)
         self.described = rows.Batch(N=N, frames=total, frames_max=frames, T_max=T_max, U_max=U, tokens=tokens)
