@@ -16,6 +16,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +34,6 @@ from rnnt_bench.core.errors import (  # noqa: E402
     guarded,
 )
 from rnnt_bench.core.settings import LOGITS  # noqa: E402
-from rnnt_bench.core.statistics import geometric_mean, median  # noqa: E402
 from rnnt_bench.core.text import count, error, escaped, gathered, interval, number, without_folders  # noqa: E402
 from rnnt_bench.present.parts import Cell, tabulated  # noqa: E402
 from rnnt_bench.present.text import markdown  # noqa: E402

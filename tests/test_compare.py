@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 from browsers import unpacked
@@ -112,12 +113,12 @@ def test_the_same_code_is_not_found_changed(load, name, rounds, draw, seeds):
 def quieter(run, spread):
     """The run with all deviations from a batch's median shrunk alike, so that rounds deviate by `spread` (0.01: 1%)."""
     samples = [line for lines in timing_jobs(run) for line in lines if isinstance(line, schema.Sample)]
-    centers = {key: statistics.median([line.total_wall_ns for line in mine]) for key, mine in by_batch(samples).items()}
+    centers = {key: median([line.total_wall_ns for line in mine]) for key, mine in by_batch(samples).items()}
     rounds = by_batch(samples, "round")
     deviations = []
     for (*key, _), mine in rounds.items():
-        deviations.append(math.log(statistics.median([line.total_wall_ns for line in mine]) / centers[tuple(key)]))
-    power = spread / math.sqrt(statistics.mean([deviation**2 for deviation in deviations]))
+        deviations.append(math.log(median([line.total_wall_ns for line in mine]) / centers[tuple(key)]))
+    power = spread / math.sqrt(fmean([deviation**2 for deviation in deviations]))
 
     def shrunk(line):
         if not isinstance(line, schema.Sample):

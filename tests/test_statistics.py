@@ -53,8 +53,7 @@ def test_quantile_is_linear_between_samples(values, fraction, expected):
     "ask",
     [
         lambda: statistics.quantile([], 0.5),
-        lambda: statistics.geometric_mean([]),
-        lambda: statistics.geometric_mean([1, -2]),
+        lambda: statistics.interval([1.0, -2.0]),
     ],
 )
 def test_what_has_no_answer_is_refused(ask):
@@ -105,7 +104,6 @@ def test_interval_is_over_rounds_not_over_samples_and_needs_two():
     drawn = [(1, 0, 1.0)] * 1000 + [(2, 0, math.e**2 - 1)] * 1000 + [(2, 1, math.e**2 + 1)]
     samples = [schema.Sample(scope="step", round=n, batch=k, total_wall_ns=round(1e6 * ms)) for n, k, ms in drawn]
     assert times.times(samples, "step").interval == pytest.approx(statistics.interval([1.0, math.e**2]), rel=1e-5)
-    assert statistics.median([3, 1, 2]) == 2 and statistics.geometric_mean([2, 8]) == pytest.approx(4)
 
 
 def test_paired_ratio_by_hand():

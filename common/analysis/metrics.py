@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from operator import attrgetter
+from statistics import fmean, median
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 from rnnt_bench.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
@@ -105,11 +106,11 @@ def _percent_words(row: Row, scope: str) -> str:
 def of_batches(row: Row, scope: str) -> Optional[float]:
     """Return half of the distance between p20 and p80 of the batches' medians, in percent of their mean."""
     batches = text.gathered((batch, ms) for medians in row.of(scope).medians.values() for batch, ms in medians.items())
-    medians = [statistics.median(times) for times in batches.values()]
+    medians = [median(times) for times in batches.values()]
     if len(medians) < 2:
         return None
     low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
-    return 50 * (high - low) / statistics.mean(medians)
+    return 50 * (high - low) / fmean(medians)
 
 
 def _half(row: Row, scope: str) -> str:

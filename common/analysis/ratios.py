@@ -14,10 +14,11 @@ A round is a fresh process of each loss.  There are two designs:
 from __future__ import annotations
 
 import math
+from statistics import fmean, geometric_mean, median, variance
 from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from rnnt_bench.core.settings import FEWEST_ROUNDS
-from rnnt_bench.core.statistics import geometric_mean, log_values, mean, median, student_t, variance
+from rnnt_bench.core.statistics import log_values, student_t
 
 Batches = Mapping[Any, Sequence[float]]  # batch -> samples
 Rounds = Mapping[Any, Batches]  # round -> batch -> samples
@@ -119,7 +120,7 @@ def own_batches_ratio(
     if padding is not None and of_file:
         center, error = regression(rounds, padding.mean)
     else:
-        center, error = _over_rounds([mean([pair.y for pair in pairs]) for pairs in rounds])
+        center, error = _over_rounds([fmean([pair.y for pair in pairs]) for pairs in rounds])
     freedom = min(len(rounds) - 1, len(cells) - 2) if of_file else len(rounds) - 1  # a line takes two of the batches
     result = _ratio(center, error, freedom, confidence, before, after, len(cells))
     ratios = [math.exp(pair.y) for pair in cells]
@@ -127,7 +128,7 @@ def own_batches_ratio(
 
 
 def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
-    return mean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
+    return fmean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 
 def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, Optional[float]]:
@@ -135,7 +136,7 @@ def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, 
     Where all x are equal the slope is 0. A round pulls the line towards itself, so its residuals come out too small;
     they are widened by its leverage (Bell and McCaffrey 2002)."""
     cells = [pair for pairs in rounds for pair in pairs]
-    count, x_center, y_center = len(cells), mean([pair.x for pair in cells]), mean([pair.y for pair in cells])
+    count, x_center, y_center = len(cells), fmean([pair.x for pair in cells]), fmean([pair.y for pair in cells])
     squares = math.fsum((pair.x - x_center) ** 2 for pair in cells)
     slope = math.fsum((pair.x - x_center) * (pair.y - y_center) for pair in cells) / squares if squares else 0.0
 
@@ -177,7 +178,7 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
         error = math.sqrt(sum(parts))
         shares = [(part / sum(parts) if error else 0.5) ** 2 / (len(side) - 1) for part, side in zip(parts, sides)]
         freedom = 1 / sum(shares)
-    return _ratio(mean(sides[1]) - mean(sides[0]), error, freedom, confidence, before, after, batches)
+    return _ratio(fmean(sides[1]) - fmean(sides[0]), error, freedom, confidence, before, after, batches)
 
 
 def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
@@ -219,7 +220,7 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
     values = log_values(by_round)
-    center, middle = mean(values), (count - 1) / 2
+    center, middle = fmean(values), (count - 1) / 2
     squares = math.fsum((at - middle) ** 2 for at in range(count))
     slope = math.fsum((at - middle) * (value - center) for at, value in enumerate(values)) / squares
     rest = math.fsum((value - center - slope * (at - middle)) ** 2 for at, value in enumerate(values))
@@ -260,8 +261,8 @@ def control(unchanged: Sequence[Ratio]) -> Optional[Control]:
     if len(known) < FEWEST_CONTROLS:
         return None
     values, logarithms = [value for value, _ in known], log_values([value for value, _ in known])
-    noise = mean([error**2 for _, error in known])
-    return Control(mean(logarithms), variance(logarithms), noise, len(known), min(values), max(values))
+    noise = fmean([error**2 for _, error in known])
+    return Control(fmean(logarithms), variance(logarithms), noise, len(known), min(values), max(values))
 
 
 def over_control(of: Ratio, by: Control, confidence: float) -> Ratio:

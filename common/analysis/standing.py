@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean, median
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from rnnt_bench.analysis import ratios
@@ -193,7 +194,7 @@ class Standing:
         samples = [row.of_scope(self.scope) for row in (self.baseline, self.row)]
         sides = [text.gathered((sample.batch, sample.ms) for sample in side) for side in samples]
         common = sides[0].keys() & sides[1].keys()
-        before, after = (statistics.mean([statistics.median(of[batch]) for batch in common]) for of in sides)
+        before, after = (fmean([median(of[batch]) for batch in common]) for of in sides)
         return before, after
 
     @property
@@ -236,7 +237,7 @@ class Standing:
 def _drift(rounds: Sequence[float]) -> float:
     """Return by how much the mean logarithm of a run's times differs between its halves."""
     half, logarithms = len(rounds) // 2, statistics.log_values(rounds)
-    return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
+    return abs(fmean(logarithms[-half:]) - fmean(logarithms[:half]))
 
 
 def _span(low: float, high: float) -> str:

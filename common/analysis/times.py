@@ -7,6 +7,7 @@ moves over the rate of memory, or the products of a step over the best rate of p
 from __future__ import annotations
 
 from itertools import accumulate
+from statistics import fmean, geometric_mean, median
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from rnnt_bench.core import implementations, statistics, text
@@ -49,8 +50,8 @@ def times(samples: Sequence[schema.Sample], scope: str) -> Times:
     """Return the times of a scope.  samples: without warm-up."""
     of_scope = [sample for sample in samples if sample.scope == scope]
     rounds = text.gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in of_scope)
-    medians = [[statistics.median(values) for values in batches.values()] for batches in rounds.values()]
-    interval = statistics.interval(list(map(statistics.mean, medians)))  # over rounds, not over samples
+    medians = [[median(values) for values in batches.values()] for batches in rounds.values()]
+    interval = statistics.interval(list(map(fmean, medians)))  # over rounds, not over samples
 
     def described(key: str) -> Optional[statistics.Summary]:
         durations = ((sample.batch, getattr(sample, key)) for sample in of_scope)
@@ -68,7 +69,7 @@ def times(samples: Sequence[schema.Sample], scope: str) -> Times:
         # On CUDA the host runs ahead of forward, so only the events know when it ended.
         described("forward_wall_ns") or described("forward_event_ns"),
         {stage: summary.median for stage, of in split.items() if (summary := statistics.describe(of))},
-        {name: {batch: statistics.median(ms) for batch, ms in of.items()} for name, of in rounds.items()},
+        {name: {batch: median(ms) for batch, ms in of.items()} for name, of in rounds.items()},
         [name for name, of_round in by_round.items() if store.is_loaded(of_round)],
     )
 
@@ -79,7 +80,7 @@ def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> 
     known = [batch for batch in batches if batch.index in seconds_of]
     if not known:
         return None, None
-    seconds = sum(statistics.median(seconds_of[batch.index]) for batch in known)
+    seconds = sum(median(seconds_of[batch.index]) for batch in known)
     frames = [batch.frames for batch in known if batch.frames is not None]
     return sum(batch.N for batch in known) / seconds, sum(frames) / seconds if len(frames) == len(known) else None
 
@@ -135,7 +136,7 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: Optional[bool] =
     rates_ = DeviceRates(torch=best.get("torch"), loop=best.get("loop"))
     if not moved:
         return rates_
-    return rates_._replace(memory=statistics.median(moved), memory_low=min(moved), memory_high=max(moved))
+    return rates_._replace(memory=median(moved), memory_low=min(moved), memory_high=max(moved))
 
 
 #: torch's products are slow below this share of the processor's rate, if a preloaded library makes them so many times
@@ -209,6 +210,6 @@ def limit_percent(
         }
         if seconds.keys() <= least.keys() and (products or scope == "loss"):
             bounds = {index: max(of[0] / moved, of[1] / (products or 1.0)) for index, of in least.items()}
-            shares = [bounds[index] / statistics.median(of) for index, of in seconds.items()]
-            percent[scope] = 100 * statistics.geometric_mean(shares)
+            shares = [bounds[index] / median(of) for index, of in seconds.items()]
+            percent[scope] = 100 * geometric_mean(shares)
     return percent

@@ -1,4 +1,4 @@
-"""Computes quantiles, intervals over rounds and verdicts from samples.  Values in, plain data out.
+"""Compute quantiles, intervals over rounds and verdicts from samples.  Values in, plain data out.
 
 Samples of one process share its luck (memory layout, clock, neighbours), so they are not independent: an interval is
 over rounds, each a fresh process, and never over the samples of one.  Times are positive and skewed, ratios multiply;
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean, median, variance
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 
@@ -22,16 +23,6 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
-def median(values: Sequence[float]) -> float:
-    return quantile(values, 0.5)
-
-
-def mean(values: Sequence[float]) -> float:
-    if not values:
-        raise ValueError("no values")
-    return math.fsum(values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -52,15 +43,11 @@ def describe(batches: Mapping[Any, Sequence[float]]) -> Optional[Summary]:
     medians = {batch: median(values) for batch, values in batches.items() if values}
     if not medians:
         return None
-    middle, repeated = mean(list(medians.values())), [batch for batch in medians if len(batches[batch]) > 1]
+    middle = fmean(medians.values())
+    repeated = [batch for batch in medians if len(batches[batch]) > 1]
     shares = [value / medians[batch] for batch in repeated for value in batches[batch] if medians[batch]]
     low, high = (middle * quantile(shares, part) if shares else None for part in (0.2, 0.8))
     return Summary(middle, low, high, sum(map(len, batches.values())))
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive values.  Raises ValueError for others."""
-    return math.exp(mean(log_values(values)))
 
 
 @cache
@@ -89,7 +76,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tupl
     if len(values) < 2:
         return None
     logarithms = log_values(values)
-    center = mean(logarithms)
+    center = fmean(logarithms)
     half = student_t(confidence, len(values) - 1) * math.sqrt(variance(logarithms) / len(values))
     return math.exp(center - half), math.exp(center + half)
 
@@ -124,8 +111,3 @@ def log_values(values: Sequence[float]) -> List[float]:
     if not values or min(values) <= 0:
         raise ValueError("positive values are needed")
     return [math.log(value) for value in values]
-
-
-def variance(values: Sequence[float]) -> float:
-    center = mean(values)
-    return math.fsum((value - center) ** 2 for value in values) / (len(values) - 1)

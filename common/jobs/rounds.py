@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from rnnt_bench.core import text
@@ -20,7 +21,6 @@ from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.core.flag_types import bytes_of
 from rnnt_bench.core.implementations import FAST_MKL, find
 from rnnt_bench.core.settings import FEWEST_IN_BUDGET, Settings
-from rnnt_bench.core.statistics import mean, median
 from rnnt_bench.jobs.job import Job, Like
 from rnnt_bench.jobs.session import Executor, Session
 from rnnt_bench.records import schema, store
@@ -137,7 +137,7 @@ class Rounds:
         lines = []
         for kind, names in kinds.items():
             most = max(len(self.ms[name]) for name in names)
-            means = {name: mean(list(self.ms[name].values())) for name in names if len(self.ms[name]) == most > 0}
+            means = {name: fmean(list(self.ms[name].values())) for name in names if len(self.ms[name]) == most > 0}
             timed = ", ".join(f"{name} {text.number(means[name])}" for name in sorted(means, key=means.__getitem__))
             lines += [f"{kind}: {timed} ms"] if timed else []
         return "; ".join(lines)

@@ -13,12 +13,12 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from rnnt_bench.core import errors
 from rnnt_bench.core.files import ROOT
 from rnnt_bench.core.settings import Settings
-from rnnt_bench.core.statistics import mean
 from rnnt_bench.core.text import clipped, plain
 from rnnt_bench.jobs.job import Job, Like, Runnable
 from rnnt_bench.records import store
@@ -255,7 +255,7 @@ class Progress:
                 known, share = self.took.get((name, FIRST)) or of_pass[FIRST], SHARE_OF_FIRST.get(pass_name, 1.0)
             if not known:
                 return None
-            total += share * mean(known)
+            total += share * fmean(known)
         return total
 
 

@@ -6,10 +6,9 @@ Reads no clock: the caller's function takes the samples, and tests pass made-up 
 from __future__ import annotations
 
 import math
-from statistics import stdev
+from statistics import median, stdev
 from typing import Any, Callable, Dict, Generator, List, Optional, Sequence
 
-from rnnt_bench.core import statistics
 from rnnt_bench.system.machine import ForeignLoad, busy_flags
 
 #: Warm-up is over when two successive samples differ by at most this fraction.
@@ -42,7 +41,7 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
     raise, so noisy samples lead to more samples, up to the caps.  Infinite while no batch was measured twice.
     """
     repeated = [durations for durations in samples.values() if len(durations) >= 2]
-    relative = [duration / statistics.median(durations) for durations in repeated for duration in durations]
+    relative = [duration / median(durations) for durations in repeated for duration in durations]
     return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative)) if relative else math.inf
 
 

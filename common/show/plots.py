@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from rnnt_bench.analysis import groups, metrics, standing, verdict
@@ -290,14 +291,14 @@ def _of_row(row: Row) -> Optional[Lane]:
     samples = row.of_scope(row.scope)
     times = gathered((sample.batch, sample.ms) for sample in samples)
     if not samples or min(map(len, times.values())) > 1:
-        medians = {batch: statistics.median(ms) for batch, ms in times.items()}
+        medians = {batch: median(ms) for batch, ms in times.items()}
         return Lane(row, samples, [sample.ms / medians[sample.batch] for sample in samples]) if samples else None
     lanes = []
     for cells in ("padded_cells", "useful_cells"):
         size_of = {str(batch.index): getattr(batch, cells) for batch in row.batches}
         known = [sample for sample in samples if sample.batch in size_of]
         rates = [sample.ms / size_of[sample.batch] for sample in known]
-        middle = statistics.median(rates) if rates else 1.0
+        middle = median(rates) if rates else 1.0
         lanes.append(Lane(row, known, [rate / middle for rate in rates]))
     return min(lanes, key=lambda lane: sum(abs(value - 1) for value in lane.relative)) if lanes[0].samples else None
 

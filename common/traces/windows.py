@@ -11,10 +11,9 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median_high
+from statistics import fmean, median, median_high
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from rnnt_bench.core import statistics
 from rnnt_bench.core.text import MB
 from rnnt_bench.traces import reader
 
@@ -88,7 +87,7 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
         durations = [step.duration for step in whole]
         device = trace.fullest()
         peak_mb = max(trace.memory[device][1]) / MB if device else None
-        average = statistics.mean(durations) if durations else None
+        average = fmean(durations) if durations else None
         result.windows.append(WindowNumbers(path.name, average, len(durations), peak_mb, flags))
         result.notes += [f"{path.name}: {flag}" for flag in flags]
         result.on_cuda = result.on_cuda or trace.on_cuda
@@ -101,7 +100,7 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
     if result.error or not steps:
         result.label_us = {}
     else:
-        result.average_step_time_us = statistics.mean(steps)
+        result.average_step_time_us = fmean(steps)
         result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
         peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
         if peaks:
@@ -120,9 +119,9 @@ def _is_cut_off(trace: reader.Trace, before: Optional[reader.Trace]) -> bool:
     *others, last = trace.steps
     usual: Sequence[reader.Step] = others or (before.steps if before else [])
     whole = trace if others else before
-    if whole is None or last.duration * FEW >= statistics.median([step.duration for step in usual]):
+    if whole is None or last.duration * FEW >= median([step.duration for step in usual]):
         return False
-    operators = statistics.mean([whole.operators_in(step) for step in usual])
+    operators = fmean([whole.operators_in(step) for step in usual])
     return operators >= FEW and trace.operators_in(last) * FEW < operators
 
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
 
-from rnnt_bench.core import statistics
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.text import UNBOUNDED, finite
 from rnnt_bench.data import batching
@@ -370,7 +370,7 @@ def approximation_gap(context) -> Optional[float]:
             exact = float(layout.right(model.logits(alone), alone).sum())
         if exact > SMALLEST_LOSS:
             gaps.append(finite((loss - exact) / exact))
-    return statistics.median(sorted(gaps)) if gaps else None
+    return median(sorted(gaps)) if gaps else None
 
 
 def run(context) -> Iterator[Correctness]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
+from statistics import median
 from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence
 
 from msgspec import Meta, Struct, field
@@ -167,7 +168,7 @@ def row(position: Position, job: Job) -> Row:
         "n": len(cell.wall_ns),
         "rtf": parts[50] / audio,
         "utterances_per_second": position.size / parts[50],
-        "first_token_s": statistics.median(first) if first else None,
+        "first_token_s": median(first) if first else None,
         "streams": position.size * math.floor(position.seconds / parts[90]),
         "profiled_cpu_rtf": cell.cpu_us / (1e6 * cell.profiled * audio),
         "profiled_cuda_rtf": cell.cuda_us / (1e6 * cell.profiled * audio) or None,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional
 
 from msgspec import Meta, Struct, field
 
 from rnnt_bench.analysis.metrics import cells, values
-from rnnt_bench.core import statistics, text
+from rnnt_bench.core import text
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.present.parts import Cell, filled, tabulated
 from rnnt_bench.records import schema
@@ -142,12 +143,12 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
 def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[str, Any]:
     """Return a stage over the examples that ended well.  seconds: of all their audio; failed: examples it ended.
     run_time_s is the mean of medians over repeats, rtf their sum over the seconds; bytes are means and largest."""
-    times = [statistics.median(each.wall_ns) / 1e9 for each in costs]
+    times = [median(each.wall_ns) / 1e9 for each in costs]
     row = {"stage": stage, "failed": failed, "not_counted": sorted({name for of in costs for name in of.not_counted})}
-    row.update(run_time_s=statistics.mean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
+    row.update(run_time_s=fmean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
     for key in ("memory_bytes", "process_bytes", "macs", "flops"):
         known = [getattr(each, key) for each in costs if getattr(each, key) is not None]
-        row.update({key: statistics.mean(known) if known else None, f"most_{key}": max(known, default=None)})
+        row.update({key: fmean(known) if known else None, f"most_{key}": max(known, default=None)})
     return row
 
 

@@ -5,12 +5,13 @@ Times are means over the labelled steps, so that they add up: all labels and `ot
 from __future__ import annotations
 
 from functools import partial
+from statistics import fmean, median
 from typing import Annotated, Any, Dict, List, Optional, Tuple
 
 from msgspec import Meta, Struct
 
 from rnnt_bench.analysis.metrics import cells, values
-from rnnt_bench.core import statistics, text
+from rnnt_bench.core import text
 from rnnt_bench.present.parts import Cell, Figure, tabulated
 from rnnt_bench.present.style import PALETTE, axis, bars, layout
 from rnnt_bench.records import schema
@@ -165,7 +166,7 @@ def parts_of(measured: Measured) -> List[Part]:
     """Return the labels as they begin, each backward after its forward, then `other` and the step."""
 
     def amounts(of: Taken) -> Dict[str, float]:
-        host, device = (statistics.mean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
+        host, device = (fmean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
         return {"ms": device if cuda else host, "host_ms": host, "macs": of.macs, "flops": of.flops}
 
     cuda, steps = None not in measured.device_ns, len(measured.host_ns)
@@ -219,8 +220,8 @@ def lines(choice: Choice, measured: Measured, parts: List[Part]) -> List[str]:
         (of,) = batches
         size = f"batch: {of.N} utterances, {most} frames (longest {of.frames_max}), {of.tokens} tokens"
     options = ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name)) or "no dropout"
-    bare, count = statistics.median(measured.bare_ns) / 1e6, len(measured.host_ns)
-    hooks = statistics.median([(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)])
+    bare, count = median(measured.bare_ns) / 1e6, len(measured.host_ns)
+    hooks = median([(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)])
     cost = f"{text.number(hooks)} ms ({text.percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
     model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
     parts_of_model = ", ".join(f"{name} {each:,}" for name, each in measured.parameters.items() if name != "model")
