@@ -36,6 +36,7 @@ from fused_helpers import (
 
 from fused_transducer import align, compiling, lattices, native, operators
 from fused_transducer.call import Call
+from fused_transducer.sequence import mwer_loss
 from rnnt_bench.losses import oracle, topologies
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
@@ -372,6 +373,57 @@ def test_rows_that_share_an_encoder_have_the_bits_of_copies(dtype):
     assert error(gradients["encoder_out"], sums) < ALLOWED[dtype]
     posteriors = [x.loss(x.tensors, return_posteriors=True)[1] for x in (case, case.copied())]
     assert torch.equal(*posteriors)
+
+
+@pytest.mark.parametrize("dtype, allowed", [(F64, 1e-12), (F32, 1e-6)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_expected_errors_are_those_of_single_losses(dtype, allowed, reduction):
+    case = problem(RAGGED, dtype=dtype, scale=0.3, **EXACT).sharing([1, 0, 1, 1, 0], torch.int32)
+    rows, made = case.options["utterance_of"], torch.tensor([2, 0, 5, 1, 1])
+    leaves, alone = case.leaves(), case.leaves(F64)
+    loss = mwer_loss(case.loss(leaves), made, rows, reduction)
+    loss.backward()
+    logits, of_utterances = logits_of([alone[0][rows], *alone[1:]]), []
+    for n in (0, 1):
+        row = [m for m in range(len(rows)) if rows[m] == n]
+        single = [oracle.losses(logits[m : m + 1], case.targets[m : m + 1], case.lengths[m : m + 1], 0) for m in row]
+        errors_of = made[row].double()
+        of_utterances.append(((-torch.cat(single)).softmax(0) * (errors_of - errors_of.mean())).sum())
+    expected = torch.stack(of_utterances).mean() if reduction == "mean" else sum(of_utterances)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=max(allowed, 1e-12))
+    assert max(error(leaf.grad, right.grad) for leaf, right in zip(leaves, alone)) < 5 * allowed
+    parts = mwer_loss(case.loss(leaves), made, rows, "none")
+    assert parts.shape == (5,) and parts.dtype == dtype
+    assert parts.sum().item() == pytest.approx(sum(of_utterances).item())
+
+
+def test_expected_errors_beside_hypotheses_without_a_path():
+    losses = torch.tensor([1.0, torch.inf, 2.0, torch.inf, torch.inf, torch.nan, 1.0], requires_grad=True)
+    rows, made = torch.tensor([0, 0, 0, 1, 1, 4, 4]), torch.tensor([1.0, 9, 3, 0, 2, 1, 2])
+    parts = mwer_loss(losses, made, rows, "none")
+    share = torch.tensor([-1.0, -2.0]).softmax(0)
+    expected = torch.tensor([share[0] * (1 - 13 / 3), 0, share[1] * (3 - 13 / 3), -0.5, 0.5])
+    assert torch.allclose(parts[:5], expected) and parts[5:].isnan().all()
+    parts[:5].sum().backward()
+    slope = 2 * share.prod().item()  # by the difference of the two errors
+    assert losses.grad[:5].tolist() == pytest.approx([slope, 0, -slope, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "changed, word",
+    [
+        ({"losses": torch.ones(())}, "reduction='none'"),
+        ({"errors": [1, 2, 3]}, "errors"),
+        ({"errors": torch.ones(2)}, "errors"),
+        ({"utterance_of": torch.zeros(3, 1)}, "utterance_of"),
+        ({"reduction": "average"}, "reduction"),
+    ],
+)
+def test_expected_errors_refuse_other_shapes(changed, word):
+    given = {"losses": torch.ones(3), "errors": torch.ones(3), "utterance_of": torch.zeros(3, dtype=torch.int64)}
+    with pytest.raises(ValueError, match=word):
+        mwer_loss(**{**given, **changed})
 
 
 @OF_NATIVE

@@ -14,6 +14,7 @@ import torch
 from commands import ROOT
 from test_broken_losses import SMALL, Broken, ClampsTheLastGradient, OfFive
 
+from fused_transducer.sequence import mwer_loss
 from rnnt_bench.core.implementations import LATTICES, imported
 from rnnt_bench.losses import topologies
 from rnnt_bench.losses.topologies import TOPOLOGIES
@@ -24,13 +25,22 @@ FOLDER = ROOT / "data" / "vectors"
 check, make = (imported(FOLDER / f"{name}.py") for name in ("check", "make"))
 
 
+def expected_errors(losses, errors, utterance_of):
+    """Return mwer_loss of each utterance (N,)."""
+    rows = torch.tensor(utterance_of)
+    parts = mwer_loss(losses, torch.tensor(errors), rows, reduction="none")
+    return parts.new_zeros(int(rows.max()) + 1).index_add(0, rows, parts)
+
+
 def answer(kernel, dtype, logits, targets, logit_lengths, target_lengths, blank, topology, upstream, **options):
     """Losses and gradient of a loss in torch."""
+    of_rows = partial(expected_errors, **options) if topology == "mwer" else None
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    lattice = replace(TOPOLOGIES[topology], **values)
+    lattice = TOPOLOGIES["regular"] if of_rows else replace(TOPOLOGIES[topology], **values)
     leaf = torch.from_numpy(logits).to(dtype).requires_grad_()
     given = [torch.from_numpy(array) for array in (targets, logit_lengths, target_lengths)]
     losses = kernel(leaf, *given, blank=blank, reduction="none", topology=lattice)
+    losses = of_rows(losses) if of_rows else losses
     (losses * torch.from_numpy(upstream).to(dtype))[losses.isfinite()].sum().backward()
     if leaf.dtype == torch.float64:
         logits[...] = leaf.detach().numpy()
@@ -42,22 +52,35 @@ def of_joiner(backend, dtype, logits, targets, logit_lengths, target_lengths, bl
     from fused_helpers import transducer_loss  # which keeps what is compiled
 
     given = {"delay_penalty": options.pop("penalty", 0.0), "backend": backend, "blank": blank, "activation": "relu"}
-    given.update(options, topology="regular" if topology == "delay-penalty" else topology)
-    given.update(reduction="sum", negligible=0.0)
-    losses, gradient = np.zeros(len(logits)), np.zeros_like(logits)
-    for n, (T, U) in enumerate(zip(logit_lengths, target_lengths)):
-        cells = torch.from_numpy(logits[n, :T, : U + 1]).to(dtype).flatten(0, 1)
+    of_rows = partial(expected_errors, **options) if topology == "mwer" else None
+    given.update({} if of_rows else options, reduction="none", negligible=0.0)
+    given.update(topology="regular" if topology in ("delay-penalty", "mwer") else topology)
+    losses, gradient = [], np.zeros_like(logits)
+    # each row by itself, or the hypotheses of an utterance with one encoder's row
+    lists = [np.array(options["utterance_of"])] if of_rows else [np.array([0])] * len(logits)
+    for first, utterance_of in enumerate(lists):
+        some = slice(first, first + len(utterance_of))
+        T, U = logit_lengths[some], target_lengths[some]
+        m, t, u = np.indices((len(utterance_of), T.max(), U.max() + 1))
+        m, t, u = np.nonzero((t < T[m]) & (u <= U[m]))
+        cells = torch.from_numpy(logits[first + m, t, u]).to(dtype)
         impossible = cells.isinf().all(0)
         weight = cells.masked_fill(impossible, 0).t().contiguous().requires_grad_()
         bias = torch.zeros(len(weight), dtype=dtype).masked_fill_(impossible, -torch.inf)
-        encoder_out = torch.eye(T, dtype=dtype).repeat_interleave(U + 1, 1).unsqueeze(0)
-        decoder_out = torch.eye(U + 1, dtype=dtype).repeat(1, T).unsqueeze(0) - 1
-        integers = [torch.as_tensor([x]) for x in (targets[n, :U], T, U)]
-        loss = transducer_loss(encoder_out, decoder_out, weight, bias, *integers, **given)
-        (loss * upstream[n]).backward()
-        losses[n] = loss.item()
-        gradient[n, :T, : U + 1] = weight.grad.t().unflatten(0, (T, U + 1))
-    return losses.astype(str(dtype)[6:]), gradient
+        encoder_out = torch.zeros(utterance_of.max() + 1, T.max(), len(cells), dtype=dtype)
+        decoder_out = torch.zeros(len(utterance_of), U.max() + 1, len(cells), dtype=dtype) - 1
+        T_lengths = torch.zeros(len(encoder_out), dtype=torch.int64)
+        T_lengths[utterance_of] = torch.from_numpy(T)
+        encoder_out[utterance_of[m], t, range(len(cells))] = 1
+        decoder_out[m, u, range(len(cells))] = 0
+        integers = torch.from_numpy(targets[some, : U.max()]), T_lengths, torch.from_numpy(U)
+        shared = {"utterance_of": torch.from_numpy(utterance_of)} if of_rows else {}
+        made = transducer_loss(encoder_out, decoder_out, weight, bias, *integers, **given, **shared)
+        made = of_rows(made) if of_rows else made
+        (made * torch.from_numpy(upstream if of_rows else upstream[some]).to(dtype))[made.isfinite()].sum().backward()
+        losses.append(made.detach().numpy())
+        gradient[first + m, t, u] = weight.grad.t()
+    return np.concatenate(losses), gradient
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
@@ -71,7 +94,7 @@ def test_the_fused_loss_is_right(backend, dtype):
 
 def test_every_topology_has_its_cases_and_the_folder_is_small():
     names = {case["topology"] for case in check.cases()}
-    assert names == {"regular", *LATTICES} and sum(file.stat().st_size for file in FOLDER.iterdir()) < 2e6
+    assert names == {"regular", "mwer", *LATTICES} and sum(file.stat().st_size for file in FOLDER.iterdir()) < 2e6
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

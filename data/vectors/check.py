@@ -25,7 +25,7 @@ def cases(topology=None):
             for key in ("logits", "losses", "gradient", "upstream"):
                 begin, shape = case[key]["offset"], case[key]["shape"]
                 case[key] = numbers[begin : begin + int(np.prod(shape))].reshape(shape)
-            case["targets"] = np.array(case["targets"], np.int64).reshape(len(case["losses"]), -1)
+            case["targets"] = np.array(case["targets"], np.int64).reshape(len(case["logits"]), -1)
             yield case
 
 

@@ -65,6 +65,25 @@ OF_DURATIONS: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
 }
 
 
+#: Of expected errors, whose rows are hypotheses: utterance_of and errors have a number for each.
+OF_HYPOTHESES: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
+    "two utterances": (
+        [(7, 3), (5, 2), (7, 2), (5, 3), (7, 0)],
+        {"utterance_of": [0, 1, 0, 1, 0], "errors": [1, 2, 0, 3, 4]},
+    ),
+    "one hypothesis": ([(6, 3)], {"utterance_of": [0], "errors": [2]}),
+    "as many errors each": ([(6, 3), (6, 2)], {"utterance_of": [0, 0], "errors": [2, 2]}),
+    "a hypothesis that no path reaches": (
+        [(6, 3), (6, 2), (6, 4)],
+        {"utterance_of": [0, 0, 0], "errors": [0, 1, 3], "minus_inf": 5},
+    ),
+    "upstream gradients": (
+        [(4, 2), (6, 1), (4, 1), (6, 2)],
+        {"utterance_of": [0, 1, 0, 1], "errors": [1, 0, 0, 5], "upstream": [2.0, -0.5]},
+    ),
+}
+
+
 class Writer:
     """Collects arrays into one, and describes where each is."""
 
@@ -93,6 +112,17 @@ def rounded(array: torch.Tensor) -> np.ndarray:
     return np.array([float(f"{number:.12g}") for number in array.flatten().tolist()]).reshape(array.shape)
 
 
+def expected_errors(losses: torch.Tensor, utterance_of: List[int], errors: List[int]) -> torch.Tensor:
+    """Return the expected errors (utterances,) of each list of hypotheses, less the mean of its errors."""
+    of_utterances = []
+    for n in range(max(utterance_of) + 1):
+        rows = [m for m, utterance in enumerate(utterance_of) if utterance == n and losses[m].isfinite()]
+        mean = np.mean([errors[m] for m, utterance in enumerate(utterance_of) if utterance == n])
+        apart = torch.tensor([errors[m] - mean for m in rows], dtype=torch.float64)
+        of_utterances.append(((-losses[rows]).softmax(0) * apart).sum())
+    return torch.stack(of_utterances)
+
+
 def made(
     writer: Writer,
     topology: str,
@@ -110,7 +140,7 @@ def made(
     """Return the entry of the index of one case, whose arrays go to `writer`."""
     options = {**OPTIONS.get(topology, {}), **options}
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    lattice = replace(TOPOLOGIES[topology], **values)
+    lattice = TOPOLOGIES["regular"] if topology == "mwer" else replace(TOPOLOGIES[topology], **values)
     N, T, U = len(shapes), max(T for T, _ in shapes) + slack[0], max(U for _, U in shapes) + slack[1]
     size = (N, T, U + 1, V + lattice.extra)
     logits = torch.from_numpy(scale * fractions(int(np.prod(size)), stream).reshape(size))
@@ -122,7 +152,8 @@ def made(
         targets.fill_(label)
     leaf = logits.clone().requires_grad_()
     losses = oracle.losses(leaf, targets, shapes, blank, lattice)
-    factors = torch.tensor(upstream or [1.0] * N, dtype=torch.float64)
+    losses = expected_errors(losses, **options) if topology == "mwer" else losses
+    factors = torch.tensor(upstream or [1.0] * len(losses), dtype=torch.float64)
     finite = losses.isfinite()
     gradient = torch.zeros_like(logits)
     if finite.any():  # an infinite loss has no gradient
@@ -145,8 +176,8 @@ def made(
 def main(folder: Path = HERE) -> None:
     """Write values.npy and index.json into `folder`."""
     writer, entries = Writer(), []
-    for number, topology in enumerate(TOPOLOGIES):
-        cases = {**CASES, **(OF_DURATIONS if topology == "tdt" else {})}
+    for number, topology in enumerate([*TOPOLOGIES, "mwer"]):
+        cases = OF_HYPOTHESES if topology == "mwer" else {**CASES, **(OF_DURATIONS if topology == "tdt" else {})}
         for stream, (name, (shapes, changes)) in enumerate(cases.items()):
             entries.append(made(writer, topology, name, shapes, 100 * number + stream, **changes))
     np.save(folder / "values.npy", np.concatenate(writer.parts), allow_pickle=False)
