@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures_runs import MIB, correctness, memory, status, timing, write_run
 from test_contract import adapter_of, context_of
 
+from rnnt_bench.analysis import logs
+from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import find
+from rnnt_bench.losses import layouts
+from rnnt_bench.losses.passes import timing as timing_pass
+from rnnt_bench.measure import device
 from rnnt_bench.measure.clock import Clock, time_step
+from rnnt_bench.records.schema import Stop
 
 CPU = torch.device("cpu")
 SHAPES = [(20, 5), (16, 3)]
@@ -73,3 +81,88 @@ def test_the_answer_is_read_before_the_clock_ends():
 
     timed, value = time_step(SimpleNamespace(run=lambda after_forward: after_forward() or 1), Clock(CPU), read)
     assert value == 2 and timed["total_wall_ns"] >= 20e6 > timed["forward_wall_ns"]
+
+
+# The state of a process.
+
+
+def autocast_left_on():
+    torch.autocast("cpu").__enter__()
+
+
+CHANGES = {
+    "the random seed": lambda: torch.manual_seed(7),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+    "autocast": autocast_left_on,
+    "the precision of products": lambda: torch.set_float32_matmul_precision("medium"),
+    "the priority": lambda: os.nice(1),
+    "the CPUs that it may use": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "the number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_loss_changes_of_its_process_is_said(name):
+    """In a process of its own, whose state is lost with it."""
+    before = device.state()
+    reading, writing = os.pipe()
+    if not os.fork():
+        torch.set_num_threads(1)  # no thread of torch's outlives a fork
+        start = device.state()
+        CHANGES[name]()
+        now = device.state()
+        os.write(writing, " ".join(key for key in now if now[key] != start[key]).encode())
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1000).decode() == name and device.state() == before
+
+
+@pytest.mark.parametrize("which", [min, max])
+def test_weights_that_the_timed_process_rounds_are_found(which, monkeypatch):
+    context = context_of(reference(max_samples=6, allocator="system"), SHAPES, 2)
+    right, steps = layouts.Layout.step, []
+
+    def step_of(layout, model, batch, prepared):
+        steps.append(batch)
+        weight = which(model.parameters(), key=torch.Tensor.numel)
+        if len(steps) == 3:
+            weight.data.copy_(weight.data.bfloat16())
+        return right(layout, model, batch, prepared)
+
+    monkeypatch.setattr(layouts.Layout, "step", step_of)
+    with pytest.raises(WrongResult, match=r"it overwrites output\.(weight|bias)"):
+        list(timing_pass.run(context))
+
+
+@pytest.mark.parametrize("kept_mb, noted", [((None, None), 0), ((0.01, 3), 0), ((0.5, 3), 1)])
+def test_a_leak_of_each_round_is_noted(kept_mb, noted, tmp_path):
+    rounds = []
+    for number, mb in enumerate(kept_mb, start=1):
+        lines = timing(f"timing-{number}", [10, 20], [1, 2])
+        kept = None if mb is None else int(mb * MIB)
+        rounds.append([*lines[:-1], {"record": "stop", "job": f"timing-{number}", "scope": "step", "kept_bytes": kept}])
+        rounds[-1].append(lines[-1])
+    write_run(tmp_path / "run", jobs=[correctness(), *rounds, memory(8, 32), [status("trace")]])
+    (row,) = logs.rows([tmp_path])
+    assert sum("keeps 0.5000 MB more" in note for note in row.notes) == noted
+
+
+def test_a_leak_of_every_gradient_is_measured(monkeypatch):
+    kept = {}
+    for leaks in (False, True):
+        adapter, held = reference(max_samples=9, allocator="system"), []
+        right = adapter.loss
+
+        def loss(logits, given, right=right, held=held if leaks else None):
+            same = logits.clone()
+            if held is not None and same.requires_grad:
+                same.register_hook(held.append)
+            return right(same, given)
+
+        monkeypatch.setattr(adapter, "loss", loss)
+        ends = [line for line in timing_pass.run(context_of(adapter, SHAPES, 2)) if isinstance(line, Stop)]
+        kept[leaks] = {end.scope: end.kept_bytes for end in ends}
+    of_logits = 4 * 2 * 20 * 6 * 40
+    assert all(size == pytest.approx(of_logits, rel=0.5) for size in kept[True].values())
+    assert all(size < of_logits / 10 for size in kept[False].values())

@@ -20,6 +20,8 @@ Jobs = Mapping[str, Sequence[schema.JobLine]]
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
 NO_TRACES = "stopped before its traces, which --resume writes"
 BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
+#: More than what Python and torch keep of a step of their own, which is a few kilobytes.
+LEAK_MB = 0.05
 #: Status of the size that does not fit -> the word for the limit of the search.
 LIMITS = {"oom": "memory", "timeout": "time"}
 
@@ -178,6 +180,7 @@ def _notes(
         why = "of products torch's rate alone was measured, which may be slow here"
     reached = ["loss" if name == "loss" else f"gradient of {name}" for name in checked.reached_by_padding]
     changed = ", ".join(sorted({name for line in stops for name in line.changed}))
+    kept = _kept_mb(stops)
     notes = [
         f"{flagged} of {len(samples)} samples ran beside other load" if flagged else "",
         f"above 100% of the limit, so the limit is wrong there ({why})" if above else "",
@@ -203,10 +206,17 @@ def _notes(
         if made.beyond
         else "",
         f"changes {changed} of its process: its times are of other settings" if changed else "",
+        f"keeps {text.number(kept)} MB more after each step: a training runs out of memory" if kept > LEAK_MB else "",
         *made.profile.notes,
         *([trace.note, BUSY_TRACE if trace.flags else ""] if trace else []),
     ]
     return list(filter(None, notes))
+
+
+def _kept_mb(stops: Sequence[schema.Stop]) -> float:
+    """Return how much more memory a scope of a loss keeps after each step, in the round in which it is least."""
+    known = [(line.scope, line.kept_bytes / text.MB) for line in stops if line.kept_bytes is not None]
+    return max(map(min, text.gathered(known).values()), default=0.0)
 
 
 # Traces.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import sys
@@ -71,11 +72,19 @@ def state() -> Dict[str, Any]:
     """Return what a loss may change of its process and times depend on, by name."""
     import torch
 
+    ones = torch.ones(1, 1)
     return {
         "the number of threads": torch.get_num_threads(),
         "the default dtype": torch.get_default_dtype(),
-        "the grad mode": torch.is_grad_enabled(),
+        "the grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "the flushing of denormals": not bool(torch.full((1,), 1e-40).mul(1)),
+        "the random seed": torch.initial_seed(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "autocast": (torch.is_autocast_enabled(), ones.mm(ones).dtype),  # on CUDA, and on the CPU
+        "the precision of products": torch.get_float32_matmul_precision(),
+        "the priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+        "the CPUs that it may use": os.sched_getaffinity(0),
     }
 
 

@@ -466,6 +466,7 @@ class Stop(JobLine, kw_only=True, tag="stop"):
         grad_error: error of the gradient of the last timed step along a random direction, as a share of its length;
             with --find-largest that of one utterance
         changed: what the loss has changed of its process (threads, default dtype, ...), in words
+        kept_bytes: how much more memory was in use after each sample, from the third on; null for too few samples
     """
 
     scope: str
@@ -473,6 +474,7 @@ class Stop(JobLine, kw_only=True, tag="stop"):
     loss_error: Optional[float] = None
     grad_error: Optional[float] = None
     changed: List[str] = []
+    kept_bytes: Optional[Bytes] = None
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):

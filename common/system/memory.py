@@ -107,6 +107,26 @@ def give_back_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+class _Mallinfo(ctypes.Structure):
+    """struct mallinfo2 of <malloc.h>."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks".split()
+    ]
+    _fields_ += [("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t)]
+
+
+def allocated_bytes() -> Optional[int]:
+    """Return how much memory malloc has given to this process and not got back; None before glibc 2.33."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return None
+    mallinfo.restype = _Mallinfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)
+
+
 def widen_heap(count: int) -> None:
     """Allocate, touch and free one block of `count` bytes, so that later allocations find its pages, which glibc keeps
     under REUSE_VARIABLES.  Does nothing without glibc, or if more than half of the free memory would be taken."""

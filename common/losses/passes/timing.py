@@ -23,6 +23,7 @@ many calls on several batches; a loss that is wrong then has no times:
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 from dataclasses import dataclass
@@ -212,6 +213,8 @@ def precision(context) -> str:
 #: cap: making its logits takes the joiner's time, which no sample shows.
 BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
+#: Samples before the first level of memory, and at least between it and the last.
+LEAST_KEPT = 3
 
 
 class OfScope:
@@ -221,10 +224,15 @@ class OfScope:
         self.context, self.clock, self.scope = context, clock, scope
         self.taken: Dict[int, Taken] = {}
         self.latest: List[Tuple[int, LossStep]] = []  # the step of the last sample, which the next one drops first
+        self.count, self.level = 0, 0  # samples; bytes in use once each batch and LEAST_KEPT samples were measured
 
     def sample(self, batch: int, repeat: int, warmup: bool) -> Sample:
         """Return a sample; arguments as of sampling.Sampler."""
         self.latest.clear()
+        if not warmup:
+            if self.count == max(LEAST_KEPT, len(self.taken)):
+                self.level = in_use(self.context.device)
+            self.count += 1
         numbers = 4 * repeat + 2 * warmup + (self.scope == "step")  # its own: a loss must not know an answer before
         step = self.context.step(self.scope, batch, numbers)
         timed, loss = time_step(step, self.clock, read=float)
@@ -233,6 +241,21 @@ class OfScope:
             self.taken[batch] = Taken(numbers, loss, getattr(step.prepared, "ranges", None))
         of = {"scope": self.scope, "round": self.context.round, "batch": batch, "repeat": repeat, "warmup": warmup}
         return Sample(**of, loss=finite(loss), **timed)
+
+    def kept(self) -> Optional[int]:
+        """Return how many bytes more are in use after each further sample, once the last step is dropped; None where
+        there were too few samples to tell, or the system does not."""
+        self.latest.clear()
+        further = self.count - max(LEAST_KEPT, len(self.taken))
+        if further < LEAST_KEPT or not self.level:
+            return None
+        return max(in_use(self.context.device) - self.level, 0) // further
+
+
+def in_use(where: torch.device) -> int:
+    """Return the bytes that torch has on this GPU, or malloc in this process; 0 where the C library does not tell."""
+    gc.collect()
+    return torch.cuda.memory_allocated(where) if where.type == "cuda" else memory.allocated_bytes() or 0
 
 
 def run(context) -> Iterator[Union[Sample, Stop]]:
@@ -255,6 +278,8 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
         warm_up = heaviest(context.all_batches, batches)
     loss_last, before = differing and not clock.cuda, memory.status_bytes("VmRSS")
     scopes = list(settings.scopes)
+    weights = dict(context.model.named_parameters())
+    of_weights = fingerprints(weights)
     ends: List[Tuple[Stop, Dict[int, Taken], Optional[Last]]] = []
     for scope in scopes[::-1] if loss_last or number // 2 % 2 else scopes:
         of_scope = OfScope(context, clock, scope)
@@ -272,13 +297,15 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
         last = None
         if of_scope.taken and not settings.find_largest:  # in a search memory is short
             last = Last.of(context, scope, *of_scope.latest.pop())
-        ends.append((Stop(scope=scope, round=context.round), of_scope.taken, last))
-    now = device.state()
-    changed = [name for name, value in context.state.items() if value != now[name]]
+        ends.append((Stop(scope=scope, round=context.round, kept_bytes=of_scope.kept()), of_scope.taken, last))
+    now, rounded = device.state(), ", ".join(changed(of_weights, weights))
+    of_process = [name for name, value in context.state.items() if value != now[name]]
     for end, taken, last in ends:
-        wrong, end.changed = "", changed
+        wrong, end.changed = "", of_process
         if last is not None:
             end.loss_error, end.grad_error, wrong = check(context, end.scope, taken, last)
+        if rounded:
+            wrong = f"after timing: it overwrites {rounded}, which it may only read"
         yield end
         if wrong:
             raise WrongResult(wrong)
