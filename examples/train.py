@@ -6,6 +6,7 @@ import random
 import resource
 import shutil
 import subprocess
+import sys
 import time
 
 import torch
@@ -48,7 +49,7 @@ class Model(nn.Module):
         super().__init__()
         self.stacked, self.decoder = nn.Linear(160, width), nn.Embedding(vocab, width)
         self.conformer = torchaudio.models.Conformer(width, 4, 2 * width, 2, 15, dropout=0.1, use_group_norm=True)
-        self.joiner = TransducerLoss(width, vocab, reduction="sum")
+        self.joiner = TransducerLoss(width, vocab, reduction="sum", nonfinite="skip", return_skipped=True)
         self.am, self.lm = nn.Linear(width, vocab), nn.Linear(width, vocab)  # of the pruned loss alone
 
     def encode(self, pairs):
@@ -62,7 +63,10 @@ class Model(nn.Module):
         encoder_out, T, targets, U = self.encode(pairs)
         decoder_out = self.decoder(nn.functional.pad(targets, (1, 0)))
         if kind == "fused":
-            return self.joiner(encoder_out, decoder_out, targets, T, U) / U.sum()
+            loss, skipped = self.joiner(encoder_out, decoder_out, targets, T, U)
+            for n in skipped.nonzero().flatten().tolist():
+                print(f"skipped utterance {n} of the batch: {T[n]} frames, {pairs[n][1].tolist()}", file=sys.stderr)
+            return loss / U[~skipped].sum().clamp(min=1)
         if kind == "torchaudio":
             logits = self.joiner.logits(encoder_out.unsqueeze(2), decoder_out.unsqueeze(1)).float()
             return torchaudio.functional.rnnt_loss(logits, targets, T, U, 0, reduction="sum") / U.sum()
@@ -104,8 +108,8 @@ def main():
             loss = model.loss(random.Random(f"{given.seed} {step}").sample(pairs[100:], 12), given.loss)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        if nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():  # of an encoder that makes a NaN it is not
+            optimizer.step()
         schedule.step()
         curve.append(loss.item())
         if given.save and step in (20, given.steps // 3, given.steps):

@@ -21,7 +21,8 @@ from fused_transducer.lattices import TOPOLOGIES, Lattice, check_number, check_t
 
 #: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01.
 ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu", "silu", "gelu", "selu", "hardtanh")
-
+#: What becomes of an utterance whose loss is not finite.
+NONFINITE = ("keep", "raise", "skip")
 
 #: Numbers of cells and their bytes are counted in 64 bits.
 MOST_CELLS = 2**48
@@ -242,7 +243,8 @@ def check_shapes(
 
 
 def check_options(
-    V: int, blank: Any = 0, activation: Any = "tanh", reduction: Any = "mean", fastemit_lambda: Any = 0.0,
+    V: int, blank: Any = 0, activation: Any = "tanh", reduction: Any = "mean", nonfinite: Any = "keep",
+    fastemit_lambda: Any = 0.0,
     negligible: Any = 0.0, tile_cells: Any = None, dropout: Any = 0.0, delay_penalty: Any = 0.0,
     label_smoothing: Any = 0.0, keep_bytes: Any = None, topology: Any = "regular", durations: Any = (),
     sigma: Any = 0.0, clamp: Any = 0.0, backend: Any = None,
@@ -254,12 +256,14 @@ def check_options(
         raise ValueError(
             f"durations: {len(durations)} take all of the {V} outputs; the first are of the symbols, the last of these"
         )
-    reductions = ("reduction", reduction, ("none", "sum", "mean"))
-    for name, value, allowed in (("activation", activation, ACTIVATIONS), reductions):
+    for name, value, allowed in (
+        ("activation", activation, ACTIVATIONS),
+        ("reduction", reduction, ("none", "sum", "mean")),
+        ("nonfinite", nonfinite, NONFINITE),
+        ("backend", backend, (None, *MODULES)),
+    ):
         if value not in allowed:
-            raise ValueError(f"{name}: there are {', '.join(allowed)}, not {value!r}")
-    if backend is not None and backend not in MODULES:
-        raise ValueError(f"backend: there are {', '.join(MODULES)}, not {backend!r}")
+            raise ValueError(f"{name}: there are {', '.join(filter(None, allowed))}, not {value!r}")
     if isinstance(blank, Integral) and -symbols <= blank < 0:
         raise ValueError(f"blank must be 0 or more; it is {blank}, which elsewhere means blank={symbols + int(blank)}")
     for number in (

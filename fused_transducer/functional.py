@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from fused_transducer import operators, plain
+from fused_transducer import finite, operators, plain
 from fused_transducer.call import (
     KEPT_BYTES,
     PACKED,
@@ -50,11 +50,15 @@ def transducer_loss(
     utterance_of: Optional[Tensor] = None,
     utterance_weights: Optional[Tensor] = None,
     zero_infinity: bool = False,
+    nonfinite: str = "keep",
     topology: str = "regular",
     durations: Sequence[int] = (),
     sigma: float = 0.0,
     backend: Optional[str] = None,
     return_posteriors: bool = False,
+    return_delay: bool = False,
+    reference_frames: Optional[Tensor] = None,
+    return_skipped: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Return -log Pr(targets | encoder_out) (Graves 2012) of the logits
     weight @ activation(encoder_out + decoder_out) + bias.
@@ -82,6 +86,10 @@ def transducer_loss(
         utterance_weights (N,): each loss is multiplied with its weight; "mean" then divides by their sum (by 1
         where that is 0).  An utterance of weight 0 is left out, even if its loss is inf or NaN.
         zero_infinity: an utterance whose targets are impossible has a loss of 0 in place of inf.
+        nonfinite: what becomes of an utterance whose loss is inf or NaN (after zero_infinity).  "keep": its loss is
+        that.  "skip": it counts as one of weight 0, so its loss is 0, and so is its gradient.  "raise": a ValueError
+        that names the first one, its T and U, and the first frame of encoder_out, position of decoder_out or output
+        of weight and bias that is not finite; this waits for a GPU.
         fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021);
         the value of the loss stays.
         delay_penalty: makes paths that emit early worth more, as in k2 and fast_rnnt: the log-probability of each label
@@ -115,6 +123,10 @@ def transducer_loss(
         return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the blank and the label
         of each cell.  With durations (N, T, U+1, 2 + durations), each of those too.  0 in the padding; not
         differentiable.
+        return_delay: (N,), the mean over an utterance's targets of the frame at which each is emitted, by the
+        posteriors; less its frame in reference_frames (N, U), where these are given, over the targets that have one of
+        0 or more, as `align` gives them.  NaN where there is no target, or no path; not differentiable.
+        return_skipped: (N,) bool, the utterances that nonfinite="skip" left out.
 
     A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises ValueError, with the
     utterance, for bad arguments (values under torch.compile only when it runs, and never under CUDA graph capture).
@@ -129,22 +141,23 @@ def transducer_loss(
         "label_smoothing": label_smoothing, "clamp": clamp,
         "topology": topology, "durations": durations, "sigma": sigma,
     }  # fmt: skip
-    check_options(V, reduction=reduction, keep_bytes=keep_bytes, **options)
+    check_options(V, reduction=reduction, keep_bytes=keep_bytes, nonfinite=nonfinite, **options)
+    if return_skipped and nonfinite != "skip":
+        raise ValueError(f"return_skipped: only nonfinite='skip' leaves utterances out; it is {nonfinite!r}")
+    if reference_frames is not None and not return_delay:
+        raise ValueError("reference_frames: only return_delay=True compares with them")
     if return_posteriors and fastemit_lambda and topology in MIXED:
         raise ValueError(
             f"return_posteriors: with fastemit_lambda those of topology {topology!r} are no probabilities; give one of "
             "the two"
         )
     if utterance_weights is not None:
-        check_tensors(utterance_weights=utterance_weights)
-        if tuple(utterance_weights.shape) != (M,) or utterance_weights.device != device:
-            raise ValueError(
-                f"utterance_weights must have the shape ({M},) and be on {device}; it has "
-                f"{tuple(utterance_weights.shape)} and is on {utterance_weights.device}"
-            )
+        _check_beside("utterance_weights", utterance_weights, (M,), device)
+    if reference_frames is not None:
+        _check_beside("reference_frames", reference_frames, (M, U1 - 1), device)
     backend = backend_of(device, dtype, backend)
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
-    gradient = gradient or return_posteriors
+    gradient = gradient or return_posteriors or return_delay
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if not in_graph:
         # numpy and .data can change these before backward, and autograd would not see it
@@ -165,14 +178,25 @@ def transducer_loss(
     losses_of = operators.losses if in_graph else operators.Losses.apply
     seed = _seed(dropout_seed, device) if dropout else None
     losses, arcs, _ = losses_of(*given, seed, packed(**options), backend, gradient, cells, kept_cells)
-    loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
+    if zero_infinity:
+        losses = losses.masked_fill(losses == float("inf"), 0)
+    if nonfinite != "keep":
+        wrong = finite.not_finite(losses, utterance_weights)
+    if nonfinite == "raise":
+        finite.check_finite(losses, wrong, given[:8], blank)
+    if nonfinite == "skip":
+        weights = torch.ones_like(losses) if utterance_weights is None else utterance_weights
+        utterance_weights = weights.masked_fill(wrong, 0)
+    loss = _reduced(losses, reduction, utterance_weights).to(accumulated(dtype))
     extra: Tuple[Tensor, ...] = ()
-    if return_posteriors:
+    if return_posteriors or return_delay:
         lengths = frames_of(given[5], given[7]), given[6]
         posteriors = plain.of_cells(arcs, T, U1, *lengths, PACKED[backend], 0.0, 2 + len(durations))
         if fastemit_lambda:
             posteriors[..., 1] /= 1 + fastemit_lambda
-        extra += (posteriors,)
+        extra += (posteriors,) if return_posteriors else ()
+        extra += (plain.mean_delay(posteriors[:, :, :-1, 1], reference_frames),) if return_delay else ()
+    extra += (wrong,) if return_skipped else ()
     return (loss, *extra) if extra else loss
 
 
@@ -229,9 +253,17 @@ def _inputs(
     return given
 
 
-def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor], zero_infinity: bool) -> Tensor:
-    if zero_infinity:
-        losses = losses.masked_fill(losses == float("inf"), 0)
+def _check_beside(name: str, tensor: Any, shape: Tuple[int, ...], device: torch.device) -> None:
+    """Raise ValueError for what is no tensor of this shape on the device of the inputs."""
+    check_tensors(**{name: tensor})
+    if tuple(tensor.shape) != shape or tensor.device != device:
+        raise ValueError(
+            f"{name} must have the shape {shape} and be on {device}; it has {tuple(tensor.shape)} and is on "
+            f"{tensor.device}"
+        )
+
+
+def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor]) -> Tensor:
     if weights is not None:
         losses = losses.masked_fill(weights == 0, 0) * weights
     if reduction != "mean":

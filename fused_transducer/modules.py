@@ -22,7 +22,7 @@ OPTIONS = {
 }
 OF_ALIGN = OPTIONS & set(inspect.signature(align).parameters)
 #: Those that have no range to be checked in.
-UNCHECKED = {"return_posteriors", "zero_infinity"}
+UNCHECKED = {"return_delay", "return_posteriors", "return_skipped", "zero_infinity"}
 
 
 class TransducerLoss(nn.Module):

@@ -406,6 +406,20 @@ def of_cells(
     return numbers.masked_fill(~inside.unsqueeze(-1), padding)
 
 
+def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
+    """Return the mean frame (N,) of the targets less that of `reference` (N, U), as `transducer_loss` does.
+
+    posteriors (N, T, U): with which each target is emitted at each frame."""
+    t = torch.arange(posteriors.shape[1], device=posteriors.device).view(-1, 1)
+    mass = posteriors.sum(1, dtype=torch.float64)
+    frames = (posteriors * t).sum(1, dtype=torch.float64) / mass
+    counts = mass > 0
+    if reference is not None:
+        counts &= reference >= 0
+        frames = frames - reference
+    return (torch.where(counts, frames, 0).sum(1) / counts.sum(1)).to(posteriors.dtype)
+
+
 def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Tuple[Tensor, Tensor]:
     """Return (frames (N, U) int64, log-probabilities (N,)) of the best paths, as `align` does.
 

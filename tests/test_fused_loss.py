@@ -225,6 +225,83 @@ def test_an_impossible_target_costs_inf_and_a_nan_shows(dtype):
     assert losses.isnan().tolist() == of_encoder.tolist() == [False, True]
 
 
+NAN, INF = float("nan"), float("inf")
+#: A number of a tensor -> what is told of it, and the utterances whose loss it makes inf or NaN.
+CULPRITS = [
+    (0, (1, 2, 3), NAN, "utterance 1 (T 4, U 2) has a loss of nan: encoder_out at frame 2 is nan", [1]),
+    (0, (1, 3, 0), INF, "encoder_out at frame 3 is inf", [1]),
+    (1, (1, 2, 3), -INF, "decoder_out at position 2 is -inf", [1]),
+    (3, (3,), -INF, "utterance 1 (T 4, U 2) has a loss of inf: bias of output 3 is -inf", [1]),
+    (3, (9,), -INF, "", []),
+    (3, (9,), NAN, "utterance 0 (T 5, U 2) has a loss of nan: bias of output 9 is nan", [0, 1, 2]),
+    (2, (7, 1), NAN, "weight of output 7 is nan", [0, 1, 2]),
+]
+
+
+@pytest.mark.parametrize("dtype", [F64, F32, BF16, F16])
+@pytest.mark.parametrize("tensor, place, number, words, wrong", CULPRITS, ids=str)
+def test_an_utterance_that_is_not_finite_is_named_or_left_out(tensor, place, number, words, wrong, dtype):
+    case = problem([(5, 2), (4, 2), (6, 1)], V=11, dtype=dtype, activation="none", negligible=1e-8)
+    case.targets = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    case.spoil_padding()
+    case.targets[2, 1] = 3  # of no target
+    case.tensors[tensor][place] = number
+    kept = torch.tensor([float(n not in wrong) for n in range(3)])
+    for reduction in ("none", "sum", "mean"):
+        (skipping, weighed), results = (case.leaves(), case.leaves()), []
+        options = {"nonfinite": "skip", "return_skipped": True, "reduction": reduction}
+        loss, skipped = case.loss(skipping, **options)
+        assert skipped.tolist() == [n in wrong for n in range(3)]
+        results = [loss, case.loss(weighed, utterance_weights=kept, reduction=reduction)]
+        assert torch.equal(*results) and loss.isfinite().all()
+        for result in results:
+            result.sum().backward()
+        assert all(torch.equal(x.grad, y.grad) and x.grad.isfinite().all() for x, y in zip(skipping, weighed))
+    assert case.loss(case.leaves()).isfinite().tolist() == [n not in wrong for n in range(3)]
+    assert case.loss(case.leaves(), nonfinite="raise", utterance_weights=kept).isfinite().all()
+    if not words:
+        assert case.loss(case.leaves(), nonfinite="raise").isfinite().all()
+        return
+    with pytest.raises(ValueError) as refused:
+        case.loss(case.leaves(), nonfinite="raise")
+    assert words in str(refused.value)
+
+
+def test_a_row_that_is_not_finite_is_named_with_its_utterance():
+    case = problem([(5, 2), (4, 2), (6, 1)], dtype=F32).sharing([2, 0, 2])
+    case.tensors[0][2, 5, 0] = NAN
+    with pytest.raises(ValueError, match=r"row 0, of utterance 2 \(T 6, U 2\).*encoder_out at frame 5"):
+        case.loss(case.leaves(), nonfinite="raise")
+    leaves = case.leaves()
+    losses, skipped = case.loss(leaves, nonfinite="skip", return_skipped=True)
+    losses.sum().backward()
+    assert skipped.tolist() == [True, False, True] and all(leaf.grad.isfinite().all() for leaf in leaves)
+
+
+def test_a_sum_without_end_and_a_missing_path_have_finite_inputs():
+    case = problem([(3, 2), (5, 1)], dtype=F32, activation="none")
+    for tensor in case.tensors[:3]:
+        tensor *= 3e38 / tensor.abs().max()
+    with pytest.raises(ValueError, match=r"utterance 0 \(T 3, U 2\).*inputs are finite.*float32"):
+        case.loss(case.leaves(), nonfinite="raise")
+    case = on("modified", [(9, 4), (3, 4)])
+    for options, expected in ({}, [False, True]), ({"zero_infinity": True}, [False, False]):
+        losses, skipped = case.loss(case.leaves(), nonfinite="skip", return_skipped=True, **options)
+        assert skipped.tolist() == expected and losses[1] == 0
+    assert case.loss(case.leaves(), nonfinite="raise", zero_infinity=True)[1] == 0
+    with pytest.raises(ValueError, match=r"utterance 1 \(T 3, U 4\) has a loss of inf.*no path"):
+        case.loss(case.leaves(), nonfinite="raise")
+
+
+def test_under_autocast_what_leaves_the_range_of_16_bits_is_named():
+    case = problem([(5, 2), (4, 2)], dtype=F32, activation="relu")
+    case.tensors[0][1, 3] = 1e5
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="encoder_out at frame 3 is inf"):
+        case.loss(case.leaves(), nonfinite="raise")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert case.loss(case.leaves(), nonfinite="raise").isfinite().all()
+
+
 @pytest.mark.parametrize("scale", [1e4, -1e4])
 def test_logits_of_ten_thousand(scale):
     case = problem([(6, 3), (5, 2)], dtype=F32, **EXACT)
@@ -433,6 +510,31 @@ def test_rows_that_share_an_encoder_leave_out_cells_too(stage):
     expected = computed(case.copied())
     made = computed(case)
     assert torch.equal(made[0], expected[0]) and torch.equal(made[1]["weight"], expected[1]["weight"])
+
+
+def shares_of(case):
+    """Return the probability (N, T, U) with which each target is emitted at each frame, by the sum over all paths."""
+    shares = torch.zeros(*case.tensors[0].shape[:2], case.targets.shape[1], dtype=F64)
+    for n, (arcs, (T, U)) in enumerate(zip(arcs_of(case, case.tensors), case.lengths)):
+        weights, frames = zip(*paths_of(arcs, T, U))
+        for share, path in zip(torch.stack(weights).softmax(0), frames):
+            shares[n, list(path), list(range(U))] += share
+    return shares
+
+
+@pytest.mark.parametrize("topology", EVERY)
+def test_the_delay_is_the_mean_frame_over_all_paths(topology):
+    case = on(topology, [(5, 3), (5, 2), (4, 1), (4, 0)])
+    frames = (shares_of(case) * torch.arange(5.0).view(-1, 1)).sum(1)
+    reference = torch.tensor([[0, 1, -1], [2, 2, 0], [1, 0, 0], [-1, -1, -1]])
+    labels = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    losses, delays = case.loss(case.leaves(), return_delay=True, reference_frames=reference)
+    expected = ((frames - reference) * labels).sum(1) / labels.sum(1)
+    assert torch.allclose(delays, expected, rtol=0, atol=1e-12, equal_nan=True) and delays[3].isnan()
+    with torch.no_grad():
+        made = case.loss(case.tensors, return_delay=True, fastemit_lambda=0.5)[1]
+    expected = frames.sum(1) / case.U_lengths
+    assert torch.allclose(made, expected, rtol=0, atol=1e-12, equal_nan=True) and not delays.requires_grad
 
 
 @pytest.mark.parametrize("V", [11, 1100])

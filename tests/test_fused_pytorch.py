@@ -86,7 +86,7 @@ GRAPHS = [
     ("inductor", {"backend": "native"}),  # it has no C++ to compile
     ("aot_eager", {"backend": "native", "dropout": 0.3, "dropout_seed": 9, "keep_bytes": 5_000}),
     ("aot_eager", {"backend": "native", "topology": "tdt", "utterance_of": torch.tensor([1, 1])}),
-    ("aot_eager", {"backend": "torch", "topology": "modified"}),
+    ("aot_eager", {"backend": "torch", "topology": "modified", "nonfinite": "skip"}),
 ]
 
 
@@ -121,6 +121,11 @@ def test_compiled_with_other_lengths_and_bad_ones():
         assert error(compiled(*case.leaves(), *integers(case)).detach(), right(case)[0]) < 1e-12
     with pytest.raises(ValueError, match="utterance 1"):
         compiled(*case.leaves(), case.targets, torch.tensor([9, 10]), case.U_lengths)
+    raising = torch.compile(partial(transducer_loss, nonfinite="raise"), backend="aot_eager")
+    assert raising(*case.leaves(), *integers(case)).isfinite()
+    case.tensors[0][1, 0] = float("nan")
+    with pytest.raises(ValueError, match="utterance 1.*frame 0 is nan"):
+        raising(*case.leaves(), *integers(case))
 
 
 @BACKENDS
@@ -371,6 +376,11 @@ REFUSED = [
     *(({name: -1}, (name,)) for name in ("negligible", "fastemit_lambda", "delay_penalty", "keep_bytes")),
     *(({"fastemit_lambda": value}, ("fastemit_lambda",)) for value in (float("nan"), True, "1", None)),
     *(({"tile_cells": value}, ("tile_cells",)) for value in (1.5, 2**63)),
+    *(({"nonfinite": value}, ("nonfinite", "skip")) for value in ("drop", None, True)),
+    ({"return_skipped": True}, ("return_skipped", "skip")),
+    ({"reference_frames": torch.zeros(3, 5)}, ("reference_frames", "return_delay")),
+    ({"reference_frames": torch.zeros(3, 4), "return_delay": True}, ("reference_frames", "(3, 5)")),
+    ({"reference_frames": [[0]], "return_delay": True}, ("reference_frames", "list")),
     *(({name: 1}, (name, "below 1")) for name in ("dropout", "label_smoothing")),
     ({"dropout": 0.1, "dropout_seed": 1.5}, ("dropout_seed", "1.5")),
     ({"dropout": 0.1, "dropout_seed": torch.tensor(1, dtype=torch.int32)}, ("dropout_seed", "int32")),

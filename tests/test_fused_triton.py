@@ -290,6 +290,13 @@ def of_numbers():
     leaves = case.leaves()
     case.loss(leaves, utterance_weights=torch.tensor([1.0, 0.0, 1.0, 1.0])).sum().backward()
     left_out = all(leaf.grad.isfinite().all() for leaf in leaves)
+    leaves = case.leaves()
+    loss, skipped = case.loss(leaves, nonfinite="skip", return_skipped=True)
+    loss.sum().backward()
+    left_out &= skipped.tolist() == [False, True, False, False]
+    left_out &= all(leaf.grad.isfinite().all() for leaf in leaves)
+    with pytest.raises(ValueError, match="utterance 1.*frame 2"):
+        case.loss(leaves, nonfinite="raise")
     report("a NaN", {}, right=left_out and losses.isnan().tolist() == nan == [False, True, False, False])
 
     case = made()
@@ -365,10 +372,12 @@ def of_lattice(topology):
     case, by_backend = on(negligible=0.3), []
     for backend in ("triton", "native"):
         leaves = case.leaves()
-        losses, posteriors = case.loss(leaves, backend=backend, return_posteriors=True)
+        frames = torch.tensor([[0, 2], [1, -1], [-1, -1]])
+        how = {"return_posteriors": True, "return_delay": True, "reference_frames": frames}
+        losses, posteriors, delays = case.loss(leaves, backend=backend, **how)
         (losses * torch.tensor([1.0, -2.0, 0.0])).sum().backward()
-        by_backend.append([posteriors, *(leaf.grad for leaf in leaves)])
-    of_each, of_cells = dict(zip(("posteriors", *NAMES), map(error, *by_backend))), by_backend[0][0].sum(-1)
+        by_backend.append([posteriors, delays[:2], *(leaf.grad for leaf in leaves)])
+    of_each, of_cells = dict(zip(("posteriors", "delays", *NAMES), map(error, *by_backend))), by_backend[0][0].sum(-1)
     report(f"{topology}: negligible cells", of_each, right=((0 < of_cells) & (of_cells < 0.3)).any())
 
     many = {"V": 259, "H": 37, "blank": 130, "tile_cells": 9, "fastemit_lambda": 0.3, "delay_penalty": 0.1}

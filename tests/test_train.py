@@ -47,3 +47,14 @@ def test_chords_where_espeak_is_not_there(monkeypatch):
     assert len(slow) > len(fast) and torch.isfinite(slow).all() and 0.1 < slow.abs().max() <= 1
     features, symbols = train.make_utterances(1, 9)[0]
     assert features.shape[1] == 160 and len(features) > len(symbols) and 1 <= min(symbols) <= max(symbols) < 9
+
+
+def test_an_utterance_whose_loss_is_not_finite_is_skipped_and_told(capsys):
+    pairs, model = train.make_utterances(4, 9), train.Model(9).eval()
+    longest = max(range(4), key=lambda n: len(pairs[n][0]))
+    bad = (longest + 1) % 4
+    pairs[bad][0][3] = float("nan")
+    loss = model.loss(pairs, "fused")
+    assert f"utterance {bad} " in capsys.readouterr().err
+    rest = model.loss([pair for n, pair in enumerate(pairs) if n != bad], "fused")
+    assert loss.item() == pytest.approx(rest.item(), rel=1e-5) and not capsys.readouterr().err
