@@ -63,7 +63,7 @@ GIB = 2**30
 NO_WORKLOAD = ("before", "system", "allocator", "threads", "largest", "fused-table", "logits", "tdt")
 #: The losses that one can choose from: one of each family that a package brings, without controls and variants.
 CHOICES = (
-    *("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fast_rnnt-pruned"),
+    *("fused", "optimized_transducer", "fast_rnnt", "k2", "warp-rnnt", "torchaudio", "fast_rnnt-pruned"),
     *(f"{row.name}:{BY_UTTERANCE}" for row in IMPLEMENTATIONS if row.by_utterance),
 )
 
@@ -199,11 +199,10 @@ def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
     if not pick or not pick.next:
         return []
     first = pick.row
-    machine = machines_of.of_row(first) if first.device == "cpu" else first.environment.device_name
     ratio = pick.next_ratio
     return [
         _workload([first]),
-        f"[{machine}](../results/{folder}), {first.header.started[:10]}",
+        f"[{_device(first)}](../results/{folder}), {first.header.started[:10]}",
         " or ".join(row.name for row in (first, *pick.rivals)),
         METRICS["step_ms"].shown(first),
         f"{pick.next.name}, {_times(ratio)}" if ratio else pick.next.name,
@@ -362,7 +361,12 @@ def _dated(folder: str) -> str:
     version = next((row.environment.implementation_version for row in rows if row.loss == "fused"), "")
     of = f", fused {version}" if version else ""
     rounds = count(max(row.rounds for row in rows), "round")
-    return f"measured on {rows[0].header.started[:10]}, {machines_of.of_row(rows[0])}: {rounds}{of}"
+    return f"measured on {rows[0].header.started[:10]}, {_device(rows[0])}: {rounds}{of}"
+
+
+def _device(row: Row) -> str:
+    """Return the name of what a row was measured on: the GPU, or the machine."""
+    return machines_of.of_row(row) if row.device == "cpu" else str(row.environment.device_name)
 
 
 # Figures in sentences.
@@ -419,7 +423,7 @@ def _measured(folder: str) -> str:
     row = next(iter(_by_name(folder).values()))
     batches = f"{count(row.rounds, 'round')} of {row.header.settings['num_batches']} random batches of"
     utterances = count(row.header.settings["batch_size"], "utterance")
-    return f"on {row.header.started[:10]}, {machines_of.of_row(row)}: {batches} {utterances}"
+    return f"on {row.header.started[:10]}, {_device(row)}: {batches} {utterances}"
 
 
 QUOTE = re.compile(r"(<!-- = ([^>]+) -->)[^<]*(<!-- / -->)")
