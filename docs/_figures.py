@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import _fused_table as fused_table  # noqa: E402
 
 from rnnt_bench import command  # noqa: E402
-from rnnt_bench.analysis import logs, verdict  # noqa: E402
+from rnnt_bench.analysis import doubts, logs, verdict  # noqa: E402
 from rnnt_bench.analysis import machines as machines_of  # noqa: E402
 from rnnt_bench.analysis.groups import groups  # noqa: E402
 from rnnt_bench.analysis.metrics import COLUMNS, METRICS  # noqa: E402
@@ -240,7 +240,7 @@ def lead() -> str:
             both = [ahead[name] for name in BESIDE], controls
             leads += [min(each.ratio.ratio for each in standings) for standings in both if standings]
             machine = f"{machines_of.of_row(first)}, {first.header.started[:10]}"
-            is_above = first.above_limit and first.rates.loop is None
+            is_above = "above limit" in doubts.kinds(first) and first.rates.loop is None
             step = METRICS["step_ms"].shown(first) + (" !" if is_above else "")
             notes += [ABOVE] if is_above else []
             lines.append([machine, step, *(_both_times(ahead[name]) for name in BESIDE)])

@@ -372,9 +372,8 @@ def ratio(value=1.5, low=1.4, high=1.6, baseline=(1.0,) * 4, new=(1.5,) * 4, err
 
 def judged(of, paired=True, busy=(0.0, 0.0), tolerance=0.02, **fields):
     rounds = len(of.baseline), len(of.new)
-    return standing.Standing(
-        Row("a"), Row("b"), "step", standing.Margins(tolerance), of, paired, rounds=rounds, busy=busy, **fields
-    )
+    evidence = dict(margins=ratios.Margins(tolerance), ratio=of, paired=paired, rounds=rounds, busy=busy)
+    return standing.Standing(Row("a"), Row("b"), "step", **evidence, **fields)
 
 
 def test_who_may_be_as_fast_as_the_fastest():

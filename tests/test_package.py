@@ -15,6 +15,7 @@ from fixtures_runs import change, records_of, timed, trace, write_records
 
 import rnnt_bench
 from rnnt_bench import api
+from rnnt_bench.analysis import doubts
 from rnnt_bench.command import COMMANDS
 from rnnt_bench.pytest_plugin import not_slower  # noqa: F401
 from rnnt_bench.tools import submit
@@ -305,7 +306,7 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
         assert row.memory == before[name].memory and row.checked.grad_error == before[name].checked.grad_error
     lines = records_of(next(folder.glob("*-fused")))
     assert [line["record"] for line in lines].count("run") == 1
-    assert after["fused"].checked.at_size.errors == errors and not [x for x in after["fused"].notes if "trace" in x]
+    assert after["fused"].checked.at_size.errors == errors and "trace" not in doubts.kinds(after["fused"])
     assert list(after["fused"].environment.variables) == ["LD_PRELOAD", "OMP_NUM_THREADS"]
     words = "benchmark_all.py --batch-size 30 --only ... --shape-file own --sort-utterance --rounds 3"
     assert " ".join(after["fused"].header.command) == words

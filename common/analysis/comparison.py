@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from rnnt_bench.analysis import control, groups, logs, standing
+from rnnt_bench.analysis import control, groups, logs, ratios, standing
 from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.core import errors, statistics, text
 from rnnt_bench.records import schema, store
@@ -147,7 +147,7 @@ class Change:
     """Hold what changed between the runs of a pair: by scope, and in the code, as "torch 2.10.0 -> 2.11.0"."""
 
     pair: Pair
-    margins: standing.Margins
+    margins: ratios.Margins
     time: Dict[str, standing.Standing]
     memory: Dict[str, Judged]
     errors: Judged
@@ -174,7 +174,7 @@ def compare(
     pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = statistics.TOLERANCE
 ) -> List[Change]:
     both = [pair.baseline.of(scope).ms and pair.new.of(scope).ms for pair in pairs for scope in scopes]
-    margins = standing.Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
+    margins = ratios.Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
     sides = [(pair.baseline, pair.new) for pair in pairs]
     times = {scope: control.standings(sides, scope, margins) for scope in scopes}
     return [

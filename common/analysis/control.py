@@ -3,7 +3,7 @@
 A row of two runs moves by its change, by what the machine's day does to all rows (clock, memory), and by what it does
 to this row alone.  Rows of the same package, version and torch show the last two.  So a ratio of separate runs is over
 theirs, and its interval is as wide as they are apart; an unchanged row is judged over the other ones.  Fewer than
-ratios.FEWEST_CONTROLS of them tell nothing: then Standing.doubt calls what is below standing.SEPARATE unclear."""
+ratios.FEWEST_CONTROLS of them tell nothing: then what is below doubts.SEPARATE is unclear."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from rnnt_bench.analysis import ratios
+from rnnt_bench.analysis.ratios import Margins
 from rnnt_bench.analysis.row import Row
-from rnnt_bench.analysis.standing import USUAL, Margins, Standing, stand
+from rnnt_bench.analysis.standing import USUAL, Standing, stand
 from rnnt_bench.core import implementations, text
 
 #: Packages that change with this repository, whatever their version says.

@@ -155,7 +155,6 @@ def _foreign_rows(paths: List[Path], folder: Path) -> List[Row]:
                 environment=schema.Environment(device=device),
                 profile=numbers,
                 unreadable=not readable,
-                notes=list(numbers.notes),
             )
         )
     return result

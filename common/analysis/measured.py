@@ -1,15 +1,15 @@
-"""Make a row from the records of one run, also of a search for the largest batch: status, configuration, notes."""
+"""Make a row from the records of one run, also of a search for the largest batch: status, numbers, configuration."""
 
 from __future__ import annotations
 
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from rnnt_bench.analysis import machines, times
 from rnnt_bench.analysis.row import COUNTERS, Largest, Row
-from rnnt_bench.core import implementations, settings, text
+from rnnt_bench.core import settings, text
 from rnnt_bench.records import schema, store
 from rnnt_bench.traces import reader, windows
 
@@ -18,10 +18,6 @@ Jobs = Mapping[str, Sequence[schema.JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
-NO_TRACES = "stopped before its traces, which --resume writes"
-BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
-#: More than what Python and torch keep of a step of their own, which is a few kilobytes.
-LEAK_MB = 0.05
 #: Status of the size that does not fit -> the word for the limit of the search.
 LIMITS = {"oom": "memory", "timeout": "time"}
 
@@ -37,10 +33,11 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         left_out = [id(end) for end in store.ends(jobs, "throughput") if end.size != size or end.pool not in pools[-1:]]
         jobs = {job: lines for job, lines in jobs.items() if id(lines[-1]) not in left_out}
     lines = [line for of_job in jobs.values() for line in of_job]
-    well = [line for of in jobs.values() if (end := store.status_of(of)) and end.status == "ok" for line in of]
+    well = [line for of_job in jobs.values() if store.ended_well(of_job) for line in of_job]
     timed = [line for line in well if isinstance(line, schema.Sample)]
     samples = [line for line in timed if not line.warmup]
-    judged, trace = _newest(lines, schema.Correctness), _newest(lines, schema.Trace)
+    judged = _newest(lines, schema.Correctness)
+    trace = _newest(lines, schema.Trace)
     checked = judged or schema.Correctness()
     numbers = _profiled(trace, folder) if traces else windows.Profiled()
     limits = [line for line in records if isinstance(line, schema.Limits)]
@@ -67,15 +64,12 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         others_cpu=times.others_cpu(samples),
         repeated=store.repeated(records),
         peaks_mb=_peaks([line for line in well if isinstance(line, schema.Memory)]),
+        limits=limits,
     )
     of_all_threads = [line for line in limits if line.streams]
     made.rates = times.device_rates(of_all_threads, made.environment.mkl_as_intel)
     percent = times.limit_percent(made.rates, header.kind, made.batches, header.settings, samples, checked.at_size)
     made.limit_percent = percent
-    made.notes = _notes(made, limits, judged, trace, [line for line in well if isinstance(line, schema.Stop)])
-    is_untraced = "@" in header.name or header.kind == implementations.BY_UTTERANCE  # by default, see jobs.job.plan
-    if lacks_traces and status == "ok" and not is_untraced:
-        made.notes.append(NO_TRACES)
     on_cpu = made.device == "cpu"
     made.configuration = {
         **settings.in_rows(header.settings, made.device, header.kind),
@@ -162,63 +156,6 @@ def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, floa
     return highest
 
 
-# Notes.
-
-
-def _notes(
-    made: Row,
-    limits: Sequence[schema.Limits],
-    judged: Optional[schema.Correctness],
-    trace: Optional[schema.Trace],
-    stops: Sequence[schema.Stop],
-) -> List[str]:
-    samples = [sample.flagged for sample in made.timed]
-    flagged, crowded, checked = sum(samples), all(line.flags for line in limits), made.checked
-    above = any(of_scope > 100 for of_scope in made.limit_percent.values())
-    why = "it was measured beside other load" if crowded else "please report it"
-    if made.limit_percent.get("step", 0) > 100 and made.device == "cpu" and made.rates.loop is None:
-        why = "of products torch's rate alone was measured, which may be slow here"
-    reached = ["loss" if name == "loss" else f"gradient of {name}" for name in checked.reached_by_padding]
-    changed = ", ".join(sorted({name for line in stops for name in line.changed}))
-    kept = _kept_mb(stops)
-    notes = [
-        f"{flagged} of {len(samples)} samples ran beside other load" if flagged else "",
-        f"above 100% of the limit, so the limit is wrong there ({why})" if above else "",
-        "the device's limits were measured beside other load: % of limit may be too high"
-        if made.limit_percent and crowded and not above
-        else "",
-        f"imprecise: rounding alone puts it off by {made.imprecise:.1e} on a measured batch" if made.imprecise else "",
-        f"computes in less than float32: its gradients are off by {made.errors[1]:.1e} at size"
-        if made.is_coarse
-        else "",
-        f"not deterministic: a second step on the same inputs gives other bits in {', '.join(checked.differing)}"
-        if checked.differing
-        else "",
-        f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers" if reached else "",
-        f"wrong, without an error, for utterances of fewer than {text.count(checked.fewest_frames, 'frame')}"
-        + f" or {text.count(checked.fewest_targets, 'token')}: leave them out"
-        if checked.fewest_frames > 1
-        else "",
-        "approximate by design: its errors were measured with the range widened to all of U"
-        if judged and made.kind == "pruned"
-        else "",
-        "it takes far more memory than torch's allocator has, so the process's peak (the device's) counts"
-        if made.beyond
-        else "",
-        f"changes {changed} of its process: its times are of other settings" if changed else "",
-        f"keeps {text.number(kept)} MB more after each step: a training runs out of memory" if kept > LEAK_MB else "",
-        *made.profile.notes,
-        *([trace.note, BUSY_TRACE if trace.flags else ""] if trace else []),
-    ]
-    return list(filter(None, notes))
-
-
-def _kept_mb(stops: Sequence[schema.Stop]) -> float:
-    """Return how much more memory a scope of a loss keeps after each step, in the round in which it is least."""
-    known = [(line.scope, line.kept_bytes / text.MB) for line in stops if line.kept_bytes is not None]
-    return max(map(min, text.gathered(known).values()), default=0.0)
-
-
 # Traces.
 
 
@@ -257,14 +194,13 @@ def _search(made: Row, every: Jobs) -> None:
         too_large=too_large,
         at_least=size is not None and made.status in ("interrupted", "error"),
         limited_by=_limited_by(made, every, size, too_large),
+        why=_reason(every, too_large),
         limit_bytes=heaviest.limit_bytes or limit.bytes,
         peak_mb=max(peaks) / text.MB if any(peaks) else None,
         heaviest=heaviest,
     )
     kept = {key: settings_.get(key) for key in ("find_largest", "memory_limit", "largest_cap")}
     made.configuration.update(batch_size=None, max_frames=None, **kept)
-    if made.largest.limited_by == "time":
-        made.notes.append(f"limited by --timeout, not by memory: {_reason(every, too_large)}")
 
 
 def _reason(jobs: Jobs, size: Optional[int]) -> str:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from statistics import fmean, median
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
+from rnnt_bench.analysis import doubts
 from rnnt_bench.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
 from rnnt_bench.core import settings, statistics, text
 from rnnt_bench.present.parts import Cell
@@ -88,8 +89,9 @@ MARKED_ERROR = 1e-4
 
 def _marked_error(row: Row) -> str:
     value = row.errors[1]
-    mark = " < float32" if row.is_coarse else " !" if value is not None and value > MARKED_ERROR else ""
-    return text.error(value) + mark
+    if "coarse" in doubts.kinds(row):
+        return f"{text.error(value)} < float32"
+    return text.error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
 
 
 def _percent(row: Row, scope: str) -> Optional[float]:
@@ -130,7 +132,7 @@ def _over_fastest(row: Row) -> str:
     if row.over_fastest is None:
         return "-"
     if row.against_fastest.is_fastest:
-        return "1.00 !" if row.above_limit else "1.00"
+        return "1.00 !" if "above limit" in doubts.kinds(row) else "1.00"
     return f"{row.over_fastest:.2f}x {_verdict(row)}"
 
 
@@ -145,7 +147,7 @@ def _verdict(row: Row) -> Optional[str]:
 def _verdict_words(row: Row) -> str:
     """Return the verdict, with a mark where the fastest is above the device's limit."""
     word = _verdict(row) or "-"
-    return f"{word} !" if word == "fastest" and row.above_limit else word
+    return f"{word} !" if word == "fastest" and "above limit" in doubts.kinds(row) else word
 
 
 def _interval(standing: Any) -> str:
@@ -161,9 +163,10 @@ def _loss_ratio(row: Row) -> str:
 
 def _status(row: Row) -> str:
     """Return the status, or what impairs the numbers: "busy", "imprecise"."""
-    if row.status == "ok" and row.loaded_rounds:
+    kinds = doubts.kinds(row) if row.status == "ok" else ()
+    if "beside load" in kinds:
         return "busy"
-    return "imprecise" if row.status == "ok" and row.imprecise else row.status
+    return "imprecise" if "imprecise" in kinds else row.status
 
 
 def amount(size: Optional[float]) -> str:
@@ -244,7 +247,7 @@ ALL = (
         "peak_memory_mb",
         "peak memory MB",
         attrgetter("peak_mb"),
-        lambda row: text.number(row.peak_mb) + (" !" if row.beyond else ""),
+        lambda row: text.number(row.peak_mb) + (" !" if "beyond" in doubts.kinds(row) else ""),
         unit="MB",
         better="lower",
         tag="2_memory/peak_mb",
@@ -432,7 +435,7 @@ def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
         **{"at_size": checked.at_size or {}, "small_batches": small, "approximation_gaps": gaps(checked)},
         **{"windows": profile.windows, "profiled_stages_us": profile.label_us, "options": row.environment.options},
         **{"configuration": row.configuration, "sweep": row.header.values, "largest_search": row.largest or {}},
-        "notes": row.notes,
+        "notes": [doubt.words for doubt in doubts.doubts(row)],
     }
     return {**plain(row, further), **values(others(), row), **schema.as_written(parts)}
 

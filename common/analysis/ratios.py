@@ -14,11 +14,13 @@ A round is a fresh process of each loss.  There are two designs:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean, geometric_mean, median, variance
 from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from rnnt_bench.core.settings import FEWEST_ROUNDS
-from rnnt_bench.core.statistics import log_values, student_t
+from rnnt_bench.core.statistics import CONFIDENCE, TOLERANCE, log_values, student_t
 
 Batches = Mapping[Any, Sequence[float]]  # batch -> samples
 Rounds = Mapping[Any, Batches]  # round -> batch -> samples
@@ -43,10 +45,17 @@ class Pair(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Hold the new side's time over the baseline's. low, high: None where the rounds are too few for an interval;
-    batches: how many both sides have; baseline, new: the time of each round, the geometric mean over batches of its
-    medians; error: the standard error of the ratio's logarithm, with `freedom` degrees of freedom; of_file: it is that
-    over all batches of the shape file; least, most: its range over the measured batches."""
+    """Hold the new side's time over the baseline's.
+
+    Attributes:
+        low, high: ends of its interval; None where the rounds are too few for one
+        batches: how many both sides have
+        baseline, new: time of each round, the geometric mean over batches of its medians
+        error: standard error of the ratio's logarithm
+        freedom: degrees of freedom of the error
+        of_file: whether it is the ratio over all batches of the shape file
+        least, most: range over the measured batches
+    """
 
     ratio: float
     low: Optional[float]
@@ -59,6 +68,26 @@ class Ratio(NamedTuple):
     of_file: bool = False
     least: Optional[float] = None
     most: Optional[float] = None
+
+    @classmethod
+    def around(
+        cls,
+        center: float,
+        error: Optional[float],
+        freedom: float,
+        confidence: float,
+        baseline: Sequence[float],
+        new: Sequence[float],
+        batches: int,
+    ) -> Ratio:
+        """Return the ratio whose logarithm is `center`, with Student's t for its interval."""
+        low = high = None
+        if error is not None:
+            half = student_t(confidence, freedom) * error
+            low = math.exp(center - half)
+            high = math.exp(center + half)
+        times = tuple(baseline), tuple(new)
+        return cls(math.exp(center), low, high, batches, *times, error, freedom)
 
 
 def ratio(
@@ -122,7 +151,7 @@ def own_batches_ratio(
     else:
         center, error = _over_rounds([fmean([pair.y for pair in pairs]) for pairs in rounds])
     freedom = min(len(rounds) - 1, len(cells) - 2) if of_file else len(rounds) - 1  # a line takes two of the batches
-    result = _ratio(center, error, freedom, confidence, before, after, len(cells))
+    result = Ratio.around(center, error, freedom, confidence, before, after, len(cells))
     ratios = [math.exp(pair.y) for pair in cells]
     return result._replace(of_file=of_file, least=min(ratios), most=max(ratios))
 
@@ -136,7 +165,9 @@ def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, 
     Where all x are equal the slope is 0. A round pulls the line towards itself, so its residuals come out too small;
     they are widened by its leverage (Bell and McCaffrey 2002)."""
     cells = [pair for pairs in rounds for pair in pairs]
-    count, x_center, y_center = len(cells), fmean([pair.x for pair in cells]), fmean([pair.y for pair in cells])
+    count = len(cells)
+    x_center = fmean(pair.x for pair in cells)
+    y_center = fmean(pair.y for pair in cells)
     squares = math.fsum((pair.x - x_center) ** 2 for pair in cells)
     slope = math.fsum((pair.x - x_center) * (pair.y - y_center) for pair in cells) / squares if squares else 0.0
 
@@ -161,7 +192,7 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Opt
     if not batches:
         return None
     center, error = _over_rounds([math.log(two / old) for old, two in zip(before, after)])
-    return _ratio(center, error, len(rounds) - 1, confidence, before, after, batches)
+    return Ratio.around(center, error, len(rounds) - 1, confidence, before, after, batches)
 
 
 def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
@@ -178,7 +209,8 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
         error = math.sqrt(sum(parts))
         shares = [(part / sum(parts) if error else 0.5) ** 2 / (len(side) - 1) for part, side in zip(parts, sides)]
         freedom = 1 / sum(shares)
-    return _ratio(fmean(sides[1]) - fmean(sides[0]), error, freedom, confidence, before, after, batches)
+    center = fmean(sides[1]) - fmean(sides[0])
+    return Ratio.around(center, error, freedom, confidence, before, after, batches)
 
 
 def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
@@ -191,15 +223,6 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
         for side in (baseline, new)
     )
     return before, after, len(batches)
-
-
-def _ratio(center: float, error: Optional[float], freedom: float, confidence: float, *of: Any) -> Ratio:
-    baseline, new, batches = of
-    low = high = None
-    if error is not None:
-        half = student_t(confidence, freedom) * error
-        low, high = math.exp(center - half), math.exp(center + half)
-    return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom)
 
 
 class Drift(NamedTuple):
@@ -220,7 +243,8 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
     values = log_values(by_round)
-    center, middle = fmean(values), (count - 1) / 2
+    center = fmean(values)
+    middle = (count - 1) / 2
     squares = math.fsum((at - middle) ** 2 for at in range(count))
     slope = math.fsum((at - middle) * (value - center) for at, value in enumerate(values)) / squares
     rest = math.fsum((value - center - slope * (at - middle)) ** 2 for at, value in enumerate(values))
@@ -233,9 +257,14 @@ FEWEST_CONTROLS = 3
 
 
 class Control(NamedTuple):
-    """Hold by what the rows moved that did not change between two runs: the machine's part in a ratio of them. center,
-    spread: mean and variance of the logarithms of their ratios; noise: mean of the squares of their standard errors;
-    rows: their number; least, most: of their ratios."""
+    """Hold by what the rows moved that did not change between two runs: the machine's part in a ratio of them.
+
+    Attributes:
+        center, spread: mean and variance of the logarithms of their ratios
+        noise: mean of the squares of their standard errors
+        rows: their number
+        least, most: range of their ratios
+    """
 
     center: float
     spread: float
@@ -257,24 +286,75 @@ class Control(NamedTuple):
 
 def control(unchanged: Sequence[Ratio]) -> Optional[Control]:
     """Return what rows that did not change tell of two runs; None of fewer than FEWEST_CONTROLS with an interval."""
-    known = [(each.ratio, each.error) for each in unchanged if each.error is not None]
-    if len(known) < FEWEST_CONTROLS:
+    errors = [ratio.error for ratio in unchanged if ratio.error is not None]
+    if len(errors) < FEWEST_CONTROLS:
         return None
-    values, logarithms = [value for value, _ in known], log_values([value for value, _ in known])
-    noise = fmean([error**2 for _, error in known])
-    return Control(fmean(logarithms), variance(logarithms), noise, len(known), min(values), max(values))
+    values = [ratio.ratio for ratio in unchanged if ratio.error is not None]
+    logarithms = log_values(values)
+    noise = fmean(error**2 for error in errors)
+    spread = variance(logarithms)
+    return Control(fmean(logarithms), spread, noise, len(values), min(values), max(values))
 
 
-def over_control(of: Ratio, by: Control, confidence: float) -> Ratio:
+def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     """Return the ratio of a row of two separate runs over that of the rows that did not change.
 
     A row is off from the mean of the others by as much as they are from each other (a random effect of each row and
     run), by the error of that mean, and by what its own rounds scatter more than theirs. The degrees of freedom are
     those of a sum of two variances (Satterthwaite 1946)."""
-    if of.error is None:
-        return of._replace(ratio=of.ratio / math.exp(by.center))
-    parts = by.spread * (1 + 1 / by.rows), max(of.error**2 - by.noise, 0.0)
-    total, shares = sum(parts), (parts[0] ** 2 / (by.rows - 1), parts[1] ** 2 / of.freedom)
-    freedom = total**2 / sum(shares) if total else by.rows - 1.0
-    center = math.log(of.ratio) - by.center
-    return _ratio(center, math.sqrt(total), freedom, confidence, of.baseline, of.new, of.batches)
+    if ratio.error is None:
+        return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
+    of_rows = control.spread * (1 + 1 / control.rows)
+    of_rounds = max(ratio.error**2 - control.noise, 0.0)
+    total = of_rows + of_rounds
+    freedom = control.rows - 1.0
+    if total:
+        freedom = total**2 / (of_rows**2 / (control.rows - 1) + of_rounds**2 / ratio.freedom)
+    center = math.log(ratio.ratio) - control.center
+    sides = ratio.baseline, ratio.new
+    return Ratio.around(center, math.sqrt(total), freedom, confidence, *sides, ratio.batches)
+
+
+class Margins(NamedTuple):
+    """Hold how large a change must be to count (0.02: 2%), and the confidence of each interval."""
+
+    tolerance: float = TOLERANCE
+    confidence: float = CONFIDENCE
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Evidence:
+    """Hold what a verdict on two rows rests on; pairs have the baseline first.
+
+    Attributes:
+        margins: by which the verdict is made
+        ratio: None for the baseline itself, and where the two have no batch or round in common
+        paired: whether their rounds ran beside each other
+        beside_load: whether too few rounds are without other load for a verdict
+        control: what the unchanged rows of the same two separate runs moved by
+        rounds: number of rounds of each side
+        busy: share of each side's samples that ran beside other load
+    """
+
+    margins: Margins = Margins()
+    ratio: Optional[Ratio] = None
+    paired: bool = True
+    beside_load: bool = False
+    control: Optional[Control] = None
+    rounds: Tuple[int, int] = (0, 0)
+    busy: Tuple[float, float] = (0.0, 0.0)
+
+    @cached_property
+    def judged(self) -> Optional[Ratio]:
+        """Return the ratio that the verdict is of: two separate runs' over their control, if any."""
+        if self.ratio is None or self.control is None:
+            return self.ratio
+        return over_control(self.ratio, self.control, self.margins.confidence)
+
+    @property
+    def by_round(self) -> List[float]:
+        """Return the ratio of each round in the order of time; empty where rounds were not paired."""
+        ratio = self.ratio
+        if ratio is None or len(ratio.baseline) != len(ratio.new):
+            return []
+        return [after / before for before, after in zip(ratio.baseline, ratio.new)]

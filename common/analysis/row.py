@@ -6,13 +6,24 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 from rnnt_bench.analysis import ratios
 from rnnt_bench.analysis.times import DeviceRates, Sample, Times
 from rnnt_bench.core import implementations, settings, statistics
 from rnnt_bench.present.style import Look
-from rnnt_bench.records.schema import FILE_NAME, Batch, Correctness, Environment, Header, JobLine, Probe, Totals
+from rnnt_bench.records import store
+from rnnt_bench.records.schema import (
+    FILE_NAME,
+    Batch,
+    Correctness,
+    Environment,
+    Header,
+    JobLine,
+    Limits,
+    Probe,
+    Totals,
+)
 from rnnt_bench.traces import reader, windows
 
 #: The step first, in tables and keys.
@@ -23,11 +34,16 @@ COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocat
 PEAKS = ("device_allocated", "torch_allocated", "process")
 #: A setting, or "device", "cores" and the like -> its value; None: it is not known or has no effect.
 Configuration = Dict[str, Any]
+Kind = TypeVar("Kind", bound=JobLine)
 
 
 class Peak(NamedTuple):
-    """Hold the highest memory of a batch, and the one of COUNTERS that it is by. beyond: far above what torch's
-    allocator has."""
+    """Hold the highest memory of a batch.
+
+    Attributes:
+        counter: the one of COUNTERS that it is by
+        beyond: whether it is far above what torch's allocator has
+    """
 
     mb: float
     counter: str
@@ -36,10 +52,18 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True)
 class Largest:
-    """Hold the result of --find-largest: `size` is the largest that fits, None where none does or it is not known;
-    `too_large` the smallest that does not. of: "batch-size" or "max-frames"; scope: what had to fit; at_least: the
-    search did not end; limited_by: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap) or
-    None; heaviest: batch of that size."""
+    """Hold the result of --find-largest.
+
+    Attributes:
+        of: "batch-size" or "max-frames"
+        scope: what had to fit
+        size: the largest that fits; None where none does or it is not known
+        too_large: the smallest that does not fit
+        at_least: whether the search did not end
+        limited_by: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap) or None
+        why: reason why the next size did not fit
+        heaviest: batch of that size
+    """
 
     of: str
     scope: str
@@ -47,6 +71,7 @@ class Largest:
     too_large: Optional[int] = None
     at_least: bool = False
     limited_by: Optional[str] = None
+    why: str = ""
     limit_bytes: Optional[int] = None
     peak_mb: Optional[float] = None
     heaviest: Probe = Probe()
@@ -55,17 +80,37 @@ class Largest:
 @dataclass(eq=False)
 class Row:
     """Hold one run.
-    kind: "exact", a lattice, "pruned", or None of traces without records. header, environment, checked: its
-    ``run``, newest ``environment`` and ``correctness`` record. jobs: the records of each job's last attempt.
-    utterances_ and frames_per_second: of the step; None for --find-largest. timed: the samples in the
-    order taken. peaks_mb: scope -> counter -> batch -> peak. limit_percent: scope -> how many percent of the
-    time the device's limit is. rates: how fast the device is. against_fastest, loss_against_fastest:
-    Standings (standing.py stands on rows), None where not ranked. with_fast_products: the Standing of its control
-    with torch's products at the processor's rate against that of the fastest row, None where these were not
-    measured. under: in words, its torch and the rate of its products where most rows of its table had others.
-    repeated: round -> how often it was measured again. earlier: earlier runs with the same settings, the newest first;
-    stopped: later ones that were stopped before they measured anything. unreadable: nothing of it could be read.
-    label: its name, unique in its group."""
+
+    Attributes:
+        name: of the implementation, with its condition: "k2", "fast_rnnt@k2"
+        folder: that holds its records
+        status, reason: the worst of its jobs, see measured.SEVERITY, and why
+        kind: "exact", a lattice, "pruned", or None of traces without records
+        header: its ``run`` record
+        environment, checked: its newest ``environment`` and ``correctness`` record
+        jobs: the records of each job's last attempt
+        profile: numbers of its traces
+        step, loss_alone: times of the two scopes
+        utterances_per_second, frames_per_second: of the step; None for --find-largest
+        timed: the samples in the order taken
+        others_cpu: share of the CPUs that other processes took
+        repeated: round -> how often it was measured again
+        peaks_mb: scope -> counter -> batch -> peak
+        rates: how fast the device is
+        limits: the records that the rates are from
+        limit_percent: scope -> how many percent of the time the device's limit is
+        configuration: what it measured, in settings and machine
+        largest: the result of --find-largest
+        against_fastest, loss_against_fastest: Standings (standing.py stands on rows); None where not ranked
+        with_fast_products: Standing of its control with torch's products at the processor's rate against that of the
+            fastest row; None where these were not measured
+        under: its torch and the rate of its products, in words, where most rows of its table had others
+        earlier: earlier runs with the same settings, the newest first
+        stopped: later ones that were stopped before they measured anything
+        unreadable: whether nothing of it could be read
+        label: its name, unique in its group
+        look: its colour and form in plots
+    """
 
     name: str = ""
     folder: Path = Path()
@@ -96,7 +141,7 @@ class Row:
     earlier: Sequence[Row] = ()
     stopped: Sequence[Row] = ()
     unreadable: bool = False
-    notes: List[str] = field(default_factory=list)
+    limits: Sequence[Limits] = ()
     label: str = ""
     look: Look = Look()
 
@@ -202,22 +247,18 @@ class Row:
         return peaks
 
     @property
-    def peaks(self) -> Dict[str, float]:
-        """Return each batch's peak in MB, of the step or else the loss."""
-        return {batch: peak.mb for batch, peak in self._peaks.items()}
+    def memory_scope(self) -> str:
+        """Return the scope whose memory is shown: the step, or else the loss."""
+        return "step" if self.peaks_mb.get("step") else "loss"
 
     @property
-    def _peaks(self) -> Dict[str, Peak]:
-        return self.peaks_of("step" if self.peaks_mb.get("step") else "loss")
+    def peaks(self) -> Dict[str, float]:
+        """Return each batch's peak in MB, of the step or else the loss."""
+        return {batch: peak.mb for batch, peak in self.peaks_of(self.memory_scope).items()}
 
     @property
     def peak_mb(self) -> Optional[float]:
         return max(self.peaks.values(), default=None)
-
-    @property
-    def beyond(self) -> bool:
-        """Tell whether its process (on CUDA the device) needed far more memory than torch's allocator has."""
-        return any(peak.beyond for peak in self._peaks.values())
 
     @property
     def memory(self) -> Dict[str, Dict[str, Optional[float]]]:
@@ -226,6 +267,16 @@ class Row:
             scope: {f"{counter}_mb": max(peaks.values(), default=None) for counter, peaks in of_scope.items()}
             for scope, of_scope in self.peaks_mb.items()
         }
+
+    def newest(self, kind: Type[Kind]) -> Optional[Kind]:
+        """Return the last record of a kind, of any job."""
+        lines = [line for lines in self.jobs.values() for line in lines if isinstance(line, kind)]
+        return lines[-1] if lines else None
+
+    def lines_of(self, kind: Type[Kind]) -> List[Kind]:
+        """Return the records of a kind of the jobs that ended well."""
+        ended = [lines for lines in self.jobs.values() if store.ended_well(lines)]
+        return [line for lines in ended for line in lines if isinstance(line, kind)]
 
     @cached_property
     def environments(self) -> List[Environment]:
@@ -252,7 +303,9 @@ class Row:
     @property
     def cells(self) -> Tuple[int, int]:
         """Return (useful cells, padded cells) of all measured batches."""
-        return sum(each.useful_cells for each in self.batches), sum(each.padded_cells for each in self.batches)
+        useful = sum(batch.useful_cells for batch in self.batches)
+        padded = sum(batch.padded_cells for batch in self.batches)
+        return useful, padded
 
     @property
     def useful_fraction(self) -> Optional[float]:
@@ -271,20 +324,9 @@ class Row:
         return None if gap is None else abs(gap)
 
     @property
-    def is_coarse(self) -> bool:
-        """Tell whether its gradients at size are off by ten times float32's rounding, where records know that."""
-        size = self.checked.at_size
-        return bool(size and size.reference_error and size.grad_error > 10 * size.reference_error)
-
-    @property
     def imprecise(self) -> Optional[float]:
         """Return the largest error at size that only rounding explains."""
         return self.checked.at_size.imprecise if self.checked.at_size else None
-
-    @property
-    def above_limit(self) -> bool:
-        """Tell whether its shown time is shorter than the device can take, as was measured: one of both is wrong."""
-        return self.limit_percent.get(self.scope, 0.0) > 100
 
     @property
     def is_measured(self) -> bool:

@@ -14,54 +14,39 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 from rnnt_bench.analysis import ratios
+from rnnt_bench.analysis.doubts import BUSY_LIMIT, CALM, Doubt, about_ratio, load_of
+from rnnt_bench.analysis.ratios import Margins
 from rnnt_bench.analysis.row import Row
-from rnnt_bench.core import implementations, settings, statistics, text
+from rnnt_bench.core import implementations, statistics, text
 from rnnt_bench.records.schema import Record
 
-#: Share of samples beside other load from which on two separate runs cannot be compared.
-BUSY_LIMIT = 0.1
 #: The verdict where too few rounds are free of other load.
 BESIDE_LOAD = "beside load"
-CALM = "end what else runs and repeat"
 #: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
 FAR = 3.0
-#: A ratio of two separate runs that the machine's day is not taken to explain.
-SEPARATE = 1.3
 #: A ratio that other load beside one of two rows is not taken to explain.
 BEYOND_LOAD = 10.0
-
-
-class Margins(NamedTuple):
-    """Hold how large a change must be to count (0.02: 2%), and the confidence of each interval."""
-
-    tolerance: float = statistics.TOLERANCE
-    confidence: float = statistics.CONFIDENCE
 
 
 USUAL = Margins()
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
-    """Hold how the time of a row stands against the baseline's, in tables the fastest of its kind. ratio: None for the
-    baseline itself, and where the two have no batch or round in common; paired: their rounds ran beside each other;
-    beside_load: too few rounds are without other load for a verdict; control: what the unchanged rows of the same two
-    separate runs moved by; rounds, busy: the number of rounds and the share
-    of samples beside other load of each side, the baseline first."""
+class Standing(ratios.Evidence):
+    """Hold how the time of a row stands against the baseline's, in tables the fastest of its kind.
+
+    Attributes:
+        row: the one that is judged
+        baseline: the one that it is judged against
+        scope: "step" or "loss", whose times are compared
+    """
 
     row: Row
     baseline: Row
     scope: str
-    margins: Margins = USUAL
-    ratio: Optional[ratios.Ratio] = None
-    paired: bool = True
-    beside_load: bool = False
-    control: Optional[ratios.Control] = None
-    rounds: Tuple[int, int] = (0, 0)
-    busy: Tuple[float, float] = (0.0, 0.0)
 
     @property
     def is_fastest(self) -> bool:
@@ -70,13 +55,6 @@ class Standing:
     @property
     def times(self) -> Optional[float]:
         return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
-
-    @cached_property
-    def judged(self) -> Optional[ratios.Ratio]:
-        """Return the ratio that the verdict is of: that of two separate runs over their control, where there is one."""
-        if self.ratio is None or self.control is None:
-            return self.ratio
-        return ratios.over_control(self.ratio, self.control, self.margins.confidence)
 
     @property
     def over_control(self) -> Optional[float]:
@@ -90,57 +68,19 @@ class Standing:
     def high(self) -> Optional[float]:
         return self.judged.high if self.judged else None
 
-    @property
-    def by_round(self) -> List[float]:
-        """Return the ratio of each round in the order of time; empty where rounds were not paired."""
-        ratio = self.ratio
-        if ratio is None or len(ratio.baseline) != len(ratio.new):
-            return []
-        return [after / before for before, after in zip(ratio.baseline, ratio.new)]
-
     @cached_property
+    def doubts(self) -> List[Doubt]:
+        return about_ratio(self)
+
+    @property
+    def kinds(self) -> Set[str]:
+        """Return the kinds of its doubts."""
+        return {doubt.kind for doubt in self.doubts}
+
+    @property
     def doubt(self) -> str:
         """Return why a difference cannot be believed, whatever its interval is; "" where it can."""
-        ratio = self.ratio
-        if self.beside_load:
-            return f"{self.load}: {CALM}"
-        if ratio is None:
-            return ""
-        if self._fewest < settings.FEWEST_ROUNDS:
-            few = f"{text.count(self._fewest, 'round')} on a side cannot tell a change from chance"
-            return f"{few}: take at least {settings.FEWEST_ROUNDS}, better --rounds 10"
-        if self.paired:  # what disturbed a round met both sides, and what did not is in the interval
-            return ""
-        if max(self.busy) > BUSY_LIMIT:
-            return f"{self.load}: {CALM}, or measure both in one run"
-        if self.is_uncontrolled:
-            return (
-                f"separate runs: below {SEPARATE:g} times, the machine's day may explain all of it where fewer than "
-                f"{ratios.FEWEST_CONTROLS} rows did not change: measure both in one run"
-            )
-        # Rounds with batches of their own differ in length, so only their ratio can be seen to drift.
-        drift = max(map(_drift, (ratio.baseline, ratio.new) if ratio.least is None else (self.by_round,)))
-        if drift < abs(math.log((self.judged or ratio).ratio)):
-            return ""
-        return (
-            f"from its first to its last half one of the runs drifts by {math.expm1(drift):.1%}, as much as the two "
-            "differ: repeat with more rounds, or measure both in one run"
-        )
-
-    @property
-    def is_uncontrolled(self) -> bool:
-        """Tell whether it is of two separate runs, close to each other, without rows that show the machine's part."""
-        apart = self.ratio is not None and not self.paired and self.control is None
-        return apart and abs(math.log(self.ratio.ratio if self.ratio else 1.0)) < math.log(SEPARATE)
-
-    @property
-    def _fewest(self) -> int:
-        return min(self.rounds) if self.ratio else 0
-
-    @property
-    def load(self) -> str:
-        baseline, new = self.busy
-        return f"{baseline:.0%} of the baseline's samples and {new:.0%} of the new ones ran beside other load"
+        return self.doubts[0].words if self.doubts else ""
 
     @cached_property
     def verdict(self) -> str:
@@ -151,40 +91,51 @@ class Standing:
         if self.is_fastest:
             return "fastest"
         word = self._by_interval()
-        doubtful = self.doubt and (word != "same" or max(self.busy) > BUSY_LIMIT or self.is_uncontrolled)
-        return "unclear" if self._fewest < settings.FEWEST_ROUNDS or doubtful else word
+        if self.doubts and (word != "same" or self.doubts[0].withholds):
+            return "unclear"
+        return word
 
     def _by_interval(self) -> str:
         return statistics.verdict(self.low, self.high, self.margins.tolerance)
 
     @property
     def reason(self) -> str:
-        ratio, margins = self.judged, self.margins
+        ratio = self.judged
         if ratio is None:
-            for row, side, rounds in zip((self.baseline, self.row), ("the baseline", "the new side"), self.rounds):
-                if not rounds:
-                    why = "its run did not measure them" if row.status == "ok" else f"{row.status}: {row.reason}"
-                    return f"{side} has no {self.scope} times; {why}"
-            return "no batch was timed on both sides in every round"
+            return self._nothing_to_compare()
         if self.beside_load:
             return self.doubt
         difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
-        difference += f" over {self.control.rows} rows that did not change" if self.control else ""
-        few, is_sure = self._fewest < settings.FEWEST_ROUNDS, self._by_interval() != "unclear"
-        if ratio.low is None or ratio.high is None:
-            return f"{difference}, but {self.doubt}"
-        if few or self.is_uncontrolled or (self.verdict == "unclear" and is_sure):
+        if self.control:
+            difference += f" over {self.control.rows} rows that did not change"
+        is_doubted = self.verdict == "unclear" and self._by_interval() != "unclear"
+        is_doubted |= not self.kinds.isdisjoint(("few rounds", "uncontrolled"))
+        if ratio.low is None or ratio.high is None or is_doubted:
             return f"{difference}, but {self.doubt}"
         span = f"the interval, {_span(ratio.low, ratio.high)},"
-        busy = max(self.busy) > BUSY_LIMIT
+        tolerance = percent(self.margins.tolerance)
+        load = load_of(self) if max(self.busy) > BUSY_LIMIT else ""
         if self.verdict == "unclear":  # more rounds beside the same load are the second thing to try
-            advice = "measure both in one run to narrow it" if self.control else "more --rounds would narrow it"
-            advice = f"{self.load}: {CALM}" if busy else advice
-            return f"{difference}, but {span} reaches over the tolerance of {percent(margins.tolerance)}; {advice}"
-        after = f"; {self.load}" if busy else ""
+            advice = "more --rounds would narrow it"
+            if self.control:
+                advice = "measure both in one run to narrow it"
+            if load:
+                advice = f"{load}: {CALM}"
+            return f"{difference}, but {span} reaches over the tolerance of {tolerance}; {advice}"
+        after = f"; {load}" if load else ""
         if self.verdict == "same":
-            return f"{span} is within the {percent(margins.tolerance)} that count as the same{after}"
-        return f"{difference}; {span} is beyond the tolerance of {percent(margins.tolerance)}{after}"
+            return f"{span} is within the {tolerance} that count as the same{after}"
+        return f"{difference}; {span} is beyond the tolerance of {tolerance}{after}"
+
+    def _nothing_to_compare(self) -> str:
+        sides = ((self.baseline, "the baseline"), (self.row, "the new side"))
+        for (row, side), rounds in zip(sides, self.rounds):
+            if not rounds:
+                why = f"{row.status}: {row.reason}"
+                if row.status == "ok":
+                    why = "its run did not measure them"
+                return f"{side} has no {self.scope} times; {why}"
+        return "no batch was timed on both sides in every round"
 
     @property
     def both_ms(self) -> Tuple[Optional[float], Optional[float]]:
@@ -234,12 +185,6 @@ class Standing:
         }
 
 
-def _drift(rounds: Sequence[float]) -> float:
-    """Return by how much the mean logarithm of a run's times differs between its halves."""
-    half, logarithms = len(rounds) // 2, statistics.log_values(rounds)
-    return abs(fmean(logarithms[-half:]) - fmean(logarithms[:half]))
-
-
 def _span(low: float, high: float) -> str:
     """Return an interval in percent, or in times where the percentages would have four digits or more."""
     return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
@@ -253,20 +198,27 @@ def percent(fraction: float, digits: int = 3) -> str:
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
     """Return how a row stands against another, without rounds beside other load where enough others are left."""
     together = row.header.run_id == baseline.header.run_id  # measured in alternation, in the rounds of one run
-    sides: List[Mapping[str, Mapping[str, float]]] = [each.of(scope).medians for each in (baseline, row)]
-    loaded = [set(each.of(scope).loaded) for each in (baseline, row)]
+    both = baseline.of(scope), row.of(scope)
     if together:
-        sides, beside_load = ratios.without_load(sides, loaded[0] | loaded[1])
+        loaded = {name for side in both for name in side.loaded}
+        sides, beside_load = ratios.without_load([side.medians for side in both], loaded)
     else:
-        apart = [ratios.without_load([side], names) for side, names in zip(sides, loaded)]
-        sides, beside_load = [side for (side,), _ in apart], any(left for _, left in apart)
+        apart = [ratios.without_load([side.medians], side.loaded) for side in both]
+        sides = [side for (side,), _ in apart]
+        beside_load = any(left for _, left in apart)
     before, after = (
-        {name: {batch: [ms] for batch, ms in batches.items()} for name, batches in side.items()} for side in sides
+        {name: {batch: [ms] for batch, ms in medians.items()} for name, medians in side.items()} for side in sides
     )
     ratio, paired = ratios.ratio(before, after, together, margins.confidence, row.padding)
     rounds = (len(ratio.baseline), len(ratio.new)) if ratio else (len(before), len(after))
     return Standing(
-        *(row, baseline, scope, margins, ratio, paired, beside_load),
+        row,
+        baseline,
+        scope,
+        margins=margins,
+        ratio=ratio,
+        paired=paired,
+        beside_load=beside_load,
         rounds=rounds,
         busy=(baseline.busy(scope), row.busy(scope)),
     )
@@ -288,7 +240,8 @@ def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = Non
     fastest = min(whole, key=lambda row: _size(stand(row, whole[0], scope, margins)))
     others = sorted((stand(row, fastest, scope, margins) for row in timed if row is not fastest), key=_size)
     withheld = fastest.is_beside_load(scope) or any(each.beside_load for each in others if each.may_be_as_fast)
-    return [Standing(fastest, fastest, scope, margins, beside_load=withheld), *others]
+    first = Standing(fastest, fastest, scope, margins=margins, beside_load=withheld)
+    return [first, *others]
 
 
 def _size(standing: Standing) -> float:

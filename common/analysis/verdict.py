@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from rnnt_bench.analysis import control, groups, metrics
+from rnnt_bench.analysis import control, doubts, groups, metrics
 from rnnt_bench.analysis.ratios import Drift, Ratio
 from rnnt_bench.analysis.row import Row, gaps
 from rnnt_bench.analysis.standing import Standing, stand, standings
@@ -23,8 +23,6 @@ from rnnt_bench.setup.interpreters import version_numbers
 MEMORY_MARGIN = 0.02
 #: Largest batches likewise: the search stops when it knows them to 5%.
 SIZE_MARGIN = 0.05
-#: In the place of a winner, where other load may have made it one.
-WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
 #: Kinds of exact rows; None: not known, of traces alone.
 EXACT = ("exact", None)
 Kinds = Tuple[Optional[str], ...]
@@ -119,7 +117,7 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
         ratio.ratio if ratio else None,
         scope,
         ratio,
-        withheld=WITHHELD if best.beside_load else "",
+        withheld=doubts.WITHHELD if best.beside_load else "",
     )
 
 
@@ -218,17 +216,13 @@ def value(row: Row, measure: Measure) -> parts.Link:
 # Picks.
 
 
-#: What is said of a row in first place whose time is shorter than the device can take, as was measured.
-ABOVE_LIMIT = "above 100% of the device's limit, so its time or the limit is wrong"
-
-
 def headline(pick: Pick, small: Optional[Pick] = None) -> str:
     """Return the advice in one sentence.  small: the pick of the smallest, by whose peak the memory is judged."""
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
         return f"{either([name_of(row) for row in [pick.row, *pick.rivals]])}: too close to tell"
-    name = name_of(pick.row) + (" !" if pick.row.above_limit else "")
+    name = name_of(pick.row) + (" !" if "above limit" in doubts.kinds(pick.row) else "")
     if pick.next is None or pick.times is None:
         return f"Use {name}, the only exact loss that was compared"
     ratio = pick.next_ratio
@@ -303,7 +297,7 @@ def of_products(pick: Pick, rows: Sequence[Row]) -> str:
 def logits_words(picks: LogitsPick) -> Words:
     loss, step, best = picks
     if step is None or loss.withheld or step.withheld:
-        return answer(loss, time_of("loss")) if step is None else [WITHHELD]
+        return answer(loss, time_of("loss")) if step is None else [doubts.WITHHELD]
     by_step, by_loss = (answer(pick, time_of(pick.scope)) for pick in (step, loss))
     if best is step and loss.sure and loss.row is step.row:
         return [*by_step, "; its loss is the fastest too"]
@@ -355,8 +349,8 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
 def corners(pick: Pick) -> Tuple[str, str]:
     """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
     name, judged = pick.row.name, pick.judged
-    caveats = [ABOVE_LIMIT] if pick.row.above_limit else []
-    caveats += ["computes in less than float32"] if pick.row.is_coarse else []
+    known = [doubt for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")]
+    caveats = [doubt.words for doubt in known]
     caveats += judged.caveats if judged else []
     command, others = f"./rnnt-bench check --only {name}", len(caveats) - MOST_CAVEATS
     if judged is None and not caveats:
@@ -383,7 +377,7 @@ def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]
         if standing.judged and not standing.beside_load and not groups.differences(earlier, row):
             day = datetime.fromisoformat(earlier.header.started)
             word = "within noise" if standing.verdict in ("same", "unclear") else standing.verdict
-            word = "unclear: separate runs" if standing.is_uncontrolled else word
+            word = "unclear: separate runs" if "uncontrolled" in standing.kinds else word
             over = " over the rows that did not change" if standing.control else ""
             change = f"{name_of(row)} {standing.judged.ratio - 1:+.0%}{over}, {word}"
             return f"since {day.day} {day:%b %Y}", change

@@ -203,6 +203,11 @@ def is_loaded(samples: Sequence[schema.Sample]) -> bool:
     return 2 * loaded > sum(sample.total_wall_ns for sample in samples)
 
 
+def ended_well(lines: Sequence[schema.JobLine]) -> bool:
+    end = status_of(lines)
+    return end is not None and end.status == "ok"
+
+
 def status_of(lines: Sequence[schema.JobLine]) -> Optional[schema.Status]:
     """Return the status with which a job ended; None where it did not."""
     return lines[-1] if isinstance(lines[-1], schema.Status) else None

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from rnnt_bench.analysis import comparison, control, machines, metrics, ratios, standing
+from rnnt_bench.analysis import comparison, control, doubts, machines, metrics, ratios, standing
 from rnnt_bench.analysis.row import SCOPES
 from rnnt_bench.analysis.standing import BESIDE_LOAD, percent
-from rnnt_bench.core import errors, implementations, statistics
+from rnnt_bench.core import errors, statistics
 from rnnt_bench.core.text import error, escaped, gathered, number
 from rnnt_bench.present import parts, style
 from rnnt_bench.present.text import aligned, json_text, listed, markdown, spaced
@@ -27,11 +27,6 @@ COLUMNS = (
 MARKS = {
     **dict.fromkeys(("faster", "less", "better"), "good"),
     **dict.fromkeys(("slower", "more", "worse", "wrong"), "bad"),
-}
-#: Words for a side that is no exact loss, in a comparison of two implementations.
-OTHER_KINDS = {
-    **dict.fromkeys(implementations.LATTICES, "computes the loss on another lattice"),
-    "pruned": "is approximate by design",
 }
 
 
@@ -67,14 +62,19 @@ def screen(
     """Return the outcome in lines of at most `width`: all times, whatever else changed, and the verdict."""
     shown = _measured(rows)
     lines = [line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"]
-    below = [f"{row.pair.name}: {note}" for row in shown for note in _notes_of(row) if " run is " in note]
-    below = [*_controls(shown), *below]
+    ended = [(row, doubts.about_sides(row.pair.baseline, row.pair.new)) for row in shown]
+    below = [
+        *_controls(shown),
+        *(f"{row.pair.name}: {each.words}" for row, sides in ended for each in sides if each.kind == "status"),
+    ]
     names = gathered((line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines)
     answers = {"times": _counts(shown), **{verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names}}
     reasons = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
     beside = "; ".join(f"{', '.join(dict.fromkeys(of))}: {why}" for why, of in reasons.items())
     answers.update({BESIDE_LOAD: beside} if beside else {})
-    alone = [f"{row.pair.name} {scope}" for row in shown for scope, of in row.time.items() if of.is_uncontrolled]
+    alone = [
+        f"{row.pair.name} {scope}" for row in shown for scope, time in row.time.items() if "uncontrolled" in time.kinds
+    ]
     if alone:
         answers["unclear"] = f"separate runs, which {ratios.FEWEST_CONTROLS} rows that did not change would make "
         answers["unclear"] += f"comparable: {', '.join(alone)}; measure both in one run"
@@ -232,11 +232,8 @@ def _notes_of(row: comparison.Change) -> Iterator[str]:
         yield f"changed: {', '.join(row.changed)}"
     elif row.pair.one_loss:
         yield "nothing that is recorded of the code changed: a difference would be of the machine, or of chance"
-    for word, run in {"baseline": row.pair.baseline, "new": row.pair.new}.items():
-        if run.status != "ok":
-            yield f"the {word} run is {run.status}: {run.reason}"
-        if run.kind in OTHER_KINDS and not row.pair.one_loss:
-            yield f"{run.name} {OTHER_KINDS[run.kind]}"
+    for doubt in doubts.about_sides(row.pair.baseline, row.pair.new):
+        yield doubt.words
 
 
 # The page.

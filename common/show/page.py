@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 from urllib.parse import quote
 
-from rnnt_bench.analysis import logs
+from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.analysis.groups import Group, Sweep, kind_title
 from rnnt_bench.core import errors, files
 from rnnt_bench.core.text import count, plain, reason_of
@@ -163,7 +163,7 @@ def _section(index: int, groups: Sequence[Group], folders: Paths) -> parts.Secti
         f"group-{index}",
         _title(index, groups),
         ". ".join([cards.configuration(group), *([] if group.search else cards.size_of(rows))]),
-        loaded=tables.beside_load(rows),
+        loaded=doubts.beside_load(rows),
         cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
         lead=None if group.search else plots.over_fastest(rows),
         tables=[tables.table(columns, name, measured)._replace(groups=kinds)] if measured else [],

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from rnnt_bench.analysis import logs, metrics, standing, verdict
+from rnnt_bench.analysis import doubts, logs, metrics, standing, verdict
 from rnnt_bench.analysis.groups import Group, is_numeric, kind_title
 from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.core import settings
@@ -76,26 +76,8 @@ def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
-    parts = [[*reasons, *filter(None, [beside_load(rows)])], _ratios(rows), _stages(rows), notes(rows)]
+    parts = [[*reasons, *filter(None, [doubts.beside_load(rows)])], _ratios(rows), _stages(rows), notes(rows)]
     return [listed(lines, format) for lines in parts if lines]
-
-
-def beside_load(rows: Sequence[Row]) -> str:
-    """Return a line, "18 of 18 samples ran beside other load: a; their times are too long ...", or an empty one."""
-    loaded = [row for row in rows if row.loaded_rounds]
-    if not loaded:
-        return ""
-    beside = [sample for row in loaded for sample in row.timed if sample.beside_load]
-    known = [(sample.ms, sample.foreign_cpu) for sample in beside if sample.foreign_cpu is not None]
-    share = sum(ms * taken for ms, taken in known) / (sum(ms for ms, _ in known) or 1.0)
-    used = f" (others used {share:.0%} of the CPU)" if known else ""
-    names, advice = ", ".join(dict.fromkeys(row.name for row in loaded)), "ratios leave these rounds out"
-    if any(row.is_beside_load(scope) for row in loaded for scope in row.loaded_rounds):
-        waits = all(settings.waits(row.header.settings.get("preset", ""), row.header.values) for row in loaded)
-        again = "--resume" if waits else "--resume --wait 60"
-        advice = f"their times are too long; when the machine is quiet, {again} measures these rounds again"
-    every = sum(len(row.timed) for row in rows)
-    return f"{len(beside)} of {every} samples ran beside other load{used}: {names}; {advice}"
 
 
 def measured_again(rows: Sequence[Row]) -> str:
@@ -132,8 +114,8 @@ def _stages(rows: Sequence[Row]) -> Lines:
 
 def notes(rows: Sequence[Row]) -> Lines:
     """Return which rounds were measured again, and each note once, with the rows that have it."""
-    names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
-    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
+    names_by_words = gathered((doubt.words, row.name) for row in rows for doubt in doubts.doubts(row))
+    lines = [f"{', '.join(dict.fromkeys(names))}: {words}" for words, names in names_by_words.items()]
     lines = [*filter(None, [measured_again(rows)]), *lines, *filter(None, [stopped(rows)])]
     earlier = sum(len(row.earlier) for row in rows)
     hidden = f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"
@@ -288,7 +270,7 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
     where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
     by_name = {row.name: [each.errors[1] or 0 for each in right if each.name == row.name] for row in right}
     above = ", ".join(f"{name} {error(max(of))}" for name, of in by_name.items() if max(of) > metrics.MARKED_ERROR)
-    unsure = ", ".join(dict.fromkeys(row.name for row in right if row.imprecise))
+    unsure = ", ".join(dict.fromkeys(row.name for row in right if "imprecise" in doubts.kinds(row)))
     parts = [
         f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
         f"oracle's {where}",
@@ -299,7 +281,7 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
 
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    lines = filter(None, [beside_load(rows), *drifts(rows)])
+    lines = filter(None, [doubts.beside_load(rows), *drifts(rows)])
     bad = [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
     others = filter(None, [measured_again(rows), stopped(rows)])
     return [*bad, *(part for line in others for part in wrapped(line, width, "  ", MOST_LINES))]

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from rnnt_bench.analysis import logs, machines
-from rnnt_bench.analysis.row import SCOPES, Row
+from rnnt_bench.analysis import doubts, logs, machines
+from rnnt_bench.analysis.row import Row
 from rnnt_bench.cli.parser import Parser
 from rnnt_bench.core import files, implementations
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
@@ -135,19 +135,7 @@ def problems(folder: Path) -> Iterator[str]:
         return
     yield from damage(folder)
     for row in rows:
-        header, machine, timed = row.header, row.header.machine, bool(row.times)
-        known = machine.cpu and machine.cores and machine.memory_bytes
-        checks = {
-            plain(row.reason): row.unreadable,
-            f"{plain(row.reason)}: --resume measures it": row.status == "interrupted",
-            "its records have no revision: measure in a checkout of the suite": not header.git_revision,
-            "it was measured with uncommitted changes: commit or stash them, and measure again": header.git_dirty,
-            "its records do not say on which machine it was measured": not known,
-            "its records do not say which torch and which device measured it": timed
-            and not (row.environment.torch and row.device_name),
-            "it ran beside other load: measure when the machine is quiet": any(map(row.is_beside_load, SCOPES)),
-        }
-        yield from (f"{row.folder.name}: {words}" for words, wrong in checks.items() if wrong)
+        yield from (f"{row.folder.name}: {words}" for words in _problems_of(row))
     if not any(row.times or row.largest for row in rows):
         yield "nothing was measured: no row has a time or a size"
     readable = [row for row in rows if not row.unreadable]
@@ -157,6 +145,24 @@ def problems(folder: Path) -> Iterator[str]:
         yield f"is of several machines, {plain(different[0])}: make a folder of each"
     elif len(devices) > 1:
         yield f"is of {len(devices)} devices, {', '.join(map(plain, sorted(devices)))}: make a folder of each"
+
+
+def _problems_of(row: Row) -> Iterator[str]:
+    header, machine = row.header, row.header.machine
+    if row.unreadable:
+        yield plain(row.reason)
+    if row.status == "interrupted":
+        yield f"{plain(row.reason)}: --resume measures it"
+    if not header.git_revision:
+        yield "its records have no revision: measure in a checkout of the suite"
+    if header.git_dirty:
+        yield "it was measured with uncommitted changes: commit or stash them, and measure again"
+    if not (machine.cpu and machine.cores and machine.memory_bytes):
+        yield "its records do not say on which machine it was measured"
+    if row.times and not (row.environment.torch and row.device_name):
+        yield "its records do not say which torch and which device measured it"
+    if any(doubt.withholds for doubt in doubts.doubts(row)):
+        yield "it ran beside other load: measure when the machine is quiet"
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
