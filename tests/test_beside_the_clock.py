@@ -11,7 +11,7 @@ import torch
 from fixtures_runs import MIB, correctness, memory, status, timing, write_run
 from test_contract import adapter_of, context_of
 
-from rnnt_bench.analysis import logs
+from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import find
 from rnnt_bench.losses import layouts
@@ -145,7 +145,7 @@ def test_a_leak_of_each_round_is_noted(kept_mb, noted, tmp_path):
         rounds[-1].append(lines[-1])
     write_run(tmp_path / "run", jobs=[correctness(), *rounds, memory(8, 32), [status("trace")]])
     (row,) = logs.rows([tmp_path])
-    assert sum("keeps 0.5000 MB more" in note for note in row.notes) == noted
+    assert sum("keeps 0.5000 MB more" in doubt.words for doubt in doubts.doubts(row)) == noted
 
 
 def test_a_leak_of_every_gradient_is_measured(monkeypatch):
