@@ -10,13 +10,14 @@ import importlib
 import os
 import warnings
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from numbers import Integral, Real
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from fused_transducer import windows
 from fused_transducer.lattices import TOPOLOGIES, Lattice, check_number, check_topology, lattice_of
 
 #: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01.
@@ -34,7 +35,7 @@ class Call:
     (M, U), T_lengths (N), U_lengths (M): integers.  Row m of the M is of utterance utterance_of[m] of the N; where that
     is None, the rows are the utterances.  V is the number of all outputs: of the symbols, and of the further columns of
     the lattice.  tile_cells: 0 for the backend's own choice.  seed: an int64 number on their device, for dropout; None
-    without."""
+    without.  window (M, U, 2): integers, the first and last frame of each label; None without."""
 
     encoder_out: torch.Tensor
     decoder_out: torch.Tensor
@@ -45,6 +46,7 @@ class Call:
     U_lengths: torch.Tensor
     utterance_of: Optional[torch.Tensor] = None
     seed: Optional[torch.Tensor] = None
+    window: Optional[torch.Tensor] = None
     blank: int = 0
     activation: str = "tanh"
     fastemit_lambda: float = 0.0
@@ -60,7 +62,7 @@ class Call:
 
     @classmethod
     def of(cls, tensors: Sequence[Optional[torch.Tensor]], options: Sequence[float]) -> Call:
-        """Return the call of the tensors, the seed last, and of what `packed` made of its options."""
+        """Return the call of the tensors, the seed and the window last, and of what `packed` made of its options."""
         named: Dict[str, Any] = dict(zip(OPTIONS, options))
         named.update({name: int(named[name]) for name in ("blank", "tile_cells")})
         of_tables = ACTIVATIONS[int(named.pop("activation"))], TOPOLOGIES[int(named.pop("topology"))]
@@ -72,14 +74,31 @@ class Call:
         return lattice_of(self.topology, self.durations, self.sigma)
 
     @property
+    def frames(self) -> torch.Tensor:
+        """Return the number of frames (M,) of each row."""
+        if self.utterance_of is None:
+            return self.T_lengths
+        return self.T_lengths[self.utterance_of.to(self.T_lengths.device).long()]
+
+    @cached_property
+    def band(self) -> torch.Tensor:
+        """Return the first and last frame (M, U+1, 2) int64 of each state, of a call with a window."""
+        lengths = (x.to(self.device).long() for x in (self.frames, self.U_lengths))
+        return windows.band_of(self.window, *lengths, self.T)
+
+    def cells(self) -> torch.Tensor:
+        """Return the number (M,) of cells of each row."""
+        if self.window is None:
+            return self.frames.long() * (self.U_lengths.long() + 1)
+        return (self.band[..., 1] - self.band[..., 0] + 1).sum(1)
+
+    @property
     def drop_below(self) -> int:
         """Return the limit below which a 32-bit hash drops an activation; 0 without dropout."""
         return 0 if self.seed is None else min(round(self.dropout * 2**32), 2**32 - 1)
 
     #: What the activations that dropout keeps are multiplied with.
     keep_scale = property(lambda self: 1 / (1 - self.dropout))
-    #: Frames (M,) of each row.
-    frames = property(lambda self: frames_of(self.T_lengths, self.utterance_of))
     M = property(lambda self: self.decoder_out.shape[0])
     T = property(lambda self: self.encoder_out.shape[1])
     U1 = property(lambda self: self.decoder_out.shape[1])
@@ -102,11 +121,6 @@ def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
     given["topology"] = TOPOLOGIES.index(given["topology"])
     given["clamp"] = max(0.0, given.get("clamp", 0.0))
     return [*(float(given.get(name) or 0) for name in OPTIONS), *map(float, durations)]
-
-
-def frames_of(T_lengths: torch.Tensor, utterance_of: Optional[torch.Tensor]) -> torch.Tensor:
-    """Return the frames (M,) of each row, from those (N,) of the utterances."""
-    return T_lengths if utterance_of is None else T_lengths[utterance_of.to(T_lengths.device).long()]
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:
@@ -140,19 +154,41 @@ def _wrong_targets(call: Call) -> torch.Tensor:
 
 
 def any_outside(call: Call) -> torch.Tensor:
-    """Return whether a length, a target or an utterance is outside its tensor, as one number on the call's device: to
-    be asked with one wait for a GPU instead of four."""
+    """Return whether a length, a target or an utterance is outside its tensor, or a window without a path, as one
+    number on the call's device: to be asked with one wait for a GPU instead of five."""
     ranges = [(call.T_lengths, 1, call.T), (call.U_lengths, 0, call.U1 - 1)]
     if call.utterance_of is not None:
         ranges.append((call.utterance_of, 0, len(call.encoder_out) - 1))
     wrong = _wrong_targets(call).any()
     for numbers, least, most in ranges:
         wrong = wrong | ((numbers < least) | (numbers > most)).to(call.device).any()
-    return wrong
+    if call.window is None:
+        return wrong
+    earliest, latest = _frames_of_labels(call)
+    return wrong | (earliest > latest).any()
+
+
+def _frames_of_labels(call: Call) -> Tuple[torch.Tensor, torch.Tensor]:
+    lengths = (x.to(call.device).long() for x in (call.frames, call.U_lengths))
+    return windows.frames_of_labels(call.window, *lengths, call.lattice.label_step, call.lattice.label_ends)
+
+
+def _warn_of_windows(call: Call) -> None:
+    """Warn of each row whose window leaves no path, with the first label that cannot be emitted in time."""
+    earliest, latest = _frames_of_labels(call)
+    blocked = earliest > latest
+    for m in blocked.any(1).nonzero().flatten().tolist():
+        u = int(blocked[m].nonzero()[0])
+        warnings.warn(
+            f"{_row(call, m)}: no path fits its window, so its loss is inf: label {u} can be emitted at frame "
+            f"{int(earliest[m, u])} at the earliest, and would have to be at frame {int(latest[m, u])} at the latest",
+            stacklevel=2,
+        )
 
 
 def check_values(call: Call) -> None:
-    """Raise ValueError, with the utterance or row, for lengths, targets and utterances outside their tensors.
+    """Raise ValueError, with the utterance or row, for lengths, targets and utterances outside their tensors; warn of
+    windows without a path.
 
     On a GPU this waits for the stream; while a CUDA graph is captured, which cannot wait, nothing is checked.
     """
@@ -164,6 +200,8 @@ def check_values(call: Call) -> None:
             f"{_row(call, m)}: target {u} is {int(call.targets[m, u])}; the {call.symbols} symbols are 0 to "
             f"{call.symbols - 1}"
         )
+    if call.window is not None:
+        _warn_of_windows(call)
 
 
 def check_tensors(**tensors: Any) -> None:
@@ -196,7 +234,7 @@ def check_tensors(**tensors: Any) -> None:
 def check_shapes(
     encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
     targets: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor,
-    utterance_of: Optional[torch.Tensor] = None,
+    utterance_of: Optional[torch.Tensor] = None, window: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
     """Raise ValueError for what a look at shapes, dtypes and devices shows."""
     for name, tensor, dimensions in (
@@ -228,13 +266,14 @@ def check_shapes(
         ("T_lengths", T_lengths, (N,)),
         ("U_lengths", U_lengths, (M,)),
         ("utterance_of", utterance_of, (M,)),
+        ("window", window, (M, U1 - 1, 2)),
     ):
         if tensor is None:
             continue
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must have the shape {shape} by the others; it has {tuple(tensor.shape)}")
-        if name in ("targets", "T_lengths", "U_lengths", "utterance_of"):
-            if tensor.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        if name in ("targets", "T_lengths", "U_lengths", "utterance_of", "window"):
+            if tensor.dtype not in windows.INTEGERS:
                 raise ValueError(f"{name} must be integers; it is {tensor.dtype}")
         elif tensor.dtype != dtype:
             raise ValueError(f"{name} is {tensor.dtype}, but encoder_out is {dtype}: give one dtype")

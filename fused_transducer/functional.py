@@ -18,7 +18,7 @@ from fused_transducer.call import (
     check_options,
     check_shapes,
     check_tensors,
-    frames_of,
+    module_of,
     packed,
 )
 from fused_transducer.lattices import MIXED
@@ -51,6 +51,7 @@ def transducer_loss(
     utterance_weights: Optional[Tensor] = None,
     zero_infinity: bool = False,
     nonfinite: str = "keep",
+    window: Optional[Tensor] = None,
     topology: str = "regular",
     durations: Sequence[int] = (),
     sigma: float = 0.0,
@@ -108,6 +109,9 @@ def transducer_loss(
         each longer blank.  weight and bias have a row more for each, behind those of the symbols.  In tdt they have a
         softmax of their own.
         sigma: of tdt and multi-blank, is subtracted from the log-probability of each symbol.
+        window (N, U, 2): integers, the first and the last frame, both inclusive, at which each label may be emitted
+        (alignment-restricted RNN-T, Mahadeokar et al. 2021): see `window_of`.  Cells that no path can pass are not
+        computed.  An utterance without a path has a loss of inf and a gradient of 0, and a warning names the label.
     How it is computed
         negligible: cells that a path meets with less probability than this get no gradient.  The C++ code does not
         compute those that it proves to change the loss by less than 1e-9 of it (float64: 1e-16).  0 leaves out exact
@@ -151,6 +155,9 @@ def transducer_loss(
             f"return_posteriors: with fastemit_lambda those of topology {topology!r} are no probabilities; give one of "
             "the two"
         )
+    if window is not None:
+        check_tensors(window=window)
+        check_shapes(*given, window)
     if utterance_weights is not None:
         _check_beside("utterance_weights", utterance_weights, (M,), device)
     if reference_frames is not None:
@@ -159,25 +166,26 @@ def transducer_loss(
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
     gradient = gradient or return_posteriors or return_delay
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    seed = _seed(dropout_seed, device) if dropout else None
+    given = (*given, seed, window)
     if not in_graph:
         # numpy and .data can change these before backward, and autograd would not see it
         given = (*given[:4], *(x if x is None else x.clone() for x in given[4:]))
-    cells, kept_cells = M * T * U1, 0
+    call, cells, kept_cells = Call.of(given, packed(**options)), M * T * U1, 0
     if gradient and backend in KEPT_BYTES:
         default = 0 if in_graph else KEPT_BYTES[backend]
         kept_cells = (default if keep_bytes is None else keep_bytes) // (V * accumulated(dtype).itemsize)
-    if PACKED[backend] and not in_graph:
+    if not in_graph:
         try:  # lengths that are wrong are refused where the values are checked
-            frames = frames_of(given[5], given[7])
-            cells = min(max(int((frames.long() * (given[6].long() + 1)).sum()), 0), cells)
+            cells = min(max(module_of(backend).room(call), 0), cells)
         except (RuntimeError, IndexError):  # meta and fake tensors, vmap: the lengths have no values
             pass
+    if PACKED[backend] and not in_graph:
         if keep_bytes is None:  # of a larger batch fewer, then none: so none takes much longer than a smaller one
             kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
-    seed = _seed(dropout_seed, device) if dropout else None
-    losses, arcs, _ = losses_of(*given, seed, packed(**options), backend, gradient, cells, kept_cells)
+    losses, arcs, _ = losses_of(*given, packed(**options), backend, gradient, cells, kept_cells)
     if zero_infinity:
         losses = losses.masked_fill(losses == float("inf"), 0)
     if nonfinite != "keep":
@@ -190,8 +198,7 @@ def transducer_loss(
     loss = _reduced(losses, reduction, utterance_weights).to(accumulated(dtype))
     extra: Tuple[Tensor, ...] = ()
     if return_posteriors or return_delay:
-        lengths = frames_of(given[5], given[7]), given[6]
-        posteriors = plain.of_cells(arcs, T, U1, *lengths, PACKED[backend], 0.0, 2 + len(durations))
+        posteriors = plain.of_cells(call, arcs, backend, 0.0)
         if fastemit_lambda:
             posteriors[..., 1] /= 1 + fastemit_lambda
         extra += (posteriors,) if return_posteriors else ()
@@ -220,11 +227,11 @@ def align(
     }  # fmt: skip
     check_options(given[2].shape[0], **options)
     backend = backend_of(encoder_out.device, given[0].dtype, backend)
-    call = Call.of((*given, None), packed(**options))
+    call = Call.of((*given, None, None), packed(**options))
     with torch.no_grad():
         lengths = [x.to(call.device) for x in given[5:7]]
-        given = operators.log_probabilities(call, backend), call.T, call.U1, *lengths, PACKED[backend]
-        return plain.best(plain.of_cells(*given, -torch.inf, call.lattice.parts).double(), *lengths, call.lattice)
+        parts = plain.of_cells(call, operators.log_probabilities(call, backend), backend, -torch.inf)
+        return plain.best(parts.double(), *lengths, call.lattice)
 
 
 def _inputs(

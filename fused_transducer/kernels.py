@@ -1,6 +1,8 @@
 """The Triton kernels: log-probabilities of the arcs, lattice, gradients.
 
-A cell is numbered (n * T + t) * (U+1) + u, padding included; blocks of padding end before they do any work.  No kernel
+A cell is numbered (n * T + t) * S + u, padding included, where S is U+1; blocks of padding end before they do any work.
+With a window, `band` (N, T, 2) int32 has the first state of each frame and the one behind its last, of S at most, and
+its cells are numbered (n * T + t) * S + u - first; else it is None.  No kernel
 adds with atomics, and none waits for the host: each sum has one owner that adds in one order, and counts stay on the
 device.  `triton_backend` launches them.  OPERAND: the dtype in which numbers are multiplied.
 """
@@ -13,7 +15,7 @@ import triton
 import triton.language as tl
 
 #: Numbers that differ from batch to batch: a kernel is not compiled anew for those that are 1 or multiples of 16.
-OF_A_BATCH = ("N", "T", "U1", "cells", "tile", "rows", "blocks")
+OF_A_BATCH = ("N", "T", "U1", "S", "cells", "tile", "rows", "blocks")
 #: Exponent of a probability of 0 in the lattice: below every sum of exponents of a path.
 IMPOSSIBLE = tl.constexpr(-(2**56))
 #: How outputs become log-probabilities (NORMALISER): by one softmax; the further outputs by one of their own; the blank
@@ -207,29 +209,51 @@ def _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, enco
 
 
 @triton.jit
-def _block_of_cells(block, blocks, T_lengths, U_lengths, BM: tl.constexpr):
-    """Block number `block` of all, each utterance having `blocks`: which of its rows are cells, and where these are."""
+def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.constexpr):
+    """Block number `block` of all, each utterance having `blocks`: which of its rows are cells, where these are, and
+    their numbers."""
     n = block // blocks
-    states = tl.load(U_lengths + n) + 1
+    states = S if band is not None else tl.load(U_lengths + n) + 1
     within = (block % blocks) * BM + tl.arange(0, BM)
     valid = within < tl.load(T_lengths + n) * states
-    return valid, n + tl.zeros_like(within), within // states, within % states
+    n, t, u = n + tl.zeros_like(within), within // states, within % states
+    cell = (n.to(tl.int64) * T + t) * S + u
+    if band is not None:
+        frame = band + (n.to(tl.int64) * T + t) * 2
+        u += tl.load(frame, mask=valid, other=0)
+        valid = valid & (u < tl.load(frame + 1, mask=valid, other=0))
+    return valid, n, t, u, cell
 
 
 @triton.jit
-def _listed_cells(numbers, positions, cells, tile, first, rows, T, U1, BM: tl.constexpr):
+def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: tl.constexpr):
     """Rows `first` to `first` + BM of the tile that begins with cell number `tile` of those that count: which of them
-    are cells, and where these are."""
+    are cells, where these are, and their numbers."""
     row = first + tl.arange(0, BM)
     valid = (tile + row < tl.load(positions + cells - 1)) & (row < rows)
     cell = tl.load(numbers + tile + row, mask=valid, other=0)
-    return valid, cell // (T * U1), cell // U1 % T, cell % U1
+    n, t, u = cell // (T * S), cell // S % T, cell % S
+    if band is not None:
+        u += tl.load(band + (n.to(tl.int64) * T + t) * 2, mask=valid, other=0)
+    return valid, n, t, u, cell.to(tl.int64)
+
+
+@triton.jit
+def _within(band, t, u, frames):
+    """Whether (t, u) is a cell of an utterance, as far as its window says, and the first state of frame t; `band` is
+    that of the utterance."""
+    exists = (t >= 0) & (t < frames)
+    first = tl.zeros_like(t)
+    if band is not None:
+        first = tl.load(band + t * 2, mask=exists, other=0)
+        exists = exists & (u >= first) & (u < tl.load(band + t * 2 + 1, mask=exists, other=0))
+    return exists, first
 
 
 @_kernel
 def activate(
-    encoder, decoder, utterance_of, T_lengths, U_lengths, numbers, positions, activations, cells, tile, rows, blocks,
-    T, U1, encoder_n, encoder_t, decoder_n, decoder_u, seed,
+    encoder, decoder, utterance_of, T_lengths, U_lengths, band, numbers, positions, activations, cells, tile, rows,
+    blocks, T, S, encoder_n, encoder_t, decoder_n, decoder_u, seed,
     HP: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
     LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
@@ -237,9 +261,9 @@ def activate(
     of cells from block `tile` on."""
     first = tl.program_id(0).to(tl.int64) * BM
     if LISTED:
-        valid, n, t, u = _listed_cells(numbers, positions, cells, tile, first, rows, T, U1, BM)
+        valid, n, t, u, _ = _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM)
     else:
-        valid, n, t, u = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, BM)
+        valid, n, t, u, _ = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     x = _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
     x = _activate(x, KIND)
@@ -273,7 +297,7 @@ def _logits(
 
 @_kernel
 def log_probabilities(
-    activations, weight, bias, targets, T_lengths, U_lengths, arcs, cells, tile, blocks, T, U1, BLANK,
+    activations, weight, bias, targets, T_lengths, U_lengths, band, arcs, cells, tile, blocks, T, U1, S, BLANK,
     delay_penalty, label_smoothing,
     EXTRA: tl.constexpr, NORMALISER: tl.constexpr,
     V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
@@ -287,7 +311,7 @@ def log_probabilities(
     That sum is 1 for the largest and `rest` for the others, which float32 would lose beside the 1.
     """
     cells = cells.to(tl.int64)
-    valid, n, t, u = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, BM)
+    valid, n, t, u, cell = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
     if tl.sum(valid.to(tl.int32), 0) == 0:
         return
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -299,7 +323,7 @@ def log_probabilities(
     at_label = tl.zeros((BM,), dtype=tl.float32)
     mean = tl.zeros((BM,), dtype=tl.float32)  # of the logits, where label smoothing needs it
     if EXTRA != 0:
-        to = arcs + (n.to(tl.int64) * T + t) * U1 + u
+        to = arcs + cell
         high_apart = tl.full((BM,), -float("inf"), dtype=tl.float32)
         rest_apart = tl.full((BM,), -1.0, dtype=tl.float32)
     for first in range(0, V, BV):
@@ -351,7 +375,7 @@ def log_probabilities(
         log_blank = _log_sigmoid(at_blank)
         log_label = tl.where(target == BLANK, log_blank, log_label + _log_sigmoid(-at_blank))
     penalty = delay_penalty * ((tl.load(T_lengths + n) - 1).to(tl.float32) / 2 - t.to(tl.float32))
-    to = arcs + (n.to(tl.int64) * T + t) * U1 + u
+    to = arcs + cell
     tl.store(to, log_blank, mask=valid)
     tl.store(to + cells, tl.where(target < 0, -float("inf"), log_label + penalty), mask=valid)
     tl.store(to + (2 + EXTRA) * cells, high, mask=valid)
@@ -368,32 +392,44 @@ def log_probabilities(
 
 
 @triton.jit
-def _arcs_into(blank, label, d, u, frames, last, U1):
+def _arcs_into(blank, label, d, u, frames, last, band, S):
     """The arcs into the cells (d - u, u) of diagonal d: where each is, whether it is there, its log-probability."""
     t = d - u
-    inside = (t >= 0) & (t < frames) & (u <= last)
-    has_blank, has_label = inside & (t > 0), inside & (u > 0)
-    at_blank, at_label = blank + (t - 1) * U1, label + t * U1 - 1
+    inside, first = _within(band, t, u, frames)
+    inside = inside & (u <= last)
+    has_blank, has_label = inside & (t > 0), inside & (u > first)
+    at_blank, at_label = blank + (t - 1) * S, label + t * S - 1 - first
+    if band is not None:
+        before, first = _within(band, t - 1, u, frames)
+        has_blank = has_blank & before
+        at_blank -= first
     by_blank = tl.load(at_blank, mask=has_blank, other=-float("inf"))
     by_label = tl.load(at_label, mask=has_label, other=-float("inf"))
     return at_blank, at_label, has_blank, has_label, by_blank, by_label
 
 
 @triton.jit
-def _shares_from(blank, label, d, u, frames, last, U1):
-    """The arcs from the cells (d - u, u) of diagonal d: whether the cell and its label are there, and both shares."""
+def _shares_from(blank, label, d, u, frames, last, band, S):
+    """The arcs from the cells (d - u, u) of diagonal d: whether the cell and its label are there, both shares, and
+    where they are, from `blank` and `label` on."""
     t = d - u
-    inside = (t >= 0) & (t < frames) & (u <= last)
-    has_label = inside & (u < last)
-    of_blank = tl.load(blank + t * U1, mask=inside, other=0.0)
-    of_label = tl.load(label + t * U1, mask=has_label, other=0.0)
-    return inside, has_label, of_blank, of_label
+    inside, first = _within(band, t, u, frames)
+    inside = inside & (u <= last)
+    has_blank, has_label = inside, inside & (u < last)
+    at = t * S - first
+    if band is not None:
+        has_blank = has_blank & (_within(band, t + 1, u, frames)[0] | (t == frames - 1))
+        has_label = has_label & _within(band, t, u + 1, frames)[0]
+    of_blank = tl.load(blank + at, mask=has_blank, other=0.0)
+    of_label = tl.load(label + at, mask=has_label, other=0.0)
+    return inside, has_label, of_blank, of_label, at
 
 
 @_kernel
 def lattice(
-    arcs, cells, T_lengths, U_lengths, losses, T, U1, label_factor, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
-):
+    arcs, cells, T_lengths, U_lengths, band, losses, T, S, label_factor,
+    GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One utterance: its loss, and posteriors in place of its log-probabilities.  csrc/lattice.h explains how.
 
     alpha is mantissa (float64) times two to the exponent (int64), so no exp and no log waits for the diagonal before.
@@ -402,7 +438,9 @@ def lattice(
     n = tl.program_id(0).to(tl.int64)
     frames, last = tl.load(T_lengths + n), tl.load(U_lengths + n)
     u = tl.arange(0, BLOCK)
-    blank = arcs + n * T * U1 + u  # of (t, u), once t * U1 is added
+    if band is not None:
+        band += n * T * 2
+    blank = arcs + n * T * S + u  # of (t, u), once t * S is added
     label = blank + cells.to(tl.int64)
 
     left, right = tl.maximum(u - 1, 0), tl.minimum(u + 1, BLOCK - 1)
@@ -410,9 +448,9 @@ def lattice(
     exponent = tl.where(u == 0, 0, IMPOSSIBLE)
     diagonals = frames + last
     d = tl.zeros_like(diagonals) + 1
-    at_blank, at_label, has_blank, has_label, by_blank, by_label = _arcs_into(blank, label, d, u, frames, last, U1)
+    at_blank, at_label, has_blank, has_label, by_blank, by_label = _arcs_into(blank, label, d, u, frames, last, band, S)
     while d < diagonals:
-        ahead = _arcs_into(blank, label, d + 1, u, frames, last, U1)
+        ahead = _arcs_into(blank, label, d + 1, u, frames, last, band, S)
         x, of_x = _power(by_blank)
         y, of_y = _power(by_label)
         x, of_x = x * mantissa, of_x + exponent
@@ -431,7 +469,9 @@ def lattice(
         at_blank, at_label, has_blank, has_label, by_blank, by_label = ahead
         d += 1
     ends = u == last
-    final = tl.sum(tl.where(ends, tl.load(blank + (frames - 1) * U1, mask=ends, other=0.0), 0.0), 0).to(tl.float64)
+    has_path, first = _within(band, frames - 1 + tl.zeros_like(u), u, frames)
+    final = tl.load(blank + (frames - 1) * S - first, mask=ends & has_path, other=0.0)
+    final = tl.sum(tl.where(ends, final, 0.0), 0).to(tl.float64)
     scale = tl.sum(tl.where(ends, exponent, 0), 0).to(tl.float64) * 0.6931471805599453
     likelihood = tl.log(tl.sum(tl.where(ends, mantissa, 0.0), 0)) + scale + final
     tl.store(losses + n, -likelihood)
@@ -441,16 +481,16 @@ def lattice(
         after = tl.zeros((BLOCK,), dtype=tl.float64)
         tl.debug_barrier()  # shares that other lanes stored
         d = diagonals - 1
-        inside, has_label, by_blank, by_label = _shares_from(blank, label, d, u, frames, last, U1)
+        inside, has_label, by_blank, by_label, at = _shares_from(blank, label, d, u, frames, last, band, S)
         while d >= 0:
-            ahead = _shares_from(blank, label, d - 1, u, frames, last, U1)
+            ahead = _shares_from(blank, label, d - 1, u, frames, last, band, S)
             t = d - u
             of_blank = tl.where(t == frames - 1, tl.where(ends, possible, 0.0), after * by_blank.to(tl.float64))
             of_label = tl.where(has_label, tl.gather(after, right, 0) * by_label.to(tl.float64), 0.0)
             after = tl.where(inside, of_blank + of_label, 0.0)
-            tl.store(blank + t * U1, of_blank.to(tl.float32), mask=inside)
-            tl.store(label + t * U1, (of_label * label_factor).to(tl.float32), mask=inside)
-            inside, has_label, by_blank, by_label = ahead
+            tl.store(blank + at, of_blank.to(tl.float32), mask=inside)
+            tl.store(label + at, (of_label * label_factor).to(tl.float32), mask=inside)
+            inside, has_label, by_blank, by_label, at = ahead
             d -= 1
 
 
@@ -467,7 +507,20 @@ def _first_of(d, frames, states):
 
 
 @triton.jit
-def _arc(parts, cells, d, u, frames, states, ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr):
+def _place(d, u, frames, states, band, S):
+    """The number of the cells (d - u, u) of an utterance: by diagonals, or as all kernels have it with a window."""
+    if band is not None:
+        place = (d - u) * S + u - _within(band, d - u, u, frames)[1]
+    else:
+        place = _first_of(d, frames, states) + u
+    return place
+
+
+@triton.jit
+def _arc(
+    parts, cells, d, u, frames, states, band, S,
+    ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
+):  # fmt: skip
     """Arc number K from the cells (d - u, u): whether it is there, whether a path ends with it, and its weight as
     mantissa float64 and exponent int64.  ARCS: (dt, du, a part or -1, another or -1, then_blank, constant) of each, see
     lattices.Arc."""
@@ -477,7 +530,12 @@ def _arc(parts, cells, d, u, frames, states, ARCS: tl.constexpr, K: tl.constexpr
     exists = (t >= 0) & (t < frames) & (u >= 0) & (u + ARC[1] < states) & ((t + ARC[0] < frames) | ends)
     if (ARC[1] == 1) and (not LABEL_ENDS):
         exists = exists & (t + ARC[0] < frames)
-    at = parts + _first_of(d, frames, states) + u
+    if band is not None:
+        leads = _within(band, t + ARC[0], u + ARC[1], frames)[0] | ends
+        exists = exists & leads & _within(band, t, u, frames)[0]
+        if ARC[1] == 1:
+            exists = exists & _within(band, t, u + 1, frames)[0]
+    at = parts + _place(d, u, frames, states, band, S)
     x = tl.zeros_like(u).to(tl.float32)
     rest = tl.zeros_like(x)
     if ARC[2] >= 0:
@@ -485,7 +543,7 @@ def _arc(parts, cells, d, u, frames, states, ARCS: tl.constexpr, K: tl.constexpr
     if ARC[3] >= 0:
         x, rest = _exact_sum(x, tl.load(at + ARC[3] * cells, mask=exists, other=0.0))
     if ARC[4]:
-        blank = parts + _first_of(d + 1, frames, states) + u + 1  # of the cell (t, u + 1)
+        blank = parts + _place(d + 1, u + 1, frames, states, band, S)  # of the cell (t, u + 1)
         x, rest = _exact_sum(x, tl.load(blank, mask=exists, other=0.0))
     if ARC[5] != 0:
         x, left_out = _exact_sum(x, ARC[5])
@@ -496,21 +554,26 @@ def _arc(parts, cells, d, u, frames, states, ARCS: tl.constexpr, K: tl.constexpr
 
 
 @_kernel
-def by_diagonals(arcs, parts, T_lengths, U_lengths, cells, blocks, T, U1, PARTS: tl.constexpr, BM: tl.constexpr):
+def by_diagonals(
+    arcs, parts, T_lengths, U_lengths, band, cells, blocks, T, S,
+    PARTS: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """parts (PARTS, cells): the first PARTS rows of arcs, the cells of each utterance numbered by diagonals, so that
     `walk` reads what follows each other."""
     cells = cells.to(tl.int64)
-    valid, n, t, u = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, BM)
-    first = n.to(tl.int64) * T * U1
-    to = first + _first_of(t + u, tl.load(T_lengths + n), tl.load(U_lengths + n) + 1) + u
+    valid, n, t, u, cell = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
+    to = cell
+    if band is None:
+        first = n.to(tl.int64) * T * S
+        to = first + _first_of(t + u, tl.load(T_lengths + n), tl.load(U_lengths + n) + 1) + u
     for part in range(PARTS):
-        x = tl.load(arcs + part * cells + first + t * U1 + u, mask=valid, other=0.0)
+        x = tl.load(arcs + part * cells + cell, mask=valid, other=0.0)
         tl.store(parts + part * cells + to, x, mask=valid)
 
 
 @_kernel
 def walk(
-    parts, mantissas, exponents, losses, T_lengths, U_lengths, cells, T, U1,
+    parts, mantissas, exponents, losses, T_lengths, U_lengths, band, cells, T, S,
     ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Alpha of one utterance and its loss (program 0 of axis 1), or beta (program 1): the sums over all paths from the
@@ -522,7 +585,9 @@ def walk(
     ahead = 1 - tl.program_id(1)  # 1 for alpha, 0 for beta
     frames, states = tl.load(T_lengths + tl.program_id(0)), tl.load(U_lengths + tl.program_id(0)) + 1
     u = tl.arange(0, BLOCK)
-    first = tl.program_id(0).to(tl.int64) * T * U1
+    first = tl.program_id(0).to(tl.int64) * T * S
+    if band is not None:
+        band += tl.program_id(0).to(tl.int64) * T * 2
     parts += first
     mantissas += (1 - ahead) * cells + first
     exponents += (1 - ahead) * cells + first
@@ -541,10 +606,11 @@ def walk(
         for k in tl.static_range(COUNT):
             step = ARCS[k][0] + ARCS[k][1]
             exists, ends, x, of_x = _arc(
-                parts, cells, d - ahead * step, u - ahead * ARCS[k][1], frames, states, ARCS, k, LABEL_ENDS
-            )
+                parts, cells, d - ahead * step, u - ahead * ARCS[k][1], frames, states, band, S, ARCS, k,
+                LABEL_ENDS,
+            )  # fmt: skip
             sign = 1 - 2 * ahead
-            other = _first_of(d + sign * step, frames, states) + u + sign * ARCS[k][1]
+            other = _place(d + sign * step, u + sign * ARCS[k][1], frames, states, band, S)
             is_cell = exists & ((ahead == 1) | (ends == 0))
             x *= tl.load(mantissas + other, mask=is_cell, other=1.0)
             of_x += tl.load(exponents + other, mask=is_cell, other=0)
@@ -556,8 +622,8 @@ def walk(
         shift = (mantissa.to(tl.int64, bitcast=True) >> 52) - 1023
         exponent = tl.where(mantissa == 0, IMPOSSIBLE, exponent + shift)
         mantissa *= _two_to(-shift)
-        inside = (d - u >= 0) & (d - u < frames) & (u < states)
-        at = _first_of(d, frames, states) + u
+        inside = _within(band, d - u, u, frames)[0] & (u < states)
+        at = _place(d, u, frames, states, band, S)
         tl.store(mantissas + at, mantissa, mask=inside)
         tl.store(exponents + at, exponent, mask=inside)
         done += 1
@@ -569,15 +635,15 @@ def walk(
 
 @triton.jit
 def _posterior(
-    parts, mantissas, exponents, cells, d, u, frames, states,
+    parts, mantissas, exponents, cells, d, u, frames, states, band, S,
     ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
 ):  # fmt: skip
     """The probability (float64) that a path takes arc number K from the cells (d - u, u): alpha there times the arc's
     weight times beta where it leads to, over beta of the first cell."""
     ARC: tl.constexpr = ARCS[K]
-    exists, ends, x, of_x = _arc(parts, cells, d, u, frames, states, ARCS, K, LABEL_ENDS)
-    here = _first_of(d, frames, states) + u
-    ahead = cells + _first_of(d + ARC[0] + ARC[1], frames, states) + u + ARC[1]
+    exists, ends, x, of_x = _arc(parts, cells, d, u, frames, states, band, S, ARCS, K, LABEL_ENDS)
+    here = _place(d, u, frames, states, band, S)
+    ahead = cells + _place(d + ARC[0] + ARC[1], u + ARC[1], frames, states, band, S)
     x *= tl.load(mantissas + here, mask=exists, other=0.0)
     of_x += tl.load(exponents + here, mask=exists, other=0)
     is_cell = exists & (ends == 0)
@@ -590,33 +656,39 @@ def _posterior(
 
 @_kernel
 def posteriors(
-    arcs, parts, mantissas, exponents, T_lengths, U_lengths, cells, blocks, T, U1, label_factor,
-    ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr,
+    arcs, parts, mantissas, exponents, T_lengths, U_lengths, band, cells, blocks, T, S, label_factor,
+    ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     """Puts the posteriors of a block of cells into the first PARTS rows of arcs, those of labels' arcs times
     label_factor."""
-    valid, n, t, u = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, BM)
+    valid, n, t, u, cell = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
     if tl.sum(valid.to(tl.int32), 0) == 0:
         return
     cells = cells.to(tl.int64)
     frames, states = tl.load(T_lengths + n), tl.load(U_lengths + n) + 1
     d = tl.where(valid, t + u, -1)
-    first = (tl.program_id(0) // blocks).to(tl.int64) * T * U1
+    first = (tl.program_id(0) // blocks).to(tl.int64) * T * S
+    if band is not None:
+        band += (tl.program_id(0) // blocks).to(tl.int64) * T * 2
     parts += first
     mantissas += first
     exponents += first
-    to = arcs + first + t * U1 + u
+    to = arcs + cell
     for part in tl.static_range(PARTS):
         total = tl.zeros((BM,), dtype=tl.float64)
         for k in tl.static_range(COUNT):
             factor = label_factor if ARCS[k][1] else 1.0
             if (ARCS[k][2] == part) or (ARCS[k][3] == part):
-                taken = _posterior(parts, mantissas, exponents, cells, d, u, frames, states, ARCS, k, LABEL_ENDS)
+                taken = _posterior(
+                    parts, mantissas, exponents, cells, d, u, frames, states, band, S, ARCS, k, LABEL_ENDS
+                )
                 total += taken * factor
             if (part == 0) and ARCS[k][4]:  # its blank is that of the cell (t, u + 1)
                 taken = _posterior(
-                    parts, mantissas, exponents, cells, d - 1, u - 1, frames, states, ARCS, k, LABEL_ENDS
-                )
+                    parts, mantissas, exponents, cells, d - 1, u - 1, frames, states, band, S, ARCS, k,
+                    LABEL_ENDS,
+                )  # fmt: skip
                 total += taken * factor
         tl.store(to + part * cells, total.to(tl.float32), mask=valid)
 
@@ -633,8 +705,8 @@ def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
 
 @_kernel
 def logit_gradients(
-    activations, weight, bias, targets, U_lengths, arcs, grad_losses, numbers, positions, gradients,
-    cells, tile, rows, T, U1, BLANK, label_smoothing, clamp,
+    activations, weight, bias, targets, U_lengths, band, arcs, grad_losses, numbers, positions, gradients,
+    cells, tile, rows, T, U1, S, BLANK, label_smoothing, clamp,
     EXTRA: tl.constexpr, NORMALISER: tl.constexpr,
     V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
@@ -645,10 +717,9 @@ def logit_gradients(
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
         return
-    valid, n, t, u = _listed_cells(numbers, positions, cells, tile, begin, rows, T, U1, BM)
+    valid, n, t, u, cell = _listed_cells(numbers, positions, cells, tile, begin, rows, band, T, S, BM)
     row = begin + tl.arange(0, BM)
     target = tl.load(targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1)
-    cell = (n.to(tl.int64) * T + t) * U1 + u
     scale = tl.load(grad_losses + n).to(tl.float32)
     most = clamp * tl.abs(scale)
     of_blank = tl.load(arcs + cell, mask=valid, other=0.0) * scale
@@ -738,7 +809,7 @@ def logit_gradients(
 
 @_kernel
 def input_gradients(
-    encoder, decoder, utterance_of, weight, numbers, positions, gradients, sums, cells, tile, rows, T, U1,
+    encoder, decoder, utterance_of, weight, band, numbers, positions, gradients, sums, cells, tile, rows, T, S,
     encoder_n, encoder_t, decoder_n, decoder_u, seed,
     HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
     KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
@@ -749,7 +820,7 @@ def input_gradients(
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
         return
-    valid, n, t, u = _listed_cells(numbers, positions, cells, tile, begin, rows, T, U1, BM)
+    valid, n, t, u, _ = _listed_cells(numbers, positions, cells, tile, begin, rows, band, T, S, BM)
     row = begin + tl.arange(0, BM)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     of_sums = tl.zeros((BM, BH), dtype=tl.float32)
@@ -808,7 +879,7 @@ def weight_gradients(
 
 @_kernel
 def add_to_encoder(
-    sums, numbers, positions, d_encoder, utterance_of, cells, tile, rows, T, U1, H, HP,
+    sums, numbers, positions, d_encoder, utterance_of, cells, tile, rows, T, S, H, HP,
     BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """Adds the cells of a tile to their frames; program i has every frame i + k * programs from the tile's first on.
@@ -819,14 +890,14 @@ def add_to_encoder(
     if tile >= count:
         return
     tile = tile.to(tl.int64)
-    first = tl.load(numbers + tile) // U1  # frames, counted over all rows
-    last = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1
+    first = tl.load(numbers + tile) // S  # frames, counted over all rows
+    last = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // S
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     frame = first + tl.program_id(0)
     while frame <= last:
-        start = tl.load(positions + frame * U1 - 1, mask=frame > 0, other=0)
+        start = tl.load(positions + frame * S - 1, mask=frame > 0, other=0)
         begin = tl.maximum(start - tile, 0)
-        end = tl.minimum(tl.load(positions + frame * U1 + U1 - 1) - tile, rows)
+        end = tl.minimum(tl.load(positions + frame * S + S - 1) - tile, rows)
         if begin < end:
             total = tl.zeros((BH,), dtype=tl.float32)
             while begin < end:
@@ -845,16 +916,17 @@ def add_to_encoder(
 
 @_kernel
 def add_to_decoder(
-    sums, numbers, positions, d_decoder, cells, tile, rows, T, U1, H, HP, BM: tl.constexpr, BH: tl.constexpr
-):
+    sums, numbers, positions, d_decoder, band, cells, tile, rows, T, U1, S, H, HP,
+    BM: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
     """Adds the cells of a tile to their states (n, u): one cell of each frame that the tile meets.  Program i has every
     state i + k * programs of the utterances from the tile's first on."""
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
     tile = tile.to(tl.int64)
-    first = tl.load(numbers + tile) // U1  # frames, counted over all utterances
-    behind = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1 + 1
+    first = tl.load(numbers + tile) // S  # frames, counted over all utterances
+    behind = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // S + 1
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     state = first // T * U1 + tl.program_id(0)
     while state < ((behind - 1) // T + 1) * U1:
@@ -864,9 +936,14 @@ def add_to_decoder(
         total = tl.zeros((BH,), dtype=tl.float32)
         while begin < end:
             frame = begin + tl.arange(0, BM)
-            cell = frame * U1 + u
-            here = tl.load(positions + cell, mask=frame < end, other=0)
-            before = tl.load(positions + cell - 1, mask=(frame < end) & (cell > 0), other=0)
+            has_cell = frame < end
+            cell = frame * S + u
+            if band is not None:
+                low = tl.load(band + frame.to(tl.int64) * 2, mask=has_cell, other=0)
+                has_cell = has_cell & (u >= low) & (u < low + S)
+                cell -= low
+            here = tl.load(positions + cell, mask=has_cell, other=0)
+            before = tl.load(positions + cell - 1, mask=has_cell & (cell > 0), other=0)
             row = (before - tile).to(tl.int64)
             mine = (here > before) & (row >= 0) & (row < rows)
             inside = mine[:, None] & (h < H)[None, :]

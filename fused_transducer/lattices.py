@@ -56,6 +56,11 @@ class Lattice:
         return 2 + self.extra
 
     @property
+    def label_step(self) -> int:
+        """Return the frames that a label goes ahead at least."""
+        return min(arc.dt for arc in self.arcs if arc.du)
+
+    @property
     def of_symbols(self) -> int:
         """Return how many parts are of symbols, so that their posteriors sum to that of the cell."""
         return 2 if self.topology == "tdt" else self.parts

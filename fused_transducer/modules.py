@@ -68,6 +68,7 @@ class TransducerLoss(nn.Module):
     def forward(
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
         utterance_weights: Optional[Tensor] = None, utterance_of: Optional[Tensor] = None,
+        window: Optional[Tensor] = None,
     ):  # fmt: skip
         """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1,
         decoder_dim)."""
@@ -75,7 +76,7 @@ class TransducerLoss(nn.Module):
         return transducer_loss(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
             U_lengths=U_lengths, output=self.output_linear, utterance_weights=utterance_weights,
-            utterance_of=utterance_of, **options,
+            utterance_of=utterance_of, window=window, **options,
         )  # fmt: skip
 
     def align(

@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from fused_transducer import compiling
+from fused_transducer import compiling, windows
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
 from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
 
@@ -43,14 +43,15 @@ class Problem(ctypes.Structure):
         for kind, names in (
             (
                 ctypes.c_int64,
-                "N T U1 H V blank activation drop_below is_double is_bfloat16 gradient threads tile_cells kept_cells "
-                "normalised extra of_symbols normaliser label_ends arc_count encoder_n encoder_t decoder_n decoder_u",
+                "N T U1 H V most_cells blank activation drop_below is_double is_bfloat16 gradient threads tile_cells "
+                "kept_cells normalised extra of_symbols normaliser label_ends arc_count encoder_n encoder_t decoder_n "
+                "decoder_u",
             ),
             (ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing clamp keep_scale"),
             (
                 ctypes.c_void_p,
                 "encoder decoder weight bias grad_losses targets T_lengths U_lengths utterance_of lattice_arcs "
-                "first_cells seed arcs kept losses d_encoder d_decoder d_weight d_bias workspace",
+                "first_cells diagonals seed arcs kept losses d_encoder d_decoder d_weight d_bias workspace",
             ),
         )
         for name in names.split()
@@ -111,6 +112,16 @@ def rows(call: Call) -> int:
     return 2 + len(call.durations) + (0 if call.V <= MANY else 4 if call.topology == "tdt" else 2)
 
 
+def room(call: Call) -> int:
+    """Do as the function of `plain` does; there is none for padding."""
+    return int(call.cells().sum())
+
+
+def fits(call: Call, cells: int) -> bool:
+    """Do as the function of `plain` does."""
+    return room(call) <= cells
+
+
 class _Arguments:
     """A Problem and the tensors whose memory it points to."""
 
@@ -119,8 +130,8 @@ class _Arguments:
         encoder, decoder = (x.to(dtype) for x in (call.encoder_out, call.decoder_out))
         encoder, decoder = (x if x.stride(2) == 1 else x.contiguous() for x in (encoder, decoder))
         T_lengths, U_lengths = (x.long().contiguous() for x in (call.frames, call.U_lengths))
-        first_cells = torch.zeros(call.M + 1, dtype=torch.int64, device="cpu")
-        torch.cumsum(T_lengths * (U_lengths + 1), 0, out=first_cells[1:])
+        first_cells, of_rows = torch.zeros(call.M + 1, dtype=torch.int64, device="cpu"), call.cells()
+        torch.cumsum(of_rows, 0, out=first_cells[1:])
         cells = int(first_cells[-1])
         lattice = call.lattice
         arcs_of = [] if lattice.topology in REGULAR_ARCS else lattice.arcs  # the C++ code knows those
@@ -128,7 +139,8 @@ class _Arguments:
             *(LatticeArc(x.dt, x.du, (*x.parts, -1, -1)[:2], x.then_blank, x.weight) for x in arcs_of)
         )
         self.problem = Problem(
-            N=call.M, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
+            N=call.M, T=call.T, U1=call.U1, H=call.H, V=call.V,
+            most_cells=call.T * call.U1 if call.window is None else int(of_rows.max()), blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
             is_bfloat16=call.encoder_out.dtype == torch.bfloat16,
             threads=torch.get_num_threads(), kept_cells=min(len(kept), cells), normalised=len(arcs) > lattice.parts,
@@ -149,6 +161,7 @@ class _Arguments:
             targets=call.targets.long().contiguous(), T_lengths=T_lengths, U_lengths=U_lengths,
             utterance_of=None if call.utterance_of is None else call.utterance_of.long().contiguous(),
             first_cells=first_cells, seed=call.seed, arcs=arcs, kept=kept,
+            diagonals=None if call.window is None else windows.diagonals_of(call.band, call.T).contiguous(),
         )  # fmt: skip
 
     def point(self, **tensors: Optional[Tensor]) -> None:
@@ -168,7 +181,7 @@ class _Arguments:
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Do as the function of `plain` does."""
     if not arcs.numel():
-        arcs = arcs.new_empty(call.lattice.parts, int((call.frames.long() * (call.U_lengths.long() + 1)).sum()))
+        arcs = arcs.new_empty(call.lattice.parts, room(call))
     arguments = _Arguments(call, arcs, kept)
     arguments.problem.gradient = gradient
     arguments.point(losses=losses)
@@ -181,8 +194,7 @@ def backward(
     """Do as the function of `plain` does."""
     if not grad_losses.all():  # cells of no posterior are left out
         arcs = arcs.clone()
-        cells = call.frames.long() * (call.U_lengths.long() + 1)
-        arcs[: call.lattice.parts, (grad_losses == 0).repeat_interleave(cells).nonzero().squeeze(1)] = 0
+        arcs[: call.lattice.parts, (grad_losses == 0).repeat_interleave(call.cells()).nonzero().squeeze(1)] = 0
     arguments = _Arguments(call, arcs, kept)
     arguments.point(
         grad_losses=grad_losses.to(arcs.dtype).contiguous(),

@@ -36,7 +36,7 @@ def _check(call: Call, backend: str) -> None:
     """Raise ValueError for arguments with which a backend would read or write outside their memory."""
     check_shapes(
         call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths,
-        call.utterance_of,
+        call.utterance_of, call.window,
     )  # fmt: skip
     check_options(
         call.V, call.blank, call.activation, tile_cells=call.tile_cells, dropout=call.dropout,
@@ -52,22 +52,15 @@ def _check(call: Call, backend: str) -> None:
     backend_of(call.device, call.encoder_out.dtype, backend)
 
 
-def _cells(call: Call, backend: str) -> int:
-    if PACKED[backend]:
-        return int((call.frames.long() * (call.U_lengths.long() + 1)).sum())
-    return call.M * call.T * call.U1
-
-
 def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
     """Raise ValueError or RuntimeError where the lengths, arcs and kept do not belong together."""
     if PACKED[backend]:
         check_lengths(call)
-    cells, rows, dtype = _cells(call, backend), module_of(backend).rows(call), accumulated(call.encoder_out.dtype)
-    fits = arcs.dim() == 2 and len(arcs) == rows
-    if not fits or not (cells <= arcs.shape[1] if PACKED[backend] else cells == arcs.shape[1]):
+    rows, dtype = module_of(backend).rows(call), accumulated(call.encoder_out.dtype)
+    if arcs.dim() != 2 or len(arcs) != rows or not module_of(backend).fits(call, arcs.shape[1]):
         raise RuntimeError(
-            f"arcs has the shape {tuple(arcs.shape)}, but the utterances have {cells} cells, with {rows} numbers each: "
-            "a traced graph takes only lengths with as many cells as those it was traced with"
+            f"arcs has the shape {tuple(arcs.shape)}, which is no room for the cells of the utterances, with {rows} "
+            "numbers each: a traced graph takes only lengths with as many cells as those it was traced with"
         )
     if kept.dim() != 2 or kept.shape[1] != call.V:
         raise RuntimeError(f"kept must have the shape (cells, {call.V}); it has {tuple(kept.shape)}")
@@ -90,13 +83,13 @@ def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
 def losses(
     encoder_out: Tensor, decoder_out: Tensor, weight: Tensor, bias: Optional[Tensor], targets: Tensor,
     T_lengths: Tensor, U_lengths: Tensor, utterance_of: Optional[Tensor], seed: Optional[Tensor],
-    options: List[float], backend: str, gradient: bool, cells: int, kept_cells: int,
+    window: Optional[Tensor], options: List[float], backend: str, gradient: bool, cells: int, kept_cells: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
     """Return (losses (M,) float64, arcs, kept).
 
     For backward (with `gradient`): arcs with room for `cells`, and the logits of `kept_cells` cells.
     """
-    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed
+    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
     call = Call.of(tensors, options)
     _check(call, backend)
     check_values(call)
@@ -117,7 +110,7 @@ def log_probabilities(call: Call, backend: str) -> Tensor:
     """Return the arcs of `losses` with the log-probability of each part of each cell."""
     _check(call, backend)
     check_values(call)
-    saved = _saved(call, backend, True, _cells(call, backend), 0)
+    saved = _saved(call, backend, True, module_of(backend).room(call), 0)
     module_of(backend).forward(call, False, *saved)
     return saved[1]
 
@@ -136,10 +129,10 @@ def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
 def gradients(
     grad_losses: Tensor, arcs: Tensor, kept: Tensor, encoder_out: Tensor, decoder_out: Tensor, weight: Tensor,
     bias: Optional[Tensor], targets: Tensor, T_lengths: Tensor, U_lengths: Tensor, utterance_of: Optional[Tensor],
-    seed: Optional[Tensor], options: List[float], backend: str, wanted: List[bool],
+    seed: Optional[Tensor], window: Optional[Tensor], options: List[float], backend: str, wanted: List[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
-    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed
+    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
     call = Call.of(tensors, options)
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
@@ -223,7 +216,7 @@ def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
 
 def _flops_of_losses(*inputs, out_val=None, **_):
     call = Call.of(inputs[: len(TENSORS)], inputs[len(TENSORS)])
-    return _flops(call, lambda: call.frames.long() * (call.U_lengths.long() + 1), 1)
+    return _flops(call, call.cells, 1)
 
 
 def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):

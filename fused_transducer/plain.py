@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import logsigmoid, pad
 
+from fused_transducer import windows
 from fused_transducer.call import Call, accumulated
 from fused_transducer.lattices import Lattice
 
@@ -28,6 +29,16 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 def rows(call: Call) -> int:
     """Return how many numbers of each cell there are between forward and backward; the first are those of its parts."""
     return 2 + len(call.durations)
+
+
+def room(call: Call) -> int:
+    """Return for how many cells there must be room between forward and backward."""
+    return call.M * call.T * call.U1
+
+
+def fits(call: Call, cells: int) -> bool:
+    """Return whether the cells of the utterances are those for which there is room."""
+    return cells == room(call)
 
 
 #: Scale of selu, and that times its alpha.
@@ -133,10 +144,14 @@ class _Joiner:
         )
 
 
-def _inside(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
-    """Return which cells (N, T, U+1) are of their utterance."""
-    t, u = (torch.arange(size, device=T_lengths.device) for size in (T, U1))
-    return (t[:, None] < T_lengths.view(-1, 1, 1)) & (u <= U_lengths.view(-1, 1, 1))
+def inside(call: Call) -> Tensor:
+    """Return which cells (N, T, U+1) are of their utterance, and within its window."""
+    t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
+    if call.window is not None:
+        begin, end = call.band.unsqueeze(1).unbind(-1)
+        return (t[:, None] >= begin) & (t[:, None] <= end)
+    T_lengths, U_lengths = (x.to(call.device).view(-1, 1, 1) for x in (call.frames, call.U_lengths))
+    return (t[:, None] < T_lengths) & (u <= U_lengths)
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
@@ -147,9 +162,9 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
     """
     joiner, lattice = _Joiner(call), call.lattice
     T, U1 = call.T, call.U1
-    inside = _inside(T, U1, joiner.T_lengths, joiner.U_lengths)
+    is_cell = inside(call)
     logs = torch.full((lattice.parts, T + U1 - 1, call.M, U1), -torch.inf, dtype=torch.float64, device=call.device)
-    for _, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
+    for _, tile in joiner.tiles(is_cell.flatten().nonzero().squeeze(1)):
         _, values, factors = joiner.activations(tile)
         parts = _log_probabilities(call, torch.addmm(joiner.bias, values * factors, joiner.weight.t()), tile)
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
@@ -157,7 +172,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
         logs[:, tile.t + tile.u, tile.n, tile.u] = parts.t()
     if not gradient and arcs.numel():
         arcs.copy_(_straight(logs, T).flatten(1))
-    walk = Walk(lattice, logs, joiner.T_lengths, joiner.U_lengths)
+    walk = Walk(lattice, logs, joiner.T_lengths, joiner.U_lengths, None if call.window is None else call.band)
     del logs
     alphas = walk.alphas()
     losses.copy_(-walk.ends(alphas))
@@ -216,8 +231,12 @@ class Walk:
     A path of an utterance ends in the cell (T, U) behind its last frame, which no arc leaves.
     """
 
-    def __init__(self, lattice: Lattice, parts: Sequence[Tensor], T_lengths: Tensor, U_lengths: Tensor):
-        """parts: of each, the log-probabilities (T+U, N, U+1) of the cells, -inf where there is none."""
+    def __init__(
+        self, lattice: Lattice, parts: Sequence[Tensor], T_lengths: Tensor, U_lengths: Tensor,
+        band: Optional[Tensor] = None,
+    ):  # fmt: skip
+        """parts: of each, the log-probabilities (T+U, N, U+1) of the cells, -inf where there is none; band: of a
+        window, see `windows`."""
         self.lattice = lattice
         self.diagonals, N, U1 = parts[0].shape
         device = parts[0].device
@@ -229,10 +248,14 @@ class Walk:
         self.blanks = sum(arc.du == 0 for arc in lattice.arcs)
         t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - torch.arange(U1, device=device)
         inside = (t >= 0) & (t < T_lengths.view(-1, 1)) & (torch.arange(U1, device=device) <= U_lengths.view(-1, 1))
+        emits = inside
+        if band is not None:
+            inside = (t >= band[..., 0]) & (t <= band[..., 1])
+            emits = inside & pad(t[..., :-1] >= band[:, 1:, 0], (0, 1))
         #: log-weights (arcs, T+U, N, U+1)
         self.weights = parts[0].new_empty(len(lattice.arcs), *parts[0].shape)
         for arc, weight in zip(lattice.arcs, self.weights):
-            weight.fill_(arc.weight).masked_fill_(~inside, -torch.inf)
+            weight.fill_(arc.weight).masked_fill_(~(emits if arc.du else inside), -torch.inf)
             for part in arc.parts:
                 weight += parts[part]
             if arc.then_blank:
@@ -371,12 +394,18 @@ def _softmax_gradient(logits: Tensor, columns: Tensor, posteriors: Tensor, smoot
 # Posteriors as a tensor, and the best path: what can be read from the arcs of the cells, on any device.
 
 
-def _numbers(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
+def _numbers(call: Call) -> Tensor:
     """Return the number (N, T, U+1) that each cell has in the order of csrc/cells.h: by utterances, in each by
-    anti-diagonals t + u, on each by u.  In the padding there are other numbers."""
-    T_lengths, states = T_lengths.view(-1, 1, 1).long(), U_lengths.view(-1, 1, 1).long() + 1
-    t, u = (torch.arange(size, device=T_lengths.device) for size in (T, U1))
-    diagonal = t[:, None] + u
+    anti-diagonals t + u, on each by u.  Where there is no cell there are other numbers."""
+    cells = call.cells()
+    first = (cells.cumsum(0) - cells).view(-1, 1, 1)
+    t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
+    t = t.view(-1, 1)
+    diagonal = t + u
+    if call.window is not None:
+        before, first_u = windows.diagonals_of(call.band, call.T)[:, diagonal].unbind(-1)
+        return first + before + u - first_u
+    T_lengths, states = call.frames.view(-1, 1, 1).long(), call.U_lengths.view(-1, 1, 1).long() + 1
     shorter, longer = torch.minimum(T_lengths, states), torch.maximum(T_lengths, states)
     left = T_lengths + states - 1 - diagonal
     before = torch.where(
@@ -385,25 +414,25 @@ def _numbers(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
         T_lengths * states - left * (left + 1) // 2,
     )
     before = torch.where(diagonal <= shorter, diagonal * (diagonal + 1) // 2, before)
-    cells = (T_lengths * states).flatten()
-    first = (cells.cumsum(0) - cells).view(-1, 1, 1)
     return first + before + u - (diagonal - T_lengths + 1).clamp(min=0)
 
 
-def of_cells(
-    arcs: Tensor, T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor, packed: bool, padding: float, parts: int = 2
-) -> Tensor:
+def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
     """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend; `padding` where an
-    utterance has no cell.  packed: the backend stores the cells of utterances only."""
-    T_lengths, U_lengths = T_lengths.to(arcs.device), U_lengths.to(arcs.device)
-    inside = _inside(T, U1, T_lengths, U_lengths)
-    if not packed:
-        numbers = arcs[:parts].view(parts, *inside.shape).permute(1, 2, 3, 0)
+    utterance has no cell."""
+    is_cell, parts, cells = inside(call), call.lattice.parts, arcs.shape[1]
+    if backend == "native":
+        numbers, cells = _numbers(call), call.cells().sum()  # a compiled graph has room for more
+    elif backend == "triton" and call.window is not None:
+        frame = torch.arange(call.M * call.T, device=call.device).view(call.M, call.T, 1)
+        first, _ = windows.states_of_frames(call.band, call.T).split(1, -1)
+        numbers = frame * (cells // frame.numel()) + torch.arange(call.U1, device=call.device) - first
     else:
-        number = _numbers(T, U1, T_lengths, U_lengths).masked_fill(~inside, 0)
-        cells = (T_lengths.long() * (U_lengths.long() + 1)).sum()  # a compiled graph has room for more
-        numbers = torch.stack([arcs.view(-1)[number + part * cells] for part in range(parts)], -1)
-    return numbers.masked_fill(~inside.unsqueeze(-1), padding)
+        values = arcs[:parts].view(parts, *is_cell.shape).permute(1, 2, 3, 0)
+        return values.masked_fill(~is_cell.unsqueeze(-1), padding)
+    numbers = numbers.masked_fill(~is_cell, 0)
+    values = torch.stack([arcs.view(-1)[numbers + part * cells] for part in range(parts)], -1)
+    return values.masked_fill(~is_cell.unsqueeze(-1), padding)
 
 
 def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tu
 import torch
 from torch import Tensor
 
-from fused_transducer import plain
+from fused_transducer import plain, windows
 from fused_transducer.call import ACTIVATIONS, Call
 from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
 
@@ -74,6 +74,23 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 def rows(call: Call) -> int:
     """Do as the function of `plain` does."""
     return call.lattice.parts + (4 if call.topology == "tdt" else 2)
+
+
+def room(call: Call) -> int:
+    """Do as the function of `plain` does: with a window, for the states of the frame that has the most.  This waits for
+    the GPU."""
+    capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if call.window is None or capturing:
+        return plain.room(call)
+    first, end = windows.states_of_frames(call.band, call.T).unbind(-1)
+    return call.M * call.T * max(1, int((end - first).max()))
+
+
+def fits(call: Call, cells: int) -> bool:
+    """Do as the function of `plain` does.  With a window any number of states of a frame has its place."""
+    if call.window is None:
+        return plain.fits(call, cells)
+    return 0 < cells <= plain.room(call) and cells % (call.M * call.T) == 0
 
 
 class Blocks(NamedTuple):
@@ -147,9 +164,9 @@ def _on_its_device(device: torch.device) -> ContextManager[None]:
 
 
 class _Launch:
-    """Holds what the kernels of one call share."""
+    """Holds what the kernels of one call share.  cells: for which there is room."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: Call, cells: int):
         self.kernels = importlib.import_module("fused_transducer.kernels")  # Triton is imported where it is needed
         self.call, self.gpu = call, _gpu(call.device)
         #: 2 for the interpreter, whose tiles are small
@@ -164,19 +181,27 @@ class _Launch:
         self.T_lengths, self.U_lengths = (
             x.to(call.device, torch.int32).contiguous() for x in (call.frames, call.U_lengths)
         )
-        #: None is no argument of a kernel's: it is a constant of its code
+        # None is no argument of a kernel's: it is a constant of its code
         self.utterance_of = call.utterance_of if call.utterance_of is None else call.utterance_of.to(self.T_lengths)
-        self.cells = call.M * call.T * call.U1
+        self.cells = cells
+        #: for which each frame has room, and which it has
+        self.states, self.band = cells // (call.M * call.T), None
+        if call.window is not None:
+            first, end = windows.states_of_frames(call.band, call.T).unbind(-1)
+            end = torch.minimum(end, first + self.states)
+            self.band = torch.stack([first, end], -1).to(torch.int32)
+        self.sizes = call.T, self.states
         of_16_bytes = ALIGNED // call.weight.element_size()
         self.HP, self.VP = (_ceil(size, of_16_bytes) * of_16_bytes for size in (call.H, call.V))
         self.encoder, self.decoder = (self._rows(x) for x in (call.encoder_out, call.decoder_out))
         self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
-        if max(self.HP * self.VP, call.T * call.U1) >= 2**31:
+        if max(self.HP * self.VP, call.T * self.states) >= 2**31:
             raise ValueError("the Triton kernels take weights and utterances of up to 2^31 numbers: backend='torch'")
         self.padded = {"HP": self.HP, "VP": self.VP}
         self.seed = self.T_lengths if call.seed is None else call.seed
         self.activation = {
-            "KIND": ACTIVATIONS.index(call.activation), "DROP_BELOW": call.drop_below, "KEEP_SCALE": call.keep_scale,
+            "KIND": ACTIVATIONS.index(call.activation), "DROP_BELOW": call.drop_below,
+            "KEEP_SCALE": call.keep_scale,
         }  # fmt: skip
         self.smoothing = {"label_smoothing": float(call.label_smoothing), "SMOOTHS": bool(call.label_smoothing)}
         self.groups = {"EXTRA": call.lattice.extra, "NORMALISER": NORMALISERS.get(call.topology, 0)}
@@ -228,8 +253,8 @@ class _Launch:
     def activate(self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int) -> None:
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
         self.kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
-            self.encoder, self.decoder, self.utterance_of, self.T_lengths, self.U_lengths, numbers, positions,
-            activations, self.cells, tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides,
+            self.encoder, self.decoder, self.utterance_of, self.T_lengths, self.U_lengths, self.band, numbers,
+            positions, activations, self.cells, tile, len(activations), blocks, *self.sizes, *self.strides,
             self.seed, HP=self.HP, **self.activation, LISTED=bool(listed), BM=BM, BH=COLUMNS,
         )  # fmt: skip
 
@@ -244,10 +269,10 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     if call.U1 > LONGEST:
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
-    launch = _Launch(call)
+    launch = _Launch(call, arcs.shape[1] if arcs.numel() else room(call))
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)  # in the padding, arcs of no path
     blocks = _blocks("logits", call.weight.dtype, launch)
-    each = _ceil(call.T * call.U1, blocks.BM)  # blocks of an utterance
+    each = _ceil(call.T * launch.states, blocks.BM)  # blocks of an utterance
     size = call.weight.element_size()  # the activations take the bytes of a tile of backward
     rows_at_once = call.tile_cells or launch.rows(size, blocks.BM) * launch.bytes_of_cell(size) // (size * launch.HP)
     at_once = min(call.M * each, _ceil(rows_at_once, blocks.BM))
@@ -257,15 +282,16 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
         count = min(at_once, call.M * each - block)
         launch.activate(activations[: count * blocks.BM], block, each, (), blocks.BM)
         launch.kernels.log_probabilities[(count,)](
-            activations, weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
-            launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty),
+            activations, weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, launch.band, arcs,
+            launch.cells, block, each, call.T, call.U1, launch.states, call.blank, float(call.delay_penalty),
             **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
         )  # fmt: skip
     width = max(16, 1 << (call.U1 - 1).bit_length())  # of the vector that holds a diagonal of the lattice
     if call.topology not in REGULAR_ARCS:
         return _walk(launch, width, gradient, losses, arcs)
     launch.kernels.lattice[(call.M,)](
-        arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, call.T, call.U1, 1 + call.fastemit_lambda,
+        arcs, launch.cells, launch.T_lengths, launch.U_lengths, launch.band, losses, *launch.sizes,
+        1 + call.fastemit_lambda,
         GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
     )  # fmt: skip
 
@@ -273,11 +299,11 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
 def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     """Fill the losses from the arcs of any lattice; with `gradient` arcs with the posteriors."""
     call, cells, lattice = launch.call, launch.cells, launch.call.lattice
-    lengths = launch.T_lengths, launch.U_lengths
+    of_rows = launch.T_lengths, launch.U_lengths, launch.band
     parts = arcs.new_empty(lattice.parts, cells)
-    blocks = _ceil(call.T * call.U1, OF_PARTS)
+    blocks = _ceil(call.T * launch.states, OF_PARTS)
     launch.kernels.by_diagonals[(call.M * blocks,)](
-        arcs, parts, *lengths, cells, blocks, call.T, call.U1, PARTS=lattice.parts, BM=OF_PARTS
+        arcs, parts, *of_rows, cells, blocks, *launch.sizes, PARTS=lattice.parts, BM=OF_PARTS
     )
     passes = 2 if gradient else 1
     mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
@@ -286,13 +312,13 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
     rows = tuple((arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight) for arc in lattice.arcs)
     table = {"ARCS": rows, "COUNT": len(rows), "LABEL_ENDS": lattice.label_ends}
     launch.kernels.walk[(call.M, passes)](
-        parts, mantissas, exponents, losses, *lengths, cells, call.T, call.U1,
+        parts, mantissas, exponents, losses, *of_rows, cells, *launch.sizes,
         **table, BLOCK=width, num_warps=min(16, max(1, width // 32)),
     )  # fmt: skip
     if not gradient:
         return
     launch.kernels.posteriors[(call.M * blocks,)](
-        arcs, parts, mantissas, exponents, *lengths, cells, blocks, call.T, call.U1, 1 + call.fastemit_lambda,
+        arcs, parts, mantissas, exponents, *of_rows, cells, blocks, *launch.sizes, 1 + call.fastemit_lambda,
         **table, PARTS=lattice.parts, BM=OF_PARTS,
     )  # fmt: skip
 
@@ -308,7 +334,8 @@ def backward(
 def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]) -> None:
     """grad_losses: contiguous, since the gradient of `losses.sum()` is one number expanded to (N,)."""
     d_encoder, d_decoder, d_weight, d_bias = gradients
-    launch, cells = _Launch(call), arcs.shape[1]
+    cells = arcs.shape[1]
+    launch = _Launch(call, cells)
     kernels = launch.kernels
     counts = (plain.counts(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
     positions = counts.cumsum(0, dtype=torch.int64 if cells >= 2**31 else torch.int32)  # how many count up to each
@@ -335,8 +362,8 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
             break
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
         kernels.logit_gradients[(_ceil(rows, of_forward.BM),)](
-            activations, weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
-            positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.smoothing,
+            activations, weight, launch.bias, launch.targets, launch.U_lengths, launch.band, arcs, grad_losses, numbers,
+            positions, of_logits, cells, tile, rows, call.T, call.U1, launch.states, call.blank, **launch.smoothing,
             clamp=float(call.clamp), CLAMPS=bool(call.clamp),
             **launch.flags, **of_weight, **of_forward._asdict(),
         )  # fmt: skip
@@ -345,21 +372,22 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
         if not of_inputs:
             continue
         kernels.input_gradients[(_ceil(rows, blocks.BM), _ceil(call.H, blocks.BH))](
-            launch.encoder, launch.decoder, launch.utterance_of, back, numbers, positions, of_logits, sums,
-            cells, tile, rows, call.T, call.U1, *launch.strides, launch.seed, **launch.padded, **launch.activation,
+            launch.encoder, launch.decoder, launch.utterance_of, back, launch.band, numbers, positions, of_logits, sums,
+            cells, tile, rows, *launch.sizes, *launch.strides, launch.seed, **launch.padded, **launch.activation,
             **of_back, **blocks._asdict(),
         )  # fmt: skip
         how = {"BM": ADDED, "BH": COLUMNS}
         if d_encoder is not None:
             adders = min(ADDERS, call.M * call.T) if launch.utterance_of is None else call.T
             kernels.add_to_encoder[(adders, across)](
-                sums, numbers, positions, d_encoder, launch.utterance_of, cells, tile, rows, call.T, call.U1, call.H,
+                sums, numbers, positions, d_encoder, launch.utterance_of, cells, tile, rows, *launch.sizes, call.H,
                 launch.HP, **how,
             )  # fmt: skip
         if d_decoder is not None:
             kernels.add_to_decoder[(min(ADDERS, call.M * call.U1), across)](
-                sums, numbers, positions, d_decoder, cells, tile, rows, call.T, call.U1, call.H, launch.HP, **how
-            )
+                sums, numbers, positions, d_decoder, launch.band, cells, tile, rows, call.T, call.U1, launch.states,
+                call.H, launch.HP, **how,
+            )  # fmt: skip
     if layer is not None and d_weight is not None:
         torch.sum(layer.weight[..., : call.H], 0, out=d_weight)
     if layer is not None and d_bias is not None:

@@ -86,6 +86,8 @@ CALLS: Dict[str, Dict[str, Any]] = {
     "constrained": {"topology": "constrained"},
     "hat": {"topology": "hat"},
     "shared": {"utterance_of": torch.arange(UTTERANCES) // 8},
+    "window": {},
+    "modified in a window": {"topology": "modified"},
 }
 
 
@@ -96,7 +98,8 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, option
     sizes, integers = ((N, T, H), (N, U1, H), (V, H), (V,)), ((N, U), (N,), (N,))
     tensors = [*(torch.empty(size, dtype=dtype) for size in sizes)]
     tensors += [torch.empty(size, dtype=torch.int64) for size in integers]
-    call = Call(*tensors, negligible=1e-8, **CALLS[options])
+    window = torch.zeros(N, U, 2, dtype=torch.int64) if "window" in options else None
+    call = Call(*tensors, negligible=1e-8, window=window, **CALLS[options])
     losses, none_kept = torch.empty(N, dtype=torch.float64), torch.empty(0, V)
     arcs = torch.empty(triton_backend.rows(call), N * T * U1)
     triton_backend.forward(call, True, losses, arcs, none_kept)

@@ -20,7 +20,7 @@ from commands import ROOT
 
 os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))  # compiled once
 
-from fused_transducer import compiling, native, transducer_loss  # noqa: E402
+from fused_transducer import compiling, native, transducer_loss, window_of  # noqa: E402
 from fused_transducer.lattices import SMOOTHABLE  # noqa: E402
 
 NAMES = ("encoder_out", "decoder_out", "weight", "bias")
@@ -219,6 +219,28 @@ def topology_of(options: Dict[str, Any]):
     return replace(topologies.TOPOLOGIES[options.get("topology", "regular")], **parameters)
 
 
+def within(arc, window: torch.Tensor):
+    """Return the arc of an utterance without the labels outside its window (U, 2)."""
+    T, U1 = arc.weight.shape
+    t, (first, last) = (
+        torch.arange(T).view(T, 1),
+        torch.nn.functional.pad(window, (0, 0, 0, U1 - len(window))).unbind(1),
+    )
+    return arc._replace(weight=arc.weight.masked_fill((t < first) | (t > last), -float("inf"))) if arc.du else arc
+
+
+def drawn_window(case: Problem, random: Random) -> torch.Tensor:
+    """Return a window (N, U, 2) around drawn alignments, of any integer type; beyond an utterance's labels anything."""
+    T, (N, U) = torch.tensor(case.lengths)[:, :1], case.targets.shape
+    draw = torch.Generator().manual_seed(random.randrange(2**30))
+    frames = (torch.rand(N, U, generator=draw).sort(1).values * T).long()
+    frames[torch.rand(N, U, generator=draw) < 0.1] = -1
+    window = window_of(frames, random.randrange(6), random.randrange(6), T.view(-1))
+    window[torch.rand(N, U, generator=draw) < 0.05] += random.choice([-2, 2])
+    window[torch.arange(U) >= case.U_lengths.view(-1, 1)] = -100
+    return window.to(random.choice([torch.int16, torch.int32, torch.int64]))
+
+
 def right(case: Problem, large: bool = False):
     """Return the losses of the oracle in float64 and the gradients of their sum by name: for any lattice, with FastEmit
     and the delay penalty as defined on its arcs.  large: those of plain PyTorch, of the regular lattice."""
@@ -250,6 +272,8 @@ def right(case: Problem, large: bool = False):
         early = (T - 1) / 2 - torch.arange(T, dtype=torch.float64).view(T, 1, 1)
         is_label = (torch.arange(leaf.shape[-1]) == 1).double()
         arcs = topology.arcs(leaf + options.get("delay_penalty", 0.0) * early * is_label)
+        if options.get("window") is not None:
+            arcs = [within(arc, options["window"][n, :U]) for arc in arcs]
         likelihood, posteriors = oracle.lattice(arcs)
         factors = [1 + arc.du * options.get("fastemit_lambda", 0.0) for arc in arcs]
         pairs = zip(arcs, posteriors, factors)
@@ -363,7 +387,8 @@ def drawn(random: Random, T: int = 40, U: int = 24, V: int = 1600, H: int = 90) 
         N = random.randint(1, M)
         case.tensors[0], case.T_lengths = case.tensors[0][:N], case.T_lengths[:N]
         case = case.sharing([random.randrange(N) for _ in range(M)], integers)
-    return case
+    of_window = Random(case.options["dropout_seed"])
+    return case.with_options(window=drawn_window(case, of_window)) if of_window.random() < 0.3 else case
 
 
 def solve_random(count: int, seed: int) -> None:

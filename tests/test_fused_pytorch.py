@@ -40,7 +40,7 @@ def of_operator(case: Problem, backend: str, cells=None, kept=0, gradient=True, 
     (N, T, _), U1 = case.tensors[0].shape, case.tensors[1].shape[1]
     room = int((case.T_lengths * (case.U_lengths + 1)).sum()) if backend == "native" else N * T * U1
     options, cells = packed(**{"negligible": 1e-8, **options}), room if cells is None else cells
-    return [*case.leaves(), *integers(case), None, None, options, backend, gradient, cells, kept]
+    return [*case.leaves(), *integers(case), None, None, None, options, backend, gradient, cells, kept]
 
 
 @BACKENDS

@@ -28,7 +28,7 @@ from fused_helpers import (
 )
 
 import fused_transducer
-from fused_transducer import align, call, transducer_loss
+from fused_transducer import align, call, transducer_loss, window_of
 from fused_transducer.call import Call, any_outside, backend_of
 from fused_transducer.lattices import SMOOTHABLE
 
@@ -52,7 +52,7 @@ COMPILED = [
     *((90, 501, dtype) for dtype in ("float32", "bfloat16")),  # with an odd H too
     (90, 500, "float16"),
 ]
-OF_OTHER_CALLS = ("tdt", "multi-blank", "constrained", "hat", "shared")
+OF_OTHER_CALLS = ("tdt", "multi-blank", "constrained", "hat", "shared", "window", "modified in a window")
 #: What of PTX multiplies matrices on the tensor cores of each architecture.
 TENSOR_CORES = {**dict.fromkeys((80, 86, 89, 120), "mma.sync"), 90: "wgmma", 100: "tcgen05.mma"}
 PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
@@ -73,7 +73,7 @@ def test_kernels_as_they_are_launched_fit_a_gpu(lattice, thorough):
             assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= most, (case, name, kernel)
             assert not kernel["narrow"], (case, name, kernel)  # rows times cells may be more than 2^31
             assert name not in PRODUCTS or kernel["unit"] == TENSOR_CORES[case[0]], (case, name, kernel)
-        assert ("walk" in made["kernels"]) == (lattice in ("tdt", "multi-blank", "constrained"))
+        assert ("walk" in made["kernels"]) == (lattice in ("tdt", "multi-blank", "constrained", "modified in a window"))
         for launch in made["launches"]:
             if launch["kernel"] in ("logit_gradients", "input_gradients"):
                 assert 0 <= launch["grid"][0] * launch["BM"] - launch["rows"] < launch["BM"], launch
@@ -214,7 +214,7 @@ def launched(gpu, cells=(1, 3, 2)):
     targets, lengths = torch.ones(N, U, dtype=torch.int64), torch.full((N,), 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_backend, "_gpu", lambda device: gpu)
-        return triton_backend._Launch(Call(*tensors, targets, lengths, lengths))
+        return triton_backend._Launch(Call(*tensors, targets, lengths, lengths), N * T * (U + 1))
 
 
 def test_any_number_of_cells_is_taken():
@@ -379,6 +379,17 @@ def of_lattice(topology):
         by_backend.append([posteriors, delays[:2], *(leaf.grad for leaf in leaves)])
     of_each, of_cells = dict(zip(("posteriors", "delays", *NAMES), map(error, *by_backend))), by_backend[0][0].sum(-1)
     report(f"{topology}: negligible cells", of_each, right=((0 < of_cells) & (of_cells < 0.3)).any())
+
+    case = on([(9, 3), (6, 4), (5, 2), (4, 0)], negligible=0.3)
+    frames = torch.tensor([[2, 5, 6, 0], [0, 1, 3, 5], [4, 0, 0, 0], [0, 0, 0, 0]])  # the third has no path
+    case.options["window"], by_backend = window_of(frames, 2, 1, case.T_lengths), []
+    for backend in ("triton", "native"):
+        leaves = case.leaves()
+        losses, posteriors = case.loss(leaves, backend=backend, return_posteriors=True)
+        losses[losses.isfinite()].sum().backward()
+        by_backend.append([losses.nan_to_num(posinf=0), posteriors, *(leaf.grad for leaf in leaves)])
+    of_each = dict(zip(("loss", "posteriors", *NAMES), map(error, *by_backend)))
+    report(f"{topology}: a window", of_each, right=losses.isinf().tolist() == [False, False, True, False])
 
     many = {"V": 259, "H": 37, "blank": 130, "tile_cells": 9, "fastemit_lambda": 0.3, "delay_penalty": 0.1}
     many.update(activation="sigmoid", dropout=0.3, dropout_seed=5, clamp=0.1)

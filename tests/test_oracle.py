@@ -71,8 +71,8 @@ def steps(name, z, t, u, T, U, target):
             yield t + 1, u + 1, tokens[target] + z[t, u + 1].log_softmax(-1)[0]
 
 
-def summed_over_paths(name, z, targets, T, U):
-    """-log of the sum over every path from (0, 0) to (T, U)."""
+def summed_over_paths(name, z, targets, T, U, window=None):
+    """-log of the sum over every path from (0, 0) to (T, U), whose labels are emitted within their windows."""
     totals = []
 
     def go(t, u, score):
@@ -80,7 +80,8 @@ def summed_over_paths(name, z, targets, T, U):
             totals.append(score)
         if t < T:
             for next_t, next_u, weight in steps(name, z, t, u, T, U, targets[u] if u < U else 0):
-                if next_t <= T:
+                is_within = next_u == u or window is None or window[u][0] <= t <= window[u][1]
+                if next_t <= T and is_within:
                     go(next_t, next_u, score + weight)
 
     go(0, 0, torch.zeros((), dtype=torch.float64))

@@ -11,16 +11,22 @@ FT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 FT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 FT_INLINE int64_t round_up(int64_t a, int64_t to) { return (a + to - 1) / to * to; }
 
-// The lattice of one utterance of T frames and U1 - 1 targets.
+// The lattice of one utterance of T frames and U1 - 1 targets.  With a window (`of`) only some states have a cell on a
+// diagonal: first and last grow from one to the next by 1 at most, as without.
 struct Lattice {
   int64_t T, U1;
+  const Diagonal* of = nullptr;
 
   int64_t diagonals() const { return T + U1 - 1; }
-  int64_t first_u(int64_t d) const { return most(0, d - T + 1); }
-  int64_t last_u(int64_t d) const { return least(d, U1 - 1); }
+  int64_t cells() const { return before(diagonals()); }
+  int64_t first_u(int64_t d) const { return of ? of[d].first : most(0, d - T + 1); }
+  int64_t last_u(int64_t d) const {
+    return of ? of[d].first + of[d + 1].before - of[d].before - 1 : least(d, U1 - 1);
+  }
 
   // Cells on the diagonals before d.
   int64_t before(int64_t d) const {
+    if (of) return of[d].before;
     int64_t shorter = least(T, U1), longer = most(T, U1);
     if (d <= shorter) return d * (d + 1) / 2;
     if (d <= longer) return shorter * (shorter + 1) / 2 + (d - shorter) * shorter;
@@ -29,7 +35,9 @@ struct Lattice {
   }
 };
 
-FT_INLINE Lattice lattice_of(const Problem& p, int64_t n) { return Lattice{p.T_lengths[n], p.U_lengths[n] + 1}; }
+FT_INLINE Lattice lattice_of(const Problem& p, int64_t n) {
+  return {p.T_lengths[n], p.U_lengths[n] + 1, p.diagonals ? p.diagonals + n * (p.T + p.U1 + 1) : nullptr};
+}
 
 // What forward leaves of the cells for backward, in rows of a number for each.  The rows of the arcs are used in turn for
 // log-probabilities, for shares of the paths through the next cell (lattice.h), and for posteriors.
@@ -72,7 +80,7 @@ struct Cursor {
   int64_t n = 0, d = 0, u = 0, number;
   Lattice lattice;
 
-  Cursor(const Problem& problem, int64_t cell) : p(problem), number(cell), lattice{1, 1} {
+  Cursor(const Problem& problem, int64_t cell) : p(problem), number(cell), lattice{1, 1, nullptr} {
     int64_t high = p.N;  // the utterance: first_cells[n] <= cell < first_cells[high]
     while (high - n > 1) {
       int64_t middle = (n + high) / 2;
@@ -94,7 +102,8 @@ struct Cursor {
     if (++u <= lattice.last_u(d)) return;
     if (++d == lattice.diagonals()) {
       d = 0;
-      if (++n < p.N) lattice = lattice_of(p, n);
+      while (++n < p.N && p.first_cells[n] == p.first_cells[n + 1]) {}  // without a path
+      if (n < p.N) lattice = lattice_of(p, n);
     }
     u = lattice.first_u(d);
   }

@@ -490,10 +490,14 @@ int64_t missing_cells(const Problem& p, const ForwardSpace<T>& space, int64_t be
 template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpace<T>& space, int64_t n) {
   Lattice lattice = lattice_of(p, n);
   Arcs<T> arcs(p);
+  if (lattice.cells() == 0) {  // a window without a path
+    p.losses[n] = INFINITY;
+    return;
+  }
   T *blank = arcs.blank + p.first_cells[n], *label = arcs.label + p.first_cells[n];
   Diagonals rows(space.diagonals + thread_number() * Diagonals::bytes(p.U1), p.U1);
   if (space.follows)
-    for (int64_t i = 0; i < lattice.T * lattice.U1; ++i)
+    for (int64_t i = 0; i < lattice.cells(); ++i)
       if (is_missing(blank[i])) blank[i] = label[i] = -(T)INFINITY;
   Walk<T> walk(p, n, space.walks + thread_number() * Walk<T>::bytes(p));
   double likelihood = p.arc_count ? walk.likelihood() : alphas<T>(p, lattice, blank, label, rows);
@@ -501,7 +505,7 @@ template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpac
   if (!p.gradient) return;
   if (likelihood == -INFINITY) {  // no path: no gradient either
     for (int64_t number = 0; number < 2 + p.extra; ++number)
-      for (int64_t i = 0; i < lattice.T * lattice.U1; ++i) arcs.part(number)[p.first_cells[n] + i] = 0;
+      for (int64_t i = 0; i < lattice.cells(); ++i) arcs.part(number)[p.first_cells[n] + i] = 0;
     return;
   }
   if (p.arc_count)

@@ -72,7 +72,7 @@ FT_INLINE int64_t row_at(const Problem& p, const Lattice& lattice, int64_t n, in
 }
 
 template <class T> void first_front(const Problem& p, int64_t n, Front& front, Diagonals rows) {
-  front.state = FOLLOWED;
+  front.state = p.first_cells[n] == p.first_cells[n + 1] ? GIVEN_UP : FOLLOWED;  // one without a path has no cells
   front.tries = 0;
   for (int64_t u = 0; u < p.U_lengths[n]; ++u)
     if (p.targets[n * (p.U1 - 1) + u] == p.blank) front.state = GIVEN_UP;  // twice the blank can be more than 1

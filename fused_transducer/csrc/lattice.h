@@ -48,7 +48,7 @@ void next_diagonal(Diagonals rows, const T* from_blank, const T* from_label, int
 }
 
 // The log-likelihood.  With `gradient`, an arc gets the probability that a path through the cell it leads to came by
-// it; blanks on the last frame and labels after the last target lead to no cell, and stay.
+// it; blanks and labels that lead to no cell, as on the last frame and after the last target, stay.
 template <class T>
 double alphas(const Problem& p, const Lattice& lattice, T* blank, T* label, Diagonals rows) {
   rows.alpha[0] = 0;
@@ -60,9 +60,9 @@ double alphas(const Problem& p, const Lattice& lattice, T* blank, T* label, Diag
     next_diagonal<T>(rows, from_blank, from_label, first, end, here, here_end);
     if (!p.gradient) continue;
     for (int64_t u = here, stop = least(end, here_end); u < stop; ++u) from_blank[u] = (T)rows.by_blank[u];
-    for (int64_t u = most(1, here); u < here_end; ++u) from_label[u - 1] = (T)rows.by_label[u];
+    for (int64_t u = most(first + 1, here); u < here_end; ++u) from_label[u - 1] = (T)rows.by_label[u];
   }
-  return rows.alpha[lattice.U1 - 1] + blank[lattice.T * lattice.U1 - 1];
+  return rows.alpha[lattice.U1 - 1] + blank[lattice.cells() - 1];
 }
 
 // Puts the posteriors where `alphas` left its probabilities, the label's times 1 + fastemit_lambda.
@@ -75,8 +75,9 @@ void posteriors(const Problem& p, const Lattice& lattice, T* blank, T* label, Di
     T *of_blank = blank + before - first, *of_label = label + before - first;
     for (int64_t u = first; u < end; ++u) by_blank[u] = next[u] * of_blank[u];
     for (int64_t u = first; u < end; ++u) by_label[u] = next[u + 1] * of_label[u];
-    if (d >= lattice.T - 1) by_blank[first] = d == ends - 1;  // on the last frame, only the blank that ends the path
-    if (end == lattice.U1) by_label[end - 1] = 0;
+    // those that lead to no cell, but the blank that ends the path
+    if (lattice.first_u(d + 1) > first) by_blank[first] = d == ends - 1;
+    if (lattice.last_u(d + 1) + 1 == end) by_label[end - 1] = 0;
     for (int64_t u = first; u < end; ++u) {
       next[u] = by_blank[u] + by_label[u];
       of_blank[u] = (T)by_blank[u];

@@ -9,6 +9,12 @@ struct LatticeArc {
   double weight;
 };
 
+// A diagonal d = t + u of the cells of an utterance that has a window: its cells on the diagonals before, and the first
+// state u on this one (`diagonals_of` of windows.py).
+struct Diagonal {
+  int64_t before, first;
+};
+
 // How outputs become log-probabilities: one softmax; the further outputs with one of their own; blank by a sigmoid and
 // the others by a softmax.
 enum { TOGETHER = 0, APART = 1, SIGMOID = 2 };
@@ -16,6 +22,7 @@ enum { TOGETHER = 0, APART = 1, SIGMOID = 2 };
 struct Problem {
   // sizes
   int64_t N, T, U1, H, V;  // N: rows of targets, M of call.py; U1 = longest U + 1
+  int64_t most_cells;  // room for those of a row
   int64_t blank, activation;  // activation: its number in ACTIVATIONS of call.py
   int64_t drop_below;  // dropout drops where a hash of 32 bits is below this; 0: no dropout
   int64_t is_double, is_bfloat16;  // inputs; of bfloat16 ones the weight is, the others come as float32
@@ -32,6 +39,7 @@ struct Problem {
   const int64_t* utterance_of;  // of each row: its utterance of encoder; null where it is the row's own number
   const LatticeArc* lattice_arcs;
   const int64_t* first_cells;  // (N + 1,) cells before each utterance
+  const Diagonal* diagonals;  // (N, T + U1 + 1); null where all cells are computed
   const int64_t* seed;  // of dropout; null without it
   // between forward and backward: rows of a number for each cell (`Arcs` in cells.h); the logits of the first cells
   // (kept_cells, V)

@@ -49,7 +49,7 @@ template <class T> class Walk {
 
   // Replaces the log-probabilities by posteriors, those of labels' arcs times 1 + fastemit_lambda.
   void posteriors(double total) {
-    for (int64_t i = 0; i < lattice.T * lattice.U1; ++i) flow[i] = 0;
+    for (int64_t i = 0; i < lattice.cells(); ++i) flow[i] = 0;
     for (int64_t d = lattice.diagonals() - 1; d >= 0; --d) leave(d, total);
   }
 
@@ -63,7 +63,7 @@ template <class T> class Walk {
   double *alpha, *flow;  // of all its cells: of paths to it; flow: the posterior
   double *arriving, *high, *sum, *blank_ahead, *parts;  // rows of a diagonal, indexed by u
 
-  static int64_t room(const Problem& p) { return round_up(p.T * p.U1 + 2 * MARGIN, 16); }
+  static int64_t room(const Problem& p) { return round_up(p.most_cells + 2 * MARGIN, 16); }
 
   double* row(int64_t k) { return arriving + k * Diagonals::row(p.U1) + MARGIN; }
   double* part_row(int64_t k) { return parts + k * Diagonals::row(p.U1) + MARGIN; }
@@ -91,6 +91,7 @@ template <class T> class Walk {
     if (from >= 0) {
       low = most(begin, lattice.first_u(from) + arc.du);
       stop = least(end, lattice.last_u(from) + 1 + arc.du);
+      if (arc.du) stop = least(stop, lattice.last_u(from + 1) + 1);  // a label's window is that of cell (t, u+1)
       if (low > stop) low = stop = end;
       weights(arc, from, low - arc.du, stop - arc.du, nullptr, to + arc.du);
       const double* scores = alpha + at(from) - arc.du;
@@ -139,6 +140,7 @@ template <class T> class Walk {
       if (ahead < lattice.diagonals()) {
         low = most(begin, lattice.first_u(ahead) - arc.du);
         stop = least(end, lattice.last_u(ahead) + 1 - arc.du);
+        if (arc.du) stop = least(stop, lattice.last_u(d + 1));
         scores = alpha + at(ahead) + arc.du;
         after = flow + at(ahead) + arc.du;
       } else {
