@@ -362,23 +362,35 @@ def _mutual_information(call: Call) -> int:
 
 def _fused(call: Call) -> Any:
     """Return the call as the package knows it, whose options are a list of numbers."""
-    names = ("encoder_out", "decoder_out", "weight", "bias", "targets", "T_lengths", "U_lengths", "seed")
-    return sys.modules["fused_transducer.call"].Call.of([call[name] for name in names], call["options"])
+    package = sys.modules["fused_transducer.call"]
+    return package.Call.of([call[name] for name in package.TENSORS], call["options"])
+
+
+def _arcs_of_rows(fused: Any) -> List[Tuple[int, int, int]]:
+    """Return (cells, arcs between them, those of labels) of each row of the call; of a window, within it."""
+    if fused.window is None:
+        shapes = _shapes(fused.frames, fused.U_lengths)
+        return [(T * (U + 1), _marked(T, U), T * U) for T, U in shapes]
+    begin, end = fused.band.unbind(-1)
+    labels = (end[:, :-1] - begin[:, 1:] + 1).clamp(min=0).sum(1)
+    arcs = (end - begin).clamp(min=0).sum(1) + labels
+    return list(zip(fused.cells().tolist(), arcs.tolist(), labels.tolist()))
 
 
 def _fused_losses(call: Call) -> Count:
     """Joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++ code computes fewer.  Per
     cell 2 H (sum and activation) and 2 V (denominator); of a lattice with other arcs 5 and 2 for each arc of a cell."""
     fused = _fused(call)
-    V, H, shapes = fused.V, fused.H, _shapes(fused.T_lengths, fused.U_lengths)
-    cells = sum(T * (U + 1) for T, U in shapes)
-    if fused.topology in ("regular", "hat"):
-        walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
+    V, H, rows = fused.V, fused.H, _arcs_of_rows(fused)
+    cells, labels = sum(cells for cells, _, _ in rows), sum(labels for _, _, labels in rows)
+    if fused.topology in ("regular", "hat"):  # a sum an arc, and theirs in the log domain where two lead to a cell
+        for_gradient = 2 if call["gradient"] else 0
+        walked = sum((5 + for_gradient) * arcs - 4 * (cells - 1) for cells, arcs, _ in rows if cells)
     else:
         durations = len(fused.durations)  # durations of 0 count as others
-        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations}.get(fused.topology, 2)
-        walked = cells * arcs * (7 if call["gradient"] else 5)
-    return products(H * V * cells, cells * (2 * H + 2 * V) + _log_probs(shapes) + walked)
+        of_cell = {"tdt": 2 * durations, "multi-blank": 2 + durations}.get(fused.topology, 2)
+        walked = cells * of_cell * (7 if call["gradient"] else 5)
+    return products(H * V * cells, cells * (2 * H + 2 * V) + cells + labels + walked)
 
 
 def _fused_gradients(call: Call) -> Count:
