@@ -146,14 +146,14 @@ report: setup
 tensorboard: needs-python
 	@$(PYTHON) -m rnnt_bench.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m rnnt_bench.setup.environments path viewer)" && \
-	"$$viewer" -m rnnt_bench.cli.viewers tensorboard "$$LOGDIR" && \
+	"$$viewer" rnnt-bench tensorboard "$$LOGDIR" && \
 	exec "$$viewer" -m tensorboard.main --logdir "$$LOGDIR" --host 127.0.0.1 --port "$$PORT"
 
 trace-viewer: PORT = 9001
 trace-viewer: needs-python
 	@$(PYTHON) -m rnnt_bench.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m rnnt_bench.setup.environments path viewer)" && \
-	exec "$$viewer" -m rnnt_bench.cli.viewers trace-viewer "$$NAME" --log-dir "$$LOGDIR" --window "$$WINDOW" --port "$$PORT"
+	exec "$$viewer" rnnt-bench trace-viewer "$$NAME" --log-dir "$$LOGDIR" --window "$$WINDOW" --port "$$PORT"
 
 results: setup
 	@$(MAIN) docs/_results.py $(ARGS)

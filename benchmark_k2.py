@@ -9,13 +9,14 @@ log-probabilities of a sigmoid and a softmax, which its own normalisation leaves
 from types import SimpleNamespace
 
 from rnnt_bench.command import script_main
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.implementations import ONE_SYMBOL
 from rnnt_bench.losses.adapter import HAT, Adapter
 
 
 class K2(Adapter):
     name = "k2"
-    hint = "run `make setup` (k2 1.23.4 for Python 3.11), or take the wheel for your torch from https://k2-fsa.github.io/k2"
+    hint = or_set_up("take the wheel for your torch from https://k2-fsa.github.io/k2", "k2")
     dtypes = ("float32", "float64")
     takes_many_targets = False  # it asserts that T is above U
     variants = {

@@ -11,7 +11,7 @@ import inspect
 from benchmark_k2 import K2
 from rnnt_bench.command import script_main
 from rnnt_bench.core.errors import NotRunnable
-from rnnt_bench.losses.adapter import Option, described
+from rnnt_bench.losses.adapter import described
 
 
 class K2Pruned(K2):
@@ -54,6 +54,8 @@ class K2Pruned(K2):
         return {**super().options(), "use_hat_loss": True} if self.topology == "hat" else super().options()
 
     def described_options(self):
+        from rnnt_bench.records.schema import Option
+
         simple = described(self.module.rnnt_loss_smoothed, self.simple_options(), prefix="rnnt_loss_smoothed.")
         return {**super().described_options(), "s_range": Option(self.prune_range, "-"), **simple}
 

@@ -11,12 +11,13 @@ package is not installed, it is built once from its source package.
 from types import SimpleNamespace
 
 from rnnt_bench.command import script_main
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.losses.adapter import CUDA, HAT, Adapter
 
 
 class OptimizedTransducer(Adapter):
     name = "optimized_transducer"
-    hint = "pip install optimized_transducer, or run `make setup`, which builds it"
+    hint = or_set_up("pip install optimized_transducer")
     layout = "packed"
     overwrites_logits = True
     reductions = ("sum", "mean")

@@ -1,91 +1,9 @@
 #!/usr/bin/env python3
 """Print one table from log folders: see ``summarize.py --help`` and docs/reading.md."""
 
-from __future__ import annotations
-
-import argparse
 import sys
-from pathlib import Path
-from typing import Any, Dict, List, Optional
 
-from rnnt_bench.analysis import logs
-from rnnt_bench.cli.parser import Parser, add_logs
-from rnnt_bench.command import run
-from rnnt_bench.core import flag_types
-from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK
-from rnnt_bench.core.files import another, write_whole
-from rnnt_bench.present import parts
-from rnnt_bench.show import tables
-
-DESCRIPTION = """\
-Print a table of log folders: the losses by kind, what did not run, correctness and the verdict. A folder of
-torch.profiler traces (.pt.trace.json or .pt.trace.json.gz) of any program has a row for each worker. --details prints
-every column:
-
-  step ms, loss ms   mean over batches of their medians, spread within a batch, number of samples (n); no profiler
-  peak memory MB     highest peak of a step above its baseline, from the memory pass (MB = 2^20 bytes)
-  profiled step us   mean of the ProfilerStep# spans of the active windows, the profiler's own cost included
-  profiled peak MB   highest Total Allocated of the [memory] events
-  loss, grad error   largest relative error against the float64 oracle
-  useful %           cells of the lattice that are not padding
-
-Sweeps and searches of --find-largest have tables of their own. csv has the same columns for every run, the table's
-first, then the settings that differ between rows; json has them too, and after them what has parts: step and loss
-(times in ms by round, batch and stage), against_fastest, memory, at_size, small_batches, options, configuration,
-windows, notes. Rows of runs of a model (profile, inference, pipelines, flops, check) follow those of the losses, with
-the tool's name in `tool`.
-"""
-EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
-
-
-def parser() -> argparse.ArgumentParser:
-    result = Parser(
-        prog="summarize.py",
-        description=DESCRIPTION,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_logs(result)
-    result.add_argument(
-        "--format",
-        choices=tables.FORMATS,
-        default="table",
-        help="Format of what is printed; json is a list of objects. Default: table",
-    )
-    result.add_argument(
-        "--all-runs",
-        action="store_true",
-        help="Show earlier runs too, not only the newest of each implementation and configuration.",
-    )
-    result.add_argument(
-        "--details",
-        action="store_true",
-        help="Print the whole table, with stages, options, limits, errors and notes below it.",
-    )
-    result.add_argument("--output", metavar="FILE", type=flag_types.path, help="Write to FILE instead of the screen.")
-    return result
-
-
-def main(arguments: Optional[List[str]] = None) -> int:
-    options = parser().parse_args(arguments)
-    log, format, paths = logs.read_any(options.log, options.all_runs), options.format, options.log or [Path("log")]
-    tools, texts = parts.slices(), []
-    if format in ("csv", "json"):
-        texts.append(tables.exported(log, [row for tool in tools for row in tool.rows(paths)], format))
-    elif log.every and format == "table" and not options.details:
-        how: Dict[str, Any] = {"width": tables.WIDTH} if options.output else tables.how()
-        texts.append(tables.screen(log, folders=options.log, **how))
-    elif log.every:
-        texts.append(tables.whole(log, format))
-    if format not in ("csv", "json"):
-        texts += [text for tool in tools for text in tool.text(paths, format)]
-    text = "\n".join(filter(None, texts))
-    if options.output is not None:
-        write_whole(another("--output"), (options.output, text))
-    else:
-        print(text, end="")
-    return EXIT_OK if log.readable else EXIT_FAILED
-
+from rnnt_bench.command import script
 
 if __name__ == "__main__":
-    sys.exit(run("summarize.py", main))
+    sys.exit(script("summarize"))

@@ -8,7 +8,9 @@ import sys
 def main() -> int:
     """Run the command that sys.argv names; return its exit code."""
     from rnnt_bench.command import main
+    from rnnt_bench.core.files import ROOT
 
+    sys.argv[0] = str(ROOT / "rnnt-bench")  # which another Python can start, unlike a module of a package
     return main(sys.argv[1:])
 
 

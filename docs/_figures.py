@@ -27,7 +27,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import _fused_table as fused_table  # noqa: E402
 
-from rnnt_bench import command  # noqa: E402
 from rnnt_bench.analysis import doubts, logs, verdict  # noqa: E402
 from rnnt_bench.analysis import machines as machines_of  # noqa: E402
 from rnnt_bench.analysis.groups import groups  # noqa: E402
@@ -44,8 +43,6 @@ from rnnt_bench.present.text import markdown_of  # noqa: E402
 from rnnt_bench.records.run import read_back  # noqa: E402
 from rnnt_bench.records.schema import Header  # noqa: E402
 from rnnt_bench.show import tables  # noqa: E402
-
-command.register()
 
 #: End of a folder's name in results/ -> the script that made its runs; of others it is benchmark_all.py.
 MADE_BY = {"fused-table": "docs/_fused_table.py"}

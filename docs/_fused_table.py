@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 from rnnt_bench.analysis import logs  # noqa: E402
 from rnnt_bench.analysis.row import PEAKS, Row  # noqa: E402
 from rnnt_bench.analysis.standing import stand  # noqa: E402
-from rnnt_bench.cli.parser import Parser  # noqa: E402
 from rnnt_bench.core import flag_types  # noqa: E402
+from rnnt_bench.core.arguments import Parser  # noqa: E402
 from rnnt_bench.core.errors import (  # noqa: E402
     EXIT_OK,
     EXIT_USAGE,

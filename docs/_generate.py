@@ -6,20 +6,20 @@ These pages are every flag, kind of record, and metric; README.md, CONTRIBUTING.
 from __future__ import annotations
 
 import argparse
+import ast
 import html
 import re
 import runpy
 import sys
-from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional
-from unittest import mock
+from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Commands with the flags of another, run.
-LIKE_RUN = ("list", "largest", "sweep")
+LIKE_RUN = ("largest", "sweep")
 
 
 def on_files(files, config):
@@ -59,9 +59,9 @@ def _flags() -> Iterator[str]:
     yield "# Flags\n\nThe flags of every command, as in `--help`.\n"
     from rnnt_bench.command import COMMANDS
 
-    parsers = {name: _parser_of("rnnt-bench", name) for name in COMMANDS if name not in LIKE_RUN}
-    for name, parser in parsers.items():
-        yield from _section(f"rnnt-bench {name}", parser)
+    for name, command in COMMANDS.items():
+        if name not in LIKE_RUN:
+            yield from _section(f"rnnt-bench {name}", import_module(command.module).parser())
     yield "\n## benchmark_&lt;implementation&gt;.py\n"
     yield "They take the flags of `rnnt-bench run` but `--only` and `--skip`, which only a template has.\n"
     yield "| script | measures |\n| --- | --- |"
@@ -69,8 +69,8 @@ def _flags() -> Iterator[str]:
     for path in sorted(scripts, key=lambda path: path.name):
         if path.name == "benchmark_all.py":
             continue
-        script = str(path.relative_to(ROOT))
-        yield f"| `{script}` | {_cell((_parser_of(script).description or '').strip().partition(chr(10) * 2)[0])} |"
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        yield f"| `{path.relative_to(ROOT)}` | {_cell(text.partition(chr(10) * 2)[0])} |"
 
 
 def _records() -> Iterator[str]:
@@ -121,22 +121,6 @@ def _metrics() -> Iterator[str]:
 
 def _paragraphs(text: Optional[str]) -> str:
     return "\n\n".join(_cell(paragraph) for paragraph in (text or "").strip().replace("``", "").split("\n\n"))
-
-
-def _parser_of(script: str, *words: str) -> argparse.ArgumentParser:
-    """Return the parser that `script` would parse its command line with."""
-    from rnnt_bench.cli.parser import Parser
-
-    parsers: List[argparse.ArgumentParser] = []
-
-    def hand_over(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        parsers.append(parser)
-        raise SystemExit
-
-    patched = mock.patch.object(Parser, "parse_known_args", hand_over)
-    with patched, mock.patch.object(sys, "argv", [str(ROOT / script), *words]), suppress(SystemExit):
-        runpy.run_path(str(ROOT / script), run_name="__main__")
-    return parsers[0]
 
 
 def _section(script: str, parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -18,7 +18,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs"), str(ROOT / "tests")]
 from _figures import CHOICES  # noqa: E402
 from browsers import Browser  # noqa: E402
 
-from rnnt_bench import command  # noqa: E402
 from rnnt_bench.analysis import logs, verdict  # noqa: E402
 from rnnt_bench.analysis.row import Row  # noqa: E402
 from rnnt_bench.core.text import number  # noqa: E402
@@ -64,7 +63,6 @@ def picture(rows: List[Row]) -> Figure:
 
 def main(folder: str = FOLDER) -> None:
     """Write the pictures of the runs in a folder."""
-    command.register()
     paths = [ROOT / folder]
     log = logs.read_any(paths)
     with TemporaryDirectory() as scratch:

@@ -25,8 +25,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import train  # noqa: E402
 
-from rnnt_bench.cli.parser import Parser  # noqa: E402
 from rnnt_bench.core import flag_types  # noqa: E402
+from rnnt_bench.core.arguments import Parser  # noqa: E402
 from rnnt_bench.core.errors import (  # noqa: E402
     EXIT_OK,
     NotRunnable,

@@ -15,12 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts loss
 
 from benchmark_k2 import K2
 from rnnt_bench.command import script_main
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.losses.adapter import CUDA
 
 
 class FastRnnt(K2):
     name = "fast_rnnt"
-    hint = "pip install fast_rnnt, or run `make setup`, which builds it"
+    hint = or_set_up("pip install fast_rnnt")
     fewest_targets = 1
     variants = {**K2.variants, "cuda": CUDA, "cuda-modified": {**CUDA, "topology": "modified"}}
 

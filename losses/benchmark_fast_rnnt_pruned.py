@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts loss
 
 from benchmark_k2_pruned import K2Pruned
 from rnnt_bench.command import script_main
+from rnnt_bench.core.called import or_set_up
 
 
 class FastRnntPruned(K2Pruned):
     name = "fast_rnnt-pruned"
-    hint = "pip install fast_rnnt, or run `make setup`, which builds it"
+    hint = or_set_up("pip install fast_rnnt")
     variants = {}
     fewest_targets = 1
 

@@ -14,12 +14,13 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
 from rnnt_bench.command import script_main
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.losses.adapter import HAT, Adapter
 
 
 class Nemo(Adapter):
     name = "nemo"
-    hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
+    hint = or_set_up("pip install 'nemo-toolkit[asr]' numba", "nemo")
     imports = "nemo.collections.asr.parts.numba.rnnt_loss"
     dtypes = ("float32", "float16")  # numba knows no bfloat16
     variants = {"hat": HAT}

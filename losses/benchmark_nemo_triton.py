@@ -13,12 +13,13 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
 from rnnt_bench.command import script_main
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.losses.adapter import Adapter
 
 
 class NemoTriton(Adapter):
     name = "nemo-triton"
-    hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' triton"
+    hint = or_set_up("pip install 'nemo-toolkit[asr]' triton", "nemo")
     imports = "nemo.collections.asr.parts.k2.rnnt_logprobs_triton"
     devices = ("cuda",)
     dtypes = ("float32", "float16", "bfloat16")

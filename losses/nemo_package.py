@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
 from unittest.mock import patch
 
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.losses.adapter import Adapter
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ PYTORCH = {
 class NemoPackage(Adapter):
     """A loss of NeMo: numba kernels for CUDA alone, or loops of Python over the cells (`by_loops`)."""
 
-    hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
+    hint = or_set_up("pip install 'nemo-toolkit[asr]' numba", "nemo")
     imports = NUMBA
     devices = ("cuda",)
     dtypes = ("float32", "float16")  # numba knows no bfloat16

@@ -7,7 +7,8 @@ import json
 from fixtures_runs import correctness, memory, status, timing, trace
 
 from rnnt_bench.cli.benchmark import benchmark
-from rnnt_bench.cli.parser import Parser, add_choice, add_flags
+from rnnt_bench.cli.parser import add_choice, add_flags
+from rnnt_bench.core.arguments import Parser
 from rnnt_bench.jobs.session import Executor, Interrupted
 
 LIMITS = {"record": "limits", "job": "limits", "products": [], "reason": ""}

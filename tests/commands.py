@@ -16,7 +16,6 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
-from rnnt_bench.core import errors as core_errors
 from rnnt_bench.core import implementations
 from rnnt_bench.records import store
 
@@ -44,7 +43,6 @@ def read(line, cwd=ROOT):
     implementations._attributes_of_file.cache_clear()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", line[1:]))
-        stack.enter_context(mock.patch.multiple(core_errors, program_called="", names_of_scripts={}))
         stack.enter_context(mock.patch.dict(implementations.BY_NAME))  # a script of a user's adds itself
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.enter_context(contextlib.redirect_stderr(errors))

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 from commands import pass_on_no_ignored_signals
 
-from rnnt_bench import command
 from rnnt_bench.core.implementations import OTHER_TORCH, Implementation, environments
 from rnnt_bench.system import machine
 
@@ -31,7 +30,6 @@ for name in [name for name in os.environ if name.startswith("GIT_") and "CONFIG_
     del os.environ[name]  # of a git hook that runs the tests: they make repositories of their own
 
 pass_on_no_ignored_signals()
-command.register()  # as every script does
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,9 +17,10 @@ from canned import parsed
 from commands import ROOT, assert_user_error, run
 from fixtures_runs import write_run
 
-from rnnt_bench.cli import benchmark
-from rnnt_bench.cli.parser import Parser, add_flags, given_settings, with_limits
+from rnnt_bench.cli import listing
+from rnnt_bench.cli.parser import add_flags, given_settings, with_limits
 from rnnt_bench.core import flag_types, settings
+from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import IMPLEMENTATIONS
 from rnnt_bench.core.settings import declared, setting
@@ -106,8 +107,8 @@ def test_the_list_says_what_each_row_lacks():
 
 
 def test_a_python_without_torch_runs_no_row(monkeypatch):
-    monkeypatch.setattr(benchmark, "output", lambda *_, **__: "[]")
-    told = benchmark.states({"fast_rnnt": interpreters.Choice(Path("/usr/bin/python3"))}, "cpu")
+    monkeypatch.setattr(listing, "output", lambda *_, **__: "[]")
+    told = listing.states({"fast_rnnt": interpreters.Choice(Path("/usr/bin/python3"))}, "cpu")
     assert told["fast_rnnt"].startswith("missing: /usr/bin/python3 lacks torch: ")
 
 
@@ -179,8 +180,10 @@ BAD_INPUTS = [
     (f"{MEASURE} --prune-range 3", "--prune-range only applies pruned"),
     (f"{MEASURE} --sweep sigma=0.1,0.2", "--sigma only applies tdt"),
     (f"{MEASURE} --log-dir=", "must not be empty"),
-    ("rnnt-bench sweep", "sweep vocab-size=500,4096"),
-    ("rnnt-bench sweep --preset quick", "sweep vocab-size=500,4096"),
+    ("rnnt-bench sweep", "KEY=A,B"),
+    ("rnnt-bench sweep --preset quick", "KEY=A,B"),
+    ("rnnt-bench sweep vocab-size=9,10 --find-largest batch-size", "unrecognized --find-largest"),
+    ("rnnt-bench list --rounds 3", "unrecognized --rounds"),
     (f"{MEASURE} --vocabsize=500", "did you mean '--vocab-size'?"),
     (f"{MEASURE} --sweep vocb-size=5,6", "did you mean 'vocab-size'?"),
     (f"{MEASURE} --budget 20", "--budget unit"),

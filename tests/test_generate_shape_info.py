@@ -13,7 +13,8 @@ import pytest
 from commands import ROOT, SHARED
 from commands import run as run_script
 
-import generate_shape_info
+import rnnt_bench.cli.shapes
+import rnnt_bench.command
 from rnnt_bench.data import batching, generation, shapes
 
 torch = pytest.importorskip("torch")
@@ -44,7 +45,8 @@ def run(tmp_path, capsys):
     """Runs ``main`` with `arguments` and --output tmp_path/out.pt; gives exit code, stdout, stderr."""
 
     def call(*arguments, output=tmp_path / "out.pt"):
-        code = generate_shape_info.main([*map(str, arguments), "--output", str(output)])
+        words = [*map(str, arguments), "--output", str(output)]
+        code = rnnt_bench.command.run("generate_shape_info.py", words, lambda: rnnt_bench.cli.shapes)
         return (code, *capsys.readouterr())
 
     return call

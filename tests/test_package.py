@@ -17,6 +17,7 @@ import rnnt_bench
 from rnnt_bench import api
 from rnnt_bench.analysis import doubts
 from rnnt_bench.command import COMMANDS
+from rnnt_bench.core import called
 from rnnt_bench.pytest_plugin import not_slower  # noqa: F401
 from rnnt_bench.tools import submit
 
@@ -81,11 +82,31 @@ def test_it_judges_where_it_stands_and_names_itself_in_a_mistake(installed, tmp_
     assert done.returncode == 2 and done.stderr.startswith("rnnt-bench run: error: "), done.stderr
 
 
-def test_help_has_the_name_of_each_command_and_a_typo_is_understood():
-    text = run("rnnt-bench", "--help").stdout
-    assert all(f"\n  {name} " in text for name in COMMANDS)
-    help_of_run = run("rnnt-bench", "run", "--help").stdout
-    assert "rnnt-bench run" in help_of_run and COMMANDS["run"].script not in help_of_run
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_help_of_its_own(name):
+    assert f"\n  {name} " in run("rnnt-bench", "--help").stdout
+    text = run("rnnt-bench", name, "--help").stdout
+    called = set(re.findall(r"rnnt-bench ([a-z-]+)", text))
+    assert text.startswith(f"usage: rnnt-bench {name} ") and called <= {name, "report"}, text
+    if name in ("run", "list", "largest", "sweep"):
+        assert text.count(f"  rnnt-bench {name}") >= 2  # examples
+
+
+def test_a_sweep_has_the_flags_that_it_can_use():
+    text = run("rnnt-bench", "sweep", "--help-all").stdout
+    assert "KEY=A,B" in text and "--rounds" in text
+    assert not re.search(r"^  (--sweep|--find-largest|--budget) ", text, flags=re.MULTILINE)
+
+
+def test_a_text_says_how_the_user_calls_a_command(monkeypatch):
+    assert called.command("summarize") == "./summarize.py" and called.command("report") == "./rnnt-bench report"
+    assert called.or_set_up("pip install x", "nemo") == "run `make setup ENVIRONMENTS=nemo`, or pip install x"
+    monkeypatch.setattr(called, "INSTALLED", True)
+    assert called.command("summarize") == "rnnt-bench summarize"
+    assert called.or_set_up("pip install x") == "pip install x"
+
+
+def test_a_typo_is_understood():
     wrong = run("rnnt-bench", "sumarize")
     assert wrong.returncode == 2 and "summarize" in wrong.stderr
     assert run("rnnt-bench", "--version").stdout.startswith("rnnt-bench 0.")
@@ -207,6 +228,24 @@ def test_the_counter_of_operations_has_a_public_name_in_any_folder(installed, tm
     line = [sys.executable, "mine.py"]
     done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.stdout.split() == ["30", str(60 + 10 + 1000)], done.stderr
+
+
+def test_a_loss_of_a_users_is_measured_wherever_its_file_lies(installed, tmp_path):
+    """In an empty folder, with a package named common beside it, which the suite's own folder is called too."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "__init__.py").write_text("def doubled(x):\n    return 2 * x\n")
+    text = (ROOT / "benchmark_mine.py").read_text()
+    body = text.replace("    import torch\n", "    import torch\n    from common import doubled\n")
+    body = body.replace("return losses", "return 0.5 * doubled(losses)")
+    assert body != text
+    (tmp_path / "benchmark_flash.py").write_text(body)
+    variables = {**os.environ, "PYTHONPATH": str(installed / "site"), "XDG_CACHE_HOME": f"{installed}/cache"}
+    flags = ["--only", "reference", "--preset", "quick", "--passes", "correctness", "--quiet"]
+    line = [sys.executable, "benchmark_flash.py", *flags]
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    statuses = {name: row["status"] for name, row in rows_of(tmp_path / "log").items()}
+    assert statuses == {"flash": "ok", "reference": "ok"}
 
 
 def reference(logits, targets, T_lengths, U_lengths):

@@ -406,7 +406,7 @@ def test_what_does_not_compile_says_its_first_error_and_where_the_log_is(tmp_pat
     outcome, _ = Sources(tmp_path / "sources", answer="nonsense").load()
     assert outcome.startswith("missing: optimized_transducer does not compile: ") and ": error: " in outcome
     log = Path(outcome.partition("see ")[2].partition(",")[0])
-    assert "nonsense" in log.read_text() and "run `make setup`" in outcome
+    assert "nonsense" in log.read_text() and "measure again" in outcome
 
 
 def test_without_the_headers_of_python_the_error_names_their_package(sources):

@@ -22,10 +22,10 @@ from commands import ROOT, wait_for
 from fixtures_runs import MIB, REAL, allocation, kineto, span, steps, trace, traced_run, write, write_run
 
 from rnnt_bench.analysis import logs
-from rnnt_bench.cli import viewers
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.text import plain
 from rnnt_bench.setup import environments
+from rnnt_bench.show import trace_viewer
 
 VIEWER = environments.interpreter("viewer")
 needs_viewer = pytest.mark.skipif(not (VIEWER and shutil.which("make")), reason="no viewer environment or no make here")
@@ -100,7 +100,7 @@ def window(durations, peak):
 
 
 def scalars(log):
-    command = [str(VIEWER), "-m", "rnnt_bench.cli.viewers", "tensorboard", str(log)]
+    command = [str(VIEWER), "rnnt-bench", "tensorboard", str(log)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -187,11 +187,11 @@ def test_labels_get_a_track_of_their_own_and_what_kineto_did_not_write_is_handed
     """Perfetto drops spans that begin within another of their track and end after it, as labels and Python calls do."""
     call = {**span("enter", 995, 10), "cat": "python_function"}
     events = [call, span("ProfilerStep#1", 1000, 900), span('say "tid": 9', 1500, 200)]
-    shown = json.loads(viewers.labelled(kineto(events).encode()))["traceEvents"]
+    shown = json.loads(trace_viewer.labelled(kineto(events).encode()))["traceEvents"]
     tracks = {event.get("cat"): event["tid"] for event in shown}
     assert len(shown) == 4 and tracks["user_annotation"] != tracks["python_function"] == call["tid"]
     for other in (b"", b"{", json.dumps({"traceEvents": events}).encode(), gzip.compress(b"x")):
-        assert viewers.labelled(other) == other
+        assert trace_viewer.labelled(other) == other
 
 
 def test_a_name_means_a_folder_or_the_newest_run_of_an_implementation(tmp_path):
@@ -200,10 +200,10 @@ def test_a_name_means_a_folder_or_the_newest_run_of_an_implementation(tmp_path):
         os.utime(path, (1000 - age, 1000 - age))
         write_run(tmp_path / folder, name=name, jobs=[trace([path.name])])
     for name, wanted in {"k2": "k2-2.2", "k2-2.2": "k2-2.2", "k2-2": "below/k2-2", "below/k2-2": "below/k2-2"}.items():
-        assert viewers.choose(name, tmp_path, 1).parent == tmp_path / wanted
+        assert trace_viewer.choose(name, tmp_path, 1).parent == tmp_path / wanted
     for name, number, words in (("\x1b[2J", 1, "k2-2.2"), ("", 1, "below/k2-2"), ("k2", 2, "1 to 1")):
         with pytest.raises(UserError, match=words) as error:
-            viewers.choose(name, tmp_path, number)
+            trace_viewer.choose(name, tmp_path, number)
         assert plain(str(error.value)) == str(error.value)
 
 

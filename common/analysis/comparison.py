@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 from rnnt_bench.analysis import control, groups, logs, ratios, standing
 from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.core import errors, statistics, text
+from rnnt_bench.core.called import command
 from rnnt_bench.records import schema, store
 
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
@@ -118,8 +119,8 @@ def checked(baseline: Row, other: Row) -> Pair:
     different, advice = groups.differences(baseline, other), "run both with the same flags on the same machine"
     if baseline.loss != other.loss and baseline.torch and other.torch and baseline.torch != other.torch:
         different.append(f"torch {baseline.torch} / {other.torch}")
-        advice = "a ratio would be that of the torches too: measure both under one, as ./benchmark_all.py --only "
-        advice += "k2,fast_rnnt@k2 does"
+        advice = "a ratio would be that of the torches too: measure both under one, as "
+        advice += f"{command('run')} --only k2,fast_rnnt@k2 does"
     if different:
         why = "; ".join(map(text.plain, different))
         raise errors.UserError(f"{baseline.folder} and {other.folder} are not comparable: {why}; {advice}")

@@ -13,6 +13,7 @@ from rnnt_bench.analysis import groups, machines, measured
 from rnnt_bench.analysis.groups import Group, Sweep
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import errors, files, text
+from rnnt_bench.core.called import command
 from rnnt_bench.present import parts, style
 from rnnt_bench.records import schema, store
 from rnnt_bench.traces import reader, windows
@@ -84,7 +85,8 @@ def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
     folders = [Path(path) for path in paths] or [Path("log")]
     if not log.every and not any(tool.holds(path) for tool in parts.slices() for path in folders):
         where = ", ".join(map(str, paths)) or "log/"
-        raise errors.UserError(f"no runs under {where}: run `make bench` first, or name a folder of runs or traces")
+        advice = f"run `{command('run')}` first, or name a folder of runs or traces"
+        raise errors.UserError(f"no runs under {where}: {advice}")
     return log
 
 

@@ -16,6 +16,7 @@ from rnnt_bench.analysis.ratios import Drift, Ratio
 from rnnt_bench.analysis.row import Row, gaps
 from rnnt_bench.analysis.standing import Standing, stand, standings
 from rnnt_bench.core import implementations, text
+from rnnt_bench.core.called import command
 from rnnt_bench.present import parts
 from rnnt_bench.setup.interpreters import version_numbers
 
@@ -352,17 +353,18 @@ def corners(pick: Pick) -> Tuple[str, str]:
     known = [doubt for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")]
     caveats = [doubt.words for doubt in known]
     caveats += judged.caveats if judged else []
-    command, others = f"./rnnt-bench check --only {name}", len(caveats) - MOST_CAVEATS
+    check = f"{command('check')} --only {name}"
+    others = len(caveats) - MOST_CAVEATS
     if judged is None and not caveats:
-        return "corners", f"{name} was not judged yet: {command}"
+        return "corners", f"{name} was not judged yet: {check}"
     if judged:
         day, here = datetime.fromisoformat(judged.day), (pick.row.environment.implementation_version or "")
         when = f"{judged.version} on {day.day} {day:%b %Y}".strip()
         if version_numbers(judged.version) < version_numbers(here):
-            when += f", which is older than this package ({here.partition('+')[0]}): {command}"
+            when += f", which is older than this package ({here.partition('+')[0]}): {check}"
     if not caveats:
-        return "corners", f"rnnt-bench check found nothing wrong with {name} {when}"
-    shown = [*caveats[:MOST_CAVEATS], *([f"{others} more: {command}"] if others > 0 else [])]
+        return "corners", f"{command('check')} found nothing wrong with {name} {when}"
+    shown = [*caveats[:MOST_CAVEATS], *([f"{others} more: {check}"] if others > 0 else [])]
     return "beware", f"{name}: {'; '.join(shown)}" + (f" (judged: {when})" if judged else "")
 
 

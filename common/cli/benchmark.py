@@ -4,7 +4,6 @@ was measured is shown whatever stopped it, and tells the exit code."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,16 +13,16 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from rnnt_bench.analysis import logs, metrics, times
 from rnnt_bench.cli import cluster, parser
 from rnnt_bench.core import flag_types, implementations, settings
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
     NOT_RUNNABLE,
     UserError,
-    as_called,
     drop_stdout,
 )
-from rnnt_bench.core.files import CACHE, ROOT, write_whole
+from rnnt_bench.core.files import write_whole
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.jobs import rounds
 from rnnt_bench.jobs.job import plan
@@ -31,14 +30,12 @@ from rnnt_bench.jobs.session import Executor, Progress, Session
 from rnnt_bench.records import store
 from rnnt_bench.records.run import Changed, open_runs
 from rnnt_bench.records.schema import Limits, MemoryLimit, Record, as_written, typed
-from rnnt_bench.setup import environments, interpreters
+from rnnt_bench.setup import interpreters
 from rnnt_bench.show import page, tables
 from rnnt_bench.system import memory
-from rnnt_bench.system.processes import output
 
 #: The file in --log-dir that has the last tables with the lines below them.
 DETAILS = "details.txt"
-FINDS = "import importlib.util as u, json, sys; print(json.dumps([p for p in sys.argv[1:] if u.find_spec(p)]))"
 
 
 def benchmark(
@@ -119,12 +116,13 @@ def _controls(
     return Controls(rows, limits)
 
 
-def on_cluster(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    """Measure each cell, with these flags, on a node of a Ray cluster, and print the table; return the exit code."""
+def on_cluster(arguments: argparse.Namespace) -> int:
+    """Measure each cell, with the flags of this command, on a node of a Ray cluster, and print the table; return the
+    exit code."""
     _settings(arguments.sweep, parser.given_settings(arguments), "cpu" if arguments.device == "cpu" else "cuda")
     folders: List[Path] = []
     with measuring() as ended:
-        for folder in cluster.measured(arguments, words):
+        for folder in cluster.measured(arguments):
             folders.append(folder)
     return _finish(ended, folders, arguments)
 
@@ -276,10 +274,10 @@ def finish(
 
     short, details: the table without and with --details; log: what --log-dir holds, where that is read already.  Raises
     the UserError that stopped the measuring."""
-    path, short, details = arguments.log_dir / DETAILS, as_called(short), as_called(details)
+    path = arguments.log_dir / DETAILS
     kept = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
     try:
-        write_whole("summarize.py --details has it", (path, details))
+        write_whole(f"{command('summarize')} --details has it", (path, details))
     except UserError as error:
         kept = f"warning: {error}"
     try:
@@ -287,9 +285,10 @@ def finish(
     except OSError as error:
         drop_stdout()
         ended.code, broken = ended.code or EXIT_FAILED, isinstance(error, BrokenPipeError)
-        kept = "" if broken else f"warning: no table: {error.strerror or error}; summarize.py prints it"
+        words = f"{error.strerror or error}; {command('summarize')} prints it"
+        kept = "" if broken else f"warning: no table: {words}"
     if kept:
-        print(as_called(kept), file=sys.stderr)
+        print(kept, file=sys.stderr)
     if isinstance(ended.mistake, store.NotWritten):
         print(f"error: {ended.mistake}", file=sys.stderr)
         ended.code = EXIT_FAILED
@@ -313,45 +312,3 @@ def exit_code(statuses: Sequence[str]) -> int:
     """Return 0 when every row that could run did (and at least one could), else 1."""
     ran = [status for status in statuses if status not in NOT_RUNNABLE]
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
-
-
-def show_list(wanted: str) -> int:
-    """Print the list for a device, as --device names it; return the exit code."""
-    rows = implementations.with_variants()
-    choices = interpreters.choose_all([row.name for row in rows], in_place=False)
-    places = states(choices, interpreters.resolve_device(wanted, [choice.python for choice in choices.values()]))
-    for row in rows:
-        print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {as_called(places[row.name])}")
-    print(f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}")
-    print("any of them under the torch of an environment: NAME@" + ", NAME@".join(implementations.environments()))
-    words = "with MKL on the path that it takes on Intel's processors, which makes torch's products faster on AMD's"
-    print(f"any of them {words}: NAME@{implementations.FAST_MKL}")
-    return EXIT_OK
-
-
-def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[str, str]:
-    """Return where each row would run on `device`, or "missing: ..." or "unsupported: ..."; nothing is imported."""
-    packages = dict.fromkeys(["torch", *(implementations.find(name).package for name in python_of)])
-    installed = {}
-    for python in {choice.python for choice in python_of.values() if choice.python}:
-        answer = output([str(python), "-c", FINDS, *packages], timeout=120, cwd=ROOT).strip()
-        installed[python] = json.loads(answer.rpartition("\n")[2] or "[]")  # a site's Python may print before it
-    places = {}
-    for name, choice in python_of.items():
-        row = implementations.find(name)
-        attributes, kind = implementations.described(row), device.partition(":")[0]
-        managed = choice.python == environments.interpreter(row.environment)
-        where = f"environment {row.environment}" if managed else str(choice.python)
-        needed = {"torch"} if row.built else {"torch", row.package}
-        if choice.python is None:
-            places[name] = f"missing: {choice.reason}"
-        elif kind not in attributes.devices:
-            places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only"
-        elif absent := needed.difference(installed[choice.python]):
-            places[name] = f"missing: {where} lacks {' and '.join(sorted(absent))}: {attributes.hint}"
-        elif row.built:
-            compiled = any(CACHE.glob(f"{row.package}-*-{kind}-*/"))
-            places[name] = where if compiled else f"{where}, compiled when it is first run"
-        else:
-            places[name] = where
-    return places

@@ -1,4 +1,4 @@
-"""--executor ray: each cell of --sweep is a plain run of benchmark_all.py on a node of a Ray cluster, on one device.
+"""--executor ray: each cell of a sweep is a plain run of benchmark_all.py on a node of a Ray cluster, on one device.
 
 A run measures all losses on one device, so no comparison crosses devices.  What a run leaves comes back into --log-dir.
 This side never imports Ray: rnnt_bench.cli.ray_driver does, in a Python that has it.
@@ -39,14 +39,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ray-address", default="auto", metavar="auto|HOST:PORT", help=address)
 
 
-def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Path]:
-    """Run every cell, with the flags `words`, on the cluster; yield each folder that comes back.  Raises UserError."""
+def measured(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Run every cell, with the flags of this command, on the cluster; yield each folder that comes back.
+
+    Raises UserError."""
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
     cells, lost = settings.cells(arguments.sweep), 0
     axes = [[f"--sweep={settings.flag(key)}={settings.worded(value)}" for key, value in cell.items()] for cell in cells]
-    commands = [[*shared(words), *of_cell] for of_cell in axes]
+    commands = [[*shared(sys.argv[1:]), *of_cell] for of_cell in axes]
     for answer in _answers({"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address):
         where = settings.words(cells[answer["cell"]]) or "the run"
         if answer["folder"]:
@@ -61,13 +63,23 @@ def measured(arguments: argparse.Namespace, words: Sequence[str]) -> Iterator[Pa
 
 
 def shared(words: Sequence[str]) -> List[str]:
-    """Return the flags that every cell's run gets: without those of this machine alone."""
+    """Return the flags that every cell's run gets of a command line: without the name of the command, its axes, and
+    what is of this machine alone."""
     local = argparse.ArgumentParser(add_help=False)
     for flag in ("--executor", "--ray-address", "--log-dir", "--sweep"):
         local.add_argument(flag)
     for flag in ("--quiet", "--details"):
         local.add_argument(flag, action="store_true")
-    return [*local.parse_known_args(words)[1], "--quiet"]
+    flags = words[1:] if words[:1] in (["run"], ["sweep"]) else words
+    return [*local.parse_known_args([word for word in flags if not _is_axis(word)])[1], "--quiet"]
+
+
+def _is_axis(word: str) -> bool:
+    """Return whether a word is an axis of the command `sweep`: "vocab-size=500,4096"."""
+    try:
+        return not word.startswith("-") and bool(settings.axis(word))
+    except UserError:
+        return False
 
 
 def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`rnnt-bench compare`: say what changed between two measurements, see docs/comparing.md; `rnnt-bench report`."""
+"""`rnnt-bench compare`: say what changed between two measurements, see docs/comparing.md."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import List, Sequence
+from typing import List
 
 from rnnt_bench.analysis import comparison, logs
 from rnnt_bench.analysis.row import SCOPES
-from rnnt_bench.cli.parser import Parser, add_logs
 from rnnt_bench.core import flag_types
-from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError, guarded
+from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.called import command
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError
 from rnnt_bench.core.files import cannot_write
 from rnnt_bench.core.statistics import TOLERANCE
 from rnnt_bench.core.text import count, plain
@@ -25,7 +26,6 @@ from rnnt_bench.setup import interpreters
 from rnnt_bench.show import tables
 from rnnt_bench.show.comparison import FORMATS, on_one_side, render, screen, write
 
-NAME = "rnnt-bench compare"
 DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
 
@@ -63,9 +63,9 @@ HELP = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    usage = f"{NAME} [options] BASELINE NEW | --in LOG A B | [--save-]baseline NAME [LOG]"
-    result = Parser(prog=NAME, description=DESCRIPTION, epilog=EXIT_CODES, usage=usage)
+def parser() -> Parser:
+    usage = "%(prog)s [options] BASELINE NEW | --in LOG A B | [--save-]baseline NAME [LOG]"
+    result = Parser(description=DESCRIPTION, epilog=EXIT_CODES, usage=usage)
     add, share = result.add_argument, flag_types.percentage
     add("sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="The baseline first.")
     add("--in", dest="log", type=flag_types.path, metavar="LOG", help="Compare two implementations of this log folder.")
@@ -115,7 +115,7 @@ def save(log: Path, name: str) -> Path:
     folder = log / store.BASELINES / name
     runs = [row.folder for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
     if not runs:
-        raise UserError(f"--save-baseline: no runs under {log}: run `make bench` first")
+        raise UserError(f"--save-baseline: no runs under {log}: run `{command('run')}` first")
     try:
         folder.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
@@ -133,14 +133,9 @@ def save(log: Path, name: str) -> Path:
     return folder
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; return its exit code."""
-    return guarded(NAME, lambda: _compared(parser().parse_args(arguments)))
-
-
-def _compared(options: argparse.Namespace) -> int:
-    if options.output is not None and interpreters.lacks("msgspec", "jinja2"):
-        interpreters.continue_in("main")  # returns where there is no such environment
+def main(options: argparse.Namespace) -> int:
+    if options.output is not None:
+        interpreters.need("jinja2")
     if options.save_baseline:
         if len(options.sides) > 1 or options.baseline or options.log:
             raise UserError("--save-baseline NAME takes one log folder and no other side")
@@ -171,30 +166,3 @@ def _compared(options: argparse.Namespace) -> int:
     if failures:
         return EXIT_FAILED
     return EXIT_UNDECIDED if undecided and options.strict else EXIT_OK
-
-
-OF_REPORT = """Write one HTML page that opens offline: verdicts, table, plots of time and memory, samples over time,
-and the runs of other commands in the log folders (check, flops, profile, inference, pipelines).  Every number links to
-its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this page into
-its log folder too."""
-CODES_OF_REPORT = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
-
-
-def report(arguments: Sequence[str]) -> int:
-    """Write the page of log folders; return the exit code."""
-    result, default = Parser(prog="rnnt-bench report", description=OF_REPORT, epilog=CODES_OF_REPORT), Path("log")
-    add_logs(result)
-    words = "Page to write. Default: log/report.html"
-    result.add_argument("--output", metavar="FILE", type=flag_types.path, default=default / "report.html", help=words)
-    options = result.parse_args(arguments)
-
-    def written() -> int:
-        if interpreters.lacks("msgspec", "jinja2"):
-            interpreters.continue_in("main")  # returns where there is no such environment
-        from rnnt_bench.show import page
-
-        log = logs.read_any(options.log)
-        print(page.write(log, options.output, options.log or [default]))
-        return EXIT_OK if log.readable else EXIT_FAILED
-
-    return guarded(result.prog, written)

@@ -1,4 +1,4 @@
-"""The parser of every command; the flags of every benchmark script, and what is read from them.  No torch here."""
+"""The flags of a run of the losses, and what is read from them.  No torch here."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import argparse
 import os
 import re
 import sys
-from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
-from textwrap import fill
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
-from rnnt_bench.core import errors, files, flag_types, settings
+from rnnt_bench.core import files, flag_types, settings
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import (
     BY_UTTERANCE,
@@ -23,17 +22,9 @@ from rnnt_bench.core.implementations import (
     of_file,
     with_variants,
 )
-from rnnt_bench.core.text import closest
 
 #: The default of --wait.
 WAIT_SECONDS = 60.0
-EXAMPLES = """examples
-  {prog} --preset quick                          a smoke run
-  {prog} --device cuda --vocab-size 4096         on my GPU, with my vocabulary
-  {prog} --find-largest batch-size --memory-limit 16GB
-  {prog} --shape-file mine.pt --min-duration 1 --max-duration 20
-  {prog} --sweep vocab-size=500,1000,4096 --frames 100 --tokens 20
-"""
 #: The texts of --help-all.
 HELP = {
     "--limits": "Measure how fast the device reads, writes and multiplies, before every third round. '%% of limit' "
@@ -58,77 +49,15 @@ HELP = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse's parser, but an error is one line, and an epilog of several lines is printed as it is.
+def add_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Add the flags of a run.  A setting that is not given stays None; the preset decides.
 
-    examples: commands that the short --help ends with, below the flags with a text for it (add)."""
-
-    def __init__(self, *arguments: Any, examples: str = "", **options: Any):
-        errors.safe_streams()  # before --help or an error is printed
-        if "\n" in (options.get("epilog") or ""):
-            options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        called = errors.program_called or options.get("prog") or Path(sys.argv[0]).name
-        super().__init__(*arguments, **{**options, "prog": called})
-        if self.add_help:
-            self._actions[0].help = "Show this help and exit."
-        self.examples = examples
-        if examples:
-            words = "Show every flag, with its unit and default."
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
-
-    def print_help(self, file: Any = None) -> None:
-        self._print_message(self.format_short_help() if self.examples else self.format_help(), file or sys.stdout)
-
-    def format_short_help(self) -> str:
-        """Return the first paragraph of the description, the flags that have a short text, and the examples."""
-        lines = []
-        for action in self._actions:
-            text = getattr(action, "short", "")
-            if text:
-                value = "" if action.nargs == 0 else f" {action.metavar or 'VALUE'}"
-                lines.append(f"  {action.option_strings[0] + value:<26}  {text}")
-        usage = f"usage: {self.prog} [flags]     (--help-all: every flag, with unit and default)"
-        first = " ".join((self.description or "").strip().partition("\n\n")[0].split())
-        parts = usage, fill(first, 100, break_on_hyphens=False), "\n".join(lines), self.examples.format(prog=self.prog)
-        return "\n\n".join(parts)
-
-    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        if "_ARGCOMPLETE" in os.environ:  # the shell asks what could follow
-            with suppress(ImportError):
-                import argcomplete  # type: ignore[import-not-found, unused-ignore]  # a user's own
-
-                argcomplete.autocomplete(self)
-        return super().parse_known_args(*arguments, **options)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            choices = [str(choice) for choice in action.choices]
-            words = f"give one of {', '.join(choices)}, not {value!r}{closest(str(value), choices)}"
-            raise argparse.ArgumentError(action, words)
-
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: --"):
-            message += closest(message.split()[2].partition("=")[0], self._option_string_actions)
-        self.exit(errors.EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
-
-    def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
-        super().exit(errors.finished(status), message)
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        with suppress(OSError):  # as Python 3.12 does: a help that cannot be written is no error
-            super()._print_message(errors.as_called(message), file)
-
-
-class _HelpAll(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        parser._print_message(parser.format_help(), sys.stdout)
-        parser.exit()
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that every benchmark script takes.  A setting that is not given stays None; the preset decides."""
+    without: flags that the command has no use for; they are as if they were not given."""
     groups: Dict[str, argparse._ArgumentGroup] = {}
-    for setting in settings.SETTINGS.values():
+    parser.set_defaults(**dict.fromkeys(without))
+    for key, setting in settings.SETTINGS.items():
+        if key in without:
+            continue
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         add(groups[setting.group], setting.flag, short=setting.short, help=setting.help_text(), **setting.arguments())
@@ -141,8 +70,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(run, "--in-place", action="store_true")
     add(run, "--quiet", action="store_true")
     add(run, "--details", "Also print stages, options, limits and notes.", action="store_true")
-    short = "Measure at each of these values: vocab-size=500,4096."
-    add(run, "--sweep", short, action="append", default=[], type=settings.axis, metavar="KEY=A,B,...")
+    if "sweep" not in without:
+        short = "Measure at each of these values: vocab-size=500,4096."
+        add(run, "--sweep", short, action="append", default=[], type=settings.axis, metavar="KEY=A,B,...")
 
 
 def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
@@ -163,7 +93,7 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     if shape_file is not None:
         from rnnt_bench.data import shapes  # brings numpy, which no reader waits for
 
-        path, advice = shape_file.resolve(), "make one with generate_shape_info.py or remove the flag"
+        path, advice = shape_file.resolve(), f"make one with {command('shapes')} or remove the flag"
         if problem := files.not_a_file(shape_file):
             raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
         given["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
@@ -255,12 +185,6 @@ def standard() -> Tuple[str, ...]:
     return (*(row.name for row in rows), *(f"{row.name}:{BY_UTTERANCE}" for row in rows if row.by_utterance))
 
 
-def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Add the log folders that a reader searches."""
-    words = "Log folders, which are searched; a results.jsonl or a single trace works too. Default: log"
-    parser.add_argument("log", nargs="*", metavar="LOG", type=flag_types.path, help=words)
-
-
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose implementations; `chosen` reads them."""
     group = parser.add_argument_group("which implementations")
@@ -280,14 +204,14 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     add(group, "--skip", HELP["--skip"], type=names_of, metavar="A,B", default=())
 
 
-def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:
-    """Return the names that the flags of `add_choice` choose, the user's own first."""
+def chosen(arguments: argparse.Namespace) -> List[str]:
+    """Return the names that the flags of `add_choice` choose, the user's own first.  Raises UserError."""
     names = [name for name in dict.fromkeys([*arguments.loss, *arguments.only]) if name not in arguments.skip]
     if not names:
-        parser.error("argument --skip: it leaves nothing of --only")
+        raise UserError("--skip: it leaves nothing of --only")
     if arguments.topology:
         given = [row.name for row in with_variants() if not row.template] if arguments.only == standard() else names
         names = [name for name in given if find(name).kind == arguments.topology and name not in arguments.skip]
         if not names:
-            parser.error(f"argument --topology: no loss of --only is on the lattice {arguments.topology}")
+            raise UserError(f"--topology: no loss of --only is on the lattice {arguments.topology}")
     return names

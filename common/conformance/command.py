@@ -12,11 +12,12 @@ import argparse
 import json
 from typing import Optional
 
-from rnnt_bench.cli.parser import Parser, add_loss, implementations
+from rnnt_bench.cli.parser import add_loss, implementations
 from rnnt_bench.conformance import show
 from rnnt_bench.conformance.cases import CASES
 from rnnt_bench.conformance.judge import LOADING_SECONDS, simulator
 from rnnt_bench.core import errors, files, flag_types, settings, text
+from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.implementations import find, with_variants
 from rnnt_bench.jobs import job, session
 from rnnt_bench.present.parts import Cell, tabulated

@@ -291,4 +291,4 @@ def judged(name: str, folders: Sequence[Path]) -> Optional[Judged]:
     return Judged(list(dict.fromkeys(filter(None, meanings))), of_loss.version, of_loss.day)
 
 
-CONFORMANCE = replace(kept.slice_of(TOOL, TITLE, lambda run: answer_of(matrix_of(run))), judged=judged)
+SLICE = replace(kept.slice_of(TOOL, TITLE, lambda run: answer_of(matrix_of(run))), judged=judged)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import signal
-import subprocess
 import sys
 from argparse import ArgumentTypeError
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, TextIO
+from typing import Any, Callable, Iterator, List, NoReturn, Optional, TextIO
 
 from rnnt_bench.core.text import plain, short
 
@@ -47,49 +43,14 @@ class WrongResult(Exception):
     """Raised where the loss or a gradient is not the oracle's; the message says by how much."""
 
 
-#: Environment variable: the command as the user typed it, when it is not the script's name.
-CALLED = "RNNT_BENCH_CALLED"
-#: "rnnt-bench run"; "" for a script.
-program_called = os.environ.pop(CALLED, "")
-#: Patterns of texts, and what stands in their place under rnnt-bench: "rnnt-bench summarize" for "summarize.py".
-names_of_scripts: Dict[str, str] = {}
-
-
 def say(line: str) -> None:
     """Print a line on stderr, at once."""
     print(line, file=sys.stderr, flush=True)
 
 
-def require(package: str) -> None:
-    """Restart the command in the main environment where the running Python lacks `package`, or end it with a line."""
-    if importlib.util.find_spec(package) is not None:
-        return
-    script, suite = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[1]
-    root, installed = suite.parent, (suite / "scripts").is_dir()
-    is_own = script.name.startswith("benchmark_") and script.is_file()  # a loss of the user's own
-    if (script.parent == root or is_own) and "--in-place" not in sys.argv:
-        ask = [sys.executable, "-m", "rnnt_bench.setup.environments", "path", "main"]
-        asked = subprocess.run(ask, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        python = asked.stdout.strip().rpartition("\n")[2]  # a site's Python may print before it
-        if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
-            go_on_with(python)
-    advice = "" if installed else ", or run `make setup` and use .venv/main/bin/python"
-    missing = f"{package} is not installed in {sys.executable}: pip install {package}{advice}"
-    say(f"{program_called or Path(sys.argv[0]).name}: error: {missing}")
-    raise SystemExit(EXIT_USAGE)
-
-
 def go_on_with(python: str) -> NoReturn:
     """Replace this process by the same command under another Python."""
-    os.environ.update({CALLED: program_called} if program_called else {})
     os.execv(python, [python, *sys.argv])
-
-
-def as_called(text: str) -> str:
-    """Return a text of help or of an error with the scripts in it named as the user calls them."""
-    for pattern, name in names_of_scripts.items():
-        text = re.sub(pattern, name, text)
-    return text
 
 
 class Stdout:
@@ -138,7 +99,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
         except KeyboardInterrupt:
             line, code = interrupted, EXIT_INTERRUPTED
         except UserError as error:
-            line = f"error: {short(plain(as_called(str(error))), 4000)}"  # it may quote any file
+            line = f"error: {short(plain(str(error)), 4000)}"  # it may quote any file
         except MemoryError:
             line = "error: not enough memory here; free some, or ask for less at once"
         except OSError as error:
@@ -152,7 +113,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
             else:
                 raise
     if line:
-        say(f"{program_called or program}: {line}")
+        say(f"{program}: {line}")
     return finished(EXIT_SIGNAL + signals[0] if code == EXIT_INTERRUPTED and signals else code)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.text import closest, short
 
@@ -246,7 +247,7 @@ WORKLOADS = {
     "long-form": "each 4 utterances joined into one of 30 to 65 s, in batches of a quarter as many",
 }
 DEFAULT_WORKLOAD = "bpe500"
-ESTIMATE = "the token scales are estimates: generate_shape_info.py counts those of your own vocabulary"
+ESTIMATE = f"the token scales are estimates: {command('shapes')} counts those of your own vocabulary"
 
 
 def parts(text: str) -> Tuple[str, str]:

@@ -281,6 +281,8 @@ def load(script: str) -> Any:
 
     Raises what importing it raises, NotRunnable for a module that it lacks, UserError for a file that is no row."""
     if not script.endswith(".py"):
+        if str(ROOT) not in sys.path:  # a script of losses/, or an installed command, was started
+            sys.path.append(str(ROOT))
         return importlib.import_module(script).ADAPTER
     try:
         adapter = imported(Path(script)).ADAPTER

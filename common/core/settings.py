@@ -21,6 +21,7 @@ from typing import (
 )
 
 from rnnt_bench.core import flag_types
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import BY_UTTERANCE
 from rnnt_bench.core.text import closest, count, gathered
@@ -267,8 +268,8 @@ class Settings:
     )
     shape_file: str = _of_batches(
         "shape_info.pt",
-        "File with (T, U) of every utterance, as generate_shape_info.py writes it",
-        short="File with (T, U) of your utterances, from generate_shape_info.py.",
+        f"File with (T, U) of every utterance, as {command('shapes')} writes it",
+        short=f"File with (T, U) of your utterances, from {command('shapes')}.",
         **_takes(flag_types.path, "FILE"),
         default_text="the suite's shape_info.pt",
         **_HOW,
@@ -411,7 +412,7 @@ class Settings:
     )
     vocab_size: int = _measured(
         500,
-        "Number of symbols, blank included. A shape file that records this number, as generate_shape_info.py does for "
+        f"Number of symbols, blank included. A shape file that records this number, as {command('shapes')} does for "
         "a corpus, replaces the default",
         short="Number of symbols, blank included.",
         **_takes(flag_types.whole(2), "V"),

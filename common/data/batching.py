@@ -20,6 +20,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from rnnt_bench.core import text
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.data import shapes
@@ -157,7 +158,7 @@ def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batche
     if known not in (None, SUBSAMPLING):  # it can be used as it is, and never be turned into a third
         if factor not in (known, SUBSAMPLING):
             words = f"the frames of {path} are at x{known} already, as the file beside it says"
-            advice = "make one with generate_shape_info.py --subsampling-factor 4 or leave the flag out"
+            advice = f"make one with {command('shapes')} --subsampling-factor 4 or leave the flag out"
             raise UserError(f"--subsampling {factor}: {words}; {advice}")
         factor = SUBSAMPLING
     front_end = shapes.frame_shift(path), known or SUBSAMPLING

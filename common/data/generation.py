@@ -1,4 +1,4 @@
-"""Makes a shape file of what the flags of generate_shape_info.py name: a source, its rows, their provenance, the files.
+"""Makes a shape file of what the flags of the command shapes name: a source, its rows, their provenance, the files.
 
 The provenance names files without their folders, and no time, so that the same input and versions give the same files.
 """
@@ -19,7 +19,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from rnnt_bench.core.errors import UserError, as_called
+from rnnt_bench.core.called import command
+from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import read_bytes
 from rnnt_bench.core.text import plain
 from rnnt_bench.data import batching, manifests, shapes
@@ -66,7 +67,7 @@ def generate(flags: argparse.Namespace) -> List[str]:
     lines.append(
         f"padding of batches of {BATCH_SIZE}: {in_file} of the cells in file order, {by_length} sorted by length"
     )
-    return [*lines, as_called(f"next: ./benchmark_all.py --shape-file {shlex.quote(str(flags.output))}")]
+    return [*lines, f"next: {command('run')} --shape-file {shlex.quote(str(flags.output))}"]
 
 
 def _check_own(output: Path, beside: Path, described: shapes.Provenance) -> None:

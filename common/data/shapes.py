@@ -19,6 +19,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import another, not_a_file, read_bytes, write_whole
 
@@ -27,7 +28,7 @@ Provenance = Dict[str, Any]
 FACTORS = (1, 2, 4, 6, 8)
 #: Seconds between feature frames, where nothing else is said.
 FRAME_SHIFT = 0.01
-MAKE_ONE = "make one with generate_shape_info.py"
+MAKE_ONE = f"make one with {command('shapes')}"
 LARGEST = np.iinfo(np.int32).max
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from rnnt_bench.core import files
-from rnnt_bench.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult, as_called
+from rnnt_bench.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
 from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, find
 from rnnt_bench.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from rnnt_bench.core.text import clipped, reason_of
@@ -67,7 +67,7 @@ class Runnable:
         """Return the ``status`` record."""
         names = {"record": "status", "job": self.name, "pass": self.like[1], "round": self.round, "size": self.size}
         known = {key: value for key, value in names.items() if value is not None}
-        return {**known, "status": status, "reason": clipped(as_called(reason)), "wall_ns": wall_ns}
+        return {**known, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
     def described(self) -> Dict[str, Any]:
         """Return what its subject reads beside the settings."""

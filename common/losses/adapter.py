@@ -23,13 +23,13 @@ from rnnt_bench.core import implementations
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import BY_NAME, BY_UTTERANCE
 from rnnt_bench.core.settings import Settings
-from rnnt_bench.records.schema import Option
 
 if TYPE_CHECKING:
     import torch
 
     from rnnt_bench.losses.inputs import Labels
     from rnnt_bench.losses.topologies import Topology
+    from rnnt_bench.records.schema import Option
 
 #: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive joiner.  A loss
 #: that normalises its logits itself leaves those as they are.
@@ -228,6 +228,8 @@ def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str
 
     Left out: parameters that default to None and are not passed, which are tensors, or mean nothing.
     """
+    from rnnt_bench.records.schema import Option  # not above: a script starts under a Python without msgspec
+
     parameters: Mapping[str, inspect.Parameter] = {}
     with contextlib.suppress(TypeError, ValueError):
         parameters = inspect.signature(function).parameters

@@ -8,6 +8,7 @@ import resource
 import sys
 from typing import Any, Dict, Optional
 
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.records.schema import Environment, Gpu
@@ -19,7 +20,7 @@ def set_up_torch(settings: Settings) -> Any:
 
     Raises NotRunnable if torch is missing or cannot use the device or flush denormals.
     """
-    torch = import_torch("; run `make setup` or install torch")
+    torch = import_torch(f"; {or_set_up('install torch')}")
     device = torch.device(settings.device)
     flushed = settings.denormals == "flush" and torch.set_flush_denormal(True)  # before the first parallel region
     if settings.denormals == "flush" and not flushed and device.type == "cpu":

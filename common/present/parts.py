@@ -1,9 +1,10 @@
 """Define what is shown as data: tables, plots, cards, sections of a page, and what a tool of its own gives to them.
-The command registers the tools (common/command.py); the page, the summary and the verdict know none of them."""
+The page, the summary and the verdict know the tools by the names of TOOLS alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -164,8 +165,19 @@ class Slice:
     judged: Optional[Callable[[str, Sequence[Path]], Optional[Judged]]] = None
 
 
-#: Returns every tool's slice, in the order of the page; the command sets it.
-slices: Callable[[], Sequence[Slice]] = tuple
+#: The modules that hold the SLICE of a tool, in the order of the page.  Words, since no tool is below this.
+TOOLS = (
+    "rnnt_bench.tools.profile.rows",
+    "rnnt_bench.tools.flops.show",
+    "rnnt_bench.tools.inference.rows",
+    "rnnt_bench.tools.pipelines.rows",
+    "rnnt_bench.conformance.show",
+)
+
+
+def slices() -> List[Slice]:
+    """Return what the page, the summary and the verdict know of every tool."""
+    return [import_module(name).SLICE for name in TOOLS]
 
 
 def judged(loss: str, paths: Sequence[Path]) -> Optional[Judged]:

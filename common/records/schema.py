@@ -17,14 +17,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, get_args, get_type_hints
 
+import msgspec
+from msgspec import Meta, Struct, field
+
 from rnnt_bench.core import flag_types
-from rnnt_bench.core.errors import require
 from rnnt_bench.core.settings import SETTINGS, Setting, Settings
-
-require("msgspec")
-
-import msgspec  # noqa: E402
-from msgspec import Meta, Struct, field  # noqa: E402
 
 SCHEMA = 1
 FILE_NAME = "results.jsonl"

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Dict, List, Optional, Tuple
 
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
 from rnnt_bench.core.files import CACHE, ROOT, locked, refusal
 from rnnt_bench.setup import simulated
@@ -267,7 +268,7 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
         if "Python.h" in error:
             version = "{}.{}".format(*sys.version_info)
             advice = f"install the headers of Python {version} (Debian, Ubuntu: apt install python{version}-dev)"
-        raise NotRunnable("missing", f"{source.package} does not compile: {error}; {advice}, then run `make setup`")
+        raise NotRunnable("missing", f"{source.package} does not compile: {error}; {advice}, then measure again")
     shutil.rmtree(partial / "sdist")
     # Python's folders of bytecode too, which it would make with the user's mask
     compileall.compile_dir(partial, quiet=2, stripdir=str(partial), prependdir=str(folder))
@@ -356,7 +357,7 @@ def _fetch(package: str) -> Path:
         done = subprocess.run(command, env=environment, **pipes, text=True, errors="replace")  # type: ignore[call-overload]
         if done.returncode != 0 or not (folder / target.name).exists():
             errors = re.findall(r"^ERROR: *(.+)$", done.stdout, flags=re.MULTILINE) or done.stdout.split("\n")
-            advice = f"run `make setup` again, or put {target.name} into {target.parent}"
+            advice = or_set_up(f"put {target.name} into {target.parent}")
             raise NotRunnable("missing", f"{package} cannot be fetched: {errors[-1].strip()}; {advice}")
         os.replace(folder / target.name, target)
     return target

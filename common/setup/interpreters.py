@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.errors import NotRunnable, UserError, go_on_with, say
 from rnnt_bench.core.files import INSTALLED, ROOT
 from rnnt_bench.core.implementations import FAST_MKL, OTHER_TORCH, Implementation, find
@@ -125,6 +126,16 @@ def continue_in(environment: str) -> None:
         go_on_with(str(managed))
 
 
+def need(package: str, environment: str = "main", *, in_place: bool = False) -> None:
+    """Restart the command in the environment where this Python lacks `package`.  Raises UserError where there is no
+    such environment, and with `in_place`."""
+    if lacks(package):
+        if not in_place:
+            continue_in(environment)
+        advice = or_set_up(f"pip install {package}", environment)
+        raise UserError(f"{package} is not installed in {sys.executable}: {advice}")
+
+
 def with_torch(*packages: str) -> Path:
     """Return the running Python, for a command that needs torch; without that or one of `packages`, restart the command
     in the main environment.  Raises UserError where there is no torch then."""
@@ -137,8 +148,7 @@ def with_torch(*packages: str) -> Path:
 def need_torch(choices: Mapping[str, Choice]) -> None:
     """Raise UserError where all that can run would run in this Python, and it has no torch."""
     if lacks("torch") and {choice.python for choice in choices.values()} <= {None, Path(sys.executable)}:
-        advice = "pip install torch" if INSTALLED else "run `make setup`, or use a Python that has it"
-        raise UserError(f"torch is not installed in {sys.executable}: {advice}")
+        raise UserError(f"torch is not installed in {sys.executable}: {or_set_up('pip install torch')}")
 
 
 class Sight(NamedTuple):

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from datetime import datetime, timezone
 from functools import cache
@@ -21,10 +20,10 @@ from urllib.parse import quote
 from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.analysis.groups import Group, Sweep, kind_title
 from rnnt_bench.core import errors, files
+from rnnt_bench.core.called import command
 from rnnt_bench.core.text import count, plain, reason_of
 from rnnt_bench.present import parts
 from rnnt_bench.present.text import finite
-from rnnt_bench.setup import interpreters
 from rnnt_bench.show import cards, plots, tables
 
 Paths = Sequence[Path]
@@ -196,21 +195,12 @@ def saved(text: str, output: Path) -> Path:
 
 def after_run(log_dir: Path, quiet: bool, log: Optional[logs.Log] = None) -> None:
     """Write ``log_dir/report.html`` and say so on stderr. log: its content, where it was read already.
-    Where the running Python lacks jinja2, the main environment's makes the page. A failure is one warning and not
-    fatal."""
+    A failure is one warning and not fatal."""
     path = log_dir / FILE_NAME
     try:
-        main = interpreters.other("main") if interpreters.lacks("jinja2") else None
-        if main is not None:
-            command = [str(main), str(files.ROOT / "rnnt-bench"), "report", f"--output={path}", "--", str(log_dir)]
-            ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-            if ended.stdout != f"{path}\n":
-                lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode} and no output"]
-                raise errors.UserError(f"no report: {main}: {lines[-1]}")
-        else:
-            write(log.newest() if log and log.every else logs.read_any([log_dir]), path, [log_dir])
+        write(log.newest() if log and log.every else logs.read_any([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
-        print("warning: the report was interrupted: `rnnt-bench report` writes it", file=sys.stderr)
+        print(f"warning: the report was interrupted: {command('report')} writes it", file=sys.stderr)
     except errors.UserError as error:
         print(f"warning: {plain(error)}", file=sys.stderr)
     except Exception as error:  # not fatal: the table is on the screen
@@ -230,7 +220,7 @@ def environment() -> Any:
         import jinja2
         from markupsafe import Markup, escape
     except ImportError:
-        advice = "`make report` uses an environment that has it, or pip install jinja2"
+        advice = f"{command('report')} takes an environment that has it, or pip install jinja2"
         raise errors.UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
 
     options: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}

@@ -16,6 +16,7 @@ from rnnt_bench.analysis import doubts, logs, metrics, standing, verdict
 from rnnt_bench.analysis.groups import Group, is_numeric, kind_title
 from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.core import settings
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import NOT_RUNNABLE
 from rnnt_bench.core.text import count, error, gathered, number, plain, short
 from rnnt_bench.present.parts import Cell, Column, Table, Values
@@ -258,7 +259,7 @@ def _obtained(row: Row) -> str:
         return python[0]  # which no set-up brings
     if row.status == "unsupported" or "@" in row.name:
         return f"needs {needs[1].strip().upper()}" if needs else reason
-    return set_up[1] if set_up else "manual install, see --list" if "install" in reason else reason
+    return set_up[1] if set_up else f"manual install, see {command('list')}" if "install" in reason else reason
 
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:

@@ -13,18 +13,17 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
 from rnnt_bench.analysis import doubts, logs, machines
 from rnnt_bench.analysis.row import Row
-from rnnt_bench.cli.parser import Parser
 from rnnt_bench.core import files, implementations
-from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError, guarded
+from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from rnnt_bench.core.settings import SETTINGS, flag
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.records import schema, store
 
-NAME = "rnnt-bench submit"
 #: Fields whose texts are kept ("..." for what is no WORDS); numbers are kept everywhere, other texts nowhere.
 ALLOWED = frozenset(
     """record name run_id suffix package kind settings values started git_revision cpu vectors os python gpu torch
@@ -44,6 +43,8 @@ VARIABLES = frozenset(
 KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "probe", "fit", "status")
 #: Scripts that a command line may begin with.
 SCRIPTS = ("rnnt-bench", *(f"benchmark_{name}.py" for name in ("all", "fused", "k2", "k2_pruned", "ot", "torchaudio")))
+#: Commands of rnnt-bench that measure losses.
+COMMANDS = ("run", "sweep", "largest")
 #: Files that a user's run may name in its settings.
 SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
 
@@ -79,7 +80,10 @@ def records(folder: Path) -> Iterator[Dict[str, Any]]:
 def flags_of(command: Any) -> List[str]:
     """Return the script of a command line, and its flags that are settings: what a run measured, without a path."""
     words = [str(word) for word in command] if isinstance(command, list) else []
-    kept, names = [Path(word).name for word in words[:1] if Path(word).name in SCRIPTS], {"only", *map(flag, SETTINGS)}
+    kept = [Path(word).name for word in words[:1] if Path(word).name in SCRIPTS]
+    if kept == ["rnnt-bench"]:
+        kept += [word for word in words[1:2] if word in COMMANDS]
+    names = {"only", *map(flag, SETTINGS)}
     for word, after in zip(words[1:], [*words[2:], "--"]):
         name, equals, value = word.partition("=")
         if name[:2] != "--" or name[2:] not in names:
@@ -165,21 +169,20 @@ def _problems_of(row: Row) -> Iterator[str]:
         yield "it ran beside other load: measure when the machine is quiet"
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
-    parser = Parser(prog=NAME, description=__doc__)
-    parser.add_argument(
+def parser() -> Parser:
+    result = Parser(description=__doc__)
+    result.add_argument(
         "folders", nargs="+", type=Path, metavar="FOLDER", help="Log folder; with --check, folders of results/."
     )
-    parser.add_argument("--check", action="store_true", help="Only print what is wrong with folders of results/.")
-    parser.add_argument(
+    result.add_argument("--check", action="store_true", help="Only print what is wrong with folders of results/.")
+    result.add_argument(
         "--into", type=Path, default=Path("results"), metavar="FOLDER", help="Folder to write into. Default: results"
     )
-    parser.add_argument("--name", help="Name of the new folder. Default: the day and the device")
-    return guarded(NAME, lambda: submitted(parser.parse_args(arguments)))
+    result.add_argument("--name", help="Name of the new folder. Default: the day and the device")
+    return result
 
 
-def submitted(options: argparse.Namespace) -> int:
-    """Make a folder or check some, and print what is wrong; return an exit code.  Raises UserError."""
+def main(options: argparse.Namespace) -> int:
     for folder in options.folders:
         reason = files.not_a_folder(folder)
         if reason:
@@ -200,7 +203,7 @@ def made(options: argparse.Namespace) -> Path:
         raise UserError("name one log folder; several are taken with --check alone")
     rows = rows_of(options.folders[0])
     if not rows:
-        raise UserError(f"{options.folders[0]}: holds no runs; name the log folder of `make bench`")
+        raise UserError(f"{options.folders[0]}: holds no runs; name the log folder of a run")
     folder = options.into / (options.name or folder_name(rows))
     if os.path.lexists(folder):
         raise UserError(f"{folder}: is there already; remove it, or name another with --name")

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from rnnt_bench.cli.parser import Parser, add_setting
+from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import errors, flag_types, settings
+from rnnt_bench.core.arguments import Parser
 from rnnt_bench.jobs import job, session
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands, kept

@@ -189,3 +189,6 @@ def answer(run: kept.Kept) -> kept.Answer:
         rows=spoken or parts,
         statuses=[job.status],
     )
+
+
+SLICE = kept.slice_of(TOOL, TITLE, answer)

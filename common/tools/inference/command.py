@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from rnnt_bench.cli.parser import Parser, add_setting
+from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import files, flag_types, settings, text
+from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.jobs import job, session
 from rnnt_bench.records.schema import as_written

@@ -15,7 +15,7 @@ from rnnt_bench.core import statistics, text
 from rnnt_bench.present import parts as show
 from rnnt_bench.records import schema
 from rnnt_bench.tools.configuration import Positive, Seconds, Text, check_list
-from rnnt_bench.tools.kept import Answer, Job, Kept, of_row
+from rnnt_bench.tools.kept import Answer, Job, Kept, of_row, slice_of
 
 TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 SKIPPED = "skipped"
@@ -288,3 +288,6 @@ def answer(kept: Kept) -> Answer:
         ],
         [each["status"] for each in rows if each["status"] != SKIPPED],
     )
+
+
+SLICE = slice_of(TOOL, TITLE, answer)

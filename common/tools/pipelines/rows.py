@@ -16,7 +16,7 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.present.parts import Cell, filled, tabulated
 from rnnt_bench.records import schema
 from rnnt_bench.tools import configuration
-from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, of_row
+from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, of_row, slice_of
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 #: Statuses of an example that ended by itself, and did not end well, are all but these.
@@ -219,3 +219,6 @@ def answer(kept: Kept) -> Answer:
         known = {key: each[key] for key in ("not_counted", "failed")}
         result.rows.append({"stage": each["stage"], **counts, **values(NUMBERS, each), **known})
     return result
+
+
+SLICE = slice_of(TOOL, TITLE, answer)

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from rnnt_bench.cli.parser import Parser, add_setting
+from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import files, flag_types, implementations, settings, text
+from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.jobs import job, session
 from rnnt_bench.records.schema import as_written
@@ -44,7 +46,7 @@ def parser() -> Parser:
     add_setting(
         group,
         "shape_file",
-        "File of (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; of T encoder frames, "
+        f"File of (frames, U) or (T, U) of every utterance, as {command('shapes')} writes it; of T encoder frames, "
         "the fewest feature frames that give them. Default: the suite's data/shape_info.features.pt",
         default=files.ROOT / "data" / "shape_info.features.pt",
     )

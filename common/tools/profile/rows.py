@@ -16,7 +16,7 @@ from rnnt_bench.present.parts import Cell, Figure, tabulated
 from rnnt_bench.present.style import PALETTE, axis, bars, layout
 from rnnt_bench.records import schema
 from rnnt_bench.tools.configuration import Positive
-from rnnt_bench.tools.kept import Answer, Kept, of_row
+from rnnt_bench.tools.kept import Answer, Kept, of_row, slice_of
 
 TOOL, TITLE = "profile", "Where the training step goes"
 STEP, OTHER, BACKWARD = "step", "other", "backward"
@@ -299,3 +299,6 @@ def figure(size: str, parts: List[Part]) -> Figure:
         data,
         layout(24 * len(labels) + 90, 150, xaxis=axis("own ms"), yaxis=vertical, barmode="stack"),
     )
+
+
+SLICE = slice_of(TOOL, TITLE, answer)

@@ -1,0 +1,78 @@
+"""Measure every loss and print which one to use: the command `run`, and the benchmark scripts of single losses.
+
+Each pass and round of a loss has a process of its own, so a crash, a hang or a missing package costs only that row.
+Ctrl-C and SIGTERM keep what is measured.  Exit code: 0 if every row that could run did, 1 if some failed, 2 for bad
+usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Optional
+
+from rnnt_bench.cli import benchmark, cluster, listing
+from rnnt_bench.cli.parser import add_choice, add_flags, chosen, standard
+from rnnt_bench.core import implementations
+from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.called import command
+from rnnt_bench.core.implementations import LATTICES
+
+DESCRIPTION = f"""Measure every loss and print which one to use.
+
+{(__doc__ or "").partition(chr(10) * 2)[2]}"""
+EXAMPLES = """examples
+  {prog} --preset quick                          a smoke run
+  {prog} --device cuda --vocab-size 4096         on my GPU, with my vocabulary
+  {prog} --find-largest batch-size --memory-limit 16GB
+  {prog} --shape-file mine.pt --min-duration 1 --max-duration 20
+  {prog} --sweep vocab-size=500,1000,4096 --frames 100 --tokens 20
+"""
+
+
+def parser() -> Parser:
+    result = Parser(description=DESCRIPTION, examples=EXAMPLES)
+    add_choice(result)
+    words = "List the implementations, where each would run and what it lacks, and stop."
+    result.add_argument("--list", action="store_true", help=words)
+    add_flags(result)
+    cluster.add_flags(result)
+    return result
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.list:
+        return listing.main(options)
+    names = chosen(options)
+    if options.executor == "ray":
+        return benchmark.on_cluster(options)
+    return benchmark.benchmark(names, options, options.loss)
+
+
+@dataclass(frozen=True)
+class Script:
+    """The benchmark script of one implementation, as a command.  A template measures all others beside its own."""
+
+    file: str
+    description: Optional[str]
+
+    @property
+    def implementation(self) -> implementations.Implementation:
+        return implementations.of_file(self.file)
+
+    def parser(self) -> Parser:
+        """Return its parser.  Raises UserError for a file that is no row."""
+        epilog = f"docs/reading.md tells how to read the table; {command('summarize')} prints it again."
+        result = Parser(description=self.description, examples=EXAMPLES, epilog=epilog)
+        if self.implementation.template:
+            add_choice(result)
+        add_flags(result)
+        return result
+
+    def main(self, options: argparse.Namespace) -> int:
+        mine, others = self.implementation, []
+        if mine.template:
+            if options.only == standard() and mine.kind in LATTICES:
+                options.topology = options.topology or mine.kind  # beside losses on the same lattice
+            others = chosen(options)
+        return benchmark.benchmark(list(dict.fromkeys([mine.name, *others])), options, [mine.name])

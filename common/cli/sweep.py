@@ -1,0 +1,39 @@
+"""Measure every loss at each of several values: the command `sweep`."""
+
+from __future__ import annotations
+
+import argparse
+
+from rnnt_bench.cli import benchmark, cluster
+from rnnt_bench.cli.parser import add, add_choice, add_flags, chosen
+from rnnt_bench.core import settings
+from rnnt_bench.core.arguments import Parser
+
+DESCRIPTION = """Measure every loss at each of several values, and print a table of them.
+
+Several KEY=A,B are measured at all combinations, each in a run of its own, without traces.  Exit code: 0 if every row
+that could run did, 1 if some failed, 2 for bad usage."""
+EXAMPLES = """examples
+  {prog} vocab-size=500,1000,4096 --frames 100 --tokens 20
+  {prog} batch-size=1,8,32 vocab-size=500,4096 --only torchaudio,fused
+  {prog} threads=1,2,4 --preset quick
+"""
+
+
+def parser() -> Parser:
+    result = Parser(description=DESCRIPTION, examples=EXAMPLES)
+    group = result.add_argument_group("what varies")
+    keys = f"Values to measure at. KEY is one of {', '.join(settings.SWEEPABLE)}"
+    short = "Values to measure at: vocab-size=500,4096."
+    add(group, "sweep", short, nargs="+", type=settings.axis, metavar="KEY=A,B", help=keys)
+    add_choice(result)
+    add_flags(result, without=("sweep", "find_largest", "budget"))
+    cluster.add_flags(result)
+    return result
+
+
+def main(options: argparse.Namespace) -> int:
+    names = chosen(options)
+    if options.executor == "ray":
+        return benchmark.on_cluster(options)
+    return benchmark.benchmark(names, options, options.loss)

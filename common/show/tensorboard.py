@@ -1,0 +1,98 @@
+"""Write log folders as ordinary TensorBoard scalars, which need no plugin and no internet: the command `tensorboard`.
+
+It runs in the viewer environment.  Each run folder gets one event file: every timed sample at the step of its number,
+the numbers of its row at step 0, the profiled numbers by window at steps 1, 2, ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Iterator, List, Optional, Tuple
+
+from rnnt_bench.analysis import logs, metrics
+from rnnt_bench.analysis.row import SCOPES, Row
+from rnnt_bench.core import flag_types
+from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.called import command
+from rnnt_bench.core.errors import EXIT_OK, UserError
+from rnnt_bench.core.files import not_a_folder
+from rnnt_bench.core.text import plain
+from rnnt_bench.setup import interpreters
+
+SUFFIX = ".suite"  # of our event files, so that no other is touched
+NOTES = (
+    "The PyTorch Profiler tab is torch-tb-profiler: no longer maintained (removed from pytorch/kineto in 2026), and "
+    "its charts load from the internet.",
+    "That tab reads a run folder once: start again to see traces that were written since.  `make trace-viewer NAME=k2` "
+    "shows one trace, offline.",
+)
+
+
+def scalars(row: Row, prefix: str = "") -> Iterator[Tuple[int, str, float]]:
+    """Yield (step, tag, value) of a row.  prefix: tells the rows of one folder apart."""
+    values: List[Tuple[int, str, Optional[float]]] = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
+    for scope in SCOPES:
+        values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
+    for step, window in enumerate(row.profile.windows, start=1):
+        values.append((step, "4_profiled/step_us", window.average_step_time_us))
+        values.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
+    yield from ((step, prefix + tag, number) for step, tag, number in values if number is not None)
+
+
+def write_run(folder: Path) -> None:
+    """Write the event file of a run folder, whole or not at all, in the place of an earlier one.
+
+    Raises UserError where nothing can be read."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    rows = [row for row in logs.rows([folder], all_runs=True) if row.folder == folder]
+    if rows and all(row.unreadable for row in rows):
+        raise UserError(rows[0].reason)
+    wall_time = folder.stat().st_mtime
+    with suppress(ValueError, OverflowError):
+        wall_time = datetime.fromisoformat((rows[0].header.started if rows else None) or "").timestamp()
+    before = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".events-") as scratch:
+        writer = EventFileWriter(scratch, filename_suffix=SUFFIX)
+        for row in rows:
+            for step, tag, number in scalars(row, "" if len(rows) == 1 else f"{plain(row.name)}/"):
+                summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)])
+                writer.add_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))
+        writer.close()
+        for path in before:
+            path.unlink()
+        (made,) = Path(scratch).iterdir()
+        os.replace(made, folder / made.name)
+
+
+def parser() -> Parser:
+    result = Parser(description="Write the scalars of every run in a log folder beside its records.")
+    result.add_argument("log_dir", type=flag_types.path, metavar="LOG", help="Folder of the runs.")
+    return result
+
+
+def main(options: argparse.Namespace) -> int:
+    interpreters.need("tensorboard", "viewer")
+    log_dir = options.log_dir
+    problem = not_a_folder(log_dir)
+    if problem:
+        raise UserError(f"{log_dir}: {problem}; run `{command('run')}` first, or name one with LOGDIR=...")
+    folders = list(logs.run_folders(log_dir))
+    written = 0
+    for folder in folders:
+        try:
+            write_run(folder)
+            written += 1
+        except (OSError, UserError) as error:
+            print(f"{folder}: no scalars: {plain(getattr(error, 'strerror', None) or error)}", file=sys.stderr)
+    print(f"{len(folders)} run folders in {log_dir}, scalars of {written} written", file=sys.stderr)
+    for note in NOTES:
+        print(f"note: {note}", file=sys.stderr)
+    return EXIT_OK
