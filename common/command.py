@@ -23,7 +23,7 @@ class Command(NamedTuple):
 COMMANDS: Dict[str, Command] = {
     "run": Command("Measure time, memory and correctness of the losses, and print the verdict.", "rnnt_bench.cli.run"),
     "list": Command("List the losses, where each would run and what it lacks.", "rnnt_bench.cli.listing"),
-    "largest": Command("Find the largest batch that fits each loss.", "rnnt_bench.cli.largest"),
+    "largest": Command("Find the largest batch that fits each loss.", "rnnt_bench.tools.largest.command"),
     "sweep": Command("Measure at each of several values: vocab-size=500,4096.", "rnnt_bench.cli.sweep"),
     "check": Command("Check the losses in corner cases: which is right in which.", "rnnt_bench.conformance.command"),
     "compare": Command("Compare two measurements.", "rnnt_bench.cli.compare"),

@@ -2,10 +2,10 @@
 """Write what pages show of committed records, between their marks: `docs/_figures.py`.
 
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints; `use
-of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its heading
-and first table; `comparison of ARGUMENTS`: what compare prints;
-`runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead on
-each machine that ran `make bench`; `fused of FOLDER`: the table of docs/_fused_table.py; `fast-products of FOLDER`:
+of NAME`: how a joiner changes to a loss; `session of FOLDER`: the same below its command; `head of FOLDER`: its
+heading and first table; `largest of FOLDER`: the table of rnnt-bench largest; `comparison of ARGUMENTS`: what compare
+prints; `runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead
+on each machine that ran `make bench`; `fused of FOLDER`: the table of docs/_fused_table.py; `fast-products of FOLDER`:
 what a preloaded library brought; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same
 over kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size.
 
@@ -41,8 +41,10 @@ from rnnt_bench.core.text import count, escaped, number  # noqa: E402
 from rnnt_bench.present.parts import Column  # noqa: E402
 from rnnt_bench.present.text import markdown_of  # noqa: E402
 from rnnt_bench.records.run import read_back  # noqa: E402
-from rnnt_bench.records.schema import Header  # noqa: E402
+from rnnt_bench.records.schema import TOOL_FILE_NAME, FirstLine, Header  # noqa: E402
 from rnnt_bench.show import tables  # noqa: E402
+from rnnt_bench.tools import kept  # noqa: E402
+from rnnt_bench.tools.largest import losses  # noqa: E402
 
 #: End of a folder's name in results/ -> the script that made its runs; of others it is benchmark_all.py.
 MADE_BY = {"fused-table": "docs/_fused_table.py"}
@@ -100,7 +102,7 @@ def screen(folder: str) -> str:
 def session(folder: str) -> str:
     """Return the same block below the command that was measured."""
     log = logs.read([ROOT / folder])
-    first = next(row for row in [*log.searches, *log.rows, *log.swept])
+    first = next(row for row in [*log.rows, *log.swept])
     return screen(folder).replace("```\n", f"```\n{typed(command(first.header))}\n", 1)
 
 
@@ -123,6 +125,15 @@ def head(folder: str) -> str:
     """Return the heading and the first table of the same block."""
     shown = "\n\n".join(screen(folder).rsplit("\n```", 1)[0].split("\n\n")[:2])
     return f"{shown}\n```\n\nThis was {_dated(folder)}."
+
+
+def largest(folder: str) -> str:
+    """Return a block of the table of rnnt-bench largest."""
+    (path,) = (ROOT / folder).rglob(TOOL_FILE_NAME)
+    run = kept.read(path)
+    shown = losses.answer(run).render("table")
+    day, machine = run.header.started[:10], machines_of.named(run.header.machine)
+    return f"```\n{shown}```\n\nThis was measured on {day}, {machine}."
 
 
 def _named(row: Row) -> str:
@@ -149,7 +160,8 @@ def runs() -> str:
     for folder in sorted((ROOT / "results").iterdir(), reverse=True):
         if folder.is_dir():
             log = logs.read([folder], all_runs=True)
-            headers = [row.header for row in [*log.rows, *log.searches, *log.swept]]
+            headers: List[Any] = [row.header for row in [*log.rows, *log.swept]]
+            headers += [kept.read(path).header for path in folder.rglob(TOOL_FILE_NAME)]
             machine = headers[0].machine
             hardware = f"{machines_of.named(machine)}, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
             made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
@@ -267,7 +279,7 @@ def _times(of: Any) -> str:
     return f"{of.ratio:.2f}x" + (f" ({of.low:.2f} to {of.high:.2f})" if of.low else "")
 
 
-def command(header: Header, of_folder: Sequence[Header] = ()) -> str:
+def command(header: FirstLine, of_folder: Sequence[Header] = ()) -> str:
     """Return the command of a run without its log folder; of a run that was sent, which has none, one of the same
     settings. of_folder: the headers of its folder."""
     words: List[str] = []
@@ -354,7 +366,7 @@ def logits(folder: str) -> str:
 def _dated(folder: str) -> str:
     """Return when, where and of which fused the runs of a folder are."""
     log = logs.read([ROOT / folder])
-    rows = [row for row in [*log.rows, *log.searches, *log.swept] if row.status == "ok"]
+    rows = [row for row in [*log.rows, *log.swept] if row.status == "ok"]
     version = next((row.environment.implementation_version for row in rows if row.loss == "fused"), "")
     of = f", fused {version}" if version else ""
     rounds = count(max(row.rounds for row in rows), "round")
@@ -433,7 +445,22 @@ QUOTES: Dict[str, Callable[..., str]] = {
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
-        *(table, fast_products, use, screen, session, head, comparison, runs, machines, lead, fused, logits, sweep),
+        *(
+            table,
+            fast_products,
+            use,
+            screen,
+            session,
+            head,
+            largest,
+            comparison,
+            runs,
+            machines,
+            lead,
+            fused,
+            logits,
+            sweep,
+        ),
         judged,
     )
 }

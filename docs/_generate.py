@@ -19,7 +19,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Commands with the flags of another, run.
-LIKE_RUN = ("largest", "sweep")
+LIKE_RUN = ("sweep",)
 
 
 def on_files(files, config):

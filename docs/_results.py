@@ -33,8 +33,6 @@ RUNS: Dict[str, str] = {
     "--scope step --rounds 10 --passes correctness,timing,memory",  # 5 minutes
     "batch-30": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --batch-size 30 "
     "--vocab-size 100 --rounds 5 --num-batches 2 --scope step --passes correctness,timing,memory",  # 10 minutes
-    "largest": "--only fused,optimized_transducer,fast_rnnt,torchaudio,reference,k2,fast_rnnt-pruned,k2-pruned "
-    "--find-largest batch-size --memory-limit 2GiB --largest-cap 48 --num-batches 1",  # 12 minutes
     "short": "--only fused,optimized_transducer,fast_rnnt --sweep vocab-size=500,1000 --frames 100 --tokens 20 "
     "--rounds 5 --passes correctness,timing,memory",  # 2 minutes
     "v1024": "--only fused,optimized_transducer,fast_rnnt,torchaudio --vocab-size 1024 --rounds 5 --limits false "

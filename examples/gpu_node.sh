@@ -107,7 +107,8 @@ step bfloat16 180 "${bench[@]}" "${rows[@]}" "${batch[@]}" --dtype bfloat16 --lo
     --passes correctness,timing,memory
 step kernels 120 "${bench[@]}" --only fused "${batch[@]}" --passes trace --log-dir "$folder/kernels"
 # 4. What fits, and how the vocabulary changes it.
-step largest 240 "${bench[@]}" "${exact[@]}" --find-largest batch-size "${largest[@]}" --log-dir "$folder/largest"
+step largest 240 "$python" rnnt-bench largest --device "$device" "${full[@]}" --quiet "${exact[@]}" "${largest[@]}" \
+    --log-dir "$folder/largest"
 step vocabularies 180 "${bench[@]}" "${rows[@]}" --sweep "vocab-size=$vocabularies" --log-dir "$folder/vocabularies"
 # 5. A whole training step, and inference.
 step profile 120 "$python" rnnt-bench profile --device "$device" "${profile[@]}" --quiet --log-dir "$folder/profile"

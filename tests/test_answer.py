@@ -277,11 +277,10 @@ def test_a_line_has_as_many_columns_as_there_is_room_for_and_colors_change_nothi
     assert "torch" in heads[200] and "torch" not in heads[60] and "verdict" in heads[60]
 
 
-def test_searches_and_sweeps_end_in_a_verdict_too():
-    of = {name: screen(max((ROOT / "results").glob(f"*-{name}"))) for name in ("largest", "short")}
-    assert re.search(r"largest batch, exact: +fused, \d+ utterances", of["largest"])
-    assert re.search(r"vocab-size 500: +fused, [\d.]+ ms a step", of["short"])
-    assert max(len(line) for text in of.values() for line in text.splitlines()) <= 100
+def test_sweeps_end_in_a_verdict_too():
+    text = screen(max((ROOT / "results").glob("*-short")))
+    assert re.search(r"vocab-size 500: +fused, [\d.]+ ms a step", text)
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_losses_of_one_lattice_have_a_verdict_of_their_own(tmp_path):
@@ -525,16 +524,6 @@ def test_errors_are_judged_by_what_the_record_allowed(tmp_path, small, at_size, 
         passes=["correctness"],
     )
     assert [row["status"] for row in read_rows(tmp_path)] == [status]
-
-
-def test_a_search_that_did_not_end_gives_no_ratio(tmp_path):
-    shutil.copytree(max((ROOT / "results").glob("*-largest")), tmp_path / "log")
-    (path,) = [path for path in (tmp_path / "log").rglob("results.jsonl") if records_of(path)[0]["name"] == "fused"]
-    kept = [line for line in records_of(path) if not line.get("job", "").startswith("throughput")]
-    write_records(path.parent, kept)
-    text = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
-    assert "largest batch, exact: withheld: the search of fused did not end" in text and "--resume" in text
-    assert "the size" not in text.partition("approximate:")[0]
 
 
 def test_a_loss_that_computes_in_less_than_float32_is_named(tmp_path):

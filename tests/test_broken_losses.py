@@ -21,9 +21,10 @@ from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import BY_NAME, find
 from rnnt_bench.data import batching
 from rnnt_bench.losses import layouts, oracle, rounding, step, topologies
-from rnnt_bench.losses.passes import correctness, largest, small_batches, timing
+from rnnt_bench.losses.passes import correctness, small_batches, timing
 from rnnt_bench.measure import device
 from rnnt_bench.records.schema import Stop
+from rnnt_bench.tools.largest import measure
 
 CPU = torch.device("cpu")
 #: (T, U), two utterances a batch.
@@ -513,11 +514,6 @@ def test_other_dtypes(dtype):
     assert result.ok and result.grad_tolerance < 1.01 * rounding.PRECISIONS[dtype].error + 1e-4
 
 
-def test_a_search_judges_two_utterances():
-    record, _ = judged(context_of(reference(find_largest="batch-size")))
-    assert (record.at_size.N, record.at_size.T_max) == (2, 70)
-
-
 # Only the timed steps show these: they are right as often as the correctness pass asks, or on the batches that it has.
 
 
@@ -540,11 +536,11 @@ LeavesOutTheGradientOfTheFifth = fault(
 
 
 def searched(context, drawn, monkeypatch):
-    """Return the last record of the first round at the size found, the utterance `drawn` judged; it may raise."""
-    monkeypatch.setattr(largest.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda count: drawn))
-    context.settings = replace(context.settings, find_largest="batch-size", scopes=context.settings.scopes[:1])
-    context.limit_bytes = 2**30
-    return list(largest.throughput(context))[-1]
+    """Return what is judged of a step at the size found, the utterance `drawn` of its gradient; it may raise."""
+    monkeypatch.setattr(measure.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda count: drawn))
+    context.settings = replace(context.settings, scopes=context.settings.scopes[:1])
+    (end,) = measure.judge(context, {"limit_bytes": 2**30})
+    return end
 
 
 @pytest.mark.parametrize("scope", ["step", "loss"])
@@ -564,7 +560,7 @@ def test_a_search_judges_all_utterances_of_the_size_found(scope, monkeypatch):
     for kernel, words in faults.items():
         context = broken(kernel(), monkeypatch)
         _, wrong = judged(context)
-        assert not wrong  # on 2 utterances a batch
+        assert not wrong  # on few utterances
         context.all_batches, context.batches = batching.fixed_size(SHAPES, 6), [0]
         context.settings = replace(context.settings, scopes=(scope,))
         with pytest.raises(WrongResult, match=f"at N 6, T 70, U 34: {words}"):

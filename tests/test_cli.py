@@ -91,7 +91,7 @@ def test_help_is_short_and_names_flags_that_are_there(script):
     named = set(re.findall(r"--[a-z][a-z-]+", short)) - {"--list"}  # of benchmark_all.py
     assert len(named) >= 15 and not {flag for flag in named if not re.search(rf"{flag}\b", every)}
     examples = [line.split("     ")[0].split()[1:] for line in lines if line.startswith(f"  {script} ")]
-    assert len(examples) == 5 and all(parsed(*words) for words in examples)
+    assert len(examples) == 4 and all(parsed(*words) for words in examples)
 
 
 def test_the_list_says_what_each_row_lacks():
@@ -162,8 +162,8 @@ MOST_THREADS = 4 * len(os.sched_getaffinity(0))
 BAD_INPUTS = [
     (f"{MEASURE} --rounds none", "--rounds whole number none"),
     (f"{MEASURE} --rounds 1000000000", "--rounds at most 10000"),
-    (f"{MEASURE} --memory-limit 1e308GiB", "--memory-limit at most"),
-    (f"{MEASURE} --memory-limit 4GiB", "--memory-limit only applies --find-largest"),
+    ("rnnt-bench largest --memory-limit 1e308GiB", "--memory-limit at most"),
+    ("rnnt-bench largest --only fused --scope loss,step", "--scope one of"),
     (f"{MEASURE} --tf32 true", "--tf32 needs CUDA remove"),
     (f"{MEASURE} --l2 warm", "--l2 CUDA"),
     (f"{MEASURE} --vocab-size 1", "--vocab-size at least 2"),
@@ -182,13 +182,11 @@ BAD_INPUTS = [
     (f"{MEASURE} --log-dir=", "must not be empty"),
     ("rnnt-bench sweep", "KEY=A,B"),
     ("rnnt-bench sweep --preset quick", "KEY=A,B"),
-    ("rnnt-bench sweep vocab-size=9,10 --find-largest batch-size", "unrecognized --find-largest"),
     ("rnnt-bench list --rounds 3", "unrecognized --rounds"),
     (f"{MEASURE} --vocabsize=500", "did you mean '--vocab-size'?"),
     (f"{MEASURE} --sweep vocb-size=5,6", "did you mean 'vocab-size'?"),
     (f"{MEASURE} --budget 20", "--budget unit"),
     (f"{MEASURE} --budget 1m --sweep vocab-size=9,10", "--budget"),
-    (f"{MEASURE} --budget 1m --find-largest batch-size", "--budget"),
     ("benchmark_all.py --only k2 --skip k2", "--skip"),
     ("benchmark_all.py --only k2:sideways", "--only k2:modified"),
     (f"{MEASURE} --device cuda:³", "--device cuda:N"),

@@ -17,11 +17,12 @@ from fixtures_runs import correctness, environment, one_row, sample, status, wri
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.losses import inputs, subject
-from rnnt_bench.losses.passes import largest, timing
+from rnnt_bench.losses.passes import timing
 from rnnt_bench.measure import clock, device, memory
 from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
 from rnnt_bench.system import machine, processes
+from rnnt_bench.tools.largest import measure
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,8 +71,7 @@ print(before, *(flag.allow_tf32 for flag in flags))
 
 def test_the_l2_cache_is_cold_as_in_nvbench_and_flags_of_cuda_stay_there():
     assert settings.resolve({}, "cuda").tf32 is False and settings.resolve({}, "cuda").l2 == "cold"
-    for flags in ({"l2": "warm"}, {"find_largest": "batch-size"}):
-        assert settings.resolve(flags, "cuda").l2 == "warm"
+    assert settings.resolve({"l2": "warm"}, "cuda").l2 == "warm"
     with pytest.raises(UserError, match="--l2"):
         settings.resolve({"l2": "cold"}, "cpu")
 
@@ -239,13 +239,11 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
         batches=[4, 1],
         all_batches=None,
         model=SimpleNamespace(zero_grad=lambda set_to_none: None),
-        settings=SimpleNamespace(memory_limit="4GiB"),
-        limit_bytes=None,
     )
-    monkeypatch.setattr(largest, "heaviest", lambda batches: [1, 2])
+    monkeypatch.setattr(measure, "heaviest", lambda batches: [1, 2])
     for name in ("Device", "AddressSpace"):
-        monkeypatch.setattr(largest, name, lambda *limit: order.append("limit"))
-    largest.limit_of(asked, "step")
+        monkeypatch.setattr(measure, name, lambda *limit: order.append("limit"))
+    measure.limit_of(asked, "step", {"memory_limit": "4GiB", "limit_bytes": None})
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
 
 

@@ -99,7 +99,7 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
     subprocess.run(build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
     pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
     assert "utterances_per_second" in pages["metrics.html"] and "total_wall_ns" in pages["records.html"]
-    assert "--find-largest" in pages["flags.html"] and "--fail-on-slower" in pages["flags.html"]
+    assert "--largest-cap" in pages["flags.html"] and "--fail-on-slower" in pages["flags.html"]
     for name, text in pages.items():
         assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^\">]*", text), name
 

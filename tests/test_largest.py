@@ -1,4 +1,4 @@
-"""--find-largest: the search with made oracles, limits that hold for real, and the command from start to end."""
+"""rnnt-bench largest: the search with made oracles, limits that hold for real, and the command from start to end."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ import subprocess
 import sys
 
 import pytest
-from canned import QUICK, Canned, measured
-from commands import ROOT, rows_of, run, start, wait_for_worker
-from fixtures_runs import MIB, correctness, environment, records_of, sample, status, summarize, write_records, write_run
+from canned import Canned
+from commands import ROOT, run, start, wait_for_worker
+from fixtures_model_runs import write_tool
+from fixtures_runs import MIB, correctness, summarize, write_run
 
 from rnnt_bench.analysis import logs
-from rnnt_bench.analysis.comparison import read_runs
-from rnnt_bench.analysis.metrics import largest
-from rnnt_bench.core import settings
-from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.errors import UserError, guarded
 from rnnt_bench.core.flag_types import bytes_of
 from rnnt_bench.jobs import job, session
-from rnnt_bench.jobs.rounds import TOLERANCE, memory_limit, most_tries, next_size
-from rnnt_bench.records.store import bounds
 from rnnt_bench.system import memory
+from rnnt_bench.tools.kept import read
+from rnnt_bench.tools.largest import command, losses
+from rnnt_bench.tools.largest.search import TOLERANCE, Search, Try, bounds, next_size
 
-SEARCH = ["--find-largest", "batch-size", "--memory-limit", "1GiB"]
+SEARCH = ["--memory-limit", "1GiB"]
+
+
+def called(executor, *words):
+    """Run the command in this process; return its exit code."""
+    arguments = command.parser().parse_args(list(map(str, words)))
+    return guarded("x", lambda: command.main(arguments, executor))
 
 
 def search(fits, low=1, cap=10**6, start=2):
@@ -67,34 +72,51 @@ def test_a_size_that_fits_above_one_that_does_not_is_not_believed():
         assert largest is None or (tried[largest] and all(size > largest for size in fails))
 
 
-@pytest.mark.parametrize("cap, start", [(12, 5), (48, 2), (10**6, 30)])
-def test_no_search_takes_more_tries_than_foretold(cap, start):
-    limits = [0, 1, 5, cap // 4, cap // 2 + 1, 3 * cap // 4, cap - 1, cap]
-    longest = max(len(search(lambda size, most=most: size <= most, cap=cap, start=start)[1]) for most in limits)
-    assert longest <= most_tries(None, None, 1, cap, start) <= longest + 1
-    assert most_tries(12, 13, 1, cap, start) == 0
+def limited(**given):
+    """The words and bytes of a limit on a CPU."""
+    return command.memory_limit(given.get("asked"), "cpu")
 
 
-def test_the_command_searches_then_times_and_resume_asks_nothing_twice(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("canned.QUICK", [word for word in QUICK if word != "--quiet"])
-    monkeypatch.setattr("rnnt_bench.jobs.session.mean", lambda seconds: 60.0)
-
+def test_the_command_searches_and_resume_asks_nothing_twice(tmp_path, capsys):
     def answer(job, chosen):
-        if job.pass_name == "correctness":
-            totals = {"utterances": 40, "frames": 400, "T_max": 10}
-            return [{**line, "shape_file_totals": totals} for line in correctness()[:1]] + correctness()[1:]
-        too_large = job.pass_name == "probe" and job.size > 12
+        too_large = "probe" in job.name and int(job.name.rpartition("-")[2]) > 12
         return [job.status("oom" if too_large else "ok", "no memory" if too_large else "")]
 
+    flags = [*SEARCH, "--only", "torchaudio", "--device", "cpu", "--in-place", "--batch-size", 8, "--log-dir", tmp_path]
     executor, again = Canned(answer), Canned(answer)
-    measured(tmp_path, executor, *SEARCH, "--batch-size", "8", "--rounds", "2", names=["torchaudio"])
+    assert called(executor, *flags) == 0
     sizes = ["probe-8", "probe-16", "probe-12", "probe-14", "probe-13"]
-    timed = ["throughput-12-1", "throughput-12-2"]
-    assert [job for _, job in executor.seen] == ["correctness", *sizes, *timed]
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "throughput-12-1" in line]
-    assert line.endswith("at most 60 s left")
-    measured(tmp_path, again, *SEARCH, "--batch-size", "8", "--rounds", "2", "--resume", names=["torchaudio"])
-    assert not again.seen
+    assert [name for _, name in executor.seen] == [f"torchaudio {job}" for job in ("correctness", *sizes, "judge-12")]
+    assert "[7/7] torchaudio judge-12: ok" in capsys.readouterr().err
+    assert called(again, *flags, "--resume") == 0 and not again.seen
+
+
+def test_a_probe_that_fails_ends_its_search_and_is_tried_again_with_resume(tmp_path, capsys):
+    statuses = {"probe-4": ("error", "killed by SIGSEGV")}
+
+    def answer(job, chosen):
+        return [job.status(*statuses.get(job.name.rpartition(" ")[2], ("ok", "")))]
+
+    flags = [
+        *SEARCH,
+        "--only",
+        "torchaudio,fused",
+        "--device",
+        "cpu",
+        "--in-place",
+        "--largest-cap",
+        4,
+        "--batch-size",
+        2,
+    ]
+    flags += ["--quiet", "--log-dir", tmp_path]
+    assert called(Canned(answer), *flags) == 1
+    text = capsys.readouterr().out
+    assert "SIGSEGV" in text and ">=2" in text and "withheld" in text
+    statuses.clear()
+    again = Canned(answer)
+    assert called(again, *flags, "--resume") == 0
+    assert [name.partition(" ")[2] for _, name in again.seen] == ["probe-4", "judge-4"] * 2
 
 
 # Sizes and flags.
@@ -109,22 +131,10 @@ def test_memory_sizes():
             bytes_of(text, 1000)
 
 
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        ({"memory_limit": "1GiB"}, "--memory-limit.* --find-largest"),
-        ({"largest_cap": 3}, "--largest-cap.* --find-largest"),
-        ({"find_largest": "batch-size", "passes": ("timing",)}, "--passes"),
-        ({"find_largest": "batch-size", "sort_utterance": True}, "--sort-utterance false"),
-        ({"find_largest": "max-frames", "sort_utterance": False}, "--sort-utterance true"),
-        ({"find_largest": "batch-size", "scopes": ("loss", "step")}, "one scope"),
-    ],
-)
-def test_flags_that_do_not_go_together(flags, words):
-    with pytest.raises(UserError, match=words):
-        settings.resolve(flags, "cpu")
-    chosen = settings.resolve({"find_largest": "max-frames"}, "cpu")
-    assert chosen.sort_utterance and chosen.scopes == ("step",) and chosen.suffix == "largest-max-frames"
+def test_a_cap_below_the_longest_utterance_is_refused(tmp_path, capsys):
+    flags = ["--only", "fused", "--device", "cpu", "--in-place", "--log-dir", tmp_path]
+    assert called(Canned(), *flags, "--sort-utterance", "--largest-cap", 10) == 2
+    assert "--largest-cap 10" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 # The limit.
@@ -216,9 +226,10 @@ else:
 
 
 def ran(code, *arguments):
-    variables = {**os.environ, **job.PROBE_VARIABLES}
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    variables = {**os.environ, **command.VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, env=variables, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -251,16 +262,11 @@ def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
 
 def test_no_more_than_there_is_is_used_whatever_is_asked_for(capsys):
     total, available = memory.total_memory(), memory.available_memory()
-
-    def limit_of(text):
-        chosen = settings.resolve({"find_largest": "batch-size", "memory_limit": text}, "cpu")
-        return memory_limit(chosen, total, available)
-
-    assert limit_of("1GiB").bytes == 2**30 and limit_of("1%").bytes == total // 100
-    assert 0.5 * available < limit_of(None).bytes < total and not capsys.readouterr().err
-    clamped = limit_of("900TiB")
-    assert 0.5 * available < clamped.bytes < total
-    assert "--memory-limit 900TiB" in clamped.source and "available" in clamped.source
+    assert limited(asked="1GiB")[1] == 2**30 and limited(asked="1%")[1] == total // 100
+    assert 0.5 * available < limited()[1] < total and not capsys.readouterr().err
+    words, size = limited(asked="900TiB")
+    assert 0.5 * available < size < total
+    assert "--memory-limit 900TiB" in words and "available" in words
     warning = capsys.readouterr().err
     assert warning.startswith("warning: --memory-limit 900TiB: the limit is ") and "GiB" in warning
 
@@ -294,99 +300,67 @@ def test_errors_for_lack_of_memory():
 # Reading.
 
 
-def probe(size, value="ok", reason=""):
-    job, cells = f"probe-{size}", 100 * size
-    batch = {"index": 0, "N": size, "frames": 10 * size, "T_max": 10, "U_max": 9, "useful_cells": cells}
-    tried = {"record": "probe", "job": job, "scope": "step", **batch, "padded_cells": cells, "limit_bytes": 2**30}
-    fit = {"record": "fit", "job": job, "scope": "step", "batch": 0, "loss": 1.0, "peak_bytes": size * MIB}
-    first = environment(job, shape_file_totals={"utterances": 100, "frames": 1000, "T_max": 10})
-    end = {**status("probe", value, reason), "job": job, "size": size}
-    return [first, tried, *([fit] if value == "ok" else []), end]
+def probe(size, status="ok", reason=""):
+    """(name, result) of a probe."""
+    step = Try(N=size, T=10, U=9, limit_bytes=2**30, peak_bytes=size * MIB)
+    return f"torchaudio probe-{size}", step if status == "ok" else (status, reason)
 
 
-def throughput(size, number, ms, value="ok"):
-    """Two batches of `size` utterances of 10 frames, each `ms` a step."""
-    job = f"throughput-{size}-{number}"
-    batches = [{"index": index, "N": size, "frames": 10 * size, "T_max": 10, "U_max": 9} for index in (4, 9)]
-    batches = [{**batch, "useful_cells": 100 * size, "padded_cells": 100 * size} for batch in batches]
-    samples = [{**sample(f"timing-{number}", "step", batch, ms), "job": job} for batch in (4, 9)]
-    end = {**status(f"throughput-{number}", value), "job": job, "size": size}
-    return [environment(job, batches=batches), *samples, end]
+RIGHT = [("torchaudio correctness", {})]
+JUDGED = [("torchaudio judge-4", {})]
 
 
-def write_search(folder, name, *jobs, **head):
-    head = {"find_largest": "batch-size", "scopes": ["step"], "passes": ["correctness"], **head}
-    write_run(folder, name, [correctness(), *jobs], **head)
-    records = records_of(folder)
-    records[0].update(memory_limit={"bytes": 2**30, "source": "--memory-limit 1GiB"}, run_id="one run")
-    write_records(folder, records)
-
-
-def row_of(folder, *jobs, **head):
-    write_search(folder, "torchaudio", *jobs, **head)
-    (row,) = logs.read([folder]).searches
-    assert logs.rows([folder]) == []
-    return row
+def answer_of(folder, *jobs, capped=False, cap=100, unit="utterances"):
+    config = losses.Losses(
+        losses=[Search("torchaudio", 1, cap, 2), Search("k2", 1, cap, 2)],
+        kinds={"torchaudio": "exact", "k2": "exact"},
+        missing={"k2": "pip install k2"},
+        capped=capped,
+        unit=unit,
+        limit="--memory-limit 1GiB",
+        words=["V 500"],
+    )
+    return losses.answer(read(write_tool(folder, "largest", "batch-size", config, dict(jobs))))
 
 
 def test_a_finished_search(tmp_path):
     jobs = [probe(4), probe(8), probe(16, "oom", "no memory"), probe(12), probe(14, "oom", "no memory"), probe(13)]
-    row = row_of(tmp_path, *jobs, throughput(13, 1, 10), throughput(13, 2, 20))
-    answer = row.largest
-    assert (row.status, answer.size, answer.too_large, answer.limited_by) == ("ok", 13, 14, "memory")
-    assert not answer.at_least and answer.peak_mb == 13 and answer.heaviest.padded_cells == 1300
-    assert answer.limit_bytes == 2**30
-    assert row.utterances_per_second is None and row.step.ms.median == 15 and row.rounds == 2
-    text = summarize(tmp_path)
-    assert "memory" in text and "1.000 GiB" in text and "utterances /s" not in text
-    with pytest.raises(UserError, match="--find-largest"):  # nothing to compare
-        read_runs(tmp_path)
-
-
-@pytest.mark.parametrize("padded, words", [(False, "frames (sum of T)"), (True, "padded frames (N x longest T)")])
-def test_the_verdict_says_which_frames_a_search_answers_in(padded, words, tmp_path):
-    head = {"find_largest": "max-frames", "sort_utterance": True, "max_frames_padded": padded}
-    row_of(tmp_path, probe(400), probe(800, "oom"), throughput(400, 1, 10), throughput(400, 2, 10), **head)
-    text = " ".join(summarize(tmp_path, details=False).split())
-    assert f"400 {words}" in text and ("padding included" in text) == padded
-
-
-def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
-    jobs = [probe(4), probe(5), probe(6, "oom"), throughput(5, 1, 10), throughput(5, 2, 99, "oom")]
-    row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
-    assert row.status == "ok" and row.largest.size == 4 and row.largest.limited_by == "memory"
-    assert row.step.ms.median == 20
-
-
-TIMED = [throughput(4, 1, 10), throughput(4, 2, 10)]
+    answer = answer_of(tmp_path, *RIGHT, *jobs, ("torchaudio judge-13", {}))
+    row, missing = answer.rows
+    assert (row["status"], row["largest"], row["limited_by"], row["peak_mb"]) == ("ok", 13, "memory", 13)
+    assert row["limit_bytes"] == 2**30 and missing["status"] == "missing"
+    text = answer.render("table")
+    assert "torchaudio, 13 utterances" in text and "13 x 10 x 10" in text and "1.000 GiB" in text
+    assert "pip install k2" in text and answer.statuses == ["ok", "missing"]
 
 
 @pytest.mark.parametrize(
     "jobs, head, wanted",
     [
-        ([probe(4), probe(8), probe(16, "interrupted")], {}, ("interrupted", None, ">=8")),
-        ([probe(4), probe(5, "oom"), TIMED[0]], {}, ("interrupted", "memory", ">=4")),
-        ([probe(4), probe(8, "error", "killed by SIGSEGV"), TIMED[0]], {}, ("error", "error", ">=4")),
-        ([probe(4), probe(5, "timeout", "took more than 60 s"), *TIMED], {}, ("ok", "time", "4")),
-        ([probe(4), *TIMED], {"largest_cap": 4}, ("ok", "cap", "4")),
-        ([probe(100), throughput(100, 1, 10), throughput(100, 2, 10)], {}, ("ok", "all", "100")),
+        ([probe(4), probe(8), probe(16, "interrupted")], {}, ("interrupted", "", ">=8")),
+        ([probe(4), probe(5, "oom")], {}, ("interrupted", "memory", ">=4")),
+        ([probe(4), probe(8, "error", "killed by SIGSEGV")], {}, ("error", "error", ">=4")),
+        ([probe(4), probe(5, "timeout", "took more than 60 s"), *JUDGED], {}, ("ok", "time", "4")),
+        ([probe(4), probe(5, "oom"), (JUDGED[0][0], ("error", "wrong result"))], {}, ("wrong", "memory", "4")),
+        ([probe(4), *JUDGED], {"cap": 4, "capped": True}, ("ok", "largest-cap", "4")),
+        ([probe(4), *JUDGED], {"cap": 4}, ("ok", "all there are", "4")),
         ([probe(1, "oom", "no memory")], {}, ("oom", "memory", "none")),
     ],
 )
 def test_what_ends_a_search(jobs, head, wanted, tmp_path):
-    row = row_of(tmp_path, *jobs, **head)
-    assert (row.status, row.largest.limited_by, str(largest(row))) == wanted
+    answer = answer_of(tmp_path, *RIGHT, *jobs, **head)
+    (table,) = answer.tables
+    (row,) = [row for row in table.rows if row[0].shown == "torchaudio"]
+    shown = dict(zip((column.title for column in table.columns), (cell.shown.strip("-") for cell in row)))
+    assert (shown["status"], shown["limited by"] or "", shown["largest that fits"]) == wanted
+    assert answer.statuses[0] == ("error" if wanted[0] == "wrong" else wanted[0])
 
 
-def test_a_missing_package_stays_a_row_beside_an_ordinary_run(tmp_path):
-    write_run(tmp_path / "timed", "torchaudio")
-    write_search(tmp_path / "searched", "k2")
-    records = records_of(tmp_path / "searched")
-    write_records(tmp_path / "searched", [records[0], status("correctness", "missing", "pip install k2")])
-    ordinary, searched = json.loads(summarize(tmp_path, "--format", "json"))
-    assert not ordinary["largest"] and (searched["status"], searched["reason"]) == ("missing", "pip install k2")
-    text = summarize(tmp_path)
-    assert "batch size 30" in text and "largest batch-size that fits" in text
+def test_committed_searches_are_read_and_those_of_an_earlier_version_left_out(tmp_path, capsys):
+    text = summarize(max((ROOT / "results").glob("*-largest")))
+    assert "largest batch, exact: fused, 48 utterances; next is optimized_transducer at 6" in text
+    write_run(tmp_path / "before", "k2", [correctness()], find_largest="batch-size")
+    assert logs.rows([tmp_path]) == [] and "earlier version" in capsys.readouterr().err
 
 
 # The command.
@@ -394,28 +368,25 @@ def test_a_missing_package_stays_a_row_beside_an_ordinary_run(tmp_path):
 
 def test_a_search_from_start_to_end_with_a_killed_probe(tmp_path, tiny_shapes):
     """A probe of 12 is killed, which tells nothing of its size; --resume asks again, and then nothing twice."""
-    flags = ["--find-largest", "batch-size", "--memory-limit", "85MB", "--batch-size", "8", "--vocab-size", "4000"]
-    flags += ["--preset", "quick", "--max-seconds", "0.05", "--in-place", "--quiet"]
-    arguments = ["benchmark_ot.py", *flags, "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
-    folder = tmp_path / "log" / "optimized_transducer-largest-batch-size"
+    flags = ["--memory-limit", "85MB", "--batch-size", "8", "--vocab-size", "4000", "--preset", "quick", "--in-place"]
+    flags += ["--quiet", "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", "--device", "cpu"]
+    arguments = ["rnnt-bench", "largest", "--only", "optimized_transducer", *flags]
+    path = tmp_path / "log" / "largest-batch-size" / "tool.jsonl"
     process = start(*arguments)
-    os.kill(wait_for_worker(process, "probe-12"), signal.SIGKILL)
+    os.kill(wait_for_worker(process, "optimized_transducer probe-12"), signal.SIGKILL)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 1 and ">=8" in output and "SIGKILL" in output, errors
-    before = records_of(folder)
+    before = path.read_text().splitlines()
 
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
-    after = records_of(folder)
-    again = [record["job"] for record in after[len(before) :] if record["record"] == "status"]
-    assert after[: len(before)] == before and "probe-8" not in again and again[0] == "probe-12"
-    row = rows_of(tmp_path / "log")["optimized_transducer"]
-    largest = row["largest_search"]
-    assert row["status"] == "ok" and largest["limited_by"] == "memory"
-    assert 8 <= largest["size"] < largest["too_large"] <= 12
-    assert 0 < largest["peak_mb"] * MIB <= 85e6 == largest["limit_bytes"]
-    outcomes = [record["status"] for record in after if record["record"] == "status" and record["pass"] == "probe"]
-    assert "oom" in outcomes
+    after = path.read_text().splitlines()
+    again = [line["job"] for line in map(json.loads, after[len(before) :]) if line["record"] == "status"]
+    assert after[: len(before)] == before and again[0] == "optimized_transducer probe-12"
+    assert "optimized_transducer probe-8" not in again and again[-1].startswith("optimized_transducer judge-")
+    (row,) = losses.answer(read(path)).rows
+    assert row["status"] == "ok" and row["limited_by"] == "memory" and 8 <= row["largest"] < 12
+    assert 0 < row["peak_mb"] * MIB <= 85e6 == row["limit_bytes"]
 
     assert run(*arguments, "--resume").returncode == 0
-    assert records_of(folder) == after
+    assert path.read_text().splitlines() == after

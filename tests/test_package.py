@@ -95,7 +95,7 @@ def test_each_command_has_a_help_of_its_own(name):
 def test_a_sweep_has_the_flags_that_it_can_use():
     text = run("rnnt-bench", "sweep", "--help-all").stdout
     assert "KEY=A,B" in text and "--rounds" in text
-    assert not re.search(r"^  (--sweep|--find-largest|--budget) ", text, flags=re.MULTILINE)
+    assert not re.search(r"^  (--sweep|--budget) ", text, flags=re.MULTILINE)
 
 
 def test_a_text_says_how_the_user_calls_a_command(monkeypatch):

@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from html import unescape
-from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -269,19 +268,6 @@ def test_several_configurations_are_numbered_by_kind_and_have_ids_of_their_own(t
     assert len(ids) == len(set(ids)) and {"group-0", "group-1", "group-2"} <= set(ids)
     assert {link[1:] for link in attributes("href", shown) if link.startswith("#")} <= set(ids)
     assert "<h2>Configuration, 3 of 3</h2>" in shown
-
-
-@pytest.mark.parametrize(
-    "index, searches, title",
-    [
-        (0, [""], "Answer"),
-        (0, ["batch-size"], "Largest batch"),
-        (2, ["", "batch-size", ""], "Configuration, 2 of 2"),
-        (1, ["", "batch-size", ""], "Largest batch"),
-    ],
-)
-def test_a_search_is_numbered_apart_from_configurations(index, searches, title):
-    assert page._title(index, [SimpleNamespace(search=search) for search in searches]) == title
 
 
 @pytest.mark.parametrize(

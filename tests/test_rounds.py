@@ -118,8 +118,8 @@ def test_a_run_on_a_cpu_has_a_budget_unless_its_rounds_are_given():
         1,
         2,
     ]
-    others = {"rounds": 10}, {"preset": "quick"}, {"find_largest": "batch-size"}, {"device": "cuda"}
-    assert [budget(**given) for given in others] == [None] * 4
+    others = {"rounds": 10}, {"preset": "quick"}, {"device": "cuda"}
+    assert [budget(**given) for given in others] == [None] * 3
 
 
 def test_a_row_with_the_rounds_of_a_budget_is_whole(tmp_path):

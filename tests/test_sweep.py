@@ -54,7 +54,6 @@ def test_bad_sweeps_are_one_line(text, words, capsys):
         (["--sweep", "max-frames=80,90"], "--max-frames only applies with --sort-utterance true"),
         (["--sweep", "batch-size=1,2", "--sort-utterance", "true"], "--batch-size only applies with"),
         (["--sweep", "vocab-size=8,9", "--resume"], "nothing|no run with these settings"),
-        (["--sweep", "vocab-size=8,9", "--find-largest", "batch-size"], "--find-largest"),
     ],
 )
 def test_sweeps_that_make_no_sense(tmp_path, arguments, words):

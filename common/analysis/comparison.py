@@ -60,7 +60,7 @@ def read_runs(path: Path) -> List[Row]:
     runs = [row for row in [*log.rows, *log.swept] if row.header.name]
     unreadable = [row.reason for row in log.rows if row.unreadable]
     if not runs:
-        advice = f"{path}: no {schema.FILE_NAME} in it of runs that were timed (--find-largest has others); name one"
+        advice = f"{path}: no {schema.FILE_NAME} in it of runs that were timed; name one"
         raise errors.UserError(next(iter(unreadable), advice))
     for reason in unreadable:
         store.warn(f"{reason}; left out")

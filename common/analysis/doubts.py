@@ -121,8 +121,6 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
     was_asked = "trace" in row.header.settings.get("passes", ())
     if trace is None and was_asked and row.status == "ok" and not is_untraced:
         yield Doubt("trace", "stopped before its traces, which --resume writes")
-    if row.largest and row.largest.limited_by == "time":
-        yield Doubt("limited by time", f"limited by --timeout, not by memory: {row.largest.why}")
 
 
 def _kept_mb(row: Row) -> float:

@@ -18,19 +18,18 @@ Item = TypeVar("Item")
 
 @dataclass
 class Group:
-    """Hold the rows of one configuration, exact ones first, then by step time. search: they are of --find-largest."""
+    """Hold the rows of one configuration, exact ones first, then by step time."""
 
     heading: str
     rows: List[Row]
-    search: bool = False
 
 
 def collect(rows: Sequence[Row]) -> List[Group]:
-    """Return the rows as groups, each row with a label of its own; searches last."""
-    collected = [Group(heading(group), group, search=bool(group[0].largest)) for group in groups(rows)]
+    """Return the rows as groups, each row with a label of its own."""
+    collected = [Group(heading(group), group) for group in groups(rows)]
     for group in collected:
         label(group.rows)
-    return sorted(collected, key=lambda group: group.search)
+    return collected
 
 
 def label(rows: Sequence[Row]) -> None:
@@ -50,12 +49,12 @@ OWN = [key for key, setting in settings.SETTINGS.items() if not setting.parts_ta
 
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
-    """Return the rows of one configuration together, the fastest step first, each compared with the fastest of its kind
-    but for --find-largest. An implementation's own options and the scopes that were timed part no groups."""
+    """Return the rows of one configuration together, the fastest step first, each compared with the fastest of its
+    kind. An implementation's own options and the scopes that were timed part no groups."""
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
 
     def fits(group: List[Row], row: Row) -> bool:
-        kinds = [(each.unreadable, bool(each.configuration), bool(each.largest)) for each in (group[0], row)]
+        kinds = [(each.unreadable, bool(each.configuration)) for each in (group[0], row)]
         shared = (
             {key: value for key, value in each.configuration.items() if key not in OWN} for each in (group[0], row)
         )
@@ -63,7 +62,7 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
 
     result = grouped(ordered, fits)
     for group in result:
-        (standing.set_apart if group[0].largest else standing.rank_times)(group)
+        standing.rank_times(group)
         group.sort(key=rank)
     position = {id(row): number for number, row in enumerate(rows)}
     return sorted(result, key=lambda group: (not group[0].configuration, min(position[id(row)] for row in group)))
@@ -90,9 +89,7 @@ def kind_title(row: Row) -> str:
 
 def rank(row: Row) -> Tuple[Any, ...]:
     """Return the sort key of a row: its kind, since an approximation that is faster is not the faster loss, then its
-    step time, or the largest size for --find-largest."""
-    if row.largest:
-        return kind_rank(row), -(row.largest.size or 0), row.name
+    step time."""
     known = (row.over_fastest, row.median_ms("step"), row.median_ms("loss"), row.profile.average_step_time_us)
     by_step = row.against_fastest is not None and row.against_fastest.scope == "step"
     return kind_rank(row), not by_step, *(math.inf if each is None else each for each in known), row.name
@@ -108,7 +105,7 @@ def heading(group: Sequence[Row]) -> str:
     if known.get("device") == "cpu" and not known.get("processor"):  # of one name are several processors
         known["processor"] = next((f"({rates})" for row in group if (rates := machines.rates(row))), None)
     measured = {len(row.batches) for row in group} - {0}
-    if len(measured) == 1 and not known.get("find_largest"):
+    if len(measured) == 1:
         known["num_batches"] = measured.pop()
     given = {
         f"{key}={text.without_folders(value)}"
@@ -122,8 +119,7 @@ def heading(group: Sequence[Row]) -> str:
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
     if len(useful) == 1:
         parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")
-    scope = next((f"; scope {row.largest.scope}" for row in group if row.largest), "")
-    return text.plain(", ".join(filter(None, parts))) + scope
+    return text.plain(", ".join(filter(None, parts)))
 
 
 # What measured the same.

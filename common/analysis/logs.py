@@ -1,4 +1,4 @@
-"""Read log folders: the newest run of each implementation and configuration, searches and sweeps.
+"""Read log folders: the newest run of each implementation and configuration, and sweeps.
 A folder that cannot be read becomes a row with status "error". Times come from the samples of timing jobs that ended
 well, without warm-up; flagged samples are kept and counted. ``step_ms`` is wall time on every device."""
 
@@ -20,16 +20,16 @@ from rnnt_bench.traces import reader, windows
 
 #: File that sweeps had before each cell became an ordinary run.
 SWEEP_OF_BEFORE = "sweep.jsonl"
+#: Setting of searches for the largest batch before they became a tool's.
+SEARCH_OF_BEFORE = "find_largest"
 
 
 class Log:
-    """Hold the rows of log folders: of runs and of traces without records, of --find-largest, of the cells of
-    sweeps."""
+    """Hold the rows of log folders: of runs and of traces without records, and of the cells of sweeps."""
 
     def __init__(self, every: Sequence[Row]) -> None:
         self.every = every
-        self.rows = [row for row in every if not row.header.values and not row.largest]
-        self.searches = [row for row in every if not row.header.values and row.largest]
+        self.rows = [row for row in every if not row.header.values]
         self.swept = [row for row in every if row.header.values]
         look_of = style.look_of_each({row.name: row.kind for row in every})
         for row in every:
@@ -44,7 +44,7 @@ class Log:
         """Return the log with only the newest run of each implementation and configuration."""
 
         def same_run(*pair: Row) -> bool:
-            first, other = ((row.name, row.header.values, bool(row.largest)) for row in pair)
+            first, other = ((row.name, row.header.values) for row in pair)
             known = first == other and all(row.header.run_id for row in pair)
             return known and not groups.differing(*(row.configuration for row in pair)) and not machines.apart(*pair)
 
@@ -55,7 +55,7 @@ class Log:
 
     @cached_property
     def groups(self) -> List[Group]:
-        return groups.collect([*self.rows, *self.searches])
+        return groups.collect(self.rows)
 
     @cached_property
     def sweeps(self) -> List[Sweep]:
@@ -133,7 +133,12 @@ def run_folders(top: Path) -> Iterator[Path]:
 def _rows_of(folder: Path, asked: List[Path], traces: bool) -> List[Row]:
     try:
         if (folder / schema.FILE_NAME).exists() and not asked:
-            return [measured.row(store.read_run(folder)[1], folder, traces)]
+            header, records = store.read_run(folder)
+            if header.settings.get(SEARCH_OF_BEFORE):
+                advice = "measure it again with rnnt-bench largest"
+                store.warn(f"{folder}: a search of an earlier version is left out; {advice}")
+                return []
+            return [measured.row(records, folder, traces)]
         return _foreign_rows(asked or reader.trace_files(folder), folder) if traces else []
     except (errors.UserError, OSError) as error:
         why = f"{folder}: cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)

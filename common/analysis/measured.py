@@ -1,4 +1,4 @@
-"""Make a row from the records of one run, also of a search for the largest batch: status, numbers, configuration."""
+"""Make a row from the records of one run: status, numbers, configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from rnnt_bench.analysis import machines, times
-from rnnt_bench.analysis.row import COUNTERS, Largest, Row
+from rnnt_bench.analysis.row import COUNTERS, Row
 from rnnt_bench.core import settings, text
 from rnnt_bench.records import schema, store
 from rnnt_bench.traces import reader, windows
@@ -18,8 +18,6 @@ Jobs = Mapping[str, Sequence[schema.JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
-#: Status of the size that does not fit -> the word for the limit of the search.
-LIMITS = {"oom": "memory", "timeout": "time"}
 
 
 def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Row:
@@ -27,11 +25,6 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     header = records[0]
     assert isinstance(header, schema.Header)
     jobs = store.latest_jobs(records)
-    every, searched, size = jobs, header.settings.get("find_largest"), store.bounds(store.answers(jobs))[0]
-    if searched:  # throughput at sizes, or over utterances, that the search gave up
-        pools = [end.pool for end in store.ends(jobs, "throughput") if end.size == size]
-        left_out = [id(end) for end in store.ends(jobs, "throughput") if end.size != size or end.pool not in pools[-1:]]
-        jobs = {job: lines for job, lines in jobs.items() if id(lines[-1]) not in left_out}
     lines = [line for of_job in jobs.values() for line in of_job]
     well = [line for of_job in jobs.values() if store.ended_well(of_job) for line in of_job]
     timed = [line for line in well if isinstance(line, schema.Sample)]
@@ -82,11 +75,8 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         },
         "shape_file_sha256": made.environment.shape_file_sha256,
     }
-    if not searched:  # there each loss was timed on other utterances
-        steps = [sample for sample in samples if sample.scope == "step"]
-        made.utterances_per_second, made.frames_per_second = times.rates(steps, made.batches)
-    else:
-        _search(made, every)
+    steps = [sample for sample in samples if sample.scope == "step"]
+    made.utterances_per_second, made.frames_per_second = times.rates(steps, made.batches)
     return made
 
 
@@ -169,75 +159,3 @@ def _profiled(line: Optional[schema.Trace], folder: Path) -> windows.Profiled:
         return windows.Profiled(notes=["its traces were left out of the folder"])
     # The record is only written when the loop has run all its steps.
     return windows.profiled(windows.read_windows(files), to_the_end=line is not None)
-
-
-# Searches.
-
-
-def _search(made: Row, every: Jobs) -> None:
-    """Add the largest batch that fits, and what limits it. every: all jobs, also those that its times are not of."""
-    settings_, (size, too_large) = made.header.settings, store.bounds(store.answers(every))
-    at = [lines for lines in every.values() if (end := store.status_of(lines)) and end.size == size]
-    heaviest = next((line for lines in at for line in lines if isinstance(line, schema.Probe)), schema.Probe())
-    peaks = [
-        line.peak_bytes
-        for lines in at
-        for line in lines
-        if isinstance(line, schema.Fit) and line.peak_bytes is not None
-    ]
-    limit = made.header.memory_limit or schema.MemoryLimit()
-    made.status, made.reason = _status_of_search(made, every, size, too_large)
-    made.largest = Largest(
-        of=settings_["find_largest"],
-        scope=settings_["scopes"][0],
-        size=size,
-        too_large=too_large,
-        at_least=size is not None and made.status in ("interrupted", "error"),
-        limited_by=_limited_by(made, every, size, too_large),
-        why=_reason(every, too_large),
-        limit_bytes=heaviest.limit_bytes or limit.bytes,
-        peak_mb=max(peaks) / text.MB if any(peaks) else None,
-        heaviest=heaviest,
-    )
-    kept = {key: settings_.get(key) for key in ("find_largest", "memory_limit", "largest_cap")}
-    made.configuration.update(batch_size=None, max_frames=None, **kept)
-
-
-def _reason(jobs: Jobs, size: Optional[int]) -> str:
-    every = [end for name in ("throughput", "probe") for end in store.ends(jobs, name) if end.size == size]
-    return next((end.reason or "" for end in every if end.status != "ok"), "")
-
-
-def _status_of_search(made: Row, every: Jobs, size: Optional[int], too_large: Optional[int]) -> Tuple[str, str]:
-    settings, totals = made.header.settings, made.totals
-    probes, rounds = store.ends(every, "probe"), store.ends(made.jobs, "throughput")
-    what, smallest = settings["find_largest"], totals.T_max if totals and settings["sort_utterance"] else 1
-    for end in store.ends(every, "correctness"):
-        if end.status != "ok":
-            return end.status, str(end.reason)
-    for end in (*probes, *rounds):
-        if end.status not in (*store.OUTCOMES, "interrupted"):
-            return "error", f"{what} {end.size}: {end.reason}"
-    if size is None and too_large is not None and too_large <= smallest:
-        status = next((end.status for end in probes if end.size == too_large and end.status in store.TOO_LARGE), "oom")
-        return status, f"not even {what} {too_large} fits: {_reason(every, too_large)}"
-    if size is None or sum(end.status == "ok" for end in rounds) < settings["rounds"]:
-        return "interrupted", "stopped before the largest was found and timed; --resume goes on"
-    return "ok", ""
-
-
-def _limited_by(made: Row, every: Jobs, size: Optional[int], too_large: Optional[int]) -> Optional[str]:
-    if any(end.status not in (*store.OUTCOMES, "interrupted") for end in store.ends(every, "probe")):
-        return "error"
-    if too_large is not None:
-        at = [end for name in ("probe", "throughput") for end in store.ends(every, name) if end.size == too_large]
-        return next((LIMITS[end.status] for end in at if end.status in LIMITS), None)
-    totals = made.totals
-    if size is None or not totals:
-        return None
-    settings_, most = made.header.settings, totals.utterances
-    if settings_["sort_utterance"]:
-        most = totals.utterances * totals.T_max if settings_.get("max_frames_padded") else totals.frames
-    if size >= most:
-        return "all"
-    return "cap" if size == settings_.get("largest_cap") else None

@@ -176,23 +176,6 @@ def amount(size: Optional[float]) -> str:
     return f"{text.number(size / text.GIB)} GiB" if size >= text.GIB else f"{text.number(size / text.MB)} MiB"
 
 
-def largest(row: Row) -> str:
-    """Return ">=24" where the search did not end, "none" where not even the smallest fits."""
-    search = row.largest
-    if search is None or search.size is None:
-        return "none" if search and search.too_large is not None else "-"
-    return f"{'>=' if search.at_least else ''}{search.size}"
-
-
-def _heaviest(row: Row) -> str:
-    batch = row.largest.heaviest if row.largest else schema.Probe()
-    return f"{batch.N} x {batch.T_max} x {batch.U_max + 1}" if batch.N and batch.U_max is not None else "-"
-
-
-#: Words for what limits a search.
-LIMITS = {"all": "all there are", "cap": "--largest-cap"}
-
-
 def _text(key: str, title: str, value: Callable[[Any], Optional[str]]) -> Metric:
     return Metric(key, title, value, numeric=False)
 
@@ -291,19 +274,6 @@ ALL = (
     Metric("interval", "95% interval", words=lambda row: _interval(row.against_fastest)),
     Metric("loss_ratio", "loss over the fastest", at("loss_against_fastest.times"), _loss_ratio),
     Metric("verdict", "verdict", _verdict, _verdict_words, numeric=False),
-    # of --find-largest
-    _made("within", "within", "largest.limit_bytes", amount, unit="bytes"),
-    Metric("largest", "largest that fits", at("largest.size"), largest, better="higher"),
-    _text("limited_by", "limited by", lambda row: LIMITS.get(limit := at("largest.limited_by")(row), limit)),
-    Metric("heaviest", "heaviest batch N x T x U+1", at("largest.heaviest.padded_cells"), _heaviest),
-    _made("heaviest_cells", "padded cells", "largest.heaviest.padded_cells"),
-    _made("largest_mb", "peak MB", "largest.peak_mb", unit="MB", better="lower"),
-    Metric(
-        "searched_spread",
-        "ms +- n",
-        lambda row: row.median_ms(row.largest.scope),
-        lambda row: _spread(row, row.largest.scope),
-    ),
     # of CSV and JSON alone
     *(_text(key, "", attrgetter(key)) for key in ("reason", "device", "device_name")),
     *(_text(key, "", at(f"configuration.{key}")) for key in ("dtype", "preset")),
@@ -350,7 +320,7 @@ PLAIN = (
         "loss_limit",
         "process_mb",
     ),
-    *("average_step_time_us", "profiled_peak_mb", "largest", "rounds", "samples", "flagged_samples", "loaded_samples"),
+    *("average_step_time_us", "profiled_peak_mb", "rounds", "samples", "flagged_samples", "loaded_samples"),
     "repeated_rounds",
     *("others_cpu", "bytes_per_second", "torch_operations_per_second", "loop_operations_per_second"),
     *("measured_batches", "useful_cells", "padded_cells", "version", "torch"),
@@ -374,23 +344,15 @@ COLUMNS: Dict[str, Sequence[str]] = {
         *("peak_memory_mb", "torch"),
         *(*_RATES, "limits", "grad_error", "average_step_time_us", "profiled_peak_mb", "version"),
     ),
-    "answer search": (
-        *("name", "status", "within", "largest", "limited_by", "heaviest", "largest_mb", "torch", "version"),
-    ),
     "answer sweep": ("name", "status", "step_ms", "ratio", "verdict", "loss_ms", "peak_memory_mb", "gap"),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
-    "search": (
-        *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),
-        *("searched_spread", "version", "torch"),
-    ),
     "page": ("label", "status", *_PAGE, "average_step_time_us", "profiled_peak_mb", "version", "torch"),
     "comparison": ("step_ms", "loss_ms", "peak_memory_mb", *_ERRORS),
     "readme": ("implementation", "step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "grad_error"),
 }
 COLUMNS["plain"] = PLAIN
-COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
 #: The tables of --details, which end with the metrics that no list names.
-OPEN = ("results", "sweep", "search")
+OPEN = ("results", "sweep")
 _LISTED = {key for keys in COLUMNS.values() for key in keys}
 
 
@@ -434,7 +396,7 @@ def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
         **{"against_fastest": against, "loss_against_fastest": loss_against, "limit_percent": row.limit_percent},
         **{"at_size": checked.at_size or {}, "small_batches": small, "approximation_gaps": gaps(checked)},
         **{"windows": profile.windows, "profiled_stages_us": profile.label_us, "options": row.environment.options},
-        **{"configuration": row.configuration, "sweep": row.header.values, "largest_search": row.largest or {}},
+        **{"configuration": row.configuration, "sweep": row.header.values},
         "notes": [doubt.words for doubt in doubts.doubts(row)],
     }
     return {**plain(row, further), **values(others(), row), **schema.as_written(parts)}

@@ -21,7 +21,6 @@ from rnnt_bench.records.schema import (
     Header,
     JobLine,
     Limits,
-    Probe,
     Totals,
 )
 from rnnt_bench.traces import reader, windows
@@ -50,33 +49,6 @@ class Peak(NamedTuple):
     beyond: bool = False
 
 
-@dataclass(frozen=True)
-class Largest:
-    """Hold the result of --find-largest.
-
-    Attributes:
-        of: "batch-size" or "max-frames"
-        scope: what had to fit
-        size: the largest that fits; None where none does or it is not known
-        too_large: the smallest that does not fit
-        at_least: whether the search did not end
-        limited_by: "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap) or None
-        why: reason why the next size did not fit
-        heaviest: batch of that size
-    """
-
-    of: str
-    scope: str
-    size: Optional[int] = None
-    too_large: Optional[int] = None
-    at_least: bool = False
-    limited_by: Optional[str] = None
-    why: str = ""
-    limit_bytes: Optional[int] = None
-    peak_mb: Optional[float] = None
-    heaviest: Probe = Probe()
-
-
 @dataclass(eq=False)
 class Row:
     """Hold one run.
@@ -91,7 +63,7 @@ class Row:
         jobs: the records of each job's last attempt
         profile: numbers of its traces
         step, loss_alone: times of the two scopes
-        utterances_per_second, frames_per_second: of the step; None for --find-largest
+        utterances_per_second, frames_per_second: of the step
         timed: the samples in the order taken
         others_cpu: share of the CPUs that other processes took
         repeated: round -> how often it was measured again
@@ -100,7 +72,6 @@ class Row:
         limits: the records that the rates are from
         limit_percent: scope -> how many percent of the time the device's limit is
         configuration: what it measured, in settings and machine
-        largest: the result of --find-largest
         against_fastest, loss_against_fastest: Standings (standing.py stands on rows); None where not ranked
         with_fast_products: Standing of its control with torch's products at the processor's rate against that of the
             fastest row; None where these were not measured
@@ -133,7 +104,6 @@ class Row:
     rates: DeviceRates = DeviceRates()
     limit_percent: Dict[str, float] = field(default_factory=dict)
     configuration: Configuration = field(default_factory=dict)
-    largest: Optional[Largest] = None
     against_fastest: Any = None
     loss_against_fastest: Any = None
     with_fast_products: Any = None
@@ -332,7 +302,7 @@ class Row:
     def is_measured(self) -> bool:
         """Tell whether the row has a number that tables show; others are named below the table."""
         times = (self.times, self.profile.average_step_time_us)
-        sizes = (self.peak_mb, self.profile.peak_memory_mb, self.largest and self.largest.size)
+        sizes = (self.peak_mb, self.profile.peak_memory_mb)
         return self.status == "ok" or any(times) or any(sizes)
 
     @property

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from rnnt_bench.analysis import control, doubts, groups, metrics
+from rnnt_bench.analysis import control, doubts, groups
 from rnnt_bench.analysis.ratios import Drift, Ratio
 from rnnt_bench.analysis.row import Row, gaps
 from rnnt_bench.analysis.standing import Standing, stand, standings
@@ -22,8 +22,6 @@ from rnnt_bench.setup.interpreters import version_numbers
 
 #: Peaks that differ by less count as equal: the two ways to measure them differ as much.
 MEMORY_MARGIN = 0.02
-#: Largest batches likewise: the search stops when it knows them to 5%.
-SIZE_MARGIN = 0.05
 #: Kinds of exact rows; None: not known, of traces alone.
 EXACT = ("exact", None)
 Kinds = Tuple[Optional[str], ...]
@@ -137,19 +135,6 @@ def _with_pieces(rows: Sequence[Row]) -> Kinds:
     return (*kinds, implementations.BY_UTTERANCE) if kinds == EXACT else kinds
 
 
-def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """Return the row of --find-largest with the largest batch. Withheld where a search did not end, since its size is a
-    lower bound."""
-    kinds = _with_pieces(rows) if kinds is None else kinds
-    sizes = [(row, search.size) for row in _ok(rows, kinds) if (search := row.largest) and search.size]
-    pick = _by_size(sizes, SIZE_MARGIN, most=True)
-    open_ = [row.name for row, _ in sizes if row.largest and row.largest.at_least]
-    if pick is None or not open_:
-        return pick
-    why = f"withheld: the search of {', '.join(open_)} did not end, so sizes are lower bounds; --resume goes on"
-    return replace(pick, times=None, withheld=why)
-
-
 def ranked_kinds(rows: Sequence[Row]) -> Kinds:
     """Return the kinds whose fastest a verdict names: the exact losses, or those of the rows' one lattice."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.under}
@@ -162,11 +147,11 @@ def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
 
 
-def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
+def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float) -> Optional[Pick]:
     if not sizes:
         return None
-    (best, size), *others = sorted(sizes, key=lambda each: -each[1] if most else each[1])
-    rivals = [row for row, other in others if max(size, other) / min(size, other) <= 1 + margin]
+    (best, size), *others = sorted(sizes, key=lambda each: each[1])
+    rivals = [row for row, other in others if other / size <= 1 + margin]
     return Pick(best, rivals, *((others[0][0], others[0][1] / size) if others else ()))
 
 
@@ -197,13 +182,6 @@ def time_of(scope: str) -> Measure:
 
 
 PEAK = Measure(lambda row: f"{text.number(row.peak_mb)} MB", "the peak")
-SIZE = Measure(lambda row: f"{metrics.largest(row)} {_unit(row)}", "the size")
-
-
-def _unit(row: Row) -> str:
-    if not row.largest or row.largest.of != "max-frames":
-        return "utterances"
-    return "padded frames (N x longest T)" if row.configuration.get("max_frames_padded") else "frames (sum of T)"
 
 
 def name_of(row: Row) -> str:

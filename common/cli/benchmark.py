@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from rnnt_bench.analysis import logs, metrics, times
+from rnnt_bench.analysis import logs, times
 from rnnt_bench.cli import cluster, parser
 from rnnt_bench.core import flag_types, implementations, settings
 from rnnt_bench.core.called import command
@@ -29,10 +29,9 @@ from rnnt_bench.jobs.job import plan
 from rnnt_bench.jobs.session import Executor, Progress, Session
 from rnnt_bench.records import store
 from rnnt_bench.records.run import Changed, open_runs
-from rnnt_bench.records.schema import Limits, MemoryLimit, Record, as_written, typed
+from rnnt_bench.records.schema import Limits, Record, typed
 from rnnt_bench.setup import interpreters
 from rnnt_bench.show import page, tables
-from rnnt_bench.system import memory
 
 #: The file in --log-dir that has the last tables with the lines below them.
 DETAILS = "details.txt"
@@ -47,10 +46,8 @@ def benchmark(
     """Measure the implementations `names` as the flags say and print the table; return the exit code.
 
     names_of_script: those of the script that was started, which prefer the Python it was started with."""
-    if arguments.sweep and arguments.find_largest:
-        raise UserError("--sweep does not go with --find-largest, which searches one configuration: remove one")
-    if arguments.budget and (arguments.find_largest or arguments.sweep):
-        raise UserError("--budget is for an ordinary run: leave --find-largest and --sweep out")
+    if arguments.budget and arguments.sweep:
+        raise UserError("--budget is for an ordinary run: leave --sweep out")
     executor, given = executor or Executor(), parser.given_settings(arguments)
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     interpreters.need_torch(python_of)
@@ -71,7 +68,7 @@ def benchmark(
     folders: List[Path] = []
     with measuring() as ended:
         controls = Controls()
-        if is_default and not (arguments.find_largest or arguments.budget):
+        if is_default and not arguments.budget:
             controls = _controls(python_of, settings_of[0], arguments, executor)
         for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
             if cell and not arguments.quiet:
@@ -168,34 +165,27 @@ def _measure(
 ) -> None:
     """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep; given: by flags."""
     extra: Dict[str, Any] = {"values": cell} if cell else {}
-    if resolved.find_largest:
-        limit = rounds.memory_limit(resolved, memory.total_memory(), memory.available_memory())
-        extra["memory_limit"] = as_written(limit)
     python_of = {**python_of, **controls.python_of}
     names, is_first = list(python_of), not folders  # a sweep that was stopped has not begun its later cells
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first) as run_of:
         folders += [run.folder for run in run_of.values()]
         if is_first:
             if not arguments.quiet:
-                limit_of_run = next(iter(run_of.values())).header.memory_limit or MemoryLimit()
-                announce(names, resolved, limit_of_run, given)
-            if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
+                announce(names, resolved, given)
+            if {"timing", "trace"} & set(resolved.passes):
                 warn_of_load(executor, resolved)
         with Progress(arguments.quiet) as progress:
             session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
-            if resolved.find_largest:
-                rounds.search(session, names)
-            else:
-                limits, wait = parser.with_limits(arguments, resolved), parser.wait(arguments)
-                for run in run_of.values():
-                    with suppress(store.NotWritten):  # goes to disk with its first job, if there is room then
-                        run.add(controls.limits)
-                jobs = plan(names, resolved, controls.python_of)
-                rounds.measure(session, jobs, limits=limits, wait=wait)
+            limits, wait = parser.with_limits(arguments, resolved), parser.wait(arguments)
+            for run in run_of.values():
+                with suppress(store.NotWritten):  # goes to disk with its first job, if there is room then
+                    run.add(controls.limits)
+            jobs = plan(names, resolved, controls.python_of)
+            rounds.measure(session, jobs, limits=limits, wait=wait)
 
 
-def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
-    """Print what is about to be measured.  limit: of --find-largest; given: the settings that flags gave."""
+def announce(names: Sequence[str], resolved: settings.Settings, given: Mapping[str, Any]) -> None:
+    """Print what is about to be measured.  given: the settings that flags gave."""
     of_rounds = count(resolved.rounds, "round")
     if resolved.budget:
         time = flag_types.worded_duration(resolved.budget)
@@ -205,11 +195,6 @@ def announce(names: Sequence[str], resolved: settings.Settings, limit: MemoryLim
     if symbols not in (None, resolved.vocab_size):
         note = f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols"
         print(note, file=sys.stderr)
-    if resolved.find_largest:
-        size = f"{metrics.amount(limit.bytes)} ({limit.source})" if limit.bytes else limit.source
-        heading = f"the largest {resolved.find_largest} of {', '.join(names)} on {resolved.device} within {size}"
-        print(f"{heading}: scope {resolved.scopes[0]}, {joiner} at the size found", file=sys.stderr)
-        return
     if resolved.sort_utterance:
         padded = "padded " if resolved.max_frames_padded else ""
         size = f"of up to {resolved.max_frames} {padded}frames, sorted by length"
@@ -229,7 +214,7 @@ def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespac
         raise ended.mistake
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
     shown = log.of(folders)
-    rows = [*shown.rows, *shown.searches, *shown.swept]
+    rows = [*shown.rows, *shown.swept]
     statuses = ["error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows]
     log.newest()  # which tells each row its earlier runs
     short = tables.screen(shown, folders=[arguments.log_dir], **tables.how())

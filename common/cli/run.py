@@ -24,7 +24,6 @@ DESCRIPTION = f"""Measure every loss and print which one to use.
 EXAMPLES = """examples
   {prog} --preset quick                          a smoke run
   {prog} --device cuda --vocab-size 4096         on my GPU, with my vocabulary
-  {prog} --find-largest batch-size --memory-limit 16GB
   {prog} --shape-file mine.pt --min-duration 1 --max-duration 20
   {prog} --sweep vocab-size=500,1000,4096 --frames 100 --tokens 20
 """

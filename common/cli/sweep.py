@@ -27,7 +27,7 @@ def parser() -> Parser:
     short = "Values to measure at: vocab-size=500,4096."
     add(group, "sweep", short, nargs="+", type=settings.axis, metavar="KEY=A,B", help=keys)
     add_choice(result)
-    add_flags(result, without=("sweep", "find_largest", "budget"))
+    add_flags(result, without=("sweep", "budget"))
     cluster.add_flags(result)
     return result
 

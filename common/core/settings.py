@@ -31,10 +31,6 @@ SCOPES = ("loss", "step")
 #: Stages of training of the small model whose logits can be measured (rnnt_bench.losses.inputs).
 STAGES = ("early", "middle", "trained")
 LOGITS = ("random", *STAGES)
-#: Size that --find-largest searches -> whether the utterances are sorted then.
-FIND_LARGEST = {"batch-size": False, "max-frames": True}
-#: The name of --find-largest among the presets of a setting.
-SEARCH = "--find-largest"
 #: With fewer rounds a change cannot be told from chance.
 FEWEST_ROUNDS = 3
 #: Rounds of every loss, before --budget ends anything: over fewer the interval is wide.
@@ -43,11 +39,9 @@ FEWEST_IN_BUDGET = 5
 #: Variables of the environment that the suite itself gives to its processes (rnnt_bench.jobs.job).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-#: Each further arena of glibc would reserve 64 MB of address space.
-PROBE_VARIABLES = {**MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
 #: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what is freed (bytes).
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-VARIABLES = {**PROBE_VARIABLES, **REUSE_VARIABLES}
+VARIABLES = {**MEMORY_VARIABLES, **REUSE_VARIABLES}
 
 #: Part of a heading: a text to format with the value, or a function that makes it from the settings of the rows.
 Heading = Union[str, Callable[[Mapping[str, Any]], str]]
@@ -64,7 +58,7 @@ class Setting:
         short: the sentence of the short --help; "" leaves it out there.
         type: turns the flag's text into a value, or raises UserError.
         extra: other arguments of argparse's add_argument.
-        presets: its values by size ("quick"), workload ("chars"), both ("cpu,chars"), or with "--find-largest".
+        presets: its values by size ("quick"), workload ("chars"), or both ("cpu,chars").
         default_text: how --help words the default; "" words it from `default` and `presets`.
         label: how a comparison names it.  "" means that runs with other values can be compared.
         unset: the word for None in comparisons, where None would say that nothing is known.
@@ -170,16 +164,15 @@ def worded(value: Any) -> str:
 
 
 # The groups of --help.
-MEASURED, BATCHES, LENGTHS, FITS, TIMING, TRACE = (
+MEASURED, BATCHES, LENGTHS, TIMING, TRACE = (
     "what is measured",
     "batches",
     "other lengths, from the same utterances (in this order)",
-    "what fits",
     "timing (profiler off)",
     "trace (torch.profiler, for TensorBoard)",
 )
-_measured, _of_batches, _of_lengths, _of_fit, _of_timing, _of_trace = (
-    partial(setting, group=title) for title in (MEASURED, BATCHES, LENGTHS, FITS, TIMING, TRACE)
+_measured, _of_batches, _of_lengths, _of_timing, _of_trace = (
+    partial(setting, group=title) for title in (MEASURED, BATCHES, LENGTHS, TIMING, TRACE)
 )
 
 
@@ -197,7 +190,6 @@ _SECONDS = _takes(flag_types.positive, "S")
 _HOW: Dict[str, Any] = {"sweepable": False}  # how a run measures, not what
 _ON_CPU: Dict[str, Any] = {"only": ("device", ("cpu",))}
 _ON_CUDA: Dict[str, Any] = {"only": ("device", ("cuda",)), "refused": True}
-_IN_SEARCH: Dict[str, Any] = {"only": ("find_largest", tuple(FIND_LARGEST)), "refused": True, **_HOW}
 _OF_PRUNED: Dict[str, Any] = {"only": ("kind", ("pruned",)), "parts_tables": False}
 _AS_IN_FILE: Dict[str, Any] = {"unset": "as in the shape file", "heading_of_default": False}
 _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
@@ -206,10 +198,7 @@ _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
 def _batches_heading(known: Mapping[str, Any]) -> str:
     """Return "batch size 30 (random 14 batches)", without parts that are not known."""
     counted = "padding included" if known.get("max_frames_padded") else "sum of T"
-    if known.get("find_largest"):
-        text = f"largest {known['find_largest']} that fits"
-        text += f" ({counted})" if known["find_largest"] == "max-frames" else ""
-    elif known.get("sort_utterance"):
+    if known.get("sort_utterance"):
         text = f"max frames {known['max_frames']} ({counted}), sorted" if known.get("max_frames") else ""
     else:
         text = f"batch size {known['batch_size']}" if known.get("batch_size") else ""
@@ -232,7 +221,7 @@ class Settings:
 
     `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in there, so that runs of
     two checkouts can be compared; `spread` is the half-width of the interval as a fraction of the median; `schedule`
-    counts steps; durations are in seconds; `memory_limit` is as it was given ("4GiB", "80%")."""
+    counts steps; durations are in seconds."""
 
     preset: str = _measured(
         "",
@@ -251,7 +240,6 @@ class Settings:
         short="What to measure: some of correctness, timing, memory, trace.",
         **_takes(flag_types.some_of(PASSES), "A,B"),
         default_text="all",
-        presets={SEARCH: ("correctness",)},
         **_HOW,
     )
     scopes: Tuple[str, ...] = _measured(
@@ -260,8 +248,7 @@ class Settings:
         "the joiner and the loss to the gradients of the outputs and of the joiner; loss,step: both",
         flag="--scope",
         **_takes(flag_types.some_of(SCOPES), "A,B"),
-        default_text="both; step with --find-largest",
-        presets={SEARCH: ("step",)},
+        default_text="both",
         in_rows=True,
         parts_tables=False,
         **_HOW,
@@ -305,7 +292,7 @@ class Settings:
     max_frames_padded: bool = _of_batches(
         False,
         "What --max-frames is the most of. false: the sum of T; true: utterances times the longest T, the frames of "
-        "the padded batch, as lhotse's max_duration counts since 2022. --find-largest max-frames answers in the same",
+        "the padded batch, as lhotse's max_duration counts since 2022.",
         short="Let --max-frames count padding too, as lhotse's max_duration does.",
         extra={"nargs": "?", "const": True},
         label="padded frames",
@@ -319,14 +306,14 @@ class Settings:
         "Which batches are measured. first, longest: the same in every round; random, spread: others in every round, "
         "drawn at random or spread over the whole range of lengths",
         choices=("first", "longest", "random", "spread"),
-        default_text="random; spread with --sort-utterance true; first with --find-largest",
+        default_text="random; spread with --sort-utterance true",
         label="choice of batches",
         heading=_batches_heading,
     )
     num_batches: int = _of_batches(
         14,
-        "Number of batches that each round measures, with --find-largest at the largest size",
-        presets={"cpu": 2, "quick": 2, SEARCH: 2},
+        "Number of batches that each round measures",
+        presets={"cpu": 2, "quick": 2},
         label="number of batches",
         **_COUNT,
     )
@@ -485,36 +472,12 @@ class Settings:
         heading="sigma {:g}",
         only=("kind", ("tdt", "multi-blank")),
     )
-    find_largest: Optional[str] = _of_fit(
-        None,
-        "Instead of the passes, find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
-        "step, by doubling and bisection, each try in a process of its own. Then measure the throughput at that size",
-        short="Find the largest batch that fits (--memory-limit 16GB).",
-        choices=tuple(FIND_LARGEST),
-        default_text="no search",
-        **_HOW,
-    )
-    memory_limit: Optional[str] = _of_fit(
-        None,
-        "Memory that a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80% of the device. "
-        "It is enforced: on a CPU by a limit on address space; on CUDA by holding back the rest of the device",
-        **_takes(flag_types.memory_size, "SIZE"),
-        default_text="nine tenths of what is available now on a CPU, all that is free on CUDA",
-        **_IN_SEARCH,
-    )
-    largest_cap: Optional[int] = _of_fit(
-        None,
-        "Try no more than this many utterances or frames",
-        default_text="all of the shape file",
-        **_COUNT,
-        **_IN_SEARCH,
-    )
     rounds: int = _of_timing(
         6,
         "Number of fresh processes for each implementation, in shuffled order; where --budget is not over before",
         short="Fresh processes for each loss; intervals are over them.",
         **_takes(flag_types.whole(1, 10_000), "K"),
-        presets={"cpu": 10, "quick": 1, SEARCH: 3},
+        presets={"cpu": 10, "quick": 1},
         **_HOW,
     )
     budget: Optional[float] = _of_timing(
@@ -524,9 +487,8 @@ class Settings:
         "no trace without --passes",
         short="Time to spend, such as 5m: no round begins when it is over.",
         **_takes(flag_types.duration, "TIME"),
-        presets={"cpu": 510.0, SEARCH: None},  # what begins then ends within ten minutes
-        default_text="510s with cpu, so that a run takes ten minutes at most; none with --rounds, --sweep or "
-        "--find-largest",
+        presets={"cpu": 510.0},  # what begins then ends within ten minutes
+        default_text="510s with cpu, so that a run takes ten minutes at most; none with --rounds or --sweep",
         **_HOW,
     )
     spread: float = _of_timing(
@@ -590,7 +552,6 @@ class Settings:
         "On CUDA: the L2 cache before each sample. cold: is written over, untimed, as nvbench does; warm: keeps what "
         "making the inputs put there",
         choices=("cold", "warm"),
-        presets={SEARCH: "warm"},  # the buffer that empties the cache would take from the memory
         label="l2",
         heading="L2: {}",
         **_ON_CUDA,
@@ -608,15 +569,13 @@ class Settings:
 
     @property
     def suffix(self) -> str:
-        """Return how the log folder's name ends: "30", "max-frames-10000", "largest-batch-size"."""
-        if self.find_largest:
-            return f"largest-{self.find_largest}"
+        """Return how the log folder's name ends: "30", "max-frames-10000"."""
         return f"max-frames-{self.max_frames}" if self.sort_utterance else str(self.batch_size)
 
     @property
     def own_batches(self) -> bool:
         """Tell whether each timing round measures batches that no other round has; else all rounds have the same."""
-        return self.batches in ("random", "spread") and not self.find_largest
+        return self.batches in ("random", "spread")
 
     @property
     def trace_steps(self) -> int:
@@ -686,7 +645,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     Raises UserError for a setting that has no effect on this device or beside the others."""
     size, workload = flag_types.parts(given.get("preset") or flag_types.DEFAULT_WORKLOAD)
     size = size or ("cpu" if device == "cpu" else "full")
-    names = [size, workload, f"{size},{workload}", *([SEARCH] if given.get("find_largest") else [])]
+    names = [size, workload, f"{size},{workload}"]
     preset = size if workload == flag_types.DEFAULT_WORKLOAD else f"{size},{workload}"
     values: Dict[str, Any] = {"device": device, "preset": preset}
     for key, declaration in SETTINGS.items():
@@ -699,26 +658,11 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     vocabulary = SETTINGS["vocab_size"]
     if given.get("file_vocab_size") and given.get("vocab_size") is None and not set(names) & set(vocabulary.presets):
         values["vocab_size"] = given["file_vocab_size"]
-    if values["find_largest"]:
-        values["sort_utterance"] = _sorted_for_search(given)
     values["passes"] = tuple(name for name in PASSES if name in ("correctness", *values["passes"]))
     if given.get("batches") is None:
-        values["batches"] = "spread" if values["sort_utterance"] else "first" if values["find_largest"] else "random"
+        values["batches"] = "spread" if values["sort_utterance"] else "random"
     _check(given, values)
     return Settings(**values)
-
-
-def _sorted_for_search(given: Mapping[str, Any]) -> bool:
-    """Return whether the utterances of --find-largest are sorted.  Raises UserError for flags against it."""
-    kind = given["find_largest"]
-    if given.get("passes"):
-        raise UserError("--passes has no effect with --find-largest, which has passes of its own: remove one of them")
-    if given.get("sort_utterance") not in (None, FIND_LARGEST[kind]):
-        wanted = worded(FIND_LARGEST[kind])
-        raise UserError(f"--find-largest {kind} needs --sort-utterance {wanted}: remove --sort-utterance")
-    if len(given.get("scopes") or ("step",)) != 1:
-        raise UserError(f"--find-largest {kind} takes one scope: give --scope step (the default) or --scope loss")
-    return FIND_LARGEST[kind]
 
 
 def _check(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:

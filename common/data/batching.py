@@ -181,12 +181,11 @@ def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> Lis
         count = text.count(len(batches.too_long), "utterance")
         longest = f"the longest has {batches[0][0, 0]} frames (row {batches.too_long[0]}, counted from 0)"
         lines.append(f"{count} longer than --max-frames, each a batch of its own; {longest}")
-    if not settings.find_largest:  # which has sizes of its own
-        if len(chosen) < wanted:
-            lines.append(f"--num-batches {wanted}: there are no more than {len(chosen)}, and all are measured")
-        elif settings.own_batches and available < wanted * settings.rounds:
-            shared = f"there are {available} batches for {settings.rounds} rounds, so rounds share some"
-            lines.append(f"--num-batches {wanted}: {shared}")
+    if len(chosen) < wanted:
+        lines.append(f"--num-batches {wanted}: there are no more than {len(chosen)}, and all are measured")
+    elif settings.own_batches and available < wanted * settings.rounds:
+        shared = f"there are {available} batches for {settings.rounds} rounds, so rounds share some"
+        lines.append(f"--num-batches {wanted}: {shared}")
     return lines
 
 

@@ -18,7 +18,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 from rnnt_bench.core import files
 from rnnt_bench.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
 from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, find
-from rnnt_bench.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
+from rnnt_bench.core.settings import MEMORY_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from rnnt_bench.core.text import clipped, reason_of
 from rnnt_bench.records.schema import JobLine, Record, as_written
 from rnnt_bench.setup import libraries
@@ -34,11 +34,12 @@ SUBJECTS = {
     "inference": "rnnt_bench.tools.inference.measure",
     "pipeline": "rnnt_bench.tools.pipelines.measure",
     "profile": "rnnt_bench.tools.profile.measure",
+    "largest": "rnnt_bench.tools.largest.measure",
     "conformance": "rnnt_bench.conformance.judge",
 }
 
 #: Environment variables of the processes of a pass; those of the others are as --allocator says.
-VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
+VARIABLES = {"memory": MEMORY_VARIABLES}
 #: The most files of a user's code that a record has.
 OWN_FILES = 100
 #: An implementation, or a task, and a pass: jobs that are alike take as long.
@@ -53,7 +54,6 @@ class Runnable:
     like: Like
     overrides: Tuple[Tuple[str, Any], ...]  # settings of this job alone
     round: Optional[int] = None
-    size: Optional[int] = None
 
     @property
     def title(self) -> str:
@@ -65,7 +65,7 @@ class Runnable:
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
         """Return the ``status`` record."""
-        names = {"record": "status", "job": self.name, "pass": self.like[1], "round": self.round, "size": self.size}
+        names = {"record": "status", "job": self.name, "pass": self.like[1], "round": self.round}
         known = {key: value for key, value in names.items() if value is not None}
         return {**known, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
@@ -81,23 +81,20 @@ class Runnable:
 
 @dataclass(frozen=True)
 class Job(Runnable):
-    """One process to start for an implementation, in its Python.  round: from 1, in the timing and limits passes; size,
-    limit_bytes: with --find-largest, the batch size that is tried, within this memory; given: what else its subject
-    reads."""
+    """One process to start for an implementation, in its Python.  round: from 1, in the timing and limits passes;
+    given: what else its subject reads."""
 
     implementation: str
     pass_name: str
     round: Optional[int] = None
-    size: Optional[int] = None
     overrides: Tuple[Tuple[str, Any], ...] = ()
-    limit_bytes: Optional[int] = None
     subject: str = "loss"
     given: Tuple[Tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Return "correctness", "timing-1", "probe-64", "limits-1"."""
-        return "-".join(str(part) for part in (self.pass_name, self.size, self.round) if part is not None)
+        """Return "correctness", "timing-1", "limits-1"."""
+        return "-".join(str(part) for part in (self.pass_name, self.round) if part is not None)
 
     @property
     def like(self) -> Like:  # type: ignore[override]
@@ -117,7 +114,7 @@ class Job(Runnable):
     def described(self) -> Dict[str, Any]:
         of, where = find(self.implementation), {"pass": self.pass_name, "round": self.round}
         script = {"implementation": self.implementation, "script": of.script, "variant": of.variant}
-        return {**where, **script, "limit_bytes": self.limit_bytes, **dict(self.given)}
+        return {**where, **script, **dict(self.given)}
 
 
 @dataclass(frozen=True)

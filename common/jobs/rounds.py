@@ -1,30 +1,22 @@
-"""The jobs of a run of losses in their order: timing rounds, or with --find-largest the sizes of a search.
-
-Correctness of all comes first.  Every loss gets the same rounds.  A search tries each size in a process of its own (the
-probe pass); then the throughput at the largest is measured.  A size at which that runs out of memory counts as too
-large, and the search goes on.  The next job follows from the records alone, so that --resume tries nothing twice.
-"""
+"""The jobs of a run of losses in their order: correctness of all comes first, then every loss gets the same rounds."""
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from rnnt_bench.core import text
-from rnnt_bench.core.errors import NotRunnable, UserError
-from rnnt_bench.core.flag_types import bytes_of
+from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import FAST_MKL, find
 from rnnt_bench.core.settings import FEWEST_IN_BUDGET, Settings
-from rnnt_bench.jobs.job import Job, Like
+from rnnt_bench.jobs.job import Job
 from rnnt_bench.jobs.session import Executor, Session
 from rnnt_bench.records import schema, store
-from rnnt_bench.records.run import Run
 from rnnt_bench.setup import interpreters, libraries
 
 #: The device's limits are measured in the first of so many rounds: the best of all repeats counts.
@@ -32,10 +24,6 @@ LIMITS_EVERY = 3
 LIMITS = "limits", "limits"
 #: Seconds to look before a machine is called quiet.
 LOOK_SECONDS = 2.0
-#: A search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
-TOLERANCE = 0.05
-#: Share of a CPU's available memory that is the limit by default. The loaded process and others need the rest.
-SHARE_OF_AVAILABLE = 0.9
 
 
 def measure(session: Session, jobs: Sequence[Job], *, limits: bool = False, wait: float = 0.0) -> None:
@@ -228,100 +216,3 @@ def _library(settings: Settings) -> Tuple[Tuple[str, str], ...]:
         return (("library", str(libraries.multiplication(settings.dtype))),)
     except NotRunnable as error:
         return (("no_library", f"the suite's own products: {error}"),)
-
-
-# --find-largest.
-
-
-def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
-    """Return the size to try next, from `low` to `cap`; None once the largest is known to within TOLERANCE, or 1.  From
-    `start` on sizes are doubled until one fails, then the gap is halved.  answers: whether each size fits."""
-    fits, fails = store.bounds(answers)
-    if fails is None:
-        if fits is None:
-            return min(max(start, low), cap)
-        return None if fits >= cap else min(2 * fits, cap)
-    below = low - 1 if fits is None else fits
-    if fails - below > max(1, int(TOLERANCE * below)):
-        return (below + fails) // 2
-    return low if fits is None and fails > low else None
-
-
-def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> schema.MemoryLimit:
-    """Return the limit of a search: on a CPU no more than is safe to use, with a warning if that is less than was
-    asked for.  total, available: bytes of this machine's memory.  Raises UserError without /proc.
-    """
-    source = f"--memory-limit {settings.memory_limit}" if settings.memory_limit else "what is available"
-    if settings.device != "cpu":
-        return schema.MemoryLimit(source=source)
-    if total is None or available is None:
-        raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells how much memory there is")
-    size = most = int(SHARE_OF_AVAILABLE * available)
-    if settings.memory_limit is not None:
-        size = bytes_of(settings.memory_limit, total)
-        if size > available:
-            used = f"the limit is {most / text.GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
-            store.warn(f"{source}: {used}; larger batches may fit where all of it is free")
-            size, source = most, f"{source}; {used}"
-    return schema.MemoryLimit(bytes=size, source=source)
-
-
-def search(session: Session, names: Sequence[str]) -> None:
-    """Search the largest size of each implementation, correctness of all first.  Raises Interrupted and UserError."""
-    session.carry_out_all([Job(name, "correctness") for name in names if session.run_of[name].needs("correctness")])
-    searched = [name for name in names if session.run_of[name].is_done("correctness")]
-    for at, name in enumerate(searched):
-        run = session.run_of[name]
-        while (job := _next_job(run, session.settings)) is not None:
-            most = [like for of in searched[at:] for like in _most_jobs(session.run_of[of], session.settings)]
-            session.progress.foretell(most)
-            end, _ = session.carry_out(job)
-            if end.status not in store.OUTCOMES:
-                break
-
-
-def _sizes(run: Run, settings: Settings) -> Tuple[int, int, int]:
-    """Return (the smallest size, the largest, the first to try) of a search.  Raises UserError."""
-    environments = (record for record in run.records if isinstance(record, schema.Environment))
-    totals = next(record.shape_file_totals for record in environments if record.shape_file_totals)
-    by_frames = settings.sort_utterance  # sorted batches hold at least the longest utterance
-    low, start = (totals.T_max, settings.max_frames) if by_frames else (1, settings.batch_size)
-    most = totals.utterances
-    if by_frames:
-        most = totals.utterances * totals.T_max if settings.max_frames_padded else totals.frames
-    cap = min(most, settings.largest_cap or most)
-    if by_frames and cap < totals.T_max:
-        longest = f"the longest utterance has {totals.T_max} frames and is a batch of its own"
-        raise UserError(f"--largest-cap {cap}: {longest}; give at least that")
-    return low, cap, start
-
-
-@functools.cache
-def most_tries(fits: Optional[int], fails: Optional[int], low: int, cap: int, start: int) -> int:
-    """Return how many sizes a search will try at most, by the largest that fits and the smallest that does not."""
-    known = {size: size == fits for size in (fits, fails) if size is not None}
-    size = next_size(known, low, cap, start)
-    if size is None:
-        return 0
-    return 1 + max(most_tries(size, fails, low, cap, start), most_tries(fits, size, low, cap, start))
-
-
-def _most_jobs(run: Run, settings: Settings) -> List[Like]:
-    """Return the jobs that a search will have at most."""
-    fits, fails = store.bounds(store.answers(store.latest_jobs(run.records)))
-    tries, name = most_tries(fits, fails, *_sizes(run, settings)), run.header.name
-    timed = [run.is_done(f"throughput-{fits}-{number}") for number in range(1, settings.rounds + 1)]
-    return [(name, "probe")] * tries + [(name, "throughput")] * timed.count(False)
-
-
-def _next_job(run: Run, settings: Settings) -> Optional[Job]:
-    """Return the probe of the next size, or a round of the throughput at the largest; None where all is known."""
-    limit, known = run.header.memory_limit, store.answers(store.latest_jobs(run.records))
-    size, rounds, pass_name = next_size(known, *_sizes(run, settings)), [None], "probe"
-    if size is None:
-        size, rounds, pass_name = store.bounds(known)[0], [*range(1, settings.rounds + 1)], "throughput"
-    overrides = (((settings.find_largest or "").replace("-", "_"), size),)
-    of_size = [
-        Job(run.header.name, pass_name, at, size, overrides, limit.bytes if limit else None) for at in rounds if size
-    ]
-    return next((job for job in of_size if not run.is_done(job.name)), None)

@@ -154,7 +154,7 @@ class Progress:
         self.quiet, self.finished, self.total, self.began = quiet, 0, 0, 0.0
         self.coming: List[Like] = []
         self.in_time: List[Like] = []
-        self.ends, self.words = math.inf, "about {} left"
+        self.ends = math.inf
         self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
         self.warned: Set[str] = set()
         self.bar: Optional[Any] = None
@@ -179,10 +179,6 @@ class Progress:
         if self.bar is not None:
             self.bar.total = self.total
             self.bar.refresh()
-
-    def foretell(self, most: Sequence[Like]) -> None:
-        """Set the jobs that will come at most, where their number is not known."""
-        self.coming, self.words = list(most), "at most {} left"
 
     def start(self, title: str) -> None:
         self.began = time.monotonic()
@@ -210,7 +206,7 @@ class Progress:
         self.skip(like)
         if status == "ok":
             self.took[like].append(seconds)
-        elif like[1] != "probe":  # nor will its later ones run
+        else:  # nor will its later ones run
             self.coming = [job for job in self.coming if job[0] != like[0]]
             self.in_time = [job for job in self.in_time if job[0] != like[0]]
         if status != "ok" or (self.bar is None and like[1] != "timing"):
@@ -241,7 +237,7 @@ class Progress:
         seconds += max(0.0, min(left, self._seconds(self.in_time) or 0.0))
         if not seconds:
             return ""
-        return self.words.format(f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s")
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
     def _seconds(self, jobs: Sequence[Like]) -> Optional[float]:
         """Return how long jobs will take; None where nothing tells."""

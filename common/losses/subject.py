@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
 
 from msgspec import structs
 
@@ -17,8 +17,10 @@ from rnnt_bench.records.schema import Environment, JobLine
 
 #: Pass -> its module in rnnt_bench.losses.passes, which a job imports when it needs it, and its function there.
 FUNCTIONS = {
-    **{"correctness": "correctness.run", "timing": "timing.run", "memory": "memory.run"},
-    **{"trace": "trace.run", "probe": "largest.probe", "throughput": "largest.throughput"},
+    "correctness": "correctness.run",
+    "timing": "timing.run",
+    "memory": "memory.run",
+    "trace": "trace.run",
 }
 
 
@@ -36,7 +38,6 @@ class Context:
     round: Optional[int] = 1
     forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
     folder: Optional[Path] = None  # where traces go
-    limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
     shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see step.remembered
     state: Dict[str, Any] = field(default_factory=dict)  # of device.state, before the script of the loss was loaded
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
@@ -101,7 +102,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
             f"use --scope {' or '.join(layout.scopes)}",
         )
     batches, selected = batching.load(settings, job.get("round"))
-    _check_shortest(adapter, batches, range(len(batches)) if settings.find_largest else selected)
+    check_shortest(adapter, batches, selected)
     return Context(
         settings=replace(settings, scopes=scopes),
         adapter=adapter,
@@ -114,12 +115,11 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
         forward_only=settings.mode == "forward" and not checks,
         state=state,
         folder=Path(job["folder"]) if job.get("folder") else None,
-        limit_bytes=job.get("limit_bytes"),
         shared=Path(job["shared"]) if job.get("shared") else None,
     )
 
 
-def _check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
+def check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
     """Raise NotRunnable for batches with utterances that are too short for the loss."""
     short = [index for index in chosen if not adapter.takes(batches[index])]
     if short:
@@ -131,21 +131,30 @@ def _check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield the ``environment`` record of a job of rnnt_bench.jobs.job, then the records of its pass.
+    """Yield the ``environment`` record of a job of rnnt_bench.jobs.job, then the records of its pass."""
+    context = prepare(job, Settings.from_json(job["settings"]))
+
+    def run_pass(context: Context) -> Iterator[JobLine]:
+        if context.adapter.simulated and job["pass"] != "correctness":
+            variables = context.adapter.simulator_variables
+            reason = f"under {variables} its kernels run in a simulator, whose times say nothing"
+            raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
+        module, _, function = FUNCTIONS[job["pass"]].partition(".")
+        yield from getattr(importlib.import_module(f"rnnt_bench.losses.passes.{module}"), function)(context)
+
+    return carried_out(context, run_pass)
+
+
+def carried_out(context: Context, run_pass: Callable[[Context], Iterator[JobLine]]) -> Iterator[JobLine]:
+    """Yield the ``environment`` record, then the records of a pass.
 
     Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
     """
-    context = prepare(job, Settings.from_json(job["settings"]))
-    adapter, name = context.adapter, job["pass"]
     try:
         yield environment(context)
-        if adapter.simulated and name != "correctness":
-            reason = f"under {adapter.simulator_variables} its kernels run in a simulator, whose times say nothing"
-            raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
-        module, _, function = FUNCTIONS[name].partition(".")
-        yield from getattr(importlib.import_module(f"rnnt_bench.losses.passes.{module}"), function)(context)
+        yield from run_pass(context)
     except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
-        needed = f"{adapter.name} needs {error.name}: {adapter.hint}"
+        needed = f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"
         raise NotRunnable("missing", needed) from error
 
 

@@ -130,7 +130,7 @@ class AddressSpace(Limit):
         give_back_free_memory()
         base, resident = status_bytes("VmSize"), status_bytes("VmRSS")
         if base is None or resident is None:
-            raise UserError("--find-largest: needs Linux's /proc on a CPU, to read the size of a process")
+            raise UserError("a limit on memory needs Linux's /proc on a CPU, to read the size of a process")
         self.base, self.resident = base, resident
         self.bounds = [bound for bound in resource.getrlimit(resource.RLIMIT_AS) if bound != resource.RLIM_INFINITY]
         left = min([size, *(max(bound - base, 0) for bound in self.bounds)])

@@ -171,6 +171,7 @@ TOOLS = (
     "rnnt_bench.tools.flops.show",
     "rnnt_bench.tools.inference.rows",
     "rnnt_bench.tools.pipelines.rows",
+    "rnnt_bench.tools.largest.losses",
     "rnnt_bench.conformance.show",
 )
 

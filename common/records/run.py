@@ -250,8 +250,7 @@ def open_runs(
     heads = unchanged(heads, shared)
     if heads:
         first = heads[-1][0]
-        limit = {"memory_limit": schema.as_written(first.memory_limit)} if first.memory_limit else {}
-        shared.update(run_id=first.run_id, started=first.started, **limit)
+        shared.update(run_id=first.run_id, started=first.started)
     paths = {head.name: path for head, path in heads if head.run_id == heads[-1][0].run_id}
     opened: Dict[str, Run] = {}
     try:

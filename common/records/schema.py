@@ -114,18 +114,6 @@ class Gpu(Struct, kw_only=True, frozen=True):
     ecc: Optional[bool] = None
 
 
-class MemoryLimit(Struct, kw_only=True, frozen=True):
-    """The memory that --find-largest may use.
-
-    Attributes:
-        bytes: above the loaded process; null on CUDA, where the probe records tell
-        source: where the limit is from, in words
-    """
-
-    bytes: Optional[Bytes] = None
-    source: Optional[str] = None
-
-
 class Option(Struct, frozen=True):
     """An option of a package's function: the value that this suite gives, and the function's own ("-": hidden)."""
 
@@ -263,7 +251,7 @@ class JobLine(Line, kw_only=True):
     """A record of a job.
 
     Attributes:
-        job: "correctness", "timing-1", ..., "memory", "trace"; of --find-largest "probe-64", "throughput-64-1"
+        job: "correctness", "timing-1", ..., "memory", "trace"
     """
 
     job: str = ""
@@ -298,11 +286,10 @@ class Header(FirstLine, kw_only=True, tag="run"):
     Attributes:
         name: of the implementation: "k2", or "k2:modified" for a variant
         run_id: shared by the implementations of one run: their rounds pair
-        suffix: of the folder: "30", "max-frames-10000", "largest-batch-size"
+        suffix: of the folder: "30", "max-frames-10000"
         package: that holds the loss, by its import name
         kind: exact, the name of another lattice, or pruned
         exact: whether it is the transducer loss itself, not an approximation
-        memory_limit: of --find-largest
         values: in a sweep: {setting: value} of the cell
     """
 
@@ -312,13 +299,10 @@ class Header(FirstLine, kw_only=True, tag="run"):
     package: Optional[str] = None
     kind: str = "exact"
     exact: Optional[bool] = None
-    memory_limit: Optional[MemoryLimit] = None
     values: Dict[str, Value] = {}
 
     def __post_init__(self) -> None:
         msgspec.convert(self.settings, _Settings)
-        if self.settings.get("find_largest") and not self.settings.keys() >= {"scopes", "sort_utterance", "rounds"}:
-            raise ValueError("settings of a search are missing")
 
 
 class Environment(JobLine, kw_only=True, tag="environment"):
@@ -388,7 +372,7 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
         approximation_gap: relative difference of a pruned loss to the exact one, at the configured range and
             logits: the median of single utterances; else null
         approximation_gaps: this gap by the kind of its logits; null where they could not be made
-        at_size: of the measured batch with the most padded cells; with --find-largest, of its first two
+        at_size: of the measured batch with the most padded cells
             utterances; null where the small batches were wrong already, or simulated
         note: what else is to be known, else ""
     """
@@ -458,10 +442,8 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
     Attributes:
         scope: "loss" or "step"
-        loss_error: largest relative error of the losses of the last timed step of each batch against float64; with
-            --find-largest that of a step of the heaviest batch, in the last record of the first round
-        grad_error: error of the gradient of the last timed step along a random direction, as a share of its length;
-            with --find-largest that of one utterance
+        loss_error: largest relative error of the losses of the last timed step of each batch against float64
+        grad_error: error of the gradient of the last timed step along a random direction, as a share of its length
         changed: what the loss has changed of its process (threads, default dtype, ...), in words
         kept_bytes: how much more memory was in use after each sample, from the third on; null for too few samples
     """
@@ -550,54 +532,13 @@ class Limits(Line, kw_only=True, tag="limits"):
     reason: Optional[str] = ""
 
 
-class Probe(JobLine, kw_only=True, tag="probe"):
-    """Written with --find-largest before each step that must fit: of the batch with the most padded cells, then of
-    that with the most useful ones.
-
-    Attributes:
-        scope: "loss" or "step"
-        index, N, frames, T_max, U_max, useful_cells, padded_cells: as of ``Batch``
-        limit_bytes: above those of the loaded process
-        warnings: a line for the user if less than --memory-limit was left
-    """
-
-    scope: Optional[str] = None
-    index: Optional[int] = None
-    N: Optional[Positive] = None
-    frames: Optional[Positive] = None
-    T_max: Optional[Positive] = None
-    U_max: Optional[Count] = None
-    useful_cells: Optional[Positive] = None
-    padded_cells: Optional[Positive] = None
-    limit_bytes: Optional[Bytes] = None
-    warnings: List[str] = []
-
-
-class Fit(JobLine, kw_only=True, tag="fit"):
-    """Written with --find-largest after a step that did fit.
-
-    Attributes:
-        scope: "loss" or "step"
-        batch: its index
-        loss: of the step
-        peak_bytes: above the loaded process, inputs included: resident on a CPU, of torch's allocator on CUDA
-    """
-
-    scope: Optional[str] = None
-    batch: Optional[int] = None
-    loss: Optional[float] = None
-    peak_bytes: Optional[Bytes] = None
-
-
 class Status(JobLine, kw_only=True, tag="status"):
     """The last line of each job.
 
     Attributes:
         status: ok, oom, unsupported, missing, error, timeout or interrupted
         pass_name: "correctness", "timing", ...
-        round: in the timing and throughput passes
-        size: batch size that --find-largest tried or timed
-        pool: of the throughput pass of earlier runs: whose utterances it was timed over
+        round: in the timing pass
         reason: why it did not end well, else ""
         wall_ns: duration of the whole job
         stderr_tail: where the job failed: the last lines of its stderr
@@ -607,8 +548,6 @@ class Status(JobLine, kw_only=True, tag="status"):
     status: str
     pass_name: str = field(name="pass", default="")
     round: Optional[int] = None
-    size: Optional[Positive] = None
-    pool: Optional[Positive] = None
     reason: Optional[str] = ""
     wall_ns: Optional[Duration] = None
     stderr_tail: Optional[List[str]] = None

@@ -46,11 +46,6 @@ def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
     return result
 
 
-def of_search(rows: Sequence[Row]) -> List[parts.Card]:
-    pick = verdict.largest(rows)
-    return [_card("Largest batch, exact losses", pick, [_line("Size", _value(pick, verdict.SIZE))])] if pick else []
-
-
 def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> parts.Card:
     if pick.withheld:
         return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
@@ -78,7 +73,7 @@ def _corners(pick: verdict.Pick) -> parts.Line:
 
 def configuration(group: Group) -> str:
     """Return the heading of a group, and of which kind its logits are."""
-    kinds = {row.configuration.get("logits") for row in group.rows if row.largest is None} - {None}
+    kinds = {row.configuration.get("logits") for row in group.rows} - {None}
     logits = [f"{kind} logits" for kind in kinds if f"{kind} logits" not in group.heading]
     return ", ".join([group.heading, *logits])
 

@@ -37,7 +37,7 @@ def page(
 ) -> str:
     """Return the page as text, for the folder `base`. library: JavaScript in place of plotly.js; paths: the logs, in
     which a conformance matrix may be too. Raises UserError without jinja2."""
-    answer = cards.title(groups[0].rows) if len(groups) == 1 and not groups[0].search and not swept else ""
+    answer = cards.title(groups[0].rows) if len(groups) == 1 and not swept else ""
     shown, title = sections(groups, base, swept, paths), answer or "Which transducer loss?"
     return assembled(shown, base, title, _lead(groups, swept), library, reading=True)
 
@@ -143,29 +143,23 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
 
 
 def _title(index: int, groups: Sequence[Group]) -> str:
-    """Return the title of the group with this index; it is numbered where several are of its kind."""
-    is_search = [bool(group.search) for group in groups]
-    many = is_search.count(is_search[index])
-    number = is_search[: index + 1].count(is_search[index])
-    if many == 1:
-        return "Largest batch" if is_search[index] else "Answer"
-    return f"{'Largest batch' if is_search[index] else 'Configuration'}, {number} of {many}"
+    """Return the title of the group with this index; it is numbered where there are several."""
+    return "Answer" if len(groups) == 1 else f"Configuration, {index + 1} of {len(groups)}"
 
 
 def _section(index: int, groups: Sequence[Group], folders: Paths) -> parts.Section:
     group = groups[index]
     rows, measured = group.rows, [row for row in group.rows if row.is_measured]
     kinds = [kind_title(row) for row in measured]
-    columns, name = ("page search", "Largest batch that fits") if group.search else ("page", "Results")
-    drawn = () if group.search else (plots.time_and_memory, plots.drift, plots.memory_within)
+    drawn = (plots.time_and_memory, plots.drift, plots.memory_within)
     return parts.Section(
         f"group-{index}",
         _title(index, groups),
-        ". ".join([cards.configuration(group), *([] if group.search else cards.size_of(rows))]),
+        ". ".join([cards.configuration(group), *cards.size_of(rows)]),
         loaded=doubts.beside_load(rows),
-        cards=cards.of_search(rows) if group.search else cards.cards(rows, folders),
-        lead=None if group.search else plots.over_fastest(rows),
-        tables=[tables.table(columns, name, measured)._replace(groups=kinds)] if measured else [],
+        cards=cards.cards(rows, folders),
+        lead=plots.over_fastest(rows),
+        tables=[tables.table("page", "Results", measured)._replace(groups=kinds)] if measured else [],
         failures=[
             parts.Failure(row.status, row.label, [parts.Link(row.status, row.folder), f": {row.reason}"])
             for row in rows

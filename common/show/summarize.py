@@ -26,7 +26,7 @@ every column:
   loss, grad error   largest relative error against the float64 oracle
   useful %           cells of the lattice that are not padding
 
-Sweeps and searches of --find-largest have tables of their own. csv has the same columns for every run, the table's
+Sweeps and searches for the largest batch have tables of their own. csv has the same columns for every run, the table's
 first, then the settings that differ between rows; json has them too, and after them what has parts: step and loss
 (times in ms by round, batch and stage), against_fastest, memory, at_size, small_batches, options, configuration,
 windows, notes. Rows of runs of a model (profile, inference, pipelines, flops, check) follow those of the losses, with

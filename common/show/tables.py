@@ -1,5 +1,5 @@
 """Show rows as text: on a screen the answer first, a table by kind, what did not run, correctness, the verdict; with
---details a whole table for each configuration, search or sweep, with remarks below.  CSV and JSON: see present/text.py.
+--details a whole table for each configuration or sweep, with remarks below.  CSV and JSON: see present/text.py.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 def whole(log: logs.Log, format: str = "table") -> str:
     sweeps, every = log.sweeps, log.groups  # which ranks them
     parts: List[List[Union[Table, str]]] = []
-    for of, search, rows in (("results", False, log.rows), ("search", True, log.searches)):
-        groups = [group for group in every if group.search == search]
-        parts.append([*(table(of, group.heading, group.rows) for group in groups), *remarks(rows, format)])
+    parts.append([*(table("results", group.heading, group.rows) for group in every), *remarks(log.rows, format)])
     for sweep in sweeps:
         parts.append([table("sweep", sweep.heading, sweep.rows, "sweep"), *remarks(sweep.rows, format)])
     shown = [[each if isinstance(each, str) else block(each, format) for each in blocks] for blocks in parts if blocks]
@@ -43,7 +41,7 @@ def whole(log: logs.Log, format: str = "table") -> str:
 def exported(log: logs.Log, others: Sequence[Values], format: str) -> str:
     """Return all rows as "csv" or "json", those of the losses first.  others: rows of tools, which name their tool."""
     _, sweeps = log.groups, log.sweeps  # the groups rank the rows
-    rows = [*log.rows, *log.searches, *(row for sweep in sweeps for row in sweep.rows)]
+    rows = [*log.rows, *(row for sweep in sweeps for row in sweep.rows)]
     further = metrics.differing(rows)
     if format == "csv":
         return csv_text([*(metrics.plain(row, further) for row in rows), *others])
@@ -140,7 +138,6 @@ NO_COLORS: Mapping[str, str] = {}
 FIRST = (
     *("name", "status", "step_ms", "ratio", "verdict", "peak_memory_mb", "loss_ms", "interval", "half", "loss_ratio"),
     "gap",
-    *("largest", "limited_by", "largest_mb", "within"),
     *("torch", "utterances_per_second", "frames_per_second", "average_step_time_us", "profiled_peak_mb"),
     *("grad_error", "limits", "heaviest"),
 )
@@ -163,13 +160,13 @@ def how() -> Dict[str, Any]:
 def screen(
     log: logs.Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
 ) -> str:
-    """Return what log folders have in lines of at most `width`: runs, searches, sweeps. folders: where a conformance
+    """Return what log folders have in lines of at most `width`: runs and sweeps. folders: where a conformance
     matrix may be, besides docs/."""
     parts = []
-    for of, search in (("answer", False), ("answer search", True)):
-        groups = [group for group in log.groups if group.search == search]
-        blocks = [_blocks(of, group.heading, group.rows, width, colors, *_answers(group, folders)) for group in groups]
-        parts.append([block for of_group in blocks for block in of_group])
+    blocks = [
+        _blocks("answer", group.heading, group.rows, width, colors, *_answers(group, folders)) for group in log.groups
+    ]
+    parts.append([block for of_group in blocks for block in of_group])
     for sweep in log.sweeps:
         picks = ((settings.words(values), verdict.fastest(rows)) for values, rows in sweep.cells())
         answers = {cell: verdict.answer(pick, verdict.time_of(pick.scope)) for cell, pick in picks if pick}
@@ -303,10 +300,6 @@ def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, s
 
 def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verdict.Words]]:
     rows, answers = group.rows, {}
-    if group.search:
-        picks = {"exact": verdict.largest(rows), "approximate": verdict.largest(rows, ("pruned",))}
-        largest = {name: pick for name, pick in picks.items() if pick}
-        return "", {f"largest batch, {name}": verdict.answer(pick, verdict.SIZE) for name, pick in largest.items()}
     quick, logits, small, approximate = verdict.of(rows, folders)
     if quick:
         answers["fastest exact"] = verdict.answer(quick, verdict.time_of(quick.scope))

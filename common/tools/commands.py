@@ -7,7 +7,7 @@ import math
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Set
 
 from rnnt_bench.cli import benchmark, parser
 from rnnt_bench.core import files, flag_types, text
@@ -20,6 +20,7 @@ from rnnt_bench.setup.interpreters import Choice
 from rnnt_bench.show.tables import FORMATS
 from rnnt_bench.tools.kept import Answer, Kept, read
 
+Follow = Callable[[Kept], List[Task]]
 #: Keys of a header that make two runs the same.
 SAME = ("tool", "name", "config", "settings")
 
@@ -92,22 +93,35 @@ def _pending(tasks: Sequence[Task], of_tool: run.Run) -> List[Task]:
 
 
 def _carry_out(
-    tasks: Sequence[Task], of_tool: run.Run, settings: Settings, arguments: argparse.Namespace, executor: Executor
+    tasks: Sequence[Task],
+    of_tool: run.Run,
+    settings: Settings,
+    arguments: argparse.Namespace,
+    executor: Executor,
+    follow: Optional[Follow],
 ) -> None:
-    """Carry out the tasks that are not done.  Raises UserError, Interrupted and Changed."""
+    """Carry out the tasks that are not done, then those that follow.  Raises UserError, Interrupted and Changed."""
     pending = _pending(tasks, of_tool)
     pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in tasks}
+    runs = dict.fromkeys(pythons, of_tool)
     with Progress(arguments.quiet) as progress:
         progress.expect([task.like for task in pending])
-        runs = dict.fromkeys(pythons, of_tool)
         session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
         for task in tasks:
             if task in pending:
                 end, _ = session.carry_out(task)
-                if end.status == "missing":
+                if end.status == "missing" and follow is None:
                     raise UserError(end.reason or "the model is missing")
             if task.takes and of_tool.is_done(task.name):
                 (of_tool.folder / task.takes).unlink(missing_ok=True)
+        carried: Set[str] = set()  # one that failed is not tried again
+        while follow and (coming := [task for task in follow(read(of_tool.path)) if task.name not in carried]):
+            task = coming[0]
+            carried.add(task.name)
+            pythons[task.name] = Choice(task.python or Path(sys.executable))
+            runs[task.name] = of_tool
+            progress.expect([task.like])
+            session.carry_out(task)
 
 
 def measured(
@@ -120,26 +134,30 @@ def measured(
     answer: Callable[[Kept], Answer],
     executor: Optional[Executor] = None,
     timed: bool = True,
+    follow: Optional[Follow] = None,
 ) -> int:
     """Carry out the tasks of a run that are not done yet, then print its answer; return the exit code.
 
     Raises UserError, also for what is missing; a run without results leaves nothing then.  config: a Struct that tells
-    the run from others, and that `answer` reads again.  timed: whether other load makes longer what it measures."""
+    the run from others, and that `answer` reads again.  timed: whether other load makes longer what it measures.
+    follow: returns the tasks that come next by what is known; the first is carried out.  One that failed, or a missing
+    package, is a row then, which --resume tries again."""
     executor = executor or Executor()
     header = dict(record="tool", tool=tool, name=name, config=schema.as_written(config), settings=settings.to_json())
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
         earlier = [line for line in of_tool.records if not isinstance(line, schema.FirstLine)]
         if not arguments.quiet:
-            print(f"measuring {name} on {settings.device}: {text.count(len(tasks), 'job')}", file=sys.stderr)
+            count = f": {text.count(len(tasks), 'job')}" if tasks else ""
+            print(f"measuring {name} on {settings.device}{count}", file=sys.stderr)
         try:
             with benchmark.measuring() as ended:
                 if timed:
                     benchmark.warn_of_load(executor, settings)
-                _carry_out(tasks, of_tool, settings, arguments, executor)
+                _carry_out(tasks, of_tool, settings, arguments, executor, follow)
         except run.Changed as change:
             arguments = benchmark.anew_after(change, arguments)
-            return measured(tool, name, config, tasks, settings, arguments, answer, executor, timed)
-        if ended.mistake and not any(of_tool.is_done(task.name) for task in tasks):
+            return measured(tool, name, config, tasks, settings, arguments, answer, executor, timed, follow)
+        if ended.mistake and not any(job.status == "ok" for job in read(of_tool.path).jobs.values()):
             of_tool.close()
             if not earlier:
                 run.remove(of_tool.path)

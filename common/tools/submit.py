@@ -40,7 +40,7 @@ VARIABLES = frozenset(
     NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE CUBLAS_WORKSPACE_CONFIG LD_PRELOAD""".split()
 )
 #: Kinds of records that results hold, but for those of traces.
-KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "probe", "fit", "status")
+KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "status")
 #: Scripts that a command line may begin with.
 SCRIPTS = ("rnnt-bench", *(f"benchmark_{name}.py" for name in ("all", "fused", "k2", "k2_pruned", "ot", "torchaudio")))
 #: Commands of rnnt-bench that measure losses.
@@ -125,9 +125,9 @@ def folder_name(rows: Sequence[Row]) -> str:
 
 
 def rows_of(folder: Path) -> List[Row]:
-    """Return every row of a folder, of searches too.  Raises UserError."""
+    """Return every row of a folder.  Raises UserError."""
     log = logs.read([folder], all_runs=True)
-    return [*log.rows, *log.searches, *log.swept]
+    return [*log.rows, *log.swept]
 
 
 def problems(folder: Path) -> Iterator[str]:
@@ -140,8 +140,8 @@ def problems(folder: Path) -> Iterator[str]:
     yield from damage(folder)
     for row in rows:
         yield from (f"{row.folder.name}: {words}" for words in _problems_of(row))
-    if not any(row.times or row.largest for row in rows):
-        yield "nothing was measured: no row has a time or a size"
+    if not any(row.times for row in rows) and not [*store.files_named(schema.TOOL_FILE_NAME, folder)]:
+        yield "nothing was measured: no row has a time"
     readable = [row for row in rows if not row.unreadable]
     different = [words for row in readable[1:] for words in machines.differences(readable[0], row)]
     devices = {row.device_name for row in readable if row.device_name}

@@ -343,8 +343,6 @@ def size(error: float) -> str:
 
 # The pass.
 
-#: Utterances of the measured batch with --find-largest, which has yet to find the size that fits.
-SEARCH_UTTERANCES = 2
 #: Utterances whose gap to the exact loss is measured, half a second each.
 GAP_UTTERANCES = 20
 #: Nats; a difference between smaller losses is rounding.
@@ -384,10 +382,9 @@ def run(context) -> Iterator[Correctness]:
     differing: List[str] = []
     reached: List[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
-        few = SEARCH_UTTERANCES if settings.find_largest else None
-        at_its_size, wrong = check_at_size(context, few)
+        at_its_size, wrong = check_at_size(context)
         T = int(context.all_batches.longest().max())
-        if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not few and not context.loops_in_python:
+        if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not context.loops_in_python:
             long = batching.fixed_size(np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3)
             context_of_long = replace(context, all_batches=long, batches=[0])
             places = rounding.PLACES + T // rounding.FRAMES_A_PLACE

@@ -266,7 +266,7 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
     warm-up and takes seconds: only the lightest batch of the first round is measured.
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
-    if clock.cuda and not settings.find_largest:  # there memory is short
+    if clock.cuda:
         context.hold_inputs(context.batches)
     differing, number, threads = settings.own_batches, context.round or 1, device.host_threads(context.device)
     if differing and context.loops_in_python and number > 1:
@@ -295,7 +295,7 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
         caps = {"spread": settings.spread, "max_samples": settings.max_samples, "max_seconds": seconds}
         yield from sampling.sweep(of_scope.sample, chosen, **caps, threads=threads)
         last = None
-        if of_scope.taken and not settings.find_largest:  # in a search memory is short
+        if of_scope.taken:
             last = Last.of(context, scope, *of_scope.latest.pop())
         ends.append((Stop(scope=scope, round=context.round, kept_bytes=of_scope.kept()), of_scope.taken, last))
     now, rounded = device.state(), ", ".join(changed(of_weights, weights))

@@ -1,34 +1,49 @@
-"""Try the steps of a batch size under a limit on memory, and time and judge the largest that fits: --find-largest.
+"""Try the steps of a size under a limit on memory, and judge the largest that fits.
 
-The probe pass runs one step of the heaviest batches of a size, in a process of its own, under an enforced limit: a step
-that runs out of memory, whatever the error is called, does not fit.  The throughput pass is the timing pass at the
-largest size that fits, under the limit of making inputs.
+A probe runs one step of the heaviest batches of a size, in a process of its own, under an enforced limit: a step that
+runs out of memory, whatever the error is called, does not fit.
 
-The correctness pass of a search judges few utterances, since it comes before the size is known.  So the first round of
-throughput judges a step of the heaviest batch at the size found: its loss against one forward of the oracle, some
-frames at a time, and of its gradient that of one utterance, drawn from all.  It takes about as long as a step, and no
-memory of the batch's size.
+The correctness pass of a search judges few utterances, since it comes before the size is known.  So a step of the
+heaviest batch at the size found is judged too: its loss against one forward of the oracle, some frames at a time, and
+of its gradient that of one utterance, drawn from all.  It takes about as long as a step, and no memory of the batch's
+size.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from typing import Any, Dict, Iterator, Tuple, Union
+from functools import partial
+from typing import Any, Dict, Iterator, Mapping, Tuple
 
 import torch
 
 from rnnt_bench.core.errors import WrongResult
+from rnnt_bench.core.settings import Settings
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import heaviest
-from rnnt_bench.losses import layouts, rounding
+from rnnt_bench.losses import layouts, rounding, subject
 from rnnt_bench.losses.passes import correctness, small_batches, timing
 from rnnt_bench.losses.step import LossStep, leaves_of
 from rnnt_bench.measure.memory import AddressSpace, Device, Limit
-from rnnt_bench.records.schema import Fit, Probe, Sample, Stop
+from rnnt_bench.records.schema import JobLine, Measured, Stop, as_written
+from rnnt_bench.tools.largest.search import Try
 
 
-def limit_of(context, scope: str) -> Limit:
+def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
+    """Yield the records of a pass of a loss: "correctness", "probe" or "judge"."""
+    given = job["given"]
+    name = given["pass"]
+    context = subject.prepare({**given, "shared": job.get("shared")}, Settings.from_json(job["settings"]))
+    if name == "correctness":
+        yield from subject.carried_out(context, correctness.run)
+    else:
+        subject.check_shortest(context.adapter, context.all_batches, range(len(context.all_batches)))
+        function = probe if name == "probe" else judge
+        yield from subject.carried_out(context, partial(function, given=given))
+
+
+def limit_of(context, scope: str, given: Mapping[str, Any]) -> Limit:
     """Return the memory limit, after a step of one utterance, which loads and compiles all that a first step does.
 
     On CUDA a step of one utterance of each batch: each size may have kernels of its own, which take memory when first
@@ -39,22 +54,18 @@ def limit_of(context, scope: str) -> Limit:
         context.step(scope, batch, utterances=1).run()
         context.model.zero_grad(set_to_none=True)
     if context.device.type == "cuda":
-        return Device(context.settings.memory_limit, context.device)
-    return AddressSpace(context.limit_bytes)
+        return Device(given["memory_limit"], context.device)
+    return AddressSpace(given["limit_bytes"])
 
 
-def probe(context) -> Iterator[Union[Probe, Fit]]:
-    """Yield a ``probe`` record before each step, which says what is tried, and a ``fit`` record after it."""
+def probe(context, given: Mapping[str, Any]) -> Iterator[Measured]:
+    """Yield what is tried before each step, and what it took after it."""
     (scope,) = context.settings.scopes
-    limited = limit_of(context, scope)
+    limited = limit_of(context, scope, given)
     for batch in heaviest(context.all_batches):
         sizes = context.all_batches.describe(batch)
-        yield Probe(
-            scope=scope,
-            **{name: sizes[name] for name in sizes if name in Probe.__struct_fields__},
-            limit_bytes=limited.bytes,
-            warnings=[f"{context.adapter.name}: {warning}" for warning in limited.warnings],
-        )
+        tried = Try(N=sizes["N"], T=sizes["T_max"], U=sizes["U_max"], limit_bytes=limited.bytes)
+        yield Measured(value=as_written(tried))
         with limited.making():
             step = context.step(scope, batch)
         with limited.enforced():
@@ -62,29 +73,25 @@ def probe(context) -> Iterator[Union[Probe, Fit]]:
         del step
         if not math.isfinite(loss):
             raise ArithmeticError(f"the loss of a batch that fits is {loss}")
-        yield Fit(scope=scope, batch=batch, loss=loss, peak_bytes=limited.peak_bytes)
+        tried.peak_bytes = limited.peak_bytes
+        yield Measured(value=as_written(tried))
         context.model.zero_grad(set_to_none=True)
 
 
-def throughput(context) -> Iterator[Union[Sample, Stop]]:
-    """Yield ``sample`` records as the timing pass does, and in the first round a further ``stop`` record of what was
-    judged; raise WrongResult if the loss is wrong.
+def judge(context, given: Mapping[str, Any]) -> Iterator[Stop]:
+    """Yield a ``stop`` record of the errors of a step; raise WrongResult if it is wrong.
 
     The limit protects the machine, with the slack for inputs; the oracle is outside of it."""
     (scope,) = context.settings.scopes
-    limited = limit_of(context, scope)
-    with limited.making():
-        yield from timing.run(context)
-    if context.round == 1:
-        end, wrong = judged(context, scope, limited)
-        yield end
-        if wrong:
-            raise WrongResult(wrong)
+    end, wrong = judged(context, scope, limit_of(context, scope, given))
+    yield end
+    if wrong:
+        raise WrongResult(wrong)
 
 
 def judged(context, scope: str, limited: Limit) -> Tuple[Stop, str]:
     """Return the errors of a step of the heaviest batch, and what is wrong with it in words."""
-    batch = heaviest(context.all_batches, context.batches)[0]
+    batch = heaviest(context.all_batches)[0]
     inputs = context.new_batch(batch, timing.FURTHER_REPEAT)
     where, n = f"at {small_batches.sizes(inputs.shapes)}", random.SystemRandom().randrange(len(inputs.shapes))
     with limited.making():

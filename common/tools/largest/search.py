@@ -1,0 +1,139 @@
+"""Searches the largest size that fits, from the records of the sizes that were tried: doubling, then bisection."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from msgspec import Struct
+
+from rnnt_bench.records.schema import Bytes, Count, Duration, Positive
+from rnnt_bench.tools.kept import NOT_RUN, Job, Kept
+
+#: A search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
+TOLERANCE = 0.05
+#: Whether a size fits, by the status of its probe.  Any other status is no answer.
+OUTCOMES = {"ok": True, "oom": False, "timeout": False}
+#: What limits a search, by the status of the size that does not fit.
+LIMITS = {"oom": "memory", "timeout": "time"}
+
+
+class Try(Struct, kw_only=True, omit_defaults=True):
+    """A step that is tried: written before it, and again, with its peak, after one that fits.
+
+    Attributes:
+        N, T, U: of the padded batch
+        limit_bytes: enforced, above the loaded process
+        bucket: of a training, from 1
+        peak_bytes: inputs included: resident on a CPU, of torch's allocator on CUDA
+        ns: duration of the step
+    """
+
+    N: Positive
+    T: Positive
+    U: Count
+    limit_bytes: Optional[Bytes] = None
+    bucket: Optional[Positive] = None
+    peak_bytes: Optional[Bytes] = None
+    ns: Optional[Duration] = None
+
+
+def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
+    """Return the size to try next, from `low` to `cap`; None once the largest is known to within TOLERANCE, or 1.
+
+    From `start` on sizes are doubled until one fails, then the gap is halved.  answers: whether each size fits."""
+    fits, fails = bounds(answers)
+    if fails is None:
+        if fits is None:
+            return min(max(start, low), cap)
+        return None if fits >= cap else min(2 * fits, cap)
+    below = low - 1 if fits is None else fits
+    if fails - below > max(1, int(TOLERANCE * below)):
+        return (below + fails) // 2
+    return low if fits is None and fails > low else None
+
+
+def bounds(answers: Mapping[int, bool]) -> Tuple[Optional[int], Optional[int]]:
+    """Return (largest size that fits below all that do not, smallest that does not fit), None for one that is not
+    known."""
+    fails = min((size for size, fits in answers.items() if not fits), default=None)
+    fits = max((size for size, fits in answers.items() if fits and (fails is None or size < fails)), default=None)
+    return fits, fails
+
+
+class Outcome(Struct, frozen=True):
+    """How a search ended, or how far it is.
+
+    Attributes:
+        size: the largest that fits, None where none does or none is known
+        status, reason: "ok" where the largest is known
+        limited_by: "memory", "time", "cap" (the largest size that was allowed), "error", or "" before its end
+        heaviest: the heaviest step of that size, with the highest peak
+    """
+
+    size: Optional[int]
+    status: str
+    reason: str = ""
+    limited_by: str = ""
+    heaviest: Optional[Try] = None
+
+    @property
+    def shown(self) -> str:
+        """Return ">=24" where the search did not end, "none" where not even the smallest size fits."""
+        if self.size is None:
+            return "none" if self.limited_by in LIMITS.values() else "-"
+        return f"{'>=' if self.status not in ('ok', 'wrong') else ''}{self.size}"
+
+
+class Search(Struct, frozen=True):
+    """What is searched: the sizes of one loss, or of one bucket, from `low` to `cap`, the first to try `start`."""
+
+    name: str
+    low: Positive
+    cap: Positive
+    start: Positive
+
+    def probes(self, kept: Kept) -> Dict[int, Job]:
+        """Return the jobs that tried a size, by the size."""
+        head = f"{self.name} probe-"
+        return {int(name[len(head) :]): job for name, job in kept.jobs.items() if name.startswith(head)}
+
+    def next(self, kept: Kept) -> Optional[int]:
+        probes = self.probes(kept).items()
+        answers = {size: OUTCOMES[job.status] for size, job in probes if job.status in OUTCOMES}
+        return next_size(answers, self.low, self.cap, self.start)
+
+    def outcome(self, kept: Kept) -> Outcome:
+        """Return how the search ended."""
+        probes = self.probes(kept)
+        answers = {size: OUTCOMES[job.status] for size, job in probes.items() if job.status in OUTCOMES}
+        size, too_large = bounds(answers)
+        heaviest = _heaviest(probes[size].of(Try)) if size else None
+        failed = [(tried, job) for tried, job in probes.items() if job.status not in OUTCOMES]
+        for tried, job in failed:
+            if job.status not in ("interrupted", NOT_RUN):
+                return Outcome(size, "error", f"size {tried}: {job.reason}", "error", heaviest)
+        if self.next(kept) is not None:
+            words = "stopped before the largest was found; --resume goes on"
+            return Outcome(size, "interrupted", words, heaviest=heaviest)
+        if too_large is None:
+            return Outcome(size, "ok", limited_by="cap", heaviest=heaviest)
+        end = probes[too_large]
+        if size is None:
+            reason = f"not even {too_large} fits: {end.reason}"
+            return Outcome(None, end.status, reason, LIMITS[end.status], _heaviest(end.of(Try)))
+        return Outcome(size, "ok", limited_by=LIMITS[end.status], heaviest=heaviest)
+
+
+def limit_of(kept: Kept) -> Optional[int]:
+    """Return the bytes that the first step that was tried might take."""
+    steps = (step for job in kept.jobs.values() for step in job.of(Try))
+    return next((step.limit_bytes for step in steps if step.limit_bytes), None)
+
+
+def _heaviest(tries: List[Try]) -> Optional[Try]:
+    """Return the step with the most padded cells, with the highest peak of all."""
+    if not tries:
+        return None
+    cells = max(tries, key=lambda step: step.N * step.T * (step.U + 1))
+    peak = max((step.peak_bytes for step in tries if step.peak_bytes is not None), default=None)
+    return Try(N=cells.N, T=cells.T, U=cells.U, limit_bytes=cells.limit_bytes, peak_bytes=peak)
