@@ -1,8 +1,8 @@
-"""`transducer_loss` and `align`: joiner and transducer loss, or its best path, in one function."""
+"""`transducer_loss` and `align`: joiner and transducer loss, or its best path, in one function; `seconds` of frames."""
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
@@ -21,7 +21,7 @@ from fused_transducer.call import (
     module_of,
     packed,
 )
-from fused_transducer.lattices import MIXED
+from fused_transducer.lattices import MIXED, check_number
 from fused_transducer.layers import is_folded, of_linear
 
 
@@ -213,12 +213,15 @@ def align(
     T_lengths: Optional[Tensor] = None, U_lengths: Optional[Tensor] = None, blank: int = 0, activation: str = "tanh",
     *, output: Optional[nn.Linear] = None, delay_penalty: float = 0.0, topology: str = "regular",
     durations: Sequence[int] = (), sigma: float = 0.0, tile_cells: Optional[int] = None,
-    backend: Optional[str] = None,
-) -> Tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (frames, log_probabilities) of the most probable path of each utterance through its targets.
+    backend: Optional[str] = None, confidence_span: Optional[int] = None,
+) -> Tuple[Tensor, ...]:  # fmt: skip
+    """Return (frames, log_probabilities) of the most probable path of each utterance through its targets; with
+    confidence_span, confidences behind them.
 
     frames (N, U), int64: the frame at which each target is emitted; -1 beyond the utterance's targets, and where no
-    path is possible.  log_probabilities (N,), float64.  The arguments are those of `transducer_loss`.
+    path is possible.  log_probabilities (N,), float64.  confidences (N, U), float64: the probability, over all paths
+    through the targets, that a target is emitted at most confidence_span frames before or after its frame: with 0 at
+    that frame; 0 where `frames` is -1.  The other arguments are those of `transducer_loss`.
     """
     given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
     options = {
@@ -226,12 +229,31 @@ def align(
         "topology": topology, "durations": durations, "sigma": sigma,
     }  # fmt: skip
     check_options(given[2].shape[0], **options)
+    if confidence_span is not None:
+        check_number("confidence_span", confidence_span, Integral, 0)
     backend = backend_of(encoder_out.device, given[0].dtype, backend)
     call = Call.of((*given, None, None), packed(**options))
     with torch.no_grad():
         lengths = [x.to(call.device) for x in given[5:7]]
-        parts = plain.of_cells(call, operators.log_probabilities(call, backend), backend, -torch.inf)
-        return plain.best(parts.double(), *lengths, call.lattice)
+        parts = plain.of_cells(call, operators.log_probabilities(call, backend), backend, -torch.inf).double()
+        frames, scores = plain.best(parts, *lengths, call.lattice)
+        if confidence_span is None:
+            return frames, scores
+        return frames, scores, plain.confidences(parts, *lengths, call.lattice, frames, int(confidence_span))
+
+
+def seconds(frames: Tensor, frame_shift: float, subsampling: int) -> Tensor:
+    """Return when frames begin, in seconds, float64; NaN for those below 0, as `align` has for no frame.
+
+    frames: integers, of encoder_out; frame_shift: seconds from one frame of the features to the next (0.01, say);
+    subsampling: frames of the features for each of encoder_out (4 or 8, say).  Raises ValueError for other values.
+    """
+    check_tensors(frames=frames)
+    if frames.is_floating_point():
+        raise ValueError(f"frames must be integers, as align returns them; they are {frames.dtype}")
+    check_number("frame_shift", frame_shift, Real, 0)
+    check_number("subsampling", subsampling, Integral, 1)
+    return torch.where(frames < 0, torch.nan, frames.double() * (frame_shift * subsampling))
 
 
 def _inputs(

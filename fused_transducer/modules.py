@@ -68,7 +68,7 @@ class TransducerLoss(nn.Module):
     def forward(
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
         utterance_weights: Optional[Tensor] = None, utterance_of: Optional[Tensor] = None,
-        window: Optional[Tensor] = None,
+        window: Optional[Tensor] = None, reference_frames: Optional[Tensor] = None,
     ):  # fmt: skip
         """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1,
         decoder_dim)."""
@@ -76,16 +76,17 @@ class TransducerLoss(nn.Module):
         return transducer_loss(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
             U_lengths=U_lengths, output=self.output_linear, utterance_weights=utterance_weights,
-            utterance_of=utterance_of, window=window, **options,
+            utterance_of=utterance_of, window=window, reference_frames=reference_frames, **options,
         )  # fmt: skip
 
     def align(
-        self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor
-    ) -> Tuple[Tensor, Tensor]:
-        """Return (frames, log_probabilities) of the best paths, without dropout: see `align`."""
+        self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
+        confidence_span: Optional[int] = None,
+    ) -> Tuple[Tensor, ...]:  # fmt: skip
+        """Return (frames, log_probabilities) of the best paths, and confidences, without dropout: see `align`."""
         return align(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
-            U_lengths=U_lengths, output=self.output_linear,
+            U_lengths=U_lengths, output=self.output_linear, confidence_span=confidence_span,
             **{name: value for name, value in self.options.items() if name in OF_ALIGN},
         )  # fmt: skip
 

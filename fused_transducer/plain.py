@@ -449,6 +449,16 @@ def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
     return (torch.where(counts, frames, 0).sum(1) / counts.sum(1)).to(posteriors.dtype)
 
 
+def _walk_of(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Walk:
+    """Return the walk over the cells whose parts have these log-probabilities, as `best` takes them."""
+    _, T, U1, _ = log_probabilities.shape
+    u = torch.arange(U1, device=log_probabilities.device)
+    t = torch.arange(T + U1 - 1, device=u.device)[:, None] - u  # of the cells by anti-diagonals
+    parts = log_probabilities[:, t.clamp(0, T - 1), u].permute(3, 1, 0, 2)
+    parts = parts.masked_fill(((t < 0) | (t >= T)).unsqueeze(1), -torch.inf)
+    return Walk(lattice, parts, T_lengths.long(), U_lengths.long())
+
+
 def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Tuple[Tensor, Tensor]:
     """Return (frames (N, U) int64, log-probabilities (N,)) of the best paths, as `align` does.
 
@@ -456,11 +466,8 @@ def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattic
     """
     N, T, U1, _ = log_probabilities.shape
     U_lengths, device = U_lengths.long(), log_probabilities.device
-    u = torch.arange(U1, device=device)
-    t = torch.arange(T + U1 - 1, device=device)[:, None] - u  # of the cells by anti-diagonals
-    parts = log_probabilities[:, t.clamp(0, T - 1), u].permute(3, 1, 0, 2)
-    parts = parts.masked_fill(((t < 0) | (t >= T)).unsqueeze(1), -torch.inf)
-    walk, chosen = Walk(lattice, parts, T_lengths.long(), U_lengths), U_lengths.new_zeros(T + U1, N, U1)
+    walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
+    chosen = U_lengths.new_zeros(T + U1, N, U1)
     total = walk.ends(walk.alphas(chosen))
     n, u, d = torch.arange(N, device=device), U_lengths.clone(), T_lengths.long() + U_lengths
     dt, du = (torch.tensor([getattr(arc, name) for arc in lattice.arcs], device=device) for name in ("dt", "du"))
@@ -472,3 +479,15 @@ def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattic
         frames[n, u] = torch.where(du_here == 1, d - u - dt_here, frames[n, u])
         d, u = d - dt_here - du_here, u - du_here
     return frames[:, 1:], total
+
+
+def confidences(
+    log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice, frames: Tensor, span: int
+) -> Tensor:
+    """Return the probability (N, U) with which each target is emitted within `span` frames of its frame in `frames`
+    (N, U), over all paths; 0 where that is below 0."""
+    T = log_probabilities.shape[1]
+    walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
+    of_labels = _straight(walk.posteriors(walk.alphas(), 0.0)[1], T)[:, :, :-1]
+    t, frames = torch.arange(T, device=frames.device).view(-1, 1), frames.unsqueeze(1)
+    return of_labels.masked_fill((frames < 0) | ((t - frames).abs() > span), 0).sum(1)

@@ -1,9 +1,13 @@
-"""The joiners of six toolkits, each as one call of `transducer_loss`: no toolkit is imported.
+"""The joiners of six toolkits, each as one call of `transducer_loss` or of `align`: no toolkit is imported.
 
 Each function takes the toolkit's own joiner (of transformers the model), and the outputs of encoder and decoder in the
 toolkit's own shapes.  It folds the joiner's projections into them and returns the loss, with gradients for all
 parameters of the joiner.  Targets may be padded with anything.  options: further options of `transducer_loss`; the
 reduction is "mean" over the utterances, where none is given.
+
+Each has a function `align` of the same arguments, as `recipes.nemo.align(model.joint, ...)`, that returns what
+`fused_transducer.align` does; options: further ones of that.  What the toolkit drops or masks in training stays: align
+a model in evaluation.
 
 `nemo` and `transformers` take the five reductions of NeMo's RNNTLoss under its names: "mean_batch", over the
 utterances; "mean", each loss divided by its number of targets first; "mean_volume", the sum over the number of all
@@ -19,24 +23,26 @@ what.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import random
 from types import MethodType
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from fused_transducer.functional import transducer_loss
+from fused_transducer.functional import align, transducer_loss
 from fused_transducer.layers import of_linear
 
-#: NeMo's name of a reduction -> the loss of the losses of all utterances and their numbers of targets, 1 at least.
-REDUCTIONS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mean_batch": lambda losses, U: losses.mean(),
-    "mean": lambda losses, U: (losses / U).mean(),
-    "mean_volume": lambda losses, U: losses.sum() / U.sum(),
-    "sum": lambda losses, U: losses.sum(),
-    "none": lambda losses, U: losses,
+#: NeMo's name of a reduction -> the loss of the losses of all utterances, of their numbers of targets, 1 at least, and
+#: of whether each counts.
+REDUCTIONS: Dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mean_batch": lambda losses, U, counts: losses.sum() / counts.sum().clamp(min=1),
+    "mean": lambda losses, U, counts: (losses / U).sum() / counts.sum().clamp(min=1),
+    "mean_volume": lambda losses, U, counts: losses.sum() / (U * counts).sum().clamp(min=1),
+    "sum": lambda losses, U, counts: losses.sum(),
+    "none": lambda losses, U, counts: losses,
 }
 
 
@@ -46,34 +52,80 @@ NEMOS_LOSSES = (
 )  # fmt: skip
 
 
-def _reduced(reduction: str, *inputs: Tensor, U_lengths: Tensor, **options: Any):
-    """Return the loss, with a reduction of NeMo's; further results of `transducer_loss` behind it."""
+#: The names of the arguments of `align`, and of those of the losses, which it leaves out.
+OF_ALIGN = set(inspect.signature(align).parameters)
+OF_LOSS = {"omega", *inspect.signature(transducer_loss).parameters}
+#: The arguments of `transducer_loss`, those that have a place there and those by name.
+Inputs = Tuple[Tuple[Any, ...], Dict[str, Any]]
+
+
+def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]] = None) -> Any:
+    """Return a toolkit's function, which returns the loss, with `align`; inputs: makes the arguments of both.
+
+    loss_of: the loss of the arguments; None: `transducer_loss`.
+    """
+
+    @functools.wraps(inputs)
+    def loss(*args: Any, **options: Any) -> Any:
+        given, named = inputs(*args, **options)
+        return (loss_of or transducer_loss)(*given, **named)
+
+    @functools.wraps(inputs)
+    def best(*args: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            given, named = inputs(*args, **options)
+        unknown = named.keys() - OF_ALIGN - OF_LOSS
+        if unknown:
+            raise TypeError(f"align has no option {min(unknown)!r}")
+        return align(*given, **{name: value for name, value in named.items() if name in OF_ALIGN})
+
+    best.__doc__ = f"Return what `fused_transducer.align` does, of the arguments of `{inputs.__name__}`."
+    loss.align = best  # type: ignore[attr-defined]
+    return loss
+
+
+def _of_nemo(*inputs: Any, reduction: str, U_lengths: Tensor, omega: Optional[float] = None, **options: Any) -> Any:
+    """Return the loss, with a reduction of NeMo's; further results of `transducer_loss` behind it.
+
+    omega: the share of calls that leave out TDT's durations: of the regular lattice, by the symbols alone."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: there are {', '.join(REDUCTIONS)}, not {reduction!r}")
-    made = transducer_loss(*inputs, U_lengths=U_lengths, reduction="none", **options)
+    if omega is not None and random.uniform(0, 1) < omega:
+        encoder_out, decoder_out, weight, bias, *integers = inputs
+        symbols = len(weight) - len(options["durations"])
+        inputs = encoder_out, decoder_out, weight[:symbols], None if bias is None else bias[:symbols], *integers
+        options.update(topology="regular", durations=(), sigma=0.0)
+    skips = options.get("nonfinite") == "skip"
+    shows = options.pop("return_skipped", False)
+    options.update(U_lengths=U_lengths, reduction="none", return_skipped=skips or shows)
+    made = transducer_loss(*inputs, **options)
     losses, *further = made if isinstance(made, tuple) else (made,)
-    loss = REDUCTIONS[reduction](losses, U_lengths.to(losses.device).clamp(min=1))
+    counts = ~further[-1] if skips else torch.ones_like(losses)
+    if skips and not shows:
+        further.pop()
+    loss = REDUCTIONS[reduction](losses, U_lengths.to(losses.device).clamp(min=1), counts)
     return (loss, *further) if further else loss
 
 
+@_recipe
 def icefall(
     joiner: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
     **options: Any,
-):  # fmt: skip
+) -> Inputs:  # fmt: skip
     """Return the loss of icefall's Joiner: encoder_proj, decoder_proj, tanh, output_linear.
 
     encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim), targets (N, U): `y_padded`.
     """
-    return transducer_loss(
-        joiner.encoder_proj(encoder_out), joiner.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
-        U_lengths=U_lengths, output=joiner.output_linear, **options,
-    )  # fmt: skip
+    outputs = joiner.encoder_proj(encoder_out), joiner.decoder_proj(decoder_out)
+    named = {"targets": targets, "T_lengths": T_lengths, "U_lengths": U_lengths, "output": joiner.output_linear}
+    return outputs, {**named, **options}
 
 
+@functools.partial(_recipe, loss_of=_of_nemo)
 def nemo(
     joint: nn.Module, encoder_outputs: Tensor, decoder_outputs: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, loss: Any = None, **options: Any,
-):  # fmt: skip
+) -> Inputs:  # fmt: skip
     """Return the loss of NeMo's RNNTJoint: enc, pred, and joint_net of an activation, perhaps dropout, and a layer.
 
     encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1).  The blank is the last symbol; outputs
@@ -103,23 +155,21 @@ def nemo(
     if temperature != 1 and (not encoder_outputs.is_cuda if normalises is None else normalises):  # as NeMo does
         weight, bias = weight / temperature, None if bias is None else bias / temperature
     symbols = len(weight) - extra
-    if extra and random.uniform(0, 1) < omega:
-        weight, bias = weight[:symbols], None if bias is None else bias[:symbols]
-        options.update(durations=(), sigma=0.0)
-    elif extra:
-        options.update(topology="tdt", durations=tuple(options["durations"]))
+    if extra:
+        options.update(topology="tdt", durations=tuple(options["durations"]), omega=omega)
     encoder_out, decoder_out = joint.enc(encoder_outputs.transpose(1, 2)), joint.pred(decoder_outputs.transpose(1, 2))
     if joint.training and getattr(joint, "masking_prob", 0) > 0:  # drawn as NeMo draws it
         kept = torch.rand(decoder_out.shape[0], 1, decoder_out.shape[1], 1) > joint.masking_prob
         decoder_out = decoder_out * kept.squeeze(1).to(decoder_out.device)
     options = {"dropout": sum(layer.p for layer in dropouts if layer.training), "blank": symbols - 1, **options}
-    return _reduced(
-        options.pop("reduction"), encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths=U_lengths,
-        activation=activation_name(activation), **options,
-    )  # fmt: skip
+    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths
+    return tensors, {"U_lengths": U_lengths, "activation": activation_name(activation), **options}
 
 
-def transformers(model: nn.Module, encoder_out: Any, decoder_out: Tensor, labels: Tensor, **options: Any):
+@functools.partial(_recipe, loss_of=_of_nemo)
+def transformers(
+    model: nn.Module, encoder_out: Any, decoder_out: Tensor, labels: Tensor, **options: Any
+) -> Inputs:  # fmt: skip
     """Return the loss of transformers' ParakeetForTDT (reduction "mean"), ParakeetForRNNT ("mean_volume"), and of
     NemotronAsrStreamingForRNNT and Nemotron3_5AsrForRNNT, which have none of their own ("mean_volume").
 
@@ -133,12 +183,12 @@ def transformers(model: nn.Module, encoder_out: Any, decoder_out: Tensor, labels
     is_token = (labels != config.pad_token_id) & (labels != config.blank_token_id) & (labels >= 0)
     places = torch.arange(1, labels.shape[1] + 1, device=labels.device)
     lattice = {"topology": "tdt", "durations": durations, "reduction": "mean"} if durations else {}
-    options = {"reduction": "mean_volume", **lattice, "blank": config.blank_token_id, **options}
-    return _reduced(
-        options.pop("reduction"), frames, decoder_out, targets=labels, T_lengths=mask.sum(1).long(),
-        U_lengths=nn.functional.pad(is_token * places, (1, 0)).amax(1), output=model.joint.head,
-        activation=activation_name(model.joint.activation), **options,
-    )  # fmt: skip
+    named = {
+        "targets": labels, "T_lengths": mask.sum(1).long(), "output": model.joint.head,
+        "U_lengths": nn.functional.pad(is_token * places, (1, 0)).amax(1), "blank": config.blank_token_id,
+        "activation": activation_name(model.joint.activation), "reduction": "mean_volume",
+    }  # fmt: skip
+    return (frames, decoder_out), {**named, **lattice, **options}
 
 
 #: Attribute of a patched model with what `patch` was given, and what it replaced.
@@ -235,10 +285,11 @@ def _patched_forward(
     return made if as_dict else made.to_tuple()
 
 
+@_recipe
 def espnet(
     joint_network: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, **options: Any,
-):  # fmt: skip
+) -> Inputs:  # fmt: skip
     """Return the loss of ESPnet's JointNetwork (espnet2.asr and espnet2.asr_transducer): lin_enc, lin_dec,
     joint_activation, lin_out.
 
@@ -246,17 +297,18 @@ def espnet(
     """
     if getattr(joint_network, "deepbiasing", False):
         raise ValueError("espnet: deep biasing adds a vector for each pair of frame and token, which the loss cannot")
-    return transducer_loss(
-        joint_network.lin_enc(encoder_out), joint_network.lin_dec(decoder_out), targets=targets, T_lengths=T_lengths,
-        U_lengths=U_lengths, output=joint_network.lin_out,
-        activation=activation_name(joint_network.joint_activation), **options,
-    )  # fmt: skip
+    named = {
+        "targets": targets, "T_lengths": T_lengths, "U_lengths": U_lengths, "output": joint_network.lin_out,
+        "activation": activation_name(joint_network.joint_activation),
+    }  # fmt: skip
+    return (joint_network.lin_enc(encoder_out), joint_network.lin_dec(decoder_out)), {**named, **options}
 
 
+@_recipe
 def wenet(
     joint: nn.Module, encoder_out: Tensor, predictor_out: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, **options: Any,
-):  # fmt: skip
+) -> Inputs:  # fmt: skip
     """Return the loss of WeNet's TransducerJoint: enc_ffn and pred_ffn, perhaps post_ffn of their sum, ffn_out.
 
     encoder_out (N, T, encoder_dim), predictor_out (N, U+1, predictor_dim).
@@ -269,16 +321,18 @@ def wenet(
         weight, bias = of_linear(joint.post_ffn)
         encoder_out = nn.functional.linear(encoder_out, weight, bias)
         predictor_out = nn.functional.linear(predictor_out, weight)
-    return transducer_loss(
-        encoder_out, predictor_out, targets=targets, T_lengths=T_lengths, U_lengths=U_lengths, output=joint.ffn_out,
-        activation=activation_name(joint.activatoin), **options,  # its name there
-    )  # fmt: skip
+    named = {
+        "targets": targets, "T_lengths": T_lengths, "U_lengths": U_lengths, "output": joint.ffn_out,
+        "activation": activation_name(joint.activatoin),  # its name there
+    }  # fmt: skip
+    return (encoder_out, predictor_out), {**named, **options}
 
 
+@_recipe
 def speechbrain(
     joint: nn.Module, output: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_shares: Tensor,
     U_shares: Tensor, **options: Any,
-):  # fmt: skip
+) -> Inputs:  # fmt: skip
     """Return the loss of SpeechBrain's Transducer_joint and of the layer behind it (`transducer_lin`).
 
     encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed; T_shares, U_shares (N,): the lengths over
@@ -290,12 +344,12 @@ def speechbrain(
         of_encoder, of_decoder = weight.split([encoder_out.shape[-1], decoder_out.shape[-1]], 1)
         encoder_out = nn.functional.linear(encoder_out, of_encoder, bias)
         decoder_out = nn.functional.linear(decoder_out, of_decoder)
-    T_lengths = (T_shares * encoder_out.shape[1]).round().long()
-    U_lengths = (U_shares * targets.shape[1]).round().long()
-    return transducer_loss(
-        encoder_out, decoder_out, targets=targets, T_lengths=T_lengths, U_lengths=U_lengths, output=_inner(output),
-        activation=activation_name(joint.nonlinearity), **options,
-    )  # fmt: skip
+    named = {
+        "targets": targets, "T_lengths": (T_shares * encoder_out.shape[1]).round().long(),
+        "U_lengths": (U_shares * targets.shape[1]).round().long(), "output": _inner(output),
+        "activation": activation_name(joint.nonlinearity),
+    }  # fmt: skip
+    return (encoder_out, decoder_out), {**named, **options}
 
 
 def _inner(layer: nn.Module) -> nn.Module:

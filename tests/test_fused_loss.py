@@ -34,7 +34,7 @@ from fused_helpers import (
     use,
 )
 
-from fused_transducer import align, compiling, lattices, native, operators
+from fused_transducer import align, compiling, lattices, native, operators, seconds
 from fused_transducer.call import Call
 from fused_transducer.sequence import mwer_loss
 from rnnt_bench.losses import oracle, topologies
@@ -541,8 +541,14 @@ def test_the_delay_is_the_mean_frame_over_all_paths(topology):
 @pytest.mark.parametrize("topology", lattices.TOPOLOGIES)
 def test_the_best_path_is_the_best_of_all_paths(topology, V):
     case = on(topology, [(5, 2), (4, 1), (4, 0)], V=V)
-    given = (*case.tensors, case.targets, case.T_lengths, case.U_lengths)
-    frames, scores = align(*given, topology=topology, **LATTICES.get(topology, {}))
+    given, shares = (*case.tensors, case.targets, case.T_lengths, case.U_lengths), shares_of(case)
+    how = {"topology": topology, **LATTICES.get(topology, {})}
+    frames, scores = align(*given, **how)
+    for span in (0, 1, 5):
+        near = (torch.arange(5).view(-1, 1) - frames.unsqueeze(1)).abs() <= span
+        expected = (shares * (near & (frames >= 0).unsqueeze(1))).sum(1)
+        assert error(align(*given, **how, confidence_span=span)[2], expected) < (1e-11 if V == 11 else 1e-10)
+    assert error(expected.sum(1), case.U_lengths) < 1e-12  # each target is emitted somewhere
     for n, (arcs, (T, U)) in enumerate(zip(arcs_of(case, case.tensors), case.lengths)):
         best = max(paths_of(arcs, T, U))
         assert scores[n].item() == pytest.approx(best[0]) and tuple(frames[n, :U].tolist()) == best[1]
@@ -556,6 +562,20 @@ def test_the_best_path_obeys_the_delay_penalty_and_has_none_where_no_path_is():
     frames, scores = align(*given, delay_penalty=100.0)
     assert frames[0].tolist() == [0, 0, 0, 0] and torch.isfinite(scores[0])
     assert scores[1] == -torch.inf and (frames[1] == -1).all()
+    confidences = align(*given, delay_penalty=100.0, confidence_span=2)[2]
+    assert confidences[0].min() > 0.99 and not confidences[1].any()
+    times = seconds(frames, 0.01, 4)
+    assert times[0].tolist() == [0, 0, 0, 0] and times[1].isnan().all() and seconds(frames + 6, 0.01, 4)[1, 0] == 0.2
+    for wrong in (
+        *({"frames": value} for value in (frames.float(), [0])),
+        *({"subsampling": value} for value in (0, 1.5)),
+        {"frame_shift": -1},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            seconds(**{"frames": frames, "frame_shift": 0.01, "subsampling": 4, **wrong})
+    for span in (-1, 0.5, True):
+        with pytest.raises(ValueError, match="confidence_span"):
+            align(*given, confidence_span=span)
 
 
 @OF_NATIVE

@@ -270,6 +270,9 @@ def test_a_module_is_its_joiner_and_drops_in_training_alone(activation):
     assert error(logits.detach(), logits_of(case.tensors, activation)) < 1e-12
     aligned = align(*case.tensors, *integers(case), blank=3, activation=activation)
     assert all(torch.equal(a, b) for a, b in zip(module.align(*inputs), aligned))
+    module.options["return_delay"] = True
+    delay, behind = (module(*inputs, reference_frames=frames)[1] for frames in (None, torch.zeros_like(aligned[0]) + 2))
+    assert torch.allclose(delay - 2, behind, equal_nan=True) and delay.isfinite().any()
 
 
 def test_a_module_with_projections_is_icefalls_joiner():

@@ -24,7 +24,7 @@ from torch import nn
 from rnnt_bench.losses import oracle, topologies
 
 pytest.importorskip("torch", minversion="2.4")  # k2's environment has an older one
-from fused_helpers import error, mask_of, problem  # noqa: E402
+from fused_helpers import error, mask_of, paths_of, problem  # noqa: E402
 
 from fused_transducer import recipes  # noqa: E402
 
@@ -527,6 +527,62 @@ def test_the_example_trains_alike(model, monkeypatch, capsys):
     curves = [(float(words[4]), float(words[6])) for words in lines if words[0] == "step"]
     assert len(curves) == 3 and len(lines) == 5
     assert all(own == pytest.approx(fused, rel=1e-5) for own, fused in curves) and curves[0] != curves[2]
+
+
+def unsqueezed(joiner):
+    return lambda x, h: joiner(x.unsqueeze(2), h.unsqueeze(1))
+
+
+def aligned(toolkit):
+    """Return (the toolkit's arguments before the outputs, its logits of the outputs, further arguments)."""
+    if toolkit.startswith("nemo"):
+        lattice = TDT if toolkit == "nemo of TDT" else {}
+        joint = nemo("sigmoid", durations=lattice.get("durations", ()), temperature=2.0)
+        return (joint,), joint, {"loss": RNNTLoss(**lattice, omega=1.0)}
+    if toolkit == "speechbrain":
+        layers = speechbrain_joiner("concat")
+        return tuple(layers.values()), lambda *x: layers.transducer_lin(unsqueezed(layers.Tjoint)(*x)), {}
+    joiner = {"icefall": icefall, "espnet": espnet, "wenet": wenet}[toolkit]()
+    return (joiner,), joiner if toolkit == "wenet" else unsqueezed(joiner), {}
+
+
+@pytest.mark.parametrize("toolkit", ["icefall", "espnet", "wenet", "speechbrain", "nemo", "nemo of TDT"])
+def test_the_best_path_of_a_toolkits_joiner_is_that_of_its_logits(toolkit):
+    torch.manual_seed(0)
+    joiner, logits_of, options = aligned(toolkit)
+    for layer in joiner:
+        layer.float()
+    of_nemo, recipe = toolkit.startswith("nemo"), getattr(recipes, toolkit.partition(" ")[0])
+    case = problem([(5, 2), (4, 1)], V=V, dtype=torch.float32)
+    case.targets = case.targets % (V - 2) + (not of_nemo)
+    outputs = [torch.randn(2, *((size, length) if of_nemo else (length, size))) for length, size in ((5, E), (3, D))]
+    lengths = case.T_lengths, case.U_lengths
+    lengths = [x / max(x) for x in lengths] if toolkit == "speechbrain" else lengths
+    frames, scores, confidences = recipe.align(*joiner, *outputs, case.targets, *lengths, confidence_span=5, **options)
+    topology = topologies.TOPOLOGIES["tdt" if toolkit == "nemo of TDT" else "regular"]
+    topology = replace(topology, **(TDT if topology.name == "tdt" else {}))
+    parts = logits_of(*outputs).double()
+    parts = topology.parts(parts, topologies.next_targets(case.targets, 5, 3), V - 1 if of_nemo else 0)
+    for n, (T, U) in enumerate(case.lengths):
+        best = max(paths_of(topology.arcs(parts[n, :T, : U + 1].detach()), T, U))
+        assert scores[n].item() == pytest.approx(best[0].item(), rel=1e-5) and tuple(frames[n, :U].tolist()) == best[1]
+    assert error(confidences.sum(1), case.U_lengths) < 1e-6 and not scores.requires_grad
+    with pytest.raises(TypeError, match="confidence_spam"):
+        recipe.align(*joiner, *outputs, case.targets, *lengths, confidence_spam=5, **options)
+
+
+@pytest.mark.parametrize("reduction", ["mean_batch", "mean", "mean_volume", "sum"])
+def test_nemos_reductions_are_over_the_utterances_that_are_not_skipped(reduction):
+    joint, case = nemo().double(), problem([(9, 4), (6, 2), (9, 4)], V=V)
+    x, h = (torch.randn(3, size, length, dtype=torch.float64) for size, length in ((E, 9), (D, 5)))
+    expected = recipes.nemo(
+        joint, x[1:], h[1:], case.targets[1:], case.T_lengths[1:], case.U_lengths[1:], reduction=reduction
+    )
+    x[0, 0, 0] = float("nan")
+    given, options = (joint, x, h, case.targets, case.T_lengths, case.U_lengths), {"reduction": reduction}
+    loss, skipped = recipes.nemo(*given, nonfinite="skip", return_skipped=True, **options)
+    assert error(loss, expected) < 1e-12 and skipped.tolist() == [True, False, False]
+    assert torch.equal(loss, recipes.nemo(*given, nonfinite="skip", **options))
 
 
 CHANGED = [

@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")  # of Trainer
 
 from fused_helpers import error  # noqa: E402
 
-from fused_transducer import recipes  # noqa: E402
+from fused_transducer import align, recipes  # noqa: E402
 
 BLANK, PAD = 20, 2
 ENCODER = {
@@ -73,6 +73,20 @@ def trainer_of(model, folder, **options):
 
 def logged(trainer, name="loss"):
     return [row[name] for row in trainer.state.log_history if name in row]
+
+
+@pytest.mark.parametrize("kind", PARAKEET)
+def test_the_best_path_of_a_model_is_that_of_its_joints_layers(kind):
+    model, batch = model_of(kind).eval(), collate([utterance(number) for number in range(3)])
+    labels, ids = batch.pop("labels"), batch.pop("decoder_input_ids")
+    encoder_out, decoder_out = model.get_audio_features(**batch), model.decoder(ids)
+    frames, scores, confidences = recipes.transformers.align(model, encoder_out, decoder_out, labels, confidence_span=0)
+    lattice = {"topology": "tdt", "durations": model.config.durations} if kind == "ParakeetForTDT" else {}
+    T, U = encoder_out.attention_mask.sum(1), (labels != PAD).sum(1)
+    given = encoder_out.pooler_output, decoder_out, model.joint.head.weight, model.joint.head.bias, labels, T, U
+    expected = align(*given, BLANK, "relu", **lattice, confidence_span=0)
+    assert all(torch.equal(made, right) for made, right in zip((frames, scores, confidences), expected))
+    assert (frames >= 0).sum(1).tolist() == U.tolist() and ((confidences > 0) == (frames >= 0)).all()
 
 
 RUNS = {

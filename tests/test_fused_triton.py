@@ -399,8 +399,8 @@ def of_lattice(topology):
     report(f"{topology}: every option", {name: error(gradients[name], expected[name]) for name in NAMES})
     given = (*on().tensors, on().targets, on().T_lengths, on().U_lengths)
     of_lattice = {"topology": topology, **LATTICES.get(topology, {})}
-    paths = (align(*given, backend=name, **of_lattice) for name in ("triton", "native"))
-    report(f"{topology}: best paths", dict(zip(("frames", "scores"), map(error, *paths))))
+    paths = (align(*given, backend=name, confidence_span=1, **of_lattice) for name in ("triton", "native"))
+    report(f"{topology}: best paths", dict(zip(("frames", "scores", "confidences"), map(error, *paths))))
     if FEW:
         return
     report(f"{topology}: FastEmit", errors(on(fastemit_lambda=0.3, delay_penalty=0.1, blank=10)))
