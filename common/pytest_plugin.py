@@ -27,7 +27,7 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
         """Measure `loss`, and fail where the whole interval of a time is above the baseline's by `percent` %.
 
         Args:
-            loss, flags: as of `rnnt_bench.measure`.
+            loss, flags: as of `rnnt_bench.instruments`.
             baseline: the log folder of the measurement to compare with.
             percent: how much slower is no failure.
         """

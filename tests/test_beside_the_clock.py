@@ -14,10 +14,10 @@ from test_contract import adapter_of, context_of
 from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import find
+from rnnt_bench.instruments import device
+from rnnt_bench.instruments.clock import Clock, time_step
 from rnnt_bench.losses import layouts
 from rnnt_bench.losses.passes import timing as timing_pass
-from rnnt_bench.measure import device
-from rnnt_bench.measure.clock import Clock, time_step
 from rnnt_bench.records.schema import Stop
 
 CPU = torch.device("cpu")

@@ -20,9 +20,9 @@ from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import BY_NAME, find
 from rnnt_bench.data import batching
+from rnnt_bench.instruments import device
 from rnnt_bench.losses import layouts, oracle, rounding, step, topologies
 from rnnt_bench.losses.passes import correctness, small_batches, timing
-from rnnt_bench.measure import device
 from rnnt_bench.records.schema import Stop
 from rnnt_bench.tools.largest import measure
 

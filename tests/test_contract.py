@@ -17,12 +17,12 @@ from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, find, with_variants
 from rnnt_bench.data import batching
+from rnnt_bench.instruments import memory
+from rnnt_bench.instruments.clock import observed_by
 from rnnt_bench.losses import inputs, layouts, oracle, step
 from rnnt_bench.losses.adapter import described
 from rnnt_bench.losses.passes import correctness, small_batches, timing
 from rnnt_bench.losses.subject import Context
-from rnnt_bench.measure import memory
-from rnnt_bench.measure.clock import observed_by
 from rnnt_bench.records.schema import Option, Stop
 
 pytestmark = pytest.mark.environment_contract

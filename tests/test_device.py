@@ -16,9 +16,9 @@ from fixtures_runs import correctness, environment, one_row, sample, status, wri
 
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable, UserError
+from rnnt_bench.instruments import clock, device, memory
 from rnnt_bench.losses import inputs, subject
 from rnnt_bench.losses.passes import timing
-from rnnt_bench.measure import clock, device, memory
 from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
 from rnnt_bench.system import machine, processes
@@ -58,7 +58,7 @@ def test_tf32_is_set_both_ways_whatever_the_environment_says(wanted):
 import torch
 from dataclasses import replace
 from rnnt_bench.core import settings
-from rnnt_bench.measure import device
+from rnnt_bench.instruments import device
 flags = torch.backends.cuda.matmul, torch.backends.cudnn
 before = flags[0].allow_tf32
 device.set_up_torch(replace(settings.resolve({{}}, "cpu"), tf32={wanted}))

@@ -142,7 +142,7 @@ def test_a_cap_below_the_longest_utterance_is_refused(tmp_path, capsys):
 ENFORCED = """
 import torch
 from rnnt_bench.core.errors import UserError
-from rnnt_bench.measure.memory import MAKING, AddressSpace
+from rnnt_bench.instruments.memory import MAKING, AddressSpace
 
 MIB = 2**20
 
@@ -177,7 +177,7 @@ torch.empty(400 * MIB, dtype=torch.uint8).fill_(1)  # outside there is no limit
 
 SHORT = """
 import resource
-from rnnt_bench.measure.memory import AddressSpace
+from rnnt_bench.instruments.memory import AddressSpace
 
 MIB = 2**20
 base = AddressSpace(MIB).base
@@ -198,7 +198,7 @@ import torch
 from rnnt_bench.core import implementations, settings
 from rnnt_bench.losses import inputs, step
 from rnnt_bench.losses import layouts
-from rnnt_bench.measure.memory import AddressSpace
+from rnnt_bench.instruments.memory import AddressSpace
 from rnnt_bench.jobs.job import status_of
 
 scope, cpu = sys.argv[1], torch.device("cpu")
@@ -247,7 +247,7 @@ def test_a_limit_that_only_torchaudios_own_buffers_exceed(scope):
 def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
     """A row whose context leaves less than the others' gets what is left; more than the device has is nobody's."""
     torch = pytest.importorskip("torch")
-    from rnnt_bench.measure.memory import Device
+    from rnnt_bench.instruments.memory import Device
 
     free = {"mem_get_info": (70 * MIB, 80 * MIB), "memory_allocated": 0, "synchronize": None, "empty_cache": None}
     for name, answer in free.items():

@@ -21,7 +21,7 @@ from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.standing import BESIDE_LOAD, rank_times
 from rnnt_bench.analysis.times import Times
 from rnnt_bench.core.settings import REUSE_VARIABLES, waits
-from rnnt_bench.measure import sampling
+from rnnt_bench.instruments import sampling
 from rnnt_bench.records.schema import Header
 from rnnt_bench.system import machine
 

@@ -119,6 +119,12 @@ def test_a_variable_that_make_does_not_know_is_named(words, code):
     assert done.returncode == code and ("preset" in done.stderr) == (code == 2), done.stderr
 
 
+def test_no_folder_takes_the_name_of_a_public_function():
+    """Once it is imported, a folder is an attribute of the package: it would be found in the function's place."""
+    folders = {path.parent.name for path in (ROOT / "common").glob("*/__init__.py")}
+    assert folders and not folders & set(rnnt_bench.__all__)
+
+
 pytest.importorskip("torch")
 
 #: A package with a right loss and a wrong one, and a name that the suite has too.

@@ -13,9 +13,9 @@ from fixtures_runs import MIB, records_of
 
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.instruments import memory, profiler
 from rnnt_bench.losses import subject
 from rnnt_bench.losses.passes import timing
-from rnnt_bench.measure import memory, profiler
 
 ROUNDS = 3
 

@@ -28,9 +28,9 @@ from rnnt_bench.analysis import doubts, logs, ratios, times
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.standing import Standing
 from rnnt_bench.core import settings, statistics
+from rnnt_bench.instruments import peaks
 from rnnt_bench.losses import oracle
 from rnnt_bench.losses.passes import timing
-from rnnt_bench.measure import peaks
 from rnnt_bench.records import schema
 from rnnt_bench.setup import libraries
 from rnnt_bench.system import machine, memory

@@ -28,7 +28,7 @@ from rnnt_bench.conformance.cases import (
     Row,
 )
 from rnnt_bench.core import errors, implementations, settings, text
-from rnnt_bench.measure.device import current, import_torch
+from rnnt_bench.instruments.device import current, import_torch
 from rnnt_bench.records.schema import Measured, as_written
 from rnnt_bench.system import machine, memory, processes
 

@@ -29,7 +29,7 @@ from rnnt_bench.traces.reader import TraceError
 #: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as Runnable.to_json makes it.
 SUBJECTS = {
     "loss": "rnnt_bench.losses.subject",
-    "device": "rnnt_bench.measure.peaks",
+    "device": "rnnt_bench.instruments.peaks",
     "flops": "rnnt_bench.tools.flops.measure",
     "inference": "rnnt_bench.tools.inference.measure",
     "pipeline": "rnnt_bench.tools.pipelines.measure",

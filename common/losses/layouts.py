@@ -13,11 +13,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from rnnt_bench.core.settings import SCOPES
+from rnnt_bench.instruments.clock import stage
 from rnnt_bench.losses import inputs, oracle
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.cells import Cells, PackedCells, PrunedCells, PrunedStepCells, StepCells
 from rnnt_bench.losses.inputs import Batch, Joiner
-from rnnt_bench.measure.clock import stage
 
 Shapes = Sequence[Tuple[int, int]]
 #: An index into a tensor: integers, slices and "...".

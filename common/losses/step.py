@@ -23,10 +23,10 @@ import torch
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import write_whole
+from rnnt_bench.instruments.clock import stage
 from rnnt_bench.losses import layouts
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Batch, Joiner
-from rnnt_bench.measure.clock import stage
 
 
 @dataclass

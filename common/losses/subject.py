@@ -12,7 +12,7 @@ from msgspec import structs
 from rnnt_bench.core import implementations
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.settings import Settings
-from rnnt_bench.measure import device
+from rnnt_bench.instruments import device
 from rnnt_bench.records.schema import Environment, JobLine
 
 #: Pass -> its module in rnnt_bench.losses.passes, which a job imports when it needs it, and its function there.
@@ -86,7 +86,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
     where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
     import torch
 
-    importlib.import_module("rnnt_bench.measure.clock")  # which keeps the clock as it is before the script
+    importlib.import_module("rnnt_bench.instruments.clock")  # which keeps the clock as it is before the script
     dtype, state = getattr(torch, settings.dtype), device.state()
     adapter = implementations.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Iterator
 
 from rnnt_bench.data.batching import heaviest
-from rnnt_bench.measure.memory import peaks
+from rnnt_bench.instruments.memory import peaks
 from rnnt_bench.records.schema import Memory
 
 

@@ -34,12 +34,12 @@ import torch
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import heaviest, lightest
+from rnnt_bench.instruments import device, sampling
+from rnnt_bench.instruments.clock import Clock, time_step
 from rnnt_bench.losses import layouts, oracle, rounding
 from rnnt_bench.losses.inputs import OUTPUTS
 from rnnt_bench.losses.passes import correctness, small_batches
 from rnnt_bench.losses.step import LossStep, changed, fingerprints, leaves_of, prepare, remembered
-from rnnt_bench.measure import device, sampling
-from rnnt_bench.measure.clock import Clock, time_step
 from rnnt_bench.records.schema import Sample, Stop
 from rnnt_bench.system import memory
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Iterator
 
+from rnnt_bench.instruments import device, profiler
 from rnnt_bench.losses.step import LossStep
-from rnnt_bench.measure import device, profiler
 from rnnt_bench.records.schema import Schedule, Trace
 from rnnt_bench.system.machine import busy_flags
 from rnnt_bench.traces import reader

@@ -19,9 +19,9 @@ import torch
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.files import scratch_folder
 from rnnt_bench.core.settings import Settings
-from rnnt_bench.measure import memory, profiler, sampling
-from rnnt_bench.measure.clock import Clock, Step, time_step
-from rnnt_bench.measure.device import environment, host_threads, set_up_torch
+from rnnt_bench.instruments import memory, profiler, sampling
+from rnnt_bench.instruments.clock import Clock, Step, time_step
+from rnnt_bench.instruments.device import environment, host_threads, set_up_torch
 from rnnt_bench.records.schema import Measured
 from rnnt_bench.system.memory import status_bytes
 from rnnt_bench.tools.inference import recognisers

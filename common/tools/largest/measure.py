@@ -22,10 +22,10 @@ from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import heaviest
+from rnnt_bench.instruments.memory import AddressSpace, Device, Limit
 from rnnt_bench.losses import layouts, rounding, subject
 from rnnt_bench.losses.passes import correctness, small_batches, timing
 from rnnt_bench.losses.step import LossStep, leaves_of
-from rnnt_bench.measure.memory import AddressSpace, Device, Limit
 from rnnt_bench.records.schema import JobLine, Measured, Stop, as_written
 from rnnt_bench.tools.largest.search import Try
 

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map
 from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.flops.counter import FlopCounter
-from rnnt_bench.measure import sampling
-from rnnt_bench.measure.clock import Clock
-from rnnt_bench.measure.device import environment, host_threads, set_up_torch
+from rnnt_bench.instruments import sampling
+from rnnt_bench.instruments.clock import Clock
+from rnnt_bench.instruments.device import environment, host_threads, set_up_torch
 from rnnt_bench.records.schema import Measured
 from rnnt_bench.tools import loading
 from rnnt_bench.tools.inference import measure, recognisers

@@ -22,10 +22,10 @@ from rnnt_bench.core.errors import NotRunnable, OutOfMemory, UserError, WrongRes
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.data import batching, shapes
 from rnnt_bench.flops.counter import FlopCounter
+from rnnt_bench.instruments import profiler
+from rnnt_bench.instruments.clock import Clock
+from rnnt_bench.instruments.device import environment, set_up_torch
 from rnnt_bench.losses.inputs import Batch, padded_sizes
-from rnnt_bench.measure import profiler
-from rnnt_bench.measure.clock import Clock
-from rnnt_bench.measure.device import environment, set_up_torch
 from rnnt_bench.records.schema import Measured
 from rnnt_bench.system import machine, memory
 from rnnt_bench.tools import loading

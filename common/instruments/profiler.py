@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, record_function
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import write_whole
 from rnnt_bench.core.settings import Settings
-from rnnt_bench.measure.clock import Step, observed_by
+from rnnt_bench.instruments.clock import Step, observed_by
 from rnnt_bench.system.machine import ForeignLoad
 
 #: Rows of operators in each cycle's table; those of labels, which take hardly any time of their own, follow them.

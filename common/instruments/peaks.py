@@ -17,8 +17,8 @@ from typing import Any, Callable, Iterator, List, Mapping
 import torch
 
 from rnnt_bench.core.settings import Settings
-from rnnt_bench.measure.clock import Clock
-from rnnt_bench.measure.device import cache_bytes, facts, host_threads, set_up_torch
+from rnnt_bench.instruments.clock import Clock
+from rnnt_bench.instruments.device import cache_bytes, facts, host_threads, set_up_torch
 from rnnt_bench.records.schema import Limits, Products, Stream
 from rnnt_bench.system import memory
 from rnnt_bench.system.machine import ForeignLoad, busy_flags

@@ -13,7 +13,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 
 import torch
 
-from rnnt_bench.measure.device import cache_bytes
+from rnnt_bench.instruments.device import cache_bytes
 
 #: Bound before the script of a loss is loaded, which may replace that of the module time.
 now = time.perf_counter_ns

@@ -24,7 +24,7 @@ import torch
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import scratch_folder
 from rnnt_bench.core.flag_types import bytes_of
-from rnnt_bench.measure.clock import Step
+from rnnt_bench.instruments.clock import Step
 from rnnt_bench.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
 from rnnt_bench.traces import reader, windows
 
