@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import sys
 
@@ -12,6 +14,7 @@ from commands import ROOT, run
 
 sys.path[1:1] = [str(ROOT / "examples")]
 
+import mwer  # noqa: E402
 import train  # noqa: E402
 
 SMALL = ("--steps", 4, "--utterances", 112, "--vocab", 9)
@@ -39,6 +42,31 @@ def test_a_model_is_saved_and_recognises(tmp_path):
     model.load_state_dict(saved["model"])
     with torch.no_grad():
         assert model.eval().error_rate(saved["held_out"]) == told["error_rate"] <= 2
+
+
+def test_the_beam_is_the_sum_over_all_alignments(monkeypatch):
+    torch.manual_seed(0)
+    model, frames, scores = train.Model(3, width=8).eval(), torch.randn(3, 8), {}
+    with torch.no_grad():
+        for symbols in itertools.product(range(3), repeat=3):
+            path, score = (), 0.0
+            for frame, symbol in zip(frames, symbols):
+                state = model.decoder(torch.tensor(path[-1] if path else 0))
+                score += model.joiner.logits(frame, state).log_softmax(-1)[symbol].item()
+                path += (symbol,) if symbol else ()
+            scores[path] = scores.get(path, 0) + math.exp(score)
+        found = [tuple(path.tolist()) for path in mwer.search(model, frames, 15)]
+    assert found == sorted(scores, key=scores.get, reverse=True)
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_is_trained_on_by_its_expected_errors(tmp_path):
+    trained("--save", tmp_path)
+    flags = ("--steps", 2, "--utterances", 112)
+    done = run("examples/mwer.py", tmp_path / "4.pt", *flags, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert all(0 <= told[name] for name in ("before", "mwer", "transducer loss"))
 
 
 def test_chords_where_espeak_is_not_there(monkeypatch):
