@@ -23,7 +23,7 @@ import torch  # noqa: E402
 
 from fused_transducer import transducer_loss  # noqa: E402
 from fused_transducer.sequence import mwer_loss  # noqa: E402
-from rnnt_bench.measure import memory  # noqa: E402
+from rnnt_bench.instruments import memory  # noqa: E402
 
 N, T, U, H, V = 16, 500, 20, 640, 500
 SIZES = (1, 4, 8)
