@@ -30,7 +30,7 @@ import _fused_table as fused_table  # noqa: E402
 from rnnt_bench.analysis import doubts, logs, verdict  # noqa: E402
 from rnnt_bench.analysis import machines as machines_of  # noqa: E402
 from rnnt_bench.analysis.groups import groups  # noqa: E402
-from rnnt_bench.analysis.metrics import COLUMNS, METRICS  # noqa: E402
+from rnnt_bench.analysis.metrics import METRICS  # noqa: E402
 from rnnt_bench.analysis.row import Row  # noqa: E402
 from rnnt_bench.analysis.standing import Standing, stand  # noqa: E402
 from rnnt_bench.cli import parser  # noqa: E402
@@ -71,7 +71,7 @@ def table(folder: str) -> str:
     """Return a Markdown table of the losses that one can choose from, three digits of each figure."""
     rows = [row for name, row in _by_name(folder).items() if name in CHOICES]
     heads = ["step ms", "over the fastest", "95% interval", "loss alone ms", "peak MB", "gradient error"]
-    shown = [METRICS[key] for key in COLUMNS["readme"]]
+    shown = [metric for metric in METRICS.values() if metric.is_in("readme")]
     lines = [
         [_named(row), *(number(each.value(row), 3) if each.unit else each.shown(row) for each in shown[1:])]
         for row in rows

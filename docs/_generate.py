@@ -104,7 +104,7 @@ def _metrics() -> Iterator[str]:
     yield f"# Metrics\n\n{_paragraphs(metrics.__doc__)}\n"
     yield "| key | title | unit | better | tables | scalar of TensorBoard |\n| --- | --- | --- | --- | --- | --- |"
     for metric in metrics.METRICS.values():
-        tables = ", ".join(name for name, keys in metrics.COLUMNS.items() if metric.key in keys)
+        tables = ", ".join(metric.tables.split())
         cells = (metric.title, metric.unit, metric.better, tables, metric.tag)
         yield f"| `{metric.key}` | {' | '.join(map(_cell, cells))} |"
     for script, numbers in {

@@ -46,7 +46,7 @@ from rnnt_bench.analysis import logs, metrics
 from rnnt_bench.conformance.cases import Outcome
 from rnnt_bench.core import settings
 from rnnt_bench.records import schema
-from rnnt_bench.show import tables
+from rnnt_bench.show import plots, tables
 
 # Which runs.
 
@@ -450,6 +450,8 @@ def test_a_metric_in_one_line_is_everywhere(with_rtf, tmp_path):
     row, *_ = json.loads(tables.exported(log, [], "json"))
     assert row["rtf"] == 0.25
     assert metrics.scalars(log.rows[0])["metrics/rtf"] == 0.25
+    assert [row["rtf"] for row in csv.DictReader(io.StringIO(tables.exported(log, [], "csv")))][0] == "0.25"
+    assert "rtf" in " ".join(figure.key for figure in plots.swept(log.sweeps[0]))
     for closed in ("page", "answer", "readme"):
         assert "RTF" not in [column.title for column in tables.table(closed, "", log.rows).columns]
     assert "0.5000" in tables.whole(log)

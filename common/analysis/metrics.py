@@ -1,13 +1,11 @@
-"""List the numbers of a row, each with its title, unit and words.
+"""List the numbers of a row, each with its title, its unit, its words and the tables that it stands in.
 
-Tables, the report, CSV, JSON, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that no list below
-names stands at the end of the tables of --details, for rows that have it.  In CSV and JSON it has its key, in
-TensorBoard it is metrics/KEY."""
+A metric that names no tables stands in those of --details and in the plots of sweeps, for rows that have it, and in CSV
+and JSON under its key.  In TensorBoard a metric has its tag, one that is drawn of sweeps metrics/KEY."""
 
 from __future__ import annotations
 
 from functools import partial
-from operator import attrgetter
 from statistics import fmean, median
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
@@ -20,21 +18,44 @@ from rnnt_bench.records import schema
 Value = Union[float, str, None]
 
 
+#: Tables of --details.
+DETAILS = "results sweep"
+#: Tables of a metric that names none.
+OPEN = f"{DETAILS} csv plot"
+
+
 class Metric(NamedTuple):
-    """Describe a number of a row. title: "" for no column; value: what is sorted by, a number or text; words: the text
-    of a cell, None for the number; better: "lower", "higher" or ""; numeric: aligned to the right; profiled: from a
-    trace; tag: of TensorBoard's scalar; scale: shown number / value, 1e3 for milliseconds of seconds."""
+    """Describe a number of a row.
+
+    Attributes:
+        title: of its column; "" for none
+        value: returns what is sorted by, a number or text
+        words: returns the text of a cell; None for the number
+        tables: names of the tables that it stands in: "answer" is the screen, "results" --details, "readme" README's;
+            "csv" CSV, JSON and data frames, and "plot" a plot of every sweep
+        room: on a screen that is too narrow for all columns, those with the smallest number stay
+        better: "lower", "higher" or ""
+        numeric: whether it is aligned to the right
+        profiled: whether it is from a trace
+        tag: of TensorBoard's scalar
+        scale: shown number / value, 1e3 for milliseconds of seconds
+    """
 
     key: str
     title: str
     value: Callable[[Any], Value] = lambda row: None
     words: Optional[Callable[[Any], str]] = None
+    tables: str = OPEN
+    room: int = 100
     unit: str = ""
     better: str = ""
     numeric: bool = True
     profiled: bool = False
     tag: str = ""
     scale: float = 1
+
+    def is_in(self, table: str) -> bool:
+        return table in self.tables.split()
 
     def scaled(self, row: Any) -> Optional[float]:
         value = self.value(row)
@@ -56,11 +77,12 @@ def metric(
     key: str,
     title: str = "",
     shown: Optional[Callable[[Any], str]] = None,
-    value: Optional[Callable[[Any], Optional[float]]] = None,
+    value: Union[str, Callable[[Any], Any]] = "",
     **fields: Any,
 ) -> Metric:
-    """Return the metric of the row's field `key`, or of `value`. shown: returns the text of a value."""
-    read = value or attrgetter(key)
+    """Return a metric. shown: returns the text of a value; value: returns it of a row, or its path in a row, by default
+    `key`."""
+    read = at(value or key) if isinstance(value, str) else value
     return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
 
@@ -176,44 +198,147 @@ def amount(size: Optional[float]) -> str:
     return f"{text.number(size / text.GIB)} GiB" if size >= text.GIB else f"{text.number(size / text.MB)} MiB"
 
 
-def _text(key: str, title: str, value: Callable[[Any], Optional[str]]) -> Metric:
-    return Metric(key, title, value, numeric=False)
-
-
-def _made(key: str, title: str, path: str, shown: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
-    return metric(key, title, shown, at(path), **fields)
-
-
-_ms = partial(_made, unit="ms", better="lower")
+_ms = partial(metric, unit="ms", better="lower")
+_text = partial(metric, numeric=False)
+_mb = partial(metric, unit="MB", better="lower")
 _error = partial(metric, shown=text.error, better="lower")
+#: Every metric, in the order of columns.
 ALL = (
-    _text("implementation", "implementation", lambda row: with_kind(row.name, row.kind)),
-    _text("label", "implementation", lambda row: row.marked),
-    _text("name", "implementation", attrgetter("name")),
-    _text("kind", "kind", attrgetter("kind")),
-    _text("version", "version", lambda row: (row.environment.implementation_version or "").split("+")[0] or None),
-    _text("torch", "torch", lambda row: row.torch or None),
-    Metric("status", "status", attrgetter("status"), _status, numeric=False),
-    Metric("step_spread", "step ms +- n", words=partial(_spread, scope="step")),
-    Metric("loss_spread", "loss ms +- n", words=partial(_spread, scope="loss")),
-    *(_ms(f"step_{part}", part, f"step.ms.{part}", tag=f"1_time/step_ms_{part}") for part in ("p20", "p80")),
-    *(_ms(f"loss_{part}", "", f"loss_alone.ms.{part}", tag=f"1_time/loss_ms_{part}") for part in ("p20", "p80")),
-    _ms("step_ms", "step ms", "step.ms.median", tag="1_time/step_ms_median"),
-    _ms("loss_ms", "loss ms", "loss_alone.ms.median", tag="1_time/loss_ms_median"),
-    Metric("step_ms_low", "", lambda row: (row.step.interval or (None,))[0]),
-    Metric("step_ms_high", "", lambda row: (row.step.interval or (None,))[-1]),
-    _made("step_n", "n", "step.ms.n"),
-    _made("loss_n", "loss n", "loss_alone.ms.n"),
-    _ms("forward_ms", "forward ms", "step.forward.median"),
-    Metric("over_fastest", "over the fastest", attrgetter("over_fastest"), _over_fastest),
-    *(  # of the step
-        metric(key, title, better="higher", tag=f"1_time/{key}")
-        for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
+    _text(
+        "implementation",
+        "implementation",
+        value=lambda row: with_kind(row.name, row.kind),
+        tables=f"{DETAILS} readme",
     ),
+    _text("label", "implementation", value="marked", tables="page"),
+    _text("name", "implementation", tables="answer answer-sweep csv", room=0),
+    _text("kind", "kind", tables="csv"),
+    Metric(
+        "status",
+        "status",
+        at("status"),
+        _status,
+        tables=f"{DETAILS} answer answer-sweep page csv",
+        room=1,
+        numeric=False,
+    ),
+    # times
+    Metric("step_spread", "step ms +- n", words=partial(_spread, scope="step"), tables="results sweep"),
+    Metric("loss_spread", "loss ms +- n", words=partial(_spread, scope="loss"), tables="results sweep"),
+    _ms(
+        "step_ms",
+        "step ms",
+        value="step.ms.median",
+        tables="answer answer-sweep page readme csv",
+        room=2,
+        tag="1_time/step_ms_median",
+    ),
+    metric("step_ms_low", value=lambda row: (row.step.interval or (None,))[0], tables="csv"),
+    metric("step_ms_high", value=lambda row: (row.step.interval or (None,))[-1], tables="csv"),
+    Metric(
+        "half",
+        "batches +-",
+        lambda row: of_batches(row, row.scope),
+        lambda row: _half(row, row.scope),
+        tables="answer",
+        room=8,
+        unit="%",
+    ),
+    metric(
+        "ratio",
+        "over the fastest",
+        lambda times: text.number(times, 3),
+        "over_fastest",
+        tables="answer answer-sweep",
+        room=3,
+    ),
+    Metric(
+        "over_fastest",
+        "over the fastest",
+        at("over_fastest"),
+        _over_fastest,
+        tables="results sweep page readme csv",
+    ),
+    metric("over_fastest_with_fast_products", value="with_fast_products.times", tables="csv"),
+    Metric(
+        "interval",
+        "95% interval",
+        words=lambda row: _interval(row.against_fastest),
+        tables="answer page readme",
+        room=7,
+    ),
+    Metric(
+        "verdict",
+        "verdict",
+        _verdict,
+        _verdict_words,
+        tables="answer answer-sweep csv",
+        room=4,
+        numeric=False,
+    ),
+    _ms(
+        "loss_ms",
+        "loss ms",
+        value="loss_alone.ms.median",
+        tables="answer answer-sweep page readme csv",
+        room=6,
+        tag="1_time/loss_ms_median",
+    ),
+    Metric(
+        "loss_ratio",
+        "loss over the fastest",
+        at("loss_against_fastest.times"),
+        _loss_ratio,
+        tables="answer",
+        room=9,
+    ),
+    # memory
+    Metric(
+        "peak_memory_mb",
+        "peak memory MB",
+        at("peak_mb"),
+        lambda row: text.number(row.peak_mb) + (" !" if "beyond" in doubts.kinds(row) else ""),
+        tables="results sweep answer answer-sweep page readme csv",
+        room=5,
+        unit="MB",
+        better="lower",
+        tag="2_memory/peak_mb",
+    ),
+    # errors
+    _error(
+        "loss_error",
+        "loss error",
+        value=lambda row: row.errors[0],
+        tables="results sweep page csv",
+        tag="3_correctness/loss_error",
+    ),
+    Metric(
+        "grad_error",
+        "grad error",
+        lambda row: row.errors[1],
+        _marked_error,
+        tables="results sweep answer page readme csv",
+        room=20,
+        better="lower",
+        tag="3_correctness/grad_error",
+    ),
+    metric("imprecise", tables="csv"),
+    metric(
+        "useful",
+        "useful %",
+        lambda share: text.number(share, 3),
+        lambda row: row.useful_fraction and 100 * row.useful_fraction,
+        tables="sweep",
+        unit="%",
+    ),
+    _error("gap", "gap to exact", tables="sweep answer-sweep csv", room=10),
+    # rates, and parts of the times
     Metric(
         "limits",
         "% of limit step / loss",
         words=lambda row: " / ".join(_percent_words(row, scope) for scope in SCOPES) if row.limit_percent else "-",
+        tables="results sweep answer",
+        room=21,
     ),
     *(
         Metric(
@@ -221,189 +346,169 @@ ALL = (
             f"% of limit, {scope}",
             partial(_percent, scope=scope),
             partial(_percent_words, scope=scope),
+            tables="page csv",
             unit="%",
             better="higher",
         )
         for scope in SCOPES
     ),
-    Metric(
-        "peak_memory_mb",
-        "peak memory MB",
-        attrgetter("peak_mb"),
-        lambda row: text.number(row.peak_mb) + (" !" if "beyond" in doubts.kinds(row) else ""),
-        unit="MB",
-        better="lower",
-        tag="2_memory/peak_mb",
+    *(
+        metric(
+            f"{unit}_per_second",
+            f"{unit} /s",
+            tables="results sweep answer page csv",
+            room=16,
+            better="higher",
+            tag=f"1_time/{unit}_per_second",
+        )
+        for unit in ("utterances", "frames")
     ),
-    Metric(
+    *(
+        _ms(f"step_{part}", part, value=f"step.ms.{part}", tables="page", tag=f"1_time/step_ms_{part}")
+        for part in ("p20", "p80")
+    ),
+    *(
+        _ms(f"loss_{part}", value=f"loss_alone.ms.{part}", tables="", tag=f"1_time/loss_ms_{part}")
+        for part in ("p20", "p80")
+    ),
+    metric("step_n", "n", value="step.ms.n", tables="page"),
+    _ms("forward_ms", "forward ms", value="step.forward.median", tables="page csv"),
+    metric("loss_n", "loss n", value="loss_alone.ms.n", tables="page"),
+    _mb(
         "process_mb",
         "process MB",
-        lambda row: at("memory.step.process_mb")(row) or at("memory.loss.process_mb")(row),
-        unit="MB",
-        better="lower",
+        value=lambda row: at("memory.step.process_mb")(row) or at("memory.loss.process_mb")(row),
+        tables="page csv",
     ),
     *(
-        _made(f"{path}_mb", "", f"memory.{scope}.{counter}_mb", unit="MB", tag=f"2_memory/{path}_mb")
+        metric(
+            f"{scope}_{counter}_mb",
+            value=f"memory.{scope}.{counter}_mb",
+            tables="",
+            unit="MB",
+            tag=f"2_memory/{scope}_{counter}_mb",
+        )
         for scope in SCOPES
         for counter in COUNTERS
-        for path in [f"{scope}_{counter}"]
-    ),
-    _made("average_step_time_us", "profiled step us", "profile.average_step_time_us", unit="us", profiled=True),
-    _made("profiled_peak_mb", "profiled peak MB", "profile.peak_memory_mb", unit="MB", profiled=True),
-    _error("loss_error", "loss error", value=lambda row: row.errors[0], tag="3_correctness/loss_error"),
-    Metric(
-        "grad_error",
-        "grad error",
-        lambda row: row.errors[1],
-        _marked_error,
-        better="lower",
-        tag="3_correctness/grad_error",
     ),
     metric(
-        "useful",
-        "useful %",
-        lambda share: text.number(share, 3),
-        lambda row: row.useful_fraction and 100 * row.useful_fraction,
-        unit="%",
-    ),
-    _error("gap", "gap to exact", value=attrgetter("gap")),
-    # of the first screen
-    Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half(row, row.scope), "%"),
-    Metric("over_fastest_with_fast_products", "", at("with_fast_products.times")),
-    metric("ratio", "over the fastest", lambda times: text.number(times, 3), attrgetter("over_fastest")),
-    Metric("interval", "95% interval", words=lambda row: _interval(row.against_fastest)),
-    Metric("loss_ratio", "loss over the fastest", at("loss_against_fastest.times"), _loss_ratio),
-    Metric("verdict", "verdict", _verdict, _verdict_words, numeric=False),
-    # of CSV and JSON alone
-    *(_text(key, "", attrgetter(key)) for key in ("reason", "device", "device_name")),
-    *(_text(key, "", at(f"configuration.{key}")) for key in ("dtype", "preset")),
-    *(_made(key, "", f"configuration.{key}") for key in ("vocab_size", "batch_size", "max_frames", "threads")),
-    *(_text(key, "", at(f"header.{key}")) for key in ("run_id", "started", "suffix")),
-    _text("log_dir", "", lambda row: str(row.folder)),
-    *(_made(key, "", key) for key in ("imprecise", "rounds", "others_cpu")),
-    _made("bytes_per_second", "", "rates.memory"),
-    _made("torch_operations_per_second", "", "rates.torch"),
-    _made("loop_operations_per_second", "", "rates.loop"),
-    Metric("samples", "", lambda row: len(row.timed)),
-    Metric("flagged_samples", "", lambda row: sum(sample.flagged for sample in row.timed)),
-    Metric("loaded_samples", "", lambda row: sum(sample.beside_load for sample in row.timed)),
-    Metric("repeated_rounds", "", lambda row: sum(row.repeated.values())),
-    Metric("measured_batches", "", lambda row: len(row.batches) or None),
-    Metric("useful_cells", "", lambda row: row.cells[0] or None),
-    Metric("padded_cells", "", lambda row: row.cells[1] or None),
-    Metric("earlier_runs", "", lambda row: len(row.earlier)),
-)
-
-METRICS: Dict[str, Metric] = {each.key: each for each in ALL}
-
-_ERRORS = ("loss_error", "grad_error")
-_RATES = ("utterances_per_second", "frames_per_second")
-_SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_memory_mb")
-_PAGE = (
-    *("step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "grad_error"),
-    *("step_limit", "loss_limit", *_RATES, "loss_error"),
-    *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
-)
-
-#: The columns of CSV, JSON and data frames, the same for every run; the table's first.
-PLAIN = (
-    *("name", "kind", "status", "step_ms", "step_ms_low", "step_ms_high", "over_fastest"),
-    *("over_fastest_with_fast_products", "verdict", "loss_ms"),
-    *("peak_memory_mb", "grad_error", "device", "dtype", "vocab_size", "batch_size", "max_frames", "threads"),
-    *(
-        "loss_error",
-        "gap",
-        "imprecise",
-        *_RATES,
-        "forward_ms",
-        "step_limit",
-        "loss_limit",
-        "process_mb",
-    ),
-    *("average_step_time_us", "profiled_peak_mb", "rounds", "samples", "flagged_samples", "loaded_samples"),
-    "repeated_rounds",
-    *("others_cpu", "bytes_per_second", "torch_operations_per_second", "loop_operations_per_second"),
-    *("measured_batches", "useful_cells", "padded_cells", "version", "torch"),
-    *("device_name", "preset", "suffix", "run_id", "started", "earlier_runs", "log_dir", "reason"),
-)
-#: The columns of each table; those of the report begin with "page", those of the screen with "answer".
-COLUMNS: Dict[str, Sequence[str]] = {
-    "results": (
-        "implementation",
-        "version",
-        "torch",
-        "status",
-        *_SHORT,
         "average_step_time_us",
+        "profiled step us",
+        value="profile.average_step_time_us",
+        tables="results answer page csv",
+        room=17,
+        unit="us",
+        profiled=True,
+    ),
+    metric(
         "profiled_peak_mb",
-        *_ERRORS,
+        "profiled peak MB",
+        value="profile.peak_memory_mb",
+        tables="results answer page csv",
+        room=18,
+        unit="MB",
+        profiled=True,
     ),
-    "answer": (
-        *("name", "status", "step_ms", "half", "ratio", "interval", "verdict", "loss_ms"),
-        "loss_ratio",
-        *("peak_memory_mb", "torch"),
-        *(*_RATES, "limits", "grad_error", "average_step_time_us", "profiled_peak_mb", "version"),
+    # the code that was measured
+    _text(
+        "version",
+        "version",
+        value=lambda row: (row.environment.implementation_version or "").split("+")[0] or None,
+        tables="results answer page csv",
     ),
-    "answer sweep": ("name", "status", "step_ms", "ratio", "verdict", "loss_ms", "peak_memory_mb", "gap"),
-    "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
-    "page": ("label", "status", *_PAGE, "average_step_time_us", "profiled_peak_mb", "version", "torch"),
-    "comparison": ("step_ms", "loss_ms", "peak_memory_mb", *_ERRORS),
-    "readme": ("implementation", "step_ms", "over_fastest", "interval", "loss_ms", "peak_memory_mb", "grad_error"),
-}
-COLUMNS["plain"] = PLAIN
-#: The tables of --details, which end with the metrics that no list names.
-OPEN = ("results", "sweep")
-_LISTED = {key for keys in COLUMNS.values() for key in keys}
-
-
-def others() -> List[Metric]:
-    """Return the metrics that have a title and are in no list."""
-    return [each for key, each in METRICS.items() if each.title and key not in _LISTED]
+    _text("torch", "torch", value=lambda row: row.torch or None, tables="results answer page csv", room=15),
+    # of CSV and JSON alone
+    *(_text(key, tables="csv") for key in ("device", "device_name")),
+    *(_text(key, value=f"configuration.{key}", tables="csv") for key in ("dtype", "preset")),
+    *(
+        metric(key, value=f"configuration.{key}", tables="csv")
+        for key in ("vocab_size", "batch_size", "max_frames", "threads")
+    ),
+    metric("rounds", tables="csv"),
+    metric("samples", value=lambda row: len(row.timed), tables="csv"),
+    metric("flagged_samples", value=lambda row: sum(each.flagged for each in row.timed), tables="csv"),
+    metric("loaded_samples", value=lambda row: sum(each.beside_load for each in row.timed), tables="csv"),
+    metric("repeated_rounds", value=lambda row: sum(row.repeated.values()), tables="csv"),
+    metric("others_cpu", tables="csv"),
+    metric("bytes_per_second", value="rates.memory", tables="csv"),
+    metric("torch_operations_per_second", value="rates.torch", tables="csv"),
+    metric("loop_operations_per_second", value="rates.loop", tables="csv"),
+    metric("measured_batches", value=lambda row: len(row.batches) or None, tables="csv"),
+    metric("useful_cells", value=lambda row: row.cells[0] or None, tables="csv"),
+    metric("padded_cells", value=lambda row: row.cells[1] or None, tables="csv"),
+    metric("earlier_runs", value=lambda row: len(row.earlier), tables="csv"),
+    *(_text(key, value=f"header.{key}", tables="csv") for key in ("suffix", "run_id", "started")),
+    _text("log_dir", value=lambda row: str(row.folder), tables="csv"),
+    _text("reason", tables="csv"),
+)
+METRICS: Dict[str, Metric] = {metric.key: metric for metric in ALL}
 
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
-    """Return the columns of a table of COLUMNS, further ones of an OPEN table where a row has a value. The page has the
-    status only where it is not "ok" for every row."""
-    hidden = {"status"} if table.startswith("page") and all(_status(row) == "ok" for row in rows) else ()
-    further = [each for each in others() if any(each.value(row) is not None for row in rows)] if table in OPEN else []
-    return [*(METRICS[key] for key in COLUMNS[table] if key not in hidden), *further]
+    """Return the columns of a table that tell something of these rows: those with a value, and the status where it is
+    not "ok" for all of them. Tables of --details have all their own ones."""
+
+    def tells(metric: Metric) -> bool:
+        if table in DETAILS.split() and not metric.is_in("plot"):
+            return True
+        if metric.key == "status":
+            return any(_status(row) != "ok" for row in rows)
+        return any(metric.shown(row) not in ("-", "") for row in rows)
+
+    return [metric for metric in METRICS.values() if metric.is_in(table) and tells(metric)]
 
 
 def differing(rows: Sequence[Row]) -> List[str]:
-    """Return the settings, beside those of PLAIN, of which two rows are known to have different values."""
-    by_key = text.gathered(
-        (key, value) for row in rows for key, value in row.configuration.items() if value is not None
-    )
-    return [key for key, known in by_key.items() if key not in PLAIN and any(value != known[0] for value in known)]
+    """Return the settings, beside those of CSV, of which two rows are known to have different values."""
+    items = (item for row in rows for item in row.configuration.items())
+    by_key = text.gathered((key, value) for key, value in items if value is not None)
+    differ = [key for key, known in by_key.items() if any(value != known[0] for value in known)]
+    return [key for key in differ if key not in METRICS or not METRICS[key].is_in("csv")]
 
 
 def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
     """Return a row's values as CSV has them, with the settings `further` (see `differing`) and those of a sweep."""
     own = {key: row.configuration.get(key) for key in further}
     words = {key: settings.worded(tuple(value)) if isinstance(value, list) else value for key, value in own.items()}
-    return {**values([METRICS[key] for key in PLAIN], row), **words, **row.header.values}
+    shown = [metric for metric in METRICS.values() if metric.is_in("csv")]
+    return {**values(shown, row), **words, **row.header.values}
 
 
 def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
     """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20 bytes)."""
     checked, profile = row.checked, row.profile
-    standings = (row.against_fastest, row.loss_against_fastest, row.with_fast_products)
-    against, loss_against, with_fast_products = (standing.as_json() if standing else {} for standing in standings)
-    small = {key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")}
     parts = {
-        **{"with_fast_products": with_fast_products, "rates": row.rates._asdict()},
-        **{"step": row.step._asdict(), "loss": row.loss_alone._asdict(), "memory": row.memory},
-        **{"against_fastest": against, "loss_against_fastest": loss_against, "limit_percent": row.limit_percent},
-        **{"at_size": checked.at_size or {}, "small_batches": small, "approximation_gaps": gaps(checked)},
-        **{"windows": profile.windows, "profiled_stages_us": profile.label_us, "options": row.environment.options},
-        **{"configuration": row.configuration, "sweep": row.header.values},
+        "with_fast_products": _standing(row.with_fast_products),
+        "rates": row.rates._asdict(),
+        "step": row.step._asdict(),
+        "loss": row.loss_alone._asdict(),
+        "memory": row.memory,
+        "against_fastest": _standing(row.against_fastest),
+        "loss_against_fastest": _standing(row.loss_against_fastest),
+        "limit_percent": row.limit_percent,
+        "at_size": checked.at_size or {},
+        "small_batches": {key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")},
+        "approximation_gaps": gaps(checked),
+        "windows": profile.windows,
+        "profiled_stages_us": profile.label_us,
+        "options": row.environment.options,
+        "configuration": row.configuration,
+        "sweep": row.header.values,
         "notes": [doubt.words for doubt in doubts.doubts(row)],
     }
-    return {**plain(row, further), **values(others(), row), **schema.as_written(parts)}
+    return {**plain(row, further), **schema.as_written(parts)}
+
+
+def _standing(standing: Any) -> schema.Record:
+    return standing.as_json() if standing else {}
 
 
 def scalars(row: Row) -> Dict[str, float]:
-    tagged = {each.tag: each for each in METRICS.values() if each.tag}
-    tagged.update({f"metrics/{each.key}": each for each in others() if not each.tag})
-    values_of = {tag: metric.scaled(row) for tag, metric in tagged.items()}
-    return {tag: value for tag, value in values_of.items() if value is not None}
+    """Return the numbers of a row by their tags for TensorBoard."""
+    result = {}
+    for metric in METRICS.values():
+        tag = metric.tag or (f"metrics/{metric.key}" if metric.is_in("plot") else "")
+        value = metric.scaled(row)
+        if tag and value is not None:
+            result[tag] = value
+    return result

@@ -175,7 +175,6 @@ def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
     def with_unit(values: Sequence[Optional[float]], key: str) -> List[str]:
         return ["-" if value is None else f"{number(value)} {metrics.METRICS[key].unit}" for value in values]
 
-    keys = [key for key in metrics.COLUMNS["comparison"] if key.endswith("_error")]
     for row in rows:
         for scope, time in row.time.items():
             if any(time.rounds):
@@ -188,7 +187,8 @@ def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
             if memory.baseline is not None or memory.new is not None:
                 sides = with_unit((memory.baseline, memory.new), "peak_memory_mb")
                 add(row, f"{scope} memory", memory, memory.ratio, "-", *sides, "-", str(memory.batches))
-        errors = [", ".join(error(side[key]) for key in keys) for side in (row.errors.baseline, row.errors.new)]
+        both = (row.errors.baseline, row.errors.new)
+        errors = [f"{error(side['loss_error'])}, {error(side['grad_error'])}" for side in both]
         add(row, "errors", row.errors, None, "-", *errors, "-", "-")
     return lines
 

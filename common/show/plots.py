@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -173,23 +174,36 @@ class Point(NamedTuple):
     row: Row
 
 
-#: Key, title, unit and caption of each number that is drawn, and what returns a row's summary, None where not known.
-QUANTITIES: Sequence[Tuple[str, str, str, str, Callable[[Row], Optional[statistics.Summary]]]] = (
-    (
-        "time",
-        "Step time",
-        "ms",
-        "Median step (loss where no step was timed); whiskers: p20 to p80.",
-        lambda row: row.times,
-    ),
-    (
-        "memory",
-        "Peak memory",
-        "MB",
-        "Highest peak of a step above its baseline, from the memory pass.",
-        lambda row: None if row.peak_mb is None else statistics.Summary(row.peak_mb),
-    ),
-)
+class Quantity(NamedTuple):
+    """Describe a number that is drawn of every sweep. summary: returns it of a row, None where it is not known."""
+
+    key: str
+    title: str
+    unit: str
+    caption: str
+    summary: Callable[[Row], Optional[statistics.Summary]]
+
+
+def quantities() -> List[Quantity]:
+    """Return time, memory, and the metrics that are in plots."""
+    times = "Median step (loss where no step was timed); whiskers: p20 to p80."
+    peaks = "Highest peak of a step above its baseline, from the memory pass."
+    result = [
+        Quantity("time", "Step time", "ms", times, lambda row: row.times),
+        Quantity("memory", "Peak memory", "MB", peaks, lambda row: _alone(row.peak_mb)),
+    ]
+    for metric in metrics.METRICS.values():
+        if metric.is_in("plot"):
+            result.append(Quantity(metric.key, metric.title, metric.unit, "", partial(_scaled, metric)))
+    return result
+
+
+def _scaled(metric: metrics.Metric, row: Row) -> Optional[statistics.Summary]:
+    return _alone(metric.scaled(row))
+
+
+def _alone(value: Optional[float]) -> Optional[statistics.Summary]:
+    return None if value is None else statistics.Summary(value)
 
 
 def of_sweep(sweep: groups.Sweep, number: int) -> Section:
@@ -214,13 +228,15 @@ def swept(sweep: groups.Sweep) -> List[Figure]:
         listed = [f"{name} at {', '.join(values)} ({status})" for (name, status), values in gone.items()]
         below = [f"At {settings.words(first)}."] if first else []
         below += [f"Not drawn: {'; '.join(listed)}."] if listed else []
-        for name, title, unit, caption, of in QUANTITIES:
-            summaries = [(row, of(row)) for row in rows if row.status == "ok"]
+        flag = settings.flag(key)
+        for quantity in quantities():
+            summaries = [(row, quantity.summary(row)) for row in rows if row.status == "ok"]
             every = [Point(row.header.values[key], summary, row) for row, summary in summaries if summary]
             if every:
-                figure, flag = f"sweep-{settings.flag(key)}-{name}", settings.flag(key)
-                drawn.append(_over(figure, f"{title} over {flag}", flag, sweep.grid[key], unit, every))
-                drawn[-1] = replace(drawn[-1], caption=" ".join([caption, *below]))
+                name, title = f"sweep-{flag}-{quantity.key}", f"{quantity.title} over {flag}"
+                figure = _over(name, title, flag, sweep.grid[key], quantity.unit, every)
+                caption = " ".join(filter(None, [quantity.caption, *below]))
+                drawn.append(replace(figure, caption=caption))
     return drawn
 
 

@@ -134,15 +134,7 @@ NARROWEST = 60
 #: Marks of cells, and words, as ANSI codes.
 COLORS = {"good": "32", "bad": "1;31", "title": "1"}
 NO_COLORS: Mapping[str, str] = {}
-#: The columns in the order in which they get room.
-FIRST = (
-    *("name", "status", "step_ms", "ratio", "verdict", "peak_memory_mb", "loss_ms", "interval", "half", "loss_ratio"),
-    "gap",
-    *("torch", "utterances_per_second", "frames_per_second", "average_step_time_us", "profiled_peak_mb"),
-    *("grad_error", "limits", "heaviest"),
-)
 LONGEST_NAME = 40
-EMPTY = {"status": {"ok"}}  # by metric: words that tell nothing
 MOST_LINES = 3  # of one remark
 MOST_FAILURES = 5
 
@@ -171,7 +163,7 @@ def screen(
         picks = ((settings.words(values), verdict.fastest(rows)) for values, rows in sweep.cells())
         answers = {cell: verdict.answer(pick, verdict.time_of(pick.scope)) for cell, pick in picks if pick}
         first = "The fastest exact loss" if answers else ""
-        parts.append(_blocks("answer sweep", sweep.heading, sweep.rows, width, colors, first, answers))
+        parts.append(_blocks("answer-sweep", sweep.heading, sweep.rows, width, colors, first, answers))
     return "\n".join(spaced(blocks) for blocks in parts if blocks)
 
 
@@ -196,19 +188,16 @@ def _blocks(
 # The table.
 
 
-def fitting(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return the lines of the table `of` metrics.COLUMNS, grouped by cell and kind, with as many columns as there is
-    room for, the most important first."""
-    known = metrics.columns(of, rows) if rows else []
-    every = [metric for metric in known if {metric.shown(row) for row in rows} - EMPTY.get(metric.key, {"-", ""})]
-    order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
+def fitting(name: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """Return the lines of a table, grouped by cell and kind, with as many columns as there is room for."""
+    every = metrics.columns(name, rows)
     titles = [", ".join(filter(None, [settings.words(row.header.values), kind_title(row)])) for row in rows]
     shown: List[metrics.Metric] = []
     lines: List[str] = []
-    for metric in order:
+    for metric in sorted(every, key=lambda metric: metric.room):
         tried = [each for each in every if each in shown or each is metric]
         body = [[_marked(row, *pair) for pair in zip(tried, cells(row, tried))] for row in rows]
-        made = Table(of, "", [Column(each.title, each.numeric) for each in tried], body)
+        made = Table(name, "", [Column(each.title, each.numeric) for each in tried], body)
         if not shown or max(map(len, aligned(made, LONGEST_NAME).splitlines())) <= width:
             shown, lines = tried, aligned(made._replace(groups=titles), LONGEST_NAME, colors).splitlines()
     return lines
