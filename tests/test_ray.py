@@ -99,7 +99,7 @@ def test_a_cell_that_no_node_can_measure_is_named(nodes, tiny_shapes, tmp_path):
 
 @needs_ray
 def test_ctrl_c_keeps_what_came_back_and_leaves_no_process(nodes, tiny_shapes, tmp_path):
-    long = ["--rounds", "40", "--max-seconds", "2", "--spread", "0.001%"]
+    long = ["--rounds", "40", "--max-seconds", "2"]
     words = flags(nodes, tiny_shapes, tmp_path, "--sweep", "vocab-size=10,20", *long)
     process = piped(command("benchmark_all.py", *words), env=ENVIRONMENT)
     wait_for(lambda: workers(tiny_shapes), "a job on a node", seconds=120)

@@ -56,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()) ->
     groups: Dict[str, argparse._ArgumentGroup] = {}
     parser.set_defaults(**dict.fromkeys(without))
     for key, setting in settings.SETTINGS.items():
-        if key in without:
+        if key in without or not setting.help:
             continue
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)

@@ -9,7 +9,7 @@ import string
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
@@ -184,15 +184,6 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
         return tuple(choice for choice in choices if choice in given)
 
     return parse
-
-
-def schedule(text: str) -> Dict[str, int]:
-    """Parse the profiler's schedule, "wait=10,warmup=10,active=20,repeat=2", in steps."""
-    lows = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
-    given = {key.strip(): value for key, _, value in (part.partition("=") for part in text.split(","))}
-    if given.keys() != lows.keys():
-        raise UserError(f"give wait=A,warmup=B,active=C,repeat=D in steps, all four, not {text!r}")
-    return {key: Whole(low)(given[key]) for key, low in lows.items()}
 
 
 #: The largest size that records keep.

@@ -54,7 +54,8 @@ class Setting:
     Args:
         default: its value where neither a flag nor a preset gives another.
         group: the title of its flags in --help.
-        help: for --help: a capital first, no full stop at the end; its default is added.
+        help: for --help: a capital first, no full stop at the end; its default is added.  "" gives it no flag: the
+            preset or a tool sets it.
         short: the sentence of the short --help; "" leaves it out there.
         type: turns the flag's text into a value, or raises UserError.
         extra: other arguments of argparse's add_argument.
@@ -491,13 +492,8 @@ class Settings:
         default_text="510s with cpu, so that a run takes ten minutes at most; none with --rounds or --sweep",
         **_HOW,
     )
-    spread: float = _of_timing(
-        0.02,
-        "Stop sampling a scope once the 95% interval of its median is narrower than +-P% and every batch is measured",
-        **_takes(flag_types.percentage, "P%"),
-        default_text="2%",
-        **_HOW,
-    )
+    #: Sampling of a scope ends when every batch is measured and the 95% interval of its median is narrower than this.
+    spread: float = _of_timing(0.02, "", **_HOW)
     max_seconds: float = _of_timing(
         60.0,
         "Most seconds of samples of one scope in one round; each batch is sampled at least once",
@@ -505,13 +501,8 @@ class Settings:
         **_SECONDS,
         **_HOW,
     )
-    max_samples: int = _of_timing(
-        28,
-        "Most samples of one scope in one round; each batch is sampled at least once",
-        presets={"cpu": 20, "quick": 400},
-        **_COUNT,
-        **_HOW,
-    )
+    #: Samples of a scope in a round, at most, but for one of each batch.
+    max_samples: int = _of_timing(28, "", presets={"cpu": 20, "quick": 400}, **_HOW)
     threads: Optional[int] = _of_timing(
         None,
         "Number of torch's CPU threads, at most 4 for each CPU that the process may use",
@@ -556,16 +547,17 @@ class Settings:
         heading="L2: {}",
         **_ON_CUDA,
     )
+    #: Steps of the profiler's schedule.
     schedule: Mapping[str, int] = _of_trace(
         {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
-        "Steps of the profiler's schedule",
-        **_takes(flag_types.schedule, "wait=A,warmup=B,active=C,repeat=D"),
+        "",
         presets={"cpu": _SMALL_SCHEDULE, "quick": _SMALL_SCHEDULE},
         **_HOW,
     )
-    record_shapes: bool = _of_trace(True, "Record the shapes of operators' inputs", **_BOOL, **_HOW)
-    with_stack: bool = _of_trace(True, "Record Python stacks", **_BOOL, **_HOW)
-    profile_memory: bool = _of_trace(True, "Record allocations", **_BOOL, **_HOW)
+    #: What a trace has beside times: shapes of operators' inputs, Python's stacks, allocations.
+    record_shapes: bool = _of_trace(True, "", **_HOW)
+    with_stack: bool = _of_trace(True, "", **_HOW)
+    profile_memory: bool = _of_trace(True, "", **_HOW)
 
     @property
     def suffix(self) -> str:
