@@ -62,7 +62,7 @@ def checkout(tmp_path) -> Path:
     for name in ("common", "losses"):
         shutil.copytree(ROOT / name, folder / name)
     (folder / "rnnt_bench").symlink_to("common")
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("shape_info.*")]:
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("shape_info.*"), ROOT / "rnnt-bench"]:
         shutil.copy(path, folder)
     return folder
 
@@ -80,6 +80,15 @@ def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_pa
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(run(checkout / "summarize.py", tmp_path / "log", "--format", "json", cwd=checkout).stdout)
     assert row["name"] == "rnntloss" and row["status"] == "ok" and row["loss_error"] < 1e-5
+
+
+def test_the_tool_of_contributing_measures_and_is_in_the_summary(diffs, checkout, tmp_path):
+    apply(diffs["Add a tool"], checkout)
+    flags = ["--log-dir", tmp_path / "log", "--quiet"]
+    done = run(checkout / "rnnt-bench", "imports", "json", "nowhere_at_all", *flags, cwd=checkout)
+    assert done.returncode == 1 and "nowhere_at_all" in done.stdout, done.stderr
+    rows = json.loads(run(checkout / "summarize.py", tmp_path / "log", "--format", "json", cwd=checkout).stdout)
+    assert [row["module"] for row in rows] == ["json"] and rows[0]["ms"] > 0 and rows[0]["tool"] == "imports"
 
 
 def test_the_metric_of_contributing_is_in_the_table_and_in_json(diffs, checkout):
