@@ -83,6 +83,15 @@ def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_pa
     assert row["name"] == "rnntloss" and row["status"] == "ok" and row["loss_error"] < 1e-5
 
 
+def test_the_lattice_of_contributing_is_a_row_of_the_reference(diffs, checkout, tmp_path):
+    apply(diffs["Add a lattice"], checkout)
+    flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--log-dir", tmp_path / "log", "--quiet"]
+    done = run(checkout / "benchmark_all.py", "--topology", "skips", *flags, cwd=checkout)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(run(checkout / "summarize.py", tmp_path / "log", "--format", "json", cwd=checkout).stdout)
+    assert row["name"] == "reference:skips" and row["kind"] == "skips" and row["loss_error"] < 1e-5
+
+
 def test_the_tool_of_contributing_measures_and_is_in_the_summary(diffs, checkout, tmp_path):
     apply(diffs["Add a tool"], checkout)
     flags = ["--log-dir", tmp_path / "log", "--quiet"]
