@@ -41,7 +41,10 @@ class Fused(Adapter):
             raise NotRunnable("missing", f"{error}; fused:torch runs without it") from error
 
     def prepare(self, batch):
-        return SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
+        prepared = SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
+        if self.topology == "windowed":
+            prepared.window = self.lattice.windows(batch.T_lengths, batch.U_lengths, batch.targets.shape[1])
+        return prepared
 
     def function(self):
         return self.module.transducer_loss
@@ -58,7 +61,7 @@ class Fused(Adapter):
 
     def lattice_options(self):
         """Return the options that choose the lattice."""
-        if self.topology == "regular":
+        if self.topology in ("regular", "windowed"):
             return {}
         if self.topology == "delay-penalty":
             return {"delay_penalty": self.lattice.penalty}

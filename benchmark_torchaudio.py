@@ -3,7 +3,8 @@
 
 It takes padded logits and normalises them itself.  It computes the gradient in its forward, so the time of its backward
 alone means little.  It runs on CPU and CUDA, in float32 and float16.  Variants: log-probs (fused_log_softmax=False,
-after torch's log_softmax); hat (likewise, after a sigmoid for the blank and a softmax of the labels).
+after torch's log_softmax); hat (likewise, after a sigmoid for the blank and a softmax of the labels);
+windowed (likewise, with the log-probabilities of targets outside their windows masked, as it has no windows).
 On CUDA its loss and gradient are wrong for an utterance of one frame or without tokens, also for one within a batch
 (docs/defects/torchaudio_cuda_short.py), so these are not asked there.
 """
@@ -18,7 +19,7 @@ class Torchaudio(Adapter):
     name = "torchaudio"
     hint = "pip install torchaudio"
     dtypes = ("float32", "float16")
-    variants = {"log-probs": {"log_probs": True}, "hat": HAT}
+    variants = {"log-probs": {"log_probs": True}, "hat": HAT, "windowed": {"topology": "windowed", "log_probs": True}}
 
     def load(self, device):
         super().load(device)
@@ -27,6 +28,11 @@ class Torchaudio(Adapter):
 
     def prepare(self, batch):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
+
+    def loss_of(self, tensors, prepared):
+        if self.topology == "windowed":
+            tensors = {"logits": self.lattice.masked(tensors["logits"], *vars(prepared).values())}
+        return super().loss_of(tensors, prepared)
 
     def function(self):
         return self.module.functional.rnnt_loss

@@ -67,7 +67,7 @@ def test_a_simulator_is_never_timed(implementation, monkeypatch):
 
 def test_each_lattice_has_losses_to_rank_a_row_of_fused_among_them():
     TOPOLOGIES = pytest.importorskip("fused_transducer.lattices", exc_type=ImportError).TOPOLOGIES  # torch 2
-    assert {*TOPOLOGIES, "delay-penalty"} == {"regular", *OF_FUSED} and set(OF_FUSED) <= set(LATTICES)
+    assert {*TOPOLOGIES, "delay-penalty", "windowed"} == {"regular", *OF_FUSED} and set(OF_FUSED) <= set(LATTICES)
     for lattice in ("exact", *OF_FUSED):
         assert {"torch", "fused_transducer"} <= {row.package for row in with_variants() if row.kind == lattice}
     for name in ("torchaudio", "optimized_transducer", "fast_rnnt", "k2", "warp-rnnt", "warp-transducer", "nemo"):

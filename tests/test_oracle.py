@@ -63,6 +63,8 @@ def steps(name, z, t, u, T, U, target):
         yield t + 1, u, tokens[0]
         if u < U and name == "regular":
             yield t, u + 1, tokens[target]
+        if u < U and name == "windowed" and 0 <= t - (2 * u + 1) * T // (2 * U) + 1 < 3:
+            yield t, u + 1, tokens[target]
         if u < U and name == "delay-penalty":
             yield t, u + 1, tokens[target] + 0.3 * ((T - 1) / 2 - t)
         if u < U and (name == "modified" or name == "modified-last-blank" and t < T - 1):
@@ -93,6 +95,7 @@ PARAMETERS = {
     "tdt": {"durations": (0, 2, 3), "sigma": 0.1},
     "multi-blank": {"durations": (2, 3), "sigma": 0.1},
     "delay-penalty": {"penalty": 0.3},
+    "windowed": {"window": 3},
 }
 
 

@@ -52,9 +52,10 @@ def of_joiner(backend, dtype, logits, targets, logit_lengths, target_lengths, bl
     from fused_helpers import transducer_loss  # which keeps what is compiled
 
     given = {"delay_penalty": options.pop("penalty", 0.0), "backend": backend, "blank": blank, "activation": "relu"}
+    lattice = replace(TOPOLOGIES[topology], window=options.pop("window")) if topology == "windowed" else None
     of_rows = partial(expected_errors, **options) if topology == "mwer" else None
     given.update({} if of_rows else options, reduction="none", negligible=0.0)
-    given.update(topology="regular" if topology in ("delay-penalty", "mwer") else topology)
+    given.update(topology="regular" if topology in ("delay-penalty", "windowed", "mwer") else topology)
     losses, gradient = [], np.zeros_like(logits)
     # each row by itself, or the hypotheses of an utterance with one encoder's row
     lists = [np.array(options["utterance_of"])] if of_rows else [np.array([0])] * len(logits)
@@ -75,6 +76,8 @@ def of_joiner(backend, dtype, logits, targets, logit_lengths, target_lengths, bl
         decoder_out[m, u, range(len(cells))] = 0
         integers = torch.from_numpy(targets[some, : U.max()]), T_lengths, torch.from_numpy(U)
         shared = {"utterance_of": torch.from_numpy(utterance_of)} if of_rows else {}
+        if lattice:
+            shared["window"] = lattice.windows(T_lengths, integers[2], integers[0].shape[1])
         made = transducer_loss(encoder_out, decoder_out, weight, bias, *integers, **given, **shared)
         made = of_rows(made) if of_rows else made
         (made * torch.from_numpy(upstream if of_rows else upstream[some]).to(dtype))[made.isfinite()].sum().backward()

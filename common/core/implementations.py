@@ -29,13 +29,14 @@ LATTICES = {
     "multi-blank": "blanks of several frames",
     "hat": "blank by a sigmoid",
     "delay-penalty": "late targets cost more",
+    "windowed": "each target within a window of frames",
 }
 #: Lattice -> frames of the columns that its joiner has behind the V symbols, as papers use them.
 DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: Those that fused_transducer takes: a new one has no such row before the package has it.
-OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "delay-penalty")
+OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "delay-penalty", "windowed")
 #: A variant of every exact loss that takes logits, and its kind: given the logits of an utterance at a time it needs
 #: less memory and more time (rnnt_bench.losses.layouts.ByUtterance).
 BY_UTTERANCE = "by-utterance"
@@ -139,7 +140,7 @@ IMPLEMENTATIONS = (
         "benchmark_torchaudio",
         "main",
         "torchaudio",
-        variants={"log-probs": "exact", **HAT},
+        variants={"log-probs": "exact", **HAT, "windowed": "windowed"},
         by_utterance=True,
     ),
     Implementation(

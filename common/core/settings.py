@@ -473,6 +473,14 @@ class Settings:
         heading="sigma {:g}",
         only=("kind", ("tdt", "multi-blank")),
     )
+    window: int = _measured(
+        25,
+        "Frames at which --topology windowed lets a target be emitted, around its place in an even alignment",
+        **_takes(flag_types.whole(1), "FRAMES"),
+        label="window",
+        heading="windows of {} frames",
+        only=("kind", ("windowed",)),
+    )
     rounds: int = _of_timing(
         6,
         "Number of fresh processes for each implementation, in shuffled order; where --budget is not over before",

@@ -149,7 +149,7 @@ class Adapter:
     def lattice(self) -> Topology:
         from rnnt_bench.losses import topologies
 
-        return topologies.of(self.topology, self.settings.durations, self.settings.sigma)
+        return topologies.of(self.topology, self.settings.durations, self.settings.sigma, self.settings.window)
 
     @property
     def simulated(self) -> bool:

@@ -23,6 +23,8 @@ from torch.nn.functional import logsigmoid, pad
 
 from rnnt_bench.core.implementations import DURATIONS, durations_of
 
+#: Frames and targets of utterances.
+Lengths = Tuple[torch.Tensor, torch.Tensor]
 #: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
 LOG_ZERO = -1e30
 
@@ -44,6 +46,7 @@ class Topology:
     durations: Tuple[int, ...] = ()  # tdt: frames of each column of durations; multi-blank: of each longer blank
     sigma: float = 0.0  # is subtracted from the log-probability of each token (logit under-normalisation)
     penalty: float = 0.0  # delay-penalty: the bonus of a target a frame earlier
+    window: int = 0  # windowed: frames at which a target may be emitted
 
     @property
     def extra(self) -> int:
@@ -71,10 +74,10 @@ class Topology:
         """Return the posterior probability (...) of cells from the derivatives (..., P) of their parts."""
         return derivatives[..., :2].sum(-1)
 
-    def arcs(self, parts: torch.Tensor, frames: Optional[torch.Tensor] = None) -> List[Arc]:
+    def arcs(self, parts: torch.Tensor, lengths: Optional[Lengths] = None) -> List[Arc]:
         """Return the arcs of utterances from the parts (..., T, U+1, P) of their cells.
 
-        frames: (...) the number of frames of each utterance of a padded batch; None: T.
+        lengths: (...) the numbers of frames and of targets of each utterance of a padded batch; None: T and U.
         """
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(0, 1, label)]
@@ -90,17 +93,17 @@ def next_targets(targets: torch.Tensor, T: int, U1: int) -> torch.Tensor:
     return pad(targets[:, : U1 - 1].long(), (0, 1)).unsqueeze(1).expand(len(targets), T, U1)
 
 
-def times(weight: torch.Tensor, frames: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
+def times(weight: torch.Tensor, lengths: Optional[Lengths]) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the frame (T, 1) of each cell of (..., T, U+1) weights, and the number of frames (..., 1, 1)."""
     T = weight.size(-2)
     t = torch.arange(T, device=weight.device).unsqueeze(-1)
-    return t, torch.tensor(T, device=weight.device) if frames is None else frames.view(*frames.shape, 1, 1)
+    return t, torch.tensor(T, device=weight.device) if lengths is None else lengths[0].view(*lengths[0].shape, 1, 1)
 
 
 class Modified(Topology):
     """A target leads to the next frame, as blank does, so a frame has at most one symbol."""
 
-    def arcs(self, parts, frames=None):
+    def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(1, 1, label)]
 
@@ -108,16 +111,16 @@ class Modified(Topology):
 class ModifiedLastBlank(Modified):
     """The modified lattice, with paths that end with a blank."""
 
-    def arcs(self, parts, frames=None):
+    def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
-        t, T = times(label, frames)
+        t, T = times(label, lengths)
         return [Arc(1, 0, blank), Arc(1, 1, label.masked_fill(t >= T - 1, -math.inf))]
 
 
 class Constrained(Topology):
     """A target leads to the next frame together with the blank that follows it on its own frame."""
 
-    def arcs(self, parts, frames=None):
+    def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(1, 1, label + pad(blank[..., 1:], (0, 1), value=-math.inf))]
 
@@ -133,9 +136,9 @@ class TokenAndDuration(Topology):
         tokens, durations = logits.split([logits.size(-1) - self.extra, self.extra], -1)
         return torch.cat([chosen(tokens.log_softmax(-1) - self.sigma, target, blank), durations.log_softmax(-1)], -1)
 
-    def arcs(self, parts, frames=None):
+    def arcs(self, parts, lengths=None):
         blank, label, *lasting = parts.unbind(-1)
-        t, T = times(label, frames)
+        t, T = times(label, lengths)
         result = []
         for duration, weight in zip(self.durations, lasting):
             if duration > 0:
@@ -159,7 +162,7 @@ class MultiBlank(Topology):
     def posterior(self, derivatives):
         return derivatives.sum(-1)
 
-    def arcs(self, parts, frames=None):
+    def arcs(self, parts, lengths=None):
         blank, label, *longer = parts.unbind(-1)
         several = [Arc(duration, 0, weight) for duration, weight in zip(self.durations, longer)]
         return [Arc(1, 0, blank), Arc(0, 1, label), *several]
@@ -178,10 +181,41 @@ class HybridAutoregressive(Topology):
 class DelayPenalty(Topology):
     """A target at frame t gets penalty * ((T - 1) / 2 - t), so that early ones are preferred."""
 
-    def arcs(self, parts, frames=None):
+    def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
-        t, T = times(label, frames)
+        t, T = times(label, lengths)
         return [Arc(1, 0, blank), Arc(0, 1, label + self.penalty * ((T.to(label.dtype) - 1) / 2 - t))]
+
+
+class Windowed(Topology):
+    """A target is emitted within a window of frames around its place in an even alignment."""
+
+    def windows(self, T_lengths: torch.Tensor, U_lengths: torch.Tensor, U: int) -> torch.Tensor:
+        """Return the first and last frame (..., U, 2) of each target of utterances (...)."""
+        T_lengths, U_lengths = T_lengths.long().unsqueeze(-1), U_lengths.long().clamp(min=1).unsqueeze(-1)
+        u = torch.arange(U, device=T_lengths.device)
+        first = (2 * u + 1) * T_lengths // (2 * U_lengths) - self.window // 2
+        return torch.stack([first.clamp(min=0), (first + self.window - 1).minimum(T_lengths - 1)], -1)
+
+    def outside(self, T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) -> torch.Tensor:
+        """Return whether each cell (..., T, U+1) has a target and is outside its window."""
+        first, last = self.windows(T_lengths, U_lengths, U1).unsqueeze(-3).unbind(-1)
+        t, u = (torch.arange(size, device=first.device) for size in (T, U1))
+        return ((t.unsqueeze(-1) < first) | (t.unsqueeze(-1) > last)) & (u < U_lengths.view(*U_lengths.shape, 1, 1))
+
+    def masked(self, log_probs, targets, T_lengths, U_lengths):
+        """Return the log-probabilities (N, T, U+1, V) with log 0 for each cell's target outside its window."""
+        _, T, U1, _ = log_probs.shape
+        column = next_targets(targets, T, U1).unsqueeze(-1)
+        outside = self.outside(T, U1, T_lengths, U_lengths).unsqueeze(-1)
+        log_zero = max(LOG_ZERO, torch.finfo(log_probs.dtype).min / 2)
+        return log_probs.scatter(-1, column, log_probs.gather(-1, column).masked_fill(outside, log_zero))
+
+    def arcs(self, parts, lengths=None):
+        blank, label = parts.unbind(-1)
+        T, U1 = label.shape[-2:]
+        T_lengths, U_lengths = lengths or (torch.tensor(size, device=label.device) for size in (T, U1 - 1))
+        return [Arc(1, 0, blank), Arc(0, 1, label.masked_fill(self.outside(T, U1, T_lengths, U_lengths), -math.inf))]
 
 
 #: By name, with the parameters that papers and recipes use.
@@ -196,14 +230,17 @@ TOPOLOGIES = {
         MultiBlank("multi-blank", "arXiv 2211.03541", durations=DURATIONS["multi-blank"], sigma=0.05),
         HybridAutoregressive("hat", "arXiv 2003.07705"),
         DelayPenalty("delay-penalty", "arXiv 2211.00490", penalty=0.01),
+        Windowed("windowed", "arXiv 2011.03072", window=25),
     )
 }
 REGULAR = TOPOLOGIES["regular"]
 
 
-def of(name: str, durations: Optional[str] = None, sigma: Optional[float] = None) -> Topology:
-    """Return a lattice with the durations ("0,1,2") and sigma of a run; None, and where it has none: its own."""
+def of(name: str, durations: Optional[str] = None, sigma: Optional[float] = None, window: int = 25) -> Topology:
+    """Return a lattice with the durations ("0,1,2"), sigma and window of a run, where it has any; None: its own."""
     topology = TOPOLOGIES[name]
+    if topology.window:
+        return replace(topology, window=window)
     if not topology.durations:
         return topology
     return replace(topology, durations=durations_of(name, durations), sigma=topology.sigma if sigma is None else sigma)
@@ -246,7 +283,7 @@ def transducer_loss(
     outside = _outside(T, U1, T_lengths, U_lengths)
     dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
     inside = logits.masked_fill(outside.unsqueeze(-1), 0).to(dtype)
-    arcs = topology.arcs(topology.parts(inside, next_targets(targets, T, U1), blank), T_lengths)
+    arcs = topology.arcs(topology.parts(inside, next_targets(targets, T, U1), blank), (T_lengths, U_lengths))
     losses = _losses(arcs, outside, T_lengths, U_lengths)
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 

@@ -29,6 +29,7 @@ OPTIONS: Dict[str, Dict[str, Any]] = {
     "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
     "multi-blank": {"durations": [2, 4], "sigma": 0.05},
     "delay-penalty": {"penalty": 0.1},
+    "windowed": {"window": 3},
 }
 Shapes = Sequence[Tuple[int, int]]
 #: name -> (T, U) of the utterances and what differs from the usual case.  Larger batches come before smaller ones, and
