@@ -143,7 +143,7 @@ def assert_is_transducer_loss(loss: Callable[..., Any], device: str = "cpu", dty
         device: "cpu" or "cuda".
         dtype: of the logits.
     """
-    from rnnt_bench.losses.passes.small_batches import wrong_of
+    from rnnt_bench.losses.passes.correctness import wrong_of
 
     wrong = wrong_of(loss, device, dtype)
     if wrong:

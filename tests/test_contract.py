@@ -19,9 +19,9 @@ from rnnt_bench.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, find,
 from rnnt_bench.data import batching
 from rnnt_bench.instruments import memory
 from rnnt_bench.instruments.clock import observed_by
-from rnnt_bench.losses import inputs, layouts, oracle, step
+from rnnt_bench.losses import inputs, judge, layouts, oracle, step
 from rnnt_bench.losses.adapter import described
-from rnnt_bench.losses.passes import correctness, small_batches, timing
+from rnnt_bench.losses.passes import correctness, timing
 from rnnt_bench.losses.subject import Context
 from rnnt_bench.records.schema import Option, Stop
 
@@ -94,9 +94,9 @@ def adapter(request, device):
 def test_every_row_passes_correctness_and_is_right_after_timing(implementation, monkeypatch):
     adapter = adapter_of(implementation, "cpu", vocab_size=40)
     if adapter.simulated:
-        assert small_batches.check(adapter, torch.device("cpu"), torch.float32).wrong == ""
+        assert correctness.check(adapter, torch.device("cpu"), torch.float32).wrong == ""
         return
-    monkeypatch.setattr(correctness, "CHUNK", 5000)  # some frames at a time
+    monkeypatch.setattr(judge, "CHUNK", 5000)  # some frames at a time
     shapes = adapter.lengthened([*LARGE, (6, 0)])
     (record,) = correctness.run(context_of(adapter, shapes))  # raises WrongResult
     judged = record.at_size
@@ -123,16 +123,23 @@ def test_loss_and_gradients_of_small_batches(adapter, device, case):
     zeros = torch.zeros(N, T, U + 1, V + wide.lattice.extra, dtype=torch.float64)
     if not math.isfinite(oracle.losses(zeros, batch.targets, batch.shapes, 0, wide.lattice).sum()):
         return
+
+    def asked(scope):
+        def ready():
+            return model, [step.prepare(wide, model, batch.fresh(), scope)]
+
+        return judge.ask(wide, *ready(), scope, ready)
+
     if not adapter.takes(shapes):
         try:
-            _, grad_error = small_batches.answer(wide, model, [batch], "step").errors
+            wrong = asked("step")
         except (AssertionError, RuntimeError, ValueError):
             return
-        assert adapter.fewest_frames > 1 and grad_error > 1e-3
+        assert adapter.fewest_frames > 1 and wrong.grad_error > 1e-3
         return
     for scope in layouts.of(adapter).scopes:
-        loss_error, grad_error = small_batches.answer(wide, model, [batch.fresh()], scope).errors
-        assert loss_error < 1e-5 and grad_error < 1e-4
+        answer = asked(scope)
+        assert answer.loss_error < 1e-5 and answer.grad_error < 1e-4
 
 
 @pytest.mark.parametrize("implementation", IN_PIECES, ids=lambda implementation: implementation.name)

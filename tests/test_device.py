@@ -100,6 +100,7 @@ class FakeCuda:
         self.calls.append("forward")
         after_forward()
         self.calls.append("backward")
+        return self.answer
 
 
 def test_work_is_on_the_stream_that_every_package_launches_on(monkeypatch):
@@ -112,8 +113,8 @@ def test_work_is_on_the_stream_that_every_package_launches_on(monkeypatch):
 
 def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(monkeypatch):
     fake, ticks = FakeCuda(monkeypatch), itertools.count(0, 1000)
-    monkeypatch.setattr(timing, "check", lambda *_: (0.0, 0.0, ""))
-    monkeypatch.setattr(timing.Last, "of", lambda *_: "last")
+    monkeypatch.setattr(timing.after_timing, "run", lambda context, ends, rounded: (end for end, *_ in ends))
+    monkeypatch.setattr(timing.Last, "taken", lambda *_: "last")
     monkeypatch.setattr(clock, "now", lambda: next(ticks))
     monkeypatch.setattr(clock, "cache_bytes", lambda device: 50)
     over = SimpleNamespace(zero_=lambda: fake.calls.append("cool"))
@@ -125,6 +126,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
         round=1,
         state={},
         all_batches=None,
+        model=torch.nn.Module(),
         loops_in_python=False,
         hold_inputs=lambda batches: fake.calls.append(("hold inputs", *batches)),
         step=lambda *position: fake.calls.append(position) or fake,

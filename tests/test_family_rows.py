@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,7 @@ from rnnt_bench.conformance.judge import simulator
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import IMPLEMENTATIONS, LATTICES, OF_FUSED, find, with_variants
-from rnnt_bench.losses import inputs, layouts, subject
-from rnnt_bench.losses.passes import small_batches
+from rnnt_bench.losses import inputs, judge, layouts, step, subject
 from rnnt_bench.losses.subject import Context
 
 pytestmark = pytest.mark.environment_contract
@@ -107,5 +107,6 @@ def test_a_kernel_of_the_hub_is_called_as_transformers_is(monkeypatch):
     batch = inputs.make_batch(
         [(6, 3), (4, 1)], vocab_size=9, encoder_dim=8, device=where, dtype=torch.float32, key=(1, 1)
     )
-    loss_error, grad_error = small_batches.answer(adapter, model, [batch], "loss").errors
-    assert loss_error < 1e-5 and grad_error < 1e-4 and adapter.version() == "1"
+    ready = partial(step.prepare, adapter, model, batch, "loss")
+    answer = judge.ask(adapter, model, [ready()], "loss", lambda: (model, [ready()]))
+    assert answer.loss_error < 1e-5 and answer.grad_error < 1e-4 and adapter.version() == "1"

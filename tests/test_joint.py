@@ -11,9 +11,9 @@ from test_broken_losses import judged
 from test_contract import context_of
 
 from rnnt_bench.core import implementations, settings
-from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.errors import NotRunnable, WrongResult
 from rnnt_bench.losses import layouts, step, subject
-from rnnt_bench.losses.passes import correctness, small_batches
+from rnnt_bench.losses.passes import correctness, timing
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false", "--quiet", "--rounds", "1", "--max-seconds", "0.05"]
@@ -53,7 +53,7 @@ def test_each_of_its_gradients_is_judged(monkeypatch, name):
     right, _ = judged(context)
     assert right.ok and right.grad_error < 1e-4 and right.at_size.grad_error < 1e-4
     monkeypatch.setitem(own_joint.FACTORS, name, 1.001)  # off by a thousandth
-    checked = small_batches.check(context.adapter, context.device, torch.float32)
+    checked = correctness.check(context.adapter, context.device, torch.float32)
     assert f"gradient of {name}".replace("weight", "output.weight").replace("bias", "output.bias") in checked.wrong
     assert checked.slope[0] == pytest.approx(1e-3, rel=0.1)
     monkeypatch.setitem(own_joint.FACTORS, name, 1.01)
@@ -74,7 +74,7 @@ def test_a_gradient_that_is_missing_where_another_is_not_wanted_is_refused(froze
         return right({name: leaf if wanted else leaf.detach() + 0 * leaf for name, leaf in tensors.items()}, prepared)
 
     monkeypatch.setattr(adapter, "loss_of", stops)
-    assert "frozen" in small_batches.check(adapter, torch.device("cpu"), torch.float32).wrong
+    assert "frozen" in correctness.check(adapter, torch.device("cpu"), torch.float32).wrong
 
 
 @pytest.mark.parametrize("name", ["encoder_out", "weight"])
@@ -96,6 +96,54 @@ def test_what_is_wrong_at_size_only_is_found(monkeypatch, name):
     monkeypatch.setattr(adapter, "loss_of", cut)
     record, _ = judged(context_of(adapter))
     assert record.grad_error <= record.tolerance and not record.ok and not record.at_size.ok
+
+
+def packed_once(tensors, known):
+    """The weight as it was when its address was first met."""
+    kept = known.setdefault(tensors["weight"].data_ptr(), tensors["weight"].detach().clone())
+    return {**tensors, "weight": tensors["weight"] - tensors["weight"].detach() + kept}
+
+
+def none_of(name, frozen):
+    """No gradient of `name` where `frozen` needs none."""
+
+    def changed(tensors, known):
+        leaf = tensors[name]
+        return {**tensors, name: leaf if tensors[frozen].requires_grad else leaf.detach() + 0 * leaf}
+
+    return changed
+
+
+def padding_counts(tensors, known):
+    """Hidden values are scaled by the largest output, which may lie in the padding."""
+    scale = tensors["encoder_out"].abs().max().detach().clamp(min=10) / 10
+    return {**tensors, "weight": tensors["weight"] / scale}
+
+
+LARGE_PATH = {
+    "a weight packed once": (packed_once, 0),
+    "no gradient with a frozen joiner": (none_of("decoder_out", "weight"), 1),
+    "no gradient with frozen outputs": (none_of("weight", "encoder_out"), 2),
+    "padding that counts": (padding_counts, 0),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_PATH)
+def test_a_large_path_that_is_wrong_when_asked_more_has_no_times(name, monkeypatch):
+    change, number = LARGE_PATH[name]
+    adapter = adapter_of(allocator="system", max_samples=3, rounds=3)
+    right = adapter.loss_of
+    known = {}
+
+    def loss_of(tensors, prepared):
+        return right(change(tensors, known) if tensors["encoder_out"].size(1) > 48 else tensors, prepared)
+
+    monkeypatch.setattr(adapter, "loss_of", loss_of)
+    context = context_of(adapter, [(70, 34), (66, 2), (52, 9), (70, 7)], 4)
+    assert judged(context)[1] == ""
+    context.round = number + 1
+    with pytest.raises(WrongResult, match="after timing, asked for two losses in flight"):
+        list(timing.run(context))
 
 
 def test_every_layout_has_a_class_and_a_kind():

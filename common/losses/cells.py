@@ -11,22 +11,24 @@ from rnnt_bench.losses.inputs import Batch
 #: (name of a leaf, the loss's gradient of a part of it, the right gradient of that part).
 Compared = Tuple[str, Optional[torch.Tensor], torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
+Gradients = Mapping[str, Optional[torch.Tensor]]
 
 
 class Cells:
     """The cells of padded logits in scope "loss"; subclasses are for other layouts and scopes.
 
     Made of the inputs, what the adapter made of them, the leaves of a rnnt_bench.losses.step.LossStep and the gradients
-    that the loss computed, by the names of the leaves.  `width` is the number of elements of a cell, and `score` the
-    largest magnitude of the logits seen so far.
+    that the loss computed, by the names of the leaves.  `width` is the number of elements of a cell, `score` the
+    largest magnitude of the logits seen so far, and `factors` those of the losses of the utterances.
     """
 
-    by_cell = True  # whether `compare` yields the gradients of the logits of all cells
-    shift, seed = 0.0, 0  # how far along `direction` the logits are moved, and the seed of that
+    dtype = torch.float64  # of the logits that it gives
 
-    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
+    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Gradients):
         self.batch, self.prepared, self.score = batch, prepared, 0.0
-        self.given, self.gradient = leaves["given"].detach(), gradients["given"]
+        self.factors = [1.0] * len(batch.shapes)
+        self.given = leaves["given"].detach()
+        self.gradient: Any = gradients.get("given")
         self.width = self.given.size(-1)
 
     def of(self, tensor: torch.Tensor, n: int, begin: int, end: int) -> torch.Tensor:
@@ -34,22 +36,15 @@ class Cells:
         return tensor[n, begin:end, : self.batch.shapes[n][1] + 1]
 
     def scores(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return the logits (frames, cells of a frame, V) of these frames, float64; differentiable in a step."""
-        return self.of(self.given, n, begin, end).double()
+        """Return the logits (frames, cells of a frame, V) of these frames; differentiable in a step."""
+        return self.of(self.given, n, begin, end).to(self.dtype)
 
     def logits(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return `scores`, detached, and note the largest."""
         self.last = self.scores(n, begin, end)
         scores = self.last.detach()
         self.score = max(self.score, largest(scores))
-        return scores + self.shift * self.direction(n, begin, end, scores) if self.shift else scores
-
-    def direction(self, n: int, begin: int, end: int, logits: torch.Tensor) -> torch.Tensor:
-        """Return a random direction of the logits of these frames, by utterance and frame, u and symbol."""
-        sizes = self.batch.encoder_out.size(1), *logits.shape[1:]
-        generator = torch.Generator().manual_seed(self.seed + n)
-        of_t, of_u, of_v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
-        return (of_t[begin:end, None] * of_u).to(logits.device).unsqueeze(2) * of_v.to(logits.device)
+        return scores
 
     def symbols(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return the u of each cell of these frames: (frames, cells of a frame)."""
@@ -57,8 +52,11 @@ class Cells:
         return torch.arange(U1, device=self.batch.targets.device).expand(end - begin, U1)
 
     def compare(self, n: int, begin: int, end: int, right: torch.Tensor) -> Iterator[Compared]:
-        """Yield the gradients of these frames; `right` is that of the logits of their cells."""
-        yield "given", self.of(self.gradient, n, begin, end), right
+        """Yield the gradients of these frames; `right` is that of the logits of their cells, for a factor of 1."""
+        if self.gradient is None:
+            yield "given", None, right
+        else:
+            yield "given", self.of(self.gradient, n, begin, end) / self.factors[n], right
 
     def compare_rest(self, n: int) -> Iterator[Compared]:
         """Yield the gradients that are known once all frames of the utterance have been compared."""
@@ -96,15 +94,15 @@ class PrunedCells(Cells):
 class StepCells(Cells):
     """The cells of a step, whose gradients of outputs and weights autograd makes from those of the logits, in float64.
 
-    They are sums over cells, so they are compared after the last utterance, padding included.
+    They are sums over cells, so they are compared after the last utterance, padding included.  `leaves` are those of
+    the step in float64, of which several steps share the weights: these are compared with the last step.
     """
 
-    by_cell = False
-
-    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
-        self.batch, self.prepared, self.gradients, self.score = batch, prepared, gradients, 0.0
-        self.leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
-        self.width = max(self.leaves["output.weight"].shape)
+    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Gradients):
+        self.batch, self.prepared, self.score = batch, prepared, 0.0
+        self.factors = [1.0] * len(batch.shapes)
+        self.leaves, self.gradients = leaves, gradients
+        self.width = max(leaves["output.weight"].shape)
 
     def decoder_out(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return the decoder outputs of the cells of these frames: (frames or 1, cells of a frame, D)."""
@@ -116,31 +114,23 @@ class StepCells(Cells):
             return torch.nn.functional.linear(joined, self.leaves["output.weight"], self.leaves["output.bias"])
 
     def compare(self, n, begin, end, right):
-        self.last.backward(right)
+        self.last.backward(right * self.factors[n])
         return iter(())
 
     def compare_rest(self, n):
         if n == len(self.batch.shapes) - 1:
-            for name, leaf in self.leaves.items():
+            for name in self.gradients:
+                leaf = self.leaves[name]
                 if leaf.grad is not None:  # a loss may not use all of the joiner
                     yield name, self.gradients[name], leaf.grad
 
-    def padding(self, n):
-        return iter(())
-
 
 class PrunedStepCells(StepCells):
-    """The cells of a pruned step; with a simple loss only the joiner's weights are compared, the others are of both."""
-
     def symbols(self, n, begin, end):
         return self.prepared.ranges[n, begin:end].long()
 
     def decoder_out(self, n, begin, end):
         return self.leaves["decoder_out"][n][self.symbols(n, begin, end)]
-
-    def compare_rest(self, n):
-        both = any(name.startswith("extra.") for name in self.leaves)
-        return (each for each in super().compare_rest(n) if not both or each[0].startswith("output."))
 
 
 def largest(values: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -39,7 +39,6 @@ class LossStep:
     leaves: Dict[str, torch.Tensor]  # tensors that get a gradient; in scope "loss" only "given", the input of the loss
     overwrites: bool = False  # whether the loss may overwrite "given"
     forward_only: bool = False  # whether `run` makes no gradient
-    upstream: Optional[torch.Tensor] = None  # factors (1,) of the sum, or (N,) of the losses that `forward` returns
     computed: Dict[str, Optional[torch.Tensor]] = field(default_factory=dict)  # the gradient of "given", after `run`
     answer: Optional[torch.Tensor] = None  # the detached loss, after `run`
 
@@ -68,23 +67,14 @@ class LossStep:
         return gradients
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> torch.Tensor:
-        """Run forward, call `after_forward`, and run backward; return the detached loss, multiplied by `upstream`.
+        """Run forward, call `after_forward`, and run backward; return the detached loss.
 
         Raises TypeError or ValueError if the loss is no torch.Tensor of one element, or has no gradient.
         """
         with torch.set_grad_enabled(not self.forward_only):
             loss = self.forward()
         after_forward()
-        if type(loss) is not torch.Tensor:
-            what = f"a {type(loss).__name__}"
-            if isinstance(loss, (tuple, list)):
-                what += f" of {len(loss)}"
-            raise TypeError(f"the loss is {what}, not a torch.Tensor: return the sum over the batch")
-        if self.upstream is not None:
-            loss = weighted(loss, self.upstream)
-        if loss.numel() != 1:  # some packages sum to (1,)
-            raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
-        self.answer = loss.detach()
+        self.answer = summed(loss).detach()
         if not self.forward_only:
             with stage("backward"):
                 if "given" in self.leaves:
@@ -92,6 +82,36 @@ class LossStep:
                 else:
                     loss.backward()
         return self.answer
+
+
+def summed(loss: Any) -> torch.Tensor:
+    """Return a loss as it is.  Raises TypeError or ValueError if it is no torch.Tensor of one element."""
+    if type(loss) is not torch.Tensor:
+        what = f"a {type(loss).__name__}"
+        if isinstance(loss, (tuple, list)):
+            what += f" of {len(loss)}"
+        raise TypeError(f"the loss is {what}, not a torch.Tensor: return the sum over the batch")
+    if loss.numel() != 1:  # some packages sum to (1,)
+        raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
+    return loss
+
+
+def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    """Run forward of all steps, then one backward of the sum of their losses times `factors`; return the losses.
+
+    factors: of each step, () of its sum or (N,) of the losses that its `forward` returns."""
+    losses = []
+    for step, factor in zip(steps, factors):
+        loss = step.forward()
+        losses.append(summed(loss) if factor.numel() == 1 else loss)
+    total = torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum()
+    if "given" in steps[0].leaves:
+        gradients = torch.autograd.grad(total, [step.given for step in steps], allow_unused=True)
+        for step, gradient in zip(steps, gradients):
+            step.computed["given"] = gradient
+    else:
+        total.backward()
+    return [loss.detach() for loss in losses]
 
 
 class NotOfEach(ValueError):

@@ -39,6 +39,7 @@ class Context:
     forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
     folder: Optional[Path] = None  # where traces go
     shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see step.remembered
+    seed: Optional[int] = None  # of what is asked after timing, see passes.after_timing
     state: Dict[str, Any] = field(default_factory=dict)  # of device.state, before the script of the loss was loaded
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
@@ -48,12 +49,15 @@ class Context:
             return self.held[batch].fresh()
         return self.new_batch(batch, repeat, utterances)
 
-    def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
-        """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held."""
+    def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, reverse: bool = False):
+        """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held.
+
+        reverse: whether the lengths of the utterances are in reverse order."""
         from rnnt_bench.losses import inputs
 
+        shapes = self.all_batches[batch][:utterances]
         return inputs.make_batch(
-            self.all_batches[batch][:utterances],
+            shapes[::-1] if reverse else shapes,
             vocab_size=self.settings.vocab_size,
             encoder_dim=self.settings.encoder_dim,
             device=self.device,

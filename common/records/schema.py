@@ -443,7 +443,9 @@ class Stop(JobLine, kw_only=True, tag="stop"):
     Attributes:
         scope: "loss" or "step"
         loss_error: largest relative error of the losses of the last timed step of each batch against float64
-        grad_error: error of the gradient of the last timed step along a random direction, as a share of its length
+        grad_error: error of the gradient of the last timed step, of the leaf where that is largest, as a share of its
+            length, by random sums
+        seed: of the random sums and of the batch of the further question, drawn after the last sample
         changed: what the loss has changed of its process (threads, default dtype, ...), in words
         kept_bytes: how much more memory was in use after each sample, from the third on; null for too few samples
     """
@@ -452,6 +454,7 @@ class Stop(JobLine, kw_only=True, tag="stop"):
     round: Optional[int] = None
     loss_error: Optional[float] = None
     grad_error: Optional[float] = None
+    seed: Optional[int] = None
     changed: List[str] = []
     kept_bytes: Optional[Bytes] = None
 

@@ -23,9 +23,11 @@ from rnnt_bench.core.settings import Settings
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import heaviest
 from rnnt_bench.instruments.memory import AddressSpace, Device, Limit
-from rnnt_bench.losses import layouts, rounding, subject
-from rnnt_bench.losses.passes import correctness, small_batches, timing
-from rnnt_bench.losses.step import LossStep, leaves_of
+from rnnt_bench.losses import layouts, rounding, subject, words
+from rnnt_bench.losses.judge import Errors, Right, gradient_of
+from rnnt_bench.losses.passes import after_timing, correctness
+from rnnt_bench.losses.questions import alone
+from rnnt_bench.losses.step import LossStep, prepare
 from rnnt_bench.records.schema import JobLine, Measured, Stop, as_written
 from rnnt_bench.tools.largest.search import Try
 
@@ -92,22 +94,22 @@ def judge(context, given: Mapping[str, Any]) -> Iterator[Stop]:
 def judged(context, scope: str, limited: Limit) -> Tuple[Stop, str]:
     """Return the errors of a step of the heaviest batch, and what is wrong with it in words."""
     batch = heaviest(context.all_batches)[0]
-    inputs = context.new_batch(batch, timing.FURTHER_REPEAT)
-    where, n = f"at {small_batches.sizes(inputs.shapes)}", random.SystemRandom().randrange(len(inputs.shapes))
+    inputs = context.new_batch(batch, after_timing.FURTHER_REPEAT)
+    where, n = f"at {words.sizes(inputs.shapes)}", random.SystemRandom().randrange(len(inputs.shapes))
     with limited.making():
-        step = context.step(scope, batch, timing.FURTHER_REPEAT)
+        step = context.step(scope, batch, after_timing.FURTHER_REPEAT)
         loss, prepared = float(step.run()), step.prepared
         has_none = context.forward_only or layouts.of(context.adapter).approximate
         gradients = {} if has_none else of_utterance(context, step, n)
         del step
         context.model.zero_grad(set_to_none=True)
     end = Stop(scope=scope, round=context.round)
-    error, words = timing.compared(context, scope, inputs, prepared, loss)
+    error, line = after_timing.compared(context, scope, inputs, prepared, loss)
     end.loss_error = finite(error)
-    if not words and gradients:
-        end.grad_error, words = judge_utterance(context, scope, inputs.utterance(n), gradients)
-        words = words and f"utterance {n + 1} of {len(inputs.shapes)}: {words}"
-    return end, f"{where}: {words}" if words else ""
+    if not line and gradients:
+        end.grad_error, line = judge_utterance(context, scope, alone(inputs, n), gradients)
+        line = line and f"utterance {n + 1} of {len(inputs.shapes)}: {line}"
+    return end, f"{where}: {line}" if line else ""
 
 
 def of_utterance(context, step: LossStep, n: int) -> Dict[str, torch.Tensor]:
@@ -123,30 +125,23 @@ def of_utterance(context, step: LossStep, n: int) -> Dict[str, torch.Tensor]:
 
 def judge_utterance(context, scope: str, single: Any, gradients: Dict[str, Any]) -> Tuple[float, str]:
     """Return the error of the gradients of an utterance, and what is wrong in words."""
-    adapter, layout = context.adapter, layouts.of(context.adapter)
-    prepared = layout.prepare(single)
-    if scope == "step":
-        leaves = leaves_of(context.model, single)
-        of_leaves: Any = {name: gradients.get(name) for name in leaves}  # of weights those are of all utterances
-        cells: Any = layout.step_cells(single, prepared, leaves, of_leaves)
-    else:
-        with torch.no_grad():
-            given = layout.given(context.model, single, prepared)
-        gradients = {"given": gradients["given"].reshape(given.shape)}
-        cells = layout.cells(single, prepared, {"given": given}, gradients)
-    errors = correctness.Errors()
-    right, _ = correctness.lattices(cells, adapter)
-    correctness.compare(cells, right, adapter, errors)
+    adapter = context.adapter
+    step, errors = prepare(adapter, context.model, single, scope), Errors(adapter)
+    if scope == "loss":
+        gradients = {"given": gradients["given"].reshape(step.given.shape)}
+    step.computed = gradients  # of weights those are of all utterances
+    right = Right(adapter, context.model, scope, [step], [after_timing.ONE])
+    errors.collect(right.parts(right.lattices()[0]))
     limits = rounding.allowed(
-        timing.precision(context),
+        after_timing.precision(context),
         single.shapes,
-        cells.score,
-        abs(right[0][0]),
-        largest=max(errors.largest[name] for name in gradients),
+        right.score,
+        abs(float(right.losses[0].max())),
+        largest=max(leaf.largest for leaf in errors.leaves.values()),
         negligible=adapter.negligible,
     )
-    name = max(gradients, key=errors.entries.__getitem__)
-    error = finite(errors.entries[name])
+    name = max(errors.leaves, key=lambda name: errors.leaves[name].error)
+    error = finite(errors.leaves[name].error)
     if error <= limits.gradient:
         return error, ""
-    return error, f"the {small_batches.of(name)} {correctness.size(error)}, {limits.gradient:.0e} is allowed"
+    return error, f"the {gradient_of(name)} {words.size(error)}, {limits.gradient:.0e} is allowed"

@@ -1,0 +1,496 @@
+"""Ask a loss for its answer, and compare it with the float64 oracle: the same way on small batches and at size.
+
+The oracle computes some frames at a time, so it needs no second tensor of the size of the logits.  A pruned loss is
+compared on the cells in its own ranges.  Each leaf is judged by itself: encoder_out's gradient is a thousandth as long
+as the weight's.
+
+An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So differences are also
+summed: over each frame, each u and each symbol, over each row of other tensors, and over the whole, as the factor that
+fits best.  And the gradient of a cell sums to 0 over V.
+
+`Sketch` is for the process that is timed: some random sums of each leaf's gradient tell how far it is off as a whole,
+and all losses of a round share those of the right one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from rnnt_bench.data.shapes import uniform
+from rnnt_bench.losses import layouts, oracle, rounding
+from rnnt_bench.losses.adapter import Adapter
+from rnnt_bench.losses.cells import Cells, StepCells, largest
+from rnnt_bench.losses.inputs import OUTPUTS, Joiner
+from rnnt_bench.losses.oracle import relative_error
+from rnnt_bench.losses.rounding import Allowed
+from rnnt_bench.losses.step import LossStep, changed, fingerprints, leaves_of, run_together
+
+#: Elements of the logits that are converted to float64 at a time.
+CHUNK = 1 << 23
+#: Words for a sum over the gradient of the logits; other sums are over the rows of a tensor.
+SUMMED = {
+    "frame": "the gradient of a frame",
+    "u": "the gradient of a target's position (u)",
+    "symbol": "the gradient of a symbol",
+    "cell": "the sum over V of a cell's gradient",
+}
+
+#: An utterance: its log-likelihood, and the derivatives (T, U+2, P) of the parts of each cell (see topologies.py).
+Lattice = Tuple[float, torch.Tensor]
+#: What the losses of steps are multiplied by: of each step () or (N,).
+Factors = Sequence[torch.Tensor]
+
+
+class Frames(NamedTuple):
+    """Some frames of an utterance."""
+
+    begin: int
+    end: int
+    logits: torch.Tensor  # (frames, cells, V), float64
+    u: torch.Tensor  # of each cell
+    target: torch.Tensor  # the next one of each cell
+
+
+class Part(NamedTuple):
+    """A part of the gradient of a leaf."""
+
+    name: str  # of the leaf
+    gradient: Optional[torch.Tensor]  # the loss's
+    right: torch.Tensor  # float64
+    cells: Cells
+    n: int  # the utterance
+    frames: Optional[Frames] = None  # of logits; None for a whole leaf
+    derivatives: Optional[torch.Tensor] = None  # of the parts of the cells
+
+
+#: Behind the names of the outputs of the second loss in flight.
+OTHER = " of the other loss"
+
+
+def frames(cells: Cells, n: int) -> Iterator[Frames]:
+    """Yield some frames of an utterance at a time, at most CHUNK elements."""
+    T, U = cells.batch.shapes[n]
+    targets = torch.nn.functional.pad(cells.batch.targets[n].long(), (0, 2))
+    count = max(1, CHUNK // ((U + 1) * cells.width))
+    for begin in range(0, T, count):
+        end = min(begin + count, T)
+        symbols = cells.symbols(n, begin, end)
+        target = targets[symbols.clamp(max=len(targets) - 2)]
+        yield Frames(begin, end, cells.logits(n, begin, end), symbols.clamp(max=U + 1), target)
+
+
+def parts(cells: Cells, n: int, adapter: Adapter) -> torch.Tensor:
+    """Return the parts (T, U+1, P) of the cells of an utterance on the CPU; -inf where a range leaves a cell out."""
+    T, U = cells.batch.shapes[n]
+    size = 2 + adapter.lattice.extra
+    values = torch.full((T, U + 2, size), -math.inf, dtype=torch.float64)
+    for part in frames(cells, n):
+        places = part.u.cpu().unsqueeze(2).expand(-1, -1, size)
+        log_probs = adapter.lattice.parts(part.logits, part.target, adapter.blank).cpu().double()
+        values[part.begin : part.end].scatter_(1, places, log_probs)
+    return values[:, : U + 1]
+
+
+def lattices(cells: Cells, adapter: Adapter, in_float32: bool = False) -> Tuple[List[Lattice], float]:
+    """Return the lattice of each utterance, and the largest error of a derivative that is summed in float32 or 0.
+
+    The derivatives have one column more than cells, for cells of a range that are beyond the last target.
+    """
+    result: List[Lattice] = []
+    error = most = 0.0
+    for n in range(len(cells.batch.shapes)):
+        values = parts(cells, n, adapter)
+        likelihood, derivatives = oracle.of_parts(values, adapter.lattice)
+        if in_float32:
+            narrow = oracle.of_parts(values, adapter.lattice, np.float32)[1]
+            error = max(error, largest(narrow - derivatives))
+            most = max(most, largest(derivatives))
+        widened = torch.nn.functional.pad(derivatives, (0, 0, 0, 1))
+        result.append((likelihood, widened.to(cells.batch.targets.device)))
+    return result, error / max(most, 1e-30)
+
+
+@dataclass
+class Leaf:
+    """The errors of the gradient of a leaf, collected part by part."""
+
+    worst: float = 0.0  # largest difference
+    largest: float = 0.0  # largest magnitude of the right gradient
+    product: float = 0.0  # of difference and right gradient
+    square: float = 0.0  # of the right gradient
+    distance: float = 0.0  # square of the difference
+    missing: bool = False
+    furthest: str = ""  # where it is furthest off, in words
+
+    @property
+    def error(self) -> float:
+        """Return the largest error over the largest right magnitude."""
+        return self.worst / max(self.largest, 1e-30)
+
+    @property
+    def factor(self) -> float:
+        """Return the factor that fits best as a multiple of the right gradient: rounding hardly moves it."""
+        return 1 + self.product / self.square if self.square > 0 else 1.0
+
+
+class Errors:
+    """Collects the errors of gradients: of `leaves`, and of `sums` (the largest share of the right sum)."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.leaves: Dict[str, Leaf] = defaultdict(Leaf)
+        self.sums: Dict[str, float] = defaultdict(float)
+        self.by_u = self.by_symbol = torch.zeros(0)
+
+    def note(
+        self,
+        name: str,
+        gradient: Optional[torch.Tensor],
+        right: torch.Tensor,
+        where: Callable[[Tuple[int, ...]], str] = lambda at: f"entry {[*at]}",
+    ) -> torch.Tensor:
+        """Note a part of a gradient; return |gradient - right|, float64, infinite if the gradient is missing.
+
+        where: returns the place of an entry of the part in words."""
+        leaf = self.leaves[name]
+        leaf.square += float((right * right).sum())
+        leaf.largest = max(leaf.largest, largest(right))
+        if gradient is None:
+            leaf.missing, leaf.worst = True, math.inf
+            return torch.full_like(right, math.inf)
+        gradient = gradient.detach()
+        difference = gradient.double() - right
+        leaf.product += float((difference * right).sum())
+        leaf.distance += float((difference * difference).sum())
+        difference.abs_()
+        worst = largest(difference)
+        if worst > leaf.worst:
+            leaf.worst, at = worst, position(difference.nan_to_num(nan=math.inf))
+            leaf.furthest = f"{where(at)}: {float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
+        return difference
+
+    def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
+        """Note sums of differences and the right sums of the same shape, which were summed over `over`."""
+        least = max(rounding.FLOOR * sizes.mean().item(), 1e-30)
+        self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
+
+    def collect(self, parts: Iterable[Part]) -> None:
+        """Note all parts."""
+        for part in parts:
+            if part.frames is not None and part.derivatives is not None:
+                self.note_cells(part, part.frames, part.derivatives)
+            else:
+                difference = self.note(part.name, part.gradient, part.right)
+                if part.right.dim() > 1:
+                    self.note_sums(part.name, difference.sum(-1), part.right.abs().sum(-1))
+
+    def note_cells(self, part: Part, frames: Frames, derivatives: torch.Tensor) -> None:
+        """Note the gradient of the logits of some frames; with the last ones of an utterance, that of its padding.
+
+        The size to compare a sum with is the posterior of its cells; of a symbol, the sum of its terms before they
+        cancel."""
+        lattice, cells, n, right = self.adapter.lattice, part.cells, part.n, part.right
+        T, U = cells.batch.shapes[n]
+
+        def where(at: Tuple[int, ...]) -> str:
+            place = f"t {frames.begin + at[0]}, u {int(frames.u[at[:2]])}, symbol {at[2]}"
+            return f"utterance {n + 1} (T {T}, U {U}), {place}"
+
+        difference = self.note(part.name, part.gradient, right, where)
+        if part.gradient is None:
+            return
+        both = torch.stack([difference.sum(2), lattice.posterior(derivatives)])
+        self.note_sums("frame", *both.sum(2))
+        self.note_sums("cell", (part.gradient.detach().double().sum(2) - right.sum(2)).abs(), both[1])
+        if frames.begin == 0:
+            self.by_u = right.new_zeros(2, U + 2)
+        if n == frames.begin == 0:
+            self.by_symbol = right.new_zeros(2, cells.width)
+        self.by_u.index_add_(1, frames.u.flatten(), both.flatten(1))
+        self.by_symbol += torch.stack([difference.sum((0, 1)), right.sum((0, 1))])
+        columns = lattice.columns(frames.target, self.adapter.blank, right.size(2))
+        self.by_symbol[1].index_add_(0, columns.flatten(), 2 * derivatives.flatten())
+        if frames.end < T:
+            return
+        self.note_sums("u", *self.by_u[:, : U + 1])
+        if n == len(cells.batch.shapes) - 1:
+            self.note_sums("symbol", *self.by_symbol)
+        for outside in cells.padding(n):
+            worst, leaf = largest(outside), self.leaves[part.name]
+            if worst > leaf.worst:
+                leaf.worst = worst
+                leaf.furthest = f"the padding of utterance {n + 1} (T {T}, U {U}): {worst:.4g}, expected 0"
+
+
+class Sketch:
+    """Random sums of gradients: the mean square of those of a difference is its square length, give or take a third.
+
+    `seed` is drawn after the last timed step.  A sum is g . d, where d has a random sign for each row of the leaf times
+    a normal number for each column; `sums` has COUNT of them by leaf, `squares` the square length."""
+
+    COUNT = 24
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self.sums: Dict[str, torch.Tensor] = {}
+        self.squares: Dict[str, float] = defaultdict(float)
+
+    def note(self, name: str, values: Optional[torch.Tensor], *place: int) -> None:
+        """Add a part of a gradient; `place`, its utterance and first frame, is that of the right one's."""
+        sums = self.sums.setdefault(name, torch.zeros(self.COUNT, dtype=torch.float64))
+        if values is not None:
+            rows = values.detach().double().reshape(-1, values.size(-1))
+            products = rows @ self._signs(rows.size(1), name).to(rows)
+            sums += (products * self._signs(len(rows), name, *place).to(rows)).sum(0).cpu()
+            self.squares[name] += float(rows.square().sum())
+
+    def _signs(self, count: int, name: str, *place: int) -> torch.Tensor:
+        key = (self.seed, *name.encode(), len(place), *place)
+        return torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5).view(count, self.COUNT) * 2.0 - 1
+
+    def errors(self, right: Mapping[str, Sequence[float]]) -> Dict[str, float]:
+        """Return, by leaf, the length of the difference to the right gradient over the length of that.
+
+        right: of each leaf the length, then the sums."""
+        result = {}
+        for name, (length, *sums) in right.items():
+            difference = self.sums[name] - torch.tensor(sums, dtype=torch.float64)
+            error = float(difference.square().mean().sqrt()) / max(length, 1e-30)
+            result[name] = math.inf if math.isnan(error) else error
+        return result
+
+
+def gradients(
+    cells: Cells, n: int, known: Lattice, adapter: Adapter
+) -> Iterator[Tuple[Frames, torch.Tensor, torch.Tensor]]:
+    """Yield some frames of an utterance, the right gradient of their logits, and the derivatives of their parts."""
+    for part in frames(cells, n):
+        where = part.u.unsqueeze(2).expand(-1, -1, known[1].size(2))
+        derivatives = known[1][part.begin : part.end].gather(1, where).to(part.logits)
+        right = oracle.cell_gradient(part.logits, part.target, derivatives, adapter.blank, adapter.lattice)
+        yield part, right, derivatives
+
+
+class Right:
+    """The right losses and gradients of steps that are run together.
+
+    Sums along paths are float64; `dtype` is of the joiner and of the gradients of logits.
+    `cells` are of each step; `losses` (N,) of the utterances of each, once they have been compared; `score` is the
+    largest magnitude of the logits.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        model: Joiner,
+        scope: str,
+        steps: Sequence[LossStep],
+        factors: Factors,
+        dtype: torch.dtype = torch.float64,
+    ):
+        self.adapter, self.layout = adapter, layouts.of(adapter)
+        self.model = copy.deepcopy(model).to(dtype)
+        self.cells: List[Cells] = []
+        for step, factor in zip(steps, factors):
+            gradients = step.gradients()
+            if scope == "loss":
+                cells = self.layout.cells(step.batch, step.prepared, step.leaves, gradients)
+            else:
+                leaves = leaves_of(self.model, step.batch)
+                for name in OUTPUTS:
+                    output = leaves[name]
+                    leaves[name] = output.detach().to(dtype, copy=True).requires_grad_(output.requires_grad)
+                if step is not steps[-1]:  # the gradients of the weights are those of all steps
+                    gradients = {name: gradients[name] for name in OUTPUTS}
+                cells = self.layout.step_cells(step.batch, step.prepared, leaves, gradients)
+            cells.dtype = dtype
+            cells.factors = factor.expand(len(step.batch.shapes)).tolist()
+            self.cells.append(cells)
+        self.losses: List[torch.Tensor] = []
+
+    @property
+    def score(self) -> float:
+        return max(cells.score for cells in self.cells)
+
+    def lattices(self, in_float32: bool = False) -> Tuple[List[List[Lattice]], float]:
+        """Return the lattices of each step, and the largest error of one that is summed in float32."""
+        every = [lattices(cells, self.adapter, in_float32) for cells in self.cells]
+        self.losses = [
+            torch.tensor([-likelihood for likelihood, _ in known], dtype=torch.float64) for known, _ in every
+        ]
+        return [known for known, _ in every], max(error for _, error in every)
+
+    def beside(self, step: int, n: int) -> float:
+        """Return what a step adds to the loss of the lattice of an utterance; its gradient goes to the leaves."""
+        cells = self.cells[step]
+        if not isinstance(cells, StepCells) or not self.layout.approximate:
+            return 0.0
+        single, (T, U) = cells.batch.utterance(n), cells.batch.shapes[n]
+        single.encoder_out = cells.leaves["encoder_out"][n : n + 1, :T]
+        single.decoder_out = cells.leaves["decoder_out"][n : n + 1, : U + 1]
+        losses: Any = self.layout.trained_beside(self.model, single)
+        if losses.requires_grad:
+            (losses.sum() * cells.factors[n]).backward()
+        return float(losses.detach().sum())
+
+    def parts(self, known: Sequence[Sequence[Lattice]]) -> Iterator[Part]:
+        """Yield all gradients, part by part; add to the losses what a step adds to those of the lattice."""
+        for step, cells in enumerate(self.cells):
+            suffix = OTHER * (step > 0)
+            for n, of_utterance in enumerate(known[step]):
+                for some, right, derivatives in gradients(cells, n, of_utterance, self.adapter):
+                    for name, gradient, expected in cells.compare(n, some.begin, some.end, right):
+                        yield Part(name, gradient, expected, cells, n, some, derivatives)
+                self.losses[step][n] += self.beside(step, n)
+                for name, gradient, expected in cells.compare_rest(n):
+                    yield Part(name + suffix * (name in OUTPUTS), gradient, expected, cells, n)
+
+    def sketch(self, seed: int) -> Sketch:
+        """Return the sketch of the right gradients."""
+        result, known = Sketch(seed), self.lattices()[0]
+        for part in self.parts(known):
+            result.note(part.name, part.right, *((part.n, part.frames.begin) if part.frames else ()))
+        return result
+
+    def sketch_of_loss(self, seed: int) -> Sketch:
+        """Return the sketch of the gradients that the loss computed."""
+        result = Sketch(seed)
+        for step, cells in enumerate(self.cells):
+            if isinstance(cells, StepCells):
+                for name, gradient in cells.gradients.items():
+                    result.note(name + OTHER * (step > 0 and name in OUTPUTS), gradient)
+                continue
+            for n in range(len(cells.batch.shapes)):
+                for part in frames(cells, n):
+                    for name, gradient, _ in cells.compare(n, part.begin, part.end, part.logits):
+                        result.note(name, gradient, n, part.begin)
+        return result
+
+
+@dataclass
+class Answer:
+    """What a loss answers, compared with the oracle."""
+
+    shapes: List[Tuple[int, int]]  # (T, U) of every utterance
+    score: float  # largest magnitude of the logits
+    losses: torch.Tensor  # of the steps, or of the utterances, float64
+    rights: torch.Tensor  # the oracle's
+    of_utterances: torch.Tensor  # the oracle's losses of all utterances
+    lattices: List[Lattice]  # of the first step
+    of_float32: float  # largest error of a derivative that is summed in float32
+    errors: Errors
+    overwritten: List[str]  # inputs that the loss wrote over
+    given: Dict[str, torch.Tensor]  # the loss and the gradients of the last step
+
+    @property
+    def loss_error(self) -> float:
+        return relative_error(self.losses, self.rights)
+
+    @property
+    def grad_error(self) -> float:
+        return max(leaf.error for leaf in self.errors.leaves.values())
+
+    @property
+    def slope_error(self) -> float:
+        errors = [abs(leaf.factor - 1) for leaf in self.errors.leaves.values()]
+        return max(error if math.isfinite(error) else math.inf for error in errors)
+
+    def allowed(self, adapter: Adapter, dtype: str, places: float = rounding.PLACES) -> Allowed:
+        """Return how far a right loss may be off."""
+        return rounding.allowed(
+            dtype,
+            self.shapes,
+            self.score,
+            float(self.of_utterances.abs().max()),
+            right=float(self.rights.abs().max()),
+            largest=max(leaf.largest for leaf in self.errors.leaves.values()),
+            places=places,
+            negligible=adapter.negligible,
+        )
+
+
+def ask(
+    adapter: Adapter,
+    model: Joiner,
+    steps: List[LossStep],
+    scope: str,
+    again: Callable[[], Tuple[Joiner, List[LossStep]]],
+    factors: Optional[Factors] = None,
+    errors: Optional[Errors] = None,
+    in_float32: bool = False,
+) -> Answer:
+    """Run the steps together, and compare losses and gradients with the oracle.
+
+    Args:
+        again: returns joiner and steps with the same numbers, where the loss may have written over them.
+        factors: of each step, () of its loss or (N,) of its losses; None: 1.
+        errors: takes the errors, after those of another scope.
+        in_float32: whether to tell the error of sums in float32.
+    """
+    factors = factors or [torch.ones((), dtype=torch.float64)] * len(steps)
+    before = [fingerprints(step.inputs()) for step in steps]
+    losses = run_together(steps, factors)
+    overwritten = {name for step, digests in zip(steps, before) for name in changed(digests, step.inputs())}
+    computed: List[Any] = [step.gradients() for step in steps]
+    if scope == "loss" or overwritten:
+        steps.clear()  # they hold as much memory as the new ones will
+        model, steps = again()
+        for step, of_step in zip(steps, computed):
+            step.computed = of_step
+    right, errors = Right(adapter, model, scope, steps, factors), errors or Errors(adapter)
+    known, of_float32 = right.lattices(in_float32)
+    errors.collect(right.parts(known))
+    rights = [every if loss.numel() > 1 else every.sum() for loss, every in zip(losses, right.losses)]
+    return Answer(
+        shapes=[shape for step in steps for shape in step.batch.shapes],
+        score=right.score,
+        losses=torch.cat([loss.cpu().double().reshape(-1) for loss in losses]),
+        rights=torch.cat([loss.reshape(-1) for loss in rights]),
+        of_utterances=torch.cat(right.losses),
+        lattices=known[0],
+        of_float32=of_float32,
+        errors=errors,
+        overwritten=sorted(overwritten),
+        given={"loss": losses[-1], **computed[-1]},
+    )
+
+
+class Judged(NamedTuple):
+    """An error: wrong above `most`, imprecise above `precise`."""
+
+    what: str
+    error: float
+    most: float
+    precise: float = math.inf
+    leaf: str = ""
+
+
+def judge(answer: Answer, limits: Allowed) -> List[Judged]:
+    """Return every error beside what is allowed of it."""
+    judged = [Judged("loss", answer.loss_error, limits.loss, limits.precise_loss)]
+    for name, leaf in answer.errors.leaves.items():
+        judged.append(Judged(gradient_of(name), leaf.error, limits.gradient, limits.precise_gradient, name))
+    for name, error in answer.errors.sums.items():
+        if name in SUMMED:
+            judged.append(Judged(f"{SUMMED[name]} in sum", error, limits.sums, leaf="given"))
+        else:
+            judged.append(Judged(f"a row of the {gradient_of(name)} in sum", error, limits.rows, limits.sums, name))
+    for name, leaf in answer.errors.leaves.items():
+        judged.append(Judged(f"{gradient_of(name)} by a factor", abs(leaf.factor - 1), limits.slope, leaf=name))
+    return judged
+
+
+def gradient_of(name: str) -> str:
+    return "gradient" if name == "given" else f"gradient of {name}"
+
+
+def position(difference: torch.Tensor) -> Tuple[int, ...]:
+    """Return the index of the largest difference."""
+    return tuple(int(index) for index in np.unravel_index(int(difference.argmax()), tuple(difference.shape)))
