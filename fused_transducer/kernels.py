@@ -109,7 +109,7 @@ def _log1p(x):
     z = s * s
     log = 2.0 * s * (1.0 + z * (0.33333334 + z * (0.2 + z * (0.14285715 + z * 0.11111111))))
     k = exponent.to(tl.float32)
-    return k * 0.693359375 + (log - k * 2.12194440e-4)
+    return tl.where(x == x, k * 0.693359375 + (log - k * 2.12194440e-4), x)  # the bits of a NaN are no exponent
 
 
 @triton.jit
