@@ -303,8 +303,8 @@ def of_numbers():
         for tensor, place in ((3, 9), (1, (0, 0, 0))):  # of one symbol, and of all symbols of a position
             case = lattice_problem(topology, [(5, 2), (1, 0)], **EXACT)
             case.tensors[tensor][place] = float("nan")
-            wrong = computed(case)[0].isnan().tolist()
-            report(f"{topology}: a NaN of {NAMES[tensor]}", {}, right=wrong == [True, (topology, tensor) == ("regular", 3)])
+            wrong, both = computed(case)[0].isnan().tolist(), topology == "regular" and tensor == 3
+            report(f"{topology}: a NaN of {NAMES[tensor]}", {}, right=wrong == [True, both])
 
     case = made()
     case.targets[:], case.targets[0, 1], case.tensors[3][5] = 1, 5, -float("inf")
