@@ -50,7 +50,8 @@ from rnnt_bench.tools.largest import losses  # noqa: E402
 MADE_BY = {"fused-table": "docs/_fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family", "gpu", "usage")),
+    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused")),
+    *(f"docs/{name}.md" for name in ("family", "gpu", "usage", "switching")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
@@ -59,7 +60,7 @@ BLOCK = re.compile(
 )
 GIB = 2**30
 #: Ends of the folders of results/ that say nothing of a machine: settings that are no user's, another lattice.
-NO_WORKLOAD = ("before", "system", "allocator", "threads", "largest", "fused-table", "logits", "tdt")
+NO_WORKLOAD = ("before", "system", "allocator", "threads", "largest", "fused-table", "logits", "tdt", "few-cells")
 #: The losses that one can choose from: one of each family that a package brings, without controls and variants.
 CHOICES = (
     *("fused", "optimized_transducer", "fast_rnnt", "k2", "warp-rnnt", "torchaudio", "fast_rnnt-pruned"),
@@ -347,6 +348,23 @@ def _steps(rows: Dict[str, Row], names: Sequence[str]) -> List[str]:
     return [number(rows[name].median_ms("step"), 3) if name in rows else "-" for name in names]
 
 
+def few_cells(folder: str) -> str:
+    """Return a Markdown table of a sweep over vocabularies and frames of one utterance: how many times fused's step the
+    fastest other exact loss takes, and how many times fused's peak the smallest."""
+    (swept,) = logs.read([ROOT / folder]).sweeps
+    lines: Dict[int, Dict[str, str]] = {}
+    for values, rows in swept.cells():
+        timed = {row.name: row for row in rows if row.status == "ok" and row.kind == "exact"}
+        own = timed.pop("fused")
+        time = min(row.median_ms("step") for row in timed.values()) / own.median_ms("step")
+        peak = min(row.peak_mb for row in timed.values()) / own.peak_mb
+        line = lines.setdefault(own.batches[0].useful_cells, {})
+        line[f"V {values['vocab_size']:,}"] = f"{time:.2f}x, {peak:.2f}x"
+    heads = ["cells", *map(Column, next(iter(lines.values())))]
+    body = [[f"{cells:,}", *line.values()] for cells, line in lines.items()]
+    return f"{markdown_of(heads, body)}\n\nThis was {_dated(folder)}."
+
+
 def logits(folder: str) -> str:
     """Return a Markdown table of a sweep over kinds of logits: each loss's step, and what the logits are like."""
     _, by_kind = _swept(folder)
@@ -445,23 +463,8 @@ QUOTES: Dict[str, Callable[..., str]] = {
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
-        *(
-            table,
-            fast_products,
-            use,
-            screen,
-            session,
-            head,
-            largest,
-            comparison,
-            runs,
-            machines,
-            lead,
-            fused,
-            logits,
-            sweep,
-        ),
-        judged,
+        *(table, fast_products, use, screen, session, head, largest, comparison, runs, machines, lead, fused, logits),
+        *(sweep, judged, few_cells),
     )
 }
 

@@ -42,6 +42,11 @@ RUNS: Dict[str, str] = {
     "logits": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sweep "
     "logits=random,early,middle,trained --num-batches 1 --rounds 3 --scope step --max-seconds 0.5 "
     "--passes correctness,timing",  # 8 minutes
+    "v13088": "--only fused,torchaudio --vocab-size 13088 --encoder-dim 640 --frames 250 --tokens 60 --batch-size 2 "
+    "--num-batches 1 --rounds 3 --scope step --limits false --passes correctness,timing,memory",  # 4 minutes
+    "few-cells": "--only fused,torchaudio,optimized_transducer --sweep vocab-size=32,500,5000,50000 --sweep "
+    "frames=2,15,150,600 --tokens 6 --batch-size 1 --num-batches 1 --rounds 3 --max-seconds 0.2 --scope step "
+    "--limits false --passes correctness,timing,memory",  # 10 minutes
     "tdt": "--topology tdt --rounds 10",  # 8 minutes
     "fused-table": "--logits random,trained",  # 27 minutes
 }

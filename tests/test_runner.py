@@ -111,7 +111,7 @@ from rnnt_bench.records.run import Run
 run = Run(pathlib.Path(sys.argv[1]) / "results.jsonl")
 run.add({"record": "run", "name": "k2"})
 status = {"record": "status", "job": "timing-1", "status": "ok", "reason": ""}
-run.add([{"record": "fit", "job": "timing-1", "filler": "x" * int(sys.argv[2])}, status])
+run.add([{"record": "stop", "job": "timing-1", "scope": "step", "round": 1, "filler": "x" * int(sys.argv[2])}, status])
 print(run.records[-1].status, run.failed, run.records[-1].reason)
 try:
     run.add({"record": "limits", "filler": "x" * 10000})
