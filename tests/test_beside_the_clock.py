@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +18,10 @@ from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import find
 from rnnt_bench.instruments import device
+from rnnt_bench.instruments import memory as instruments_memory
 from rnnt_bench.instruments.clock import Clock, time_step
 from rnnt_bench.losses import layouts
+from rnnt_bench.losses.passes import memory as memory_pass
 from rnnt_bench.losses.passes import timing as timing_pass
 from rnnt_bench.records.schema import Stop
 
@@ -166,3 +171,43 @@ def test_a_leak_of_every_gradient_is_measured(monkeypatch):
     of_logits = 4 * 2 * 20 * 6 * 40
     assert all(size == pytest.approx(of_logits, rel=0.5) for size in kept[True].values())
     assert all(size < of_logits / 10 for size in kept[False].values())
+
+
+# Memory.
+
+
+class Keeps:
+    """The reference's loss, which takes a workspace at its `first` call and keeps it."""
+
+    def __init__(self, right, first, size):
+        self.right, self.first, self.size, self.calls, self.workspace = right, first, size, 0, None
+
+    def __call__(self, logits, given):
+        self.calls += 1
+        if self.calls == self.first:
+            self.workspace = torch.zeros(self.size, dtype=torch.uint8)
+        return self.right(logits, given)
+
+
+@pytest.mark.parametrize("first", [1, 5, 10**9])
+def test_a_workspace_that_a_loss_keeps_is_memory_that_it_takes(first, monkeypatch):
+    adapter = reference()
+    keeps = Keeps(adapter.loss, first, 40 * MIB)
+    monkeypatch.setattr(adapter, "loss", keeps)
+    context = context_of(adapter, SHAPES, 2)
+    context.settings = replace(context.settings, scopes=("step",))
+    (record,) = memory_pass.run(context)
+    peaks = (record.process_bytes / MIB, record.torch_allocated_bytes / MIB)
+    assert all((40 < peak < 60) == (first < 10) for peak in peaks), peaks
+
+
+def test_the_memory_of_a_child_counts():
+    def run(after_forward=lambda: None):
+        command = [sys.executable, "-c", "x = b'x' * (60 << 20); print(flush=True); input()"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            time.sleep(0.1)
+            child.communicate(b"\n")
+
+    peaks = instruments_memory.peaks(lambda: SimpleNamespace(run=run), CPU, profiler=False)
+    assert 60 < peaks["process_bytes"] / MIB < 100

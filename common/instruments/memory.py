@@ -17,7 +17,7 @@ import resource
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, ContextManager, Dict, Iterator, Optional, Tuple
+from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -25,30 +25,78 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import scratch_folder
 from rnnt_bench.core.flag_types import bytes_of
 from rnnt_bench.instruments.clock import Step
-from rnnt_bench.system.memory import available_memory, clear_peak, give_back_free_memory, status_bytes
+from rnnt_bench.system.memory import (
+    allocated_bytes,
+    available_memory,
+    children_bytes,
+    clear_peak,
+    give_back_free_memory,
+    status_bytes,
+)
 from rnnt_bench.traces import reader, windows
 
-#: Seconds between two readings of the device's free memory.
+#: Seconds between two readings of the device's free memory, or of what children hold.
 LOOK_SECONDS = 0.001
 #: Making the inputs may take this many times the limit: for scope "loss", a joiner makes the logits.
 MAKING = 4
 
 
-def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, Optional[int]]:
-    """Return the peaks of a step in bytes, as fields of a ``memory`` record; `fresh` makes a new step for each run.
+def held(device: torch.device) -> Dict[str, int]:
+    """Return how many bytes are in use now, by the counters of a ``memory`` record.
 
-    With `profiler`, the allocations of torch's CPU allocator are measured too, in a run of their own.
+    On a CPU: in blocks that malloc maps one by one, and by child processes.  Modules that are imported late have small
+    blocks, which are no memory of a step.
+    """
+    give_back_free_memory()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return {
+            "device_allocated_bytes": torch.cuda.memory_allocated(device),
+            "device_reserved_bytes": torch.cuda.memory_reserved(device),
+            "device_used_bytes": total - free,
+        }
+    mapped = allocated_bytes()[1]
+    return {"process_bytes": mapped + children_bytes(), "torch_allocated_bytes": mapped}
+
+
+@contextmanager
+def watched(read: Callable[[], int]) -> Iterator[List[int]]:
+    """Read a number before, during and after the block; yield the list of what was read."""
+    readings, ended = [read()], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            readings.append(read())
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield readings
+    finally:
+        ended.set()
+        watcher.join()
+        readings.append(read())
+
+
+def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, int]:
+    """Return by how many bytes the peaks of a step exceed the level before it, as fields of a ``memory`` record.
+
+    With `profiler`, the allocations of torch's CPU allocator are measured too, in a run of their own.  `fresh` makes a
+    new step for each run.
     """
     if device.type == "cuda":
-        return {**cuda_peaks(fresh(), device)}
-    result: Dict[str, Optional[int]] = {}
+        return cuda_peaks(fresh(), device)
+    result: Dict[str, int] = {}
     step = fresh()
     give_back_free_memory()
-    cleared, before = clear_peak(), status_bytes("VmRSS")
-    step.run()
-    peak = status_bytes("VmHWM")
+    with watched(children_bytes) as of_children:
+        cleared, before = clear_peak(), status_bytes("VmRSS")
+        step.run()
+        peak = status_bytes("VmHWM")
     if cleared and before is not None and peak is not None:
-        result["process_bytes"] = max(peak - before, 0)
+        result["process_bytes"] = max(peak - before, 0) + max(of_children) - of_children[0]
     del step
     if not profiler:
         return result
@@ -60,7 +108,7 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
         path = Path(folder) / "step.pt.trace.json"
         events.export_chrome_trace(str(path))
         sizes = [size for (kind, _), size in windows.rise(path).items() if kind == reader.CPU]
-    return {**result, "torch_allocated_bytes": max(sizes, default=None)}
+    return {**result, "torch_allocated_bytes": max(sizes)} if sizes else result
 
 
 def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
@@ -69,29 +117,15 @@ def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
     The last is of all bytes in use on the device: no other counter than cudaMemGetInfo sees what allocators beside
     torch's take, such as numba's or a package's own.
     """
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    before = held(device)
     torch.cuda.reset_peak_memory_stats(device)
-    free, ended = [torch.cuda.mem_get_info(device)[0]], threading.Event()
-
-    def look() -> None:
-        while not ended.wait(LOOK_SECONDS):
-            free.append(torch.cuda.mem_get_info(device)[0])
-
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
+    with watched(lambda: torch.cuda.mem_get_info(device)[0]) as free:
         step.run()
         torch.cuda.synchronize(device)
-    finally:
-        ended.set()
-        watcher.join()
     return {
-        "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - allocated,
-        "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - reserved,
-        "device_used_bytes": free[0] - min(*free, torch.cuda.mem_get_info(device)[0]),
+        "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - before["device_allocated_bytes"],
+        "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - before["device_reserved_bytes"],
+        "device_used_bytes": free[0] - min(free),
     }
 
 

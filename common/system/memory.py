@@ -7,7 +7,7 @@ import gc
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 CGROUPS, CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -116,15 +116,28 @@ class _Mallinfo(ctypes.Structure):
     _fields_ += [("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t)]
 
 
-def allocated_bytes() -> Optional[int]:
-    """Return how much memory malloc has given to this process and not got back; None before glibc 2.33."""
+def allocated_bytes() -> Tuple[int, int]:
+    """Return (how much memory malloc has given to this process and not got back, how much of it in blocks that it maps
+    one by one: those above MALLOC_MMAP_THRESHOLD_); (0, 0) before glibc 2.33."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
-        return None
+        return 0, 0
     mallinfo.restype = _Mallinfo
     info = mallinfo()
-    return int(info.uordblks + info.hblkhd)
+    return info.uordblks + info.hblkhd, info.hblkhd
+
+
+def children_bytes(process: str = "self") -> int:
+    """Return the memory that the children of a process, and theirs, share with no other process; 0 where the system
+    does not tell (CONFIG_PROC_CHILDREN)."""
+    size = 0
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            for child in path.read_text().split():
+                size += _proc_bytes(f"/proc/{child}/smaps_rollup", "Private_Dirty") or 0
+                size += children_bytes(child)
+    return size
 
 
 def widen_heap(count: int) -> None:

@@ -75,7 +75,7 @@ class OfScope:
 def in_use(where: torch.device) -> int:
     """Return the bytes that torch has on this GPU, or malloc in this process; 0 where the C library does not tell."""
     gc.collect()
-    return torch.cuda.memory_allocated(where) if where.type == "cuda" else memory.allocated_bytes() or 0
+    return torch.cuda.memory_allocated(where) if where.type == "cuda" else memory.allocated_bytes()[0]
 
 
 def run(context) -> Iterator[Union[Sample, Stop]]:
