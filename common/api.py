@@ -175,17 +175,27 @@ def _words(flags: Mapping[str, Any]) -> List[str]:
     return [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
-def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
-    """Run a command of rnnt-bench and return what it prints.  Raises ValueError with its last line of stderr where it
-    ends with a code that is not `allowed`, or breaks."""
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of rnnt-bench in a process of its own, with the folders from which this one imports."""
     folders = [os.path.abspath(folder) for folder in sys.path]
     folders = [folder for folder in folders if not folder.startswith((sys.prefix, sys.base_prefix))]  # not Python's own
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(PACKAGE.parent), *folders]))}
-    command = [sys.executable, "-m", "rnnt_bench", *arguments]
-    done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    line = [sys.executable, "-m", "rnnt_bench", *arguments]
+    return subprocess.run(line, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of stderr of a command."""
+    return (done.stderr.strip().splitlines() or ["no output"])[-1]
+
+
+def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
+    """Run a command of rnnt-bench and return what it prints.  Raises ValueError with its last line of stderr where it
+    ends with a code that is not `allowed`, or breaks."""
+    done = command(*arguments)
     for line in done.stderr.splitlines():
         if line.startswith("warning: "):
             warnings.warn(line[len("warning: ") :], stacklevel=3)
     if done.returncode not in allowed or "Traceback (most recent call last)" in done.stderr:
-        raise ValueError((done.stderr.strip().splitlines() or ["no output"])[-1])
+        raise ValueError(last_line(done))
     return done.stdout

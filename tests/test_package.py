@@ -12,6 +12,7 @@ import sys
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
 from fixtures_runs import change, records_of, timed, trace, write_records
+from test_machines import ZEN5
 
 import rnnt_bench
 from rnnt_bench import api
@@ -266,23 +267,53 @@ def test_the_helper_for_tests_says_what_is_wrong():
         rnnt_bench.assert_is_transducer_loss(lambda *given: reference(*given).mean())
 
 
-def test_a_loss_that_became_slower_fails_a_test(not_slower, tmp_path, monkeypatch):  # noqa: F811
-    def check(*ms, **head):
-        def measured(loss, log_dir, **flags):
+@pytest.fixture
+def measured_at(not_slower, tmp_path, monkeypatch):  # noqa: F811
+    """Ask not_slower about a loss whose rounds take `ms`."""
+
+    def check(*ms, strict=False, row=None, machine=None, flags=()):
+        def measured(loss, log_dir, **given):
             shutil.rmtree(log_dir, ignore_errors=True)
-            timed(log_dir, "torchaudio", ms, run_id=str(ms))
-            return [{"name": "torchaudio", "status": "ok", **head}]
+            timed(log_dir, "torchaudio", ms, run_id=str(ms), machine=machine or ZEN5)
+            change(log_dir / "torchaudio", "sample", flags=list(flags))
+            return [{"name": "torchaudio", "status": "ok", **(row or {})}]
 
         monkeypatch.setattr(api, "measure", measured)
-        not_slower("mine:loss", tmp_path / "baseline", percent=10)
+        not_slower("mine:loss", tmp_path / "baseline", percent=10, strict=strict)
 
+    return check
+
+
+def test_a_loss_that_became_slower_fails_a_test(measured_at):
     with pytest.raises(pytest.skip.Exception, match="baseline"):
-        check(10, 10.1, 9.9, 10)
-    check(10.1, 10, 9.9, 10)
+        measured_at(10, 10.1, 9.9, 10)
+    measured_at(10.1, 10, 9.9, 10)
     with pytest.raises(pytest.fail.Exception, match="torchaudio"):
-        check(20, 20.1, 19.9, 20)
+        measured_at(20, 20.1, 19.9, 20)
     with pytest.raises(AssertionError, match="wrong result"):
-        check(10, 10, 10, status="error", reason="wrong result")
+        measured_at(10, 10, 10, row={"status": "error", "reason": "wrong result"})
+
+
+NO_VERDICT = {
+    "one round": ((10,), {}, "1 round"),
+    "beside load": ((10, 10.1, 9.9, 10), {"flags": ["busy", "loaded"]}, "other load"),
+    "another machine": ((10, 10.1, 9.9, 10), {"machine": {**ZEN5, "caches": {"L3": 2**20}}}, "L3"),
+}
+
+
+@pytest.mark.parametrize("name", NO_VERDICT)
+def test_where_there_is_no_verdict_not_slower_skips_and_fails_if_strict(name, measured_at, tmp_path):
+    ms, given, words = NO_VERDICT[name]
+    if name != "another machine":  # nor is it kept as a baseline
+        with pytest.raises(pytest.skip.Exception, match=words):
+            measured_at(*ms, **given)
+        assert not (tmp_path / "baseline").exists()
+    with pytest.raises(pytest.skip.Exception, match="holds the baseline"):
+        measured_at(10, 10.1, 9.9, 10)
+    with pytest.raises(pytest.skip.Exception, match=words):
+        measured_at(*ms, **given)
+    with pytest.raises(pytest.fail.Exception, match=words):
+        measured_at(*ms, strict=True, **given)
 
 
 def test_a_closure_and_a_folder_without_results_are_errors(tmp_path):

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import List
 
 from rnnt_bench.analysis import comparison, logs
-from rnnt_bench.analysis.row import SCOPES
+from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.core import flag_types
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError
 from rnnt_bench.core.files import cannot_write
+from rnnt_bench.core.settings import FEWEST_ROUNDS
 from rnnt_bench.core.statistics import TOLERANCE
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.records import schema, store
@@ -107,15 +108,32 @@ def kept_as(log: Path, name: str) -> Path:
     return folder
 
 
+def no_baseline(row: Row) -> str:
+    """Return why the times of a row are none to compare with, too few rounds or other load; "" where they are."""
+    for times in (row.of(scope) for scope in SCOPES if row.of(scope).medians):
+        quiet = len(times.medians) - len(times.loaded)
+        if quiet < FEWEST_ROUNDS:
+            beside = f", {len(times.loaded)} of them beside other load" if times.loaded else ""
+            return f"it has {count(len(times.medians), 'round')}{beside}; {FEWEST_ROUNDS} quiet ones are needed"
+    return ""
+
+
 def save(log: Path, name: str) -> Path:
     """Keep the records of the newest runs of a log folder as the baseline `name`; return its folder.  What has that
     name stays beside it, as NAME.1, NAME.2, ...  Raises UserError."""
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'")
     folder = log / store.BASELINES / name
-    runs = [row.folder for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
-    if not runs:
+    rows = [row for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
+    if not rows:
         raise UserError(f"--save-baseline: no runs under {log}: run `{command('run')}` first")
+    unfit = {row.name: reason for row in rows if (reason := no_baseline(row))}
+    runs = [row.folder for row in rows if row.name not in unfit]
+    if not runs:
+        reasons = "; ".join(f"{plain(name)}: {reason}" for name, reason in unfit.items())
+        raise UserError(f"--save-baseline: {reasons}: what is compared with it would have no verdict")
+    for name, reason in unfit.items():
+        store.warn(f"--save-baseline: {name} is left out: {reason}")
     try:
         folder.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
