@@ -305,3 +305,33 @@ def test_a_snippet_runs_and_computes_the_loss(name):
         assert 0 < loss < 100 * right
     else:
         assert loss == pytest.approx(right, rel=1e-4)
+
+
+SCRIPTED = """import torch
+
+    @torch.jit.script
+    def refuses(x):
+        raise RuntimeError("no kernel of mine")
+        return x
+
+    refuses(logits)"""
+#: What a loss does -> words of its row.
+WORDS = {
+    "import sys; sys.exit('not on this machine')": "not on this machine",
+    "return losses, 0": "a tuple of 2",
+    "return losses.detach()": "no gradient, by which it is judged, with --mode forward too",
+    SCRIPTED: "no kernel of mine",
+}
+
+
+@pytest.mark.parametrize("statement", WORDS)
+def test_the_words_of_a_loss_that_fails_are_those_of_its_row(statement, copy, quick, tmp_path):
+    path = copy(
+        replaced={
+            "    N, T, U1, _ = logits.shape": "    losses = logits.sum()\n    "
+            + statement
+            + "\n    N, T, U1, _ = logits.shape"
+        }
+    )
+    done = run("benchmark_all.py", *quick, "--only", path, "--mode", "forward", "--passes", "correctness", cwd=tmp_path)
+    assert done.returncode == 1 and WORDS[statement] in rows_of(tmp_path / "log")["flash"]["reason"], done.stderr

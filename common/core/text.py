@@ -75,8 +75,11 @@ def finite(value: float) -> float:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message, and the next where the first only announces it."""
+    """Return the first line of the message, and the next where the first only announces it; of TorchScript the last,
+    after its own traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    if any(line.startswith("Traceback of TorchScript") for line in lines):
+        return clipped(lines[-1].removeprefix("RuntimeError: "))
     return clipped(" ".join(lines[: 1 + lines[0].endswith(":")]))
 
 

@@ -28,6 +28,8 @@ from rnnt_bench.losses import layouts
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Batch, Joiner
 
+NO_GRADIENT = "the loss has no gradient, by which it is judged, with --mode forward too: return a differentiable tensor"
+
 
 @dataclass
 class LossStep:
@@ -76,6 +78,8 @@ class LossStep:
         after_forward()
         self.answer = summed(loss).detach()
         if not self.forward_only:
+            if not loss.requires_grad:
+                raise ValueError(NO_GRADIENT)
             with stage("backward"):
                 if "given" in self.leaves:
                     (self.computed["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)

@@ -297,6 +297,8 @@ def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -
         code = main(request["argument"]) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else bool(end.code)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
