@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import ROOT
 from fixtures_runs import MIB, correctness, memory, status, timing, write_run
 from test_contract import adapter_of, context_of
 
@@ -86,6 +88,12 @@ def test_the_answer_is_read_before_the_clock_ends():
 
     timed, value = time_step(SimpleNamespace(run=lambda after_forward: after_forward() or 1), Clock(CPU), read)
     assert value == 2 and timed["total_wall_ns"] >= 20e6 > timed["forward_wall_ns"]
+
+
+def test_each_test_that_the_page_on_own_losses_names_is_there():
+    names = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "own-loss.md").read_text())
+    sources = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    assert len(names) > 5 and [name for name in names if f"def {name}(" not in sources] == []
 
 
 # The state of a process.
