@@ -28,7 +28,7 @@ $(error no variable is named $(unknown): flags go into ARGS, as in make bench AR
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup try bench profile inference pipelines flops test products faults sanitize wheels lint coverage docs summary conformance vectors report compare tensorboard trace-viewer lock results clean
+.PHONY: help setup try bench profile inference pipelines flops test products mutants faults sanitize wheels lint coverage docs summary conformance vectors report compare tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and the compiled losses in ~/.cache/rnnt-bench'
@@ -39,6 +39,7 @@ help:
 	@echo '                  ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest;'
 	@echo '                  ARGS=--thorough repeats what is simulated or garbled as often as a night allows'
+	@echo 'make mutants      put one-line faults into the readers of records, and say which no test notices; ARGS="--only machines"'
 	@echo 'make products     judge right and wrong losses under each library that can multiply matrices here; ARGS="--only intel"'
 	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only logs"'
 	@echo 'make sanitize     random problems through the C++ code under sanitizers; ARGS="--count 20"; needs GCC'
@@ -95,6 +96,9 @@ test: setup
 
 products: setup
 	@PYTHONPATH=tests:. $(MAIN) -m products $(ARGS)
+
+mutants: setup
+	@$(MAIN) tests/mutants.py $(ARGS)
 
 faults: setup
 	@PYTHONPATH=tests $(MAIN) -m faults $(ARGS)

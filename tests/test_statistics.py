@@ -8,6 +8,7 @@ import math
 import random
 from dataclasses import astuple, replace
 
+import mutants
 import pytest
 import torch
 from commands import ROOT
@@ -483,3 +484,12 @@ def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
     record = peaks.measure(chosen, CPU)
     assert record.products == [] and record.reason.startswith("products: ")
     assert len(record.streams) == 3 and record.threads == torch.get_num_threads()
+
+
+def test_each_fault_of_make_mutants_still_fits_its_file():
+    stale = [
+        fault
+        for fault in mutants.FAULTS
+        if (mutants.ROOT / "common" / fault.file).read_text(encoding="utf-8").count(fault.old) != 1
+    ]
+    assert stale == []
