@@ -133,7 +133,7 @@ def test_what_a_loss_changes_of_its_process_is_said(name):
 
 @pytest.mark.parametrize("which", [min, max])
 def test_weights_that_the_timed_process_rounds_are_found(which, monkeypatch):
-    context = context_of(reference(max_samples=6, allocator="system"), SHAPES, 2)
+    context = context_of(reference(max_samples=6, max_seconds=100.0, allocator="system"), SHAPES, 2)
     right, steps = layouts.Layout.step, []
 
     def step_of(layout, model, batch, prepared):
@@ -164,7 +164,7 @@ def test_a_leak_of_each_round_is_noted(kept_mb, noted, tmp_path):
 def test_a_leak_of_every_gradient_is_measured(monkeypatch):
     kept = {}
     for leaks in (False, True):
-        adapter, held = reference(max_samples=9, allocator="system"), []
+        adapter, held = reference(max_samples=9, max_seconds=100.0, allocator="system"), []
         right = adapter.loss
 
         def loss(logits, given, right=right, held=held if leaks else None):

@@ -274,7 +274,7 @@ def measured_at(not_slower, tmp_path, monkeypatch):  # noqa: F811
     def check(*ms, strict=False, row=None, machine=None, flags=()):
         def measured(loss, log_dir, **given):
             shutil.rmtree(log_dir, ignore_errors=True)
-            timed(log_dir, "torchaudio", ms, run_id=str(ms), machine=machine or ZEN5)
+            timed(log_dir, "torchaudio", ms, run_id=f"{ms} {machine}", machine=machine or ZEN5)
             change(log_dir / "torchaudio", "sample", flags=list(flags))
             return [{"name": "torchaudio", "status": "ok", **(row or {})}]
 
