@@ -54,6 +54,7 @@ def pair(tmp_path, first, other, *rates):
         ({"stepping": 0}, "stepping 1 / 0"),
         ({"vectors": ["avx2", "fma"]}, "avx512f fma / avx2 fma"),
         ({"caches": {"L3": 2**20}}, "L3 1024 KiB"),
+        ({"cpu": "Ryzen"}, "EPYC (family 26, model 2, AVX-512), 2 cores / Ryzen"),
     ],
 )
 def test_another_processor_of_the_same_name_is_another_machine(tmp_path, changed, words):
