@@ -25,7 +25,15 @@ Follow = Callable[[Kept], List[Task]]
 SAME = ("tool", "name", "config", "settings")
 
 
-def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] = 600.0, seed: str = "") -> None:
+def add_flags(
+    group: Any,
+    *,
+    folder: str,
+    quick: str,
+    timeout: Optional[float] = 600.0,
+    seed: str = "",
+    formats: Sequence[str] = FORMATS,
+) -> None:
     """Add the flags that every command about a model has; their help names the run's `folder` and what --preset
     changes, `quick`.  timeout: the default in seconds; None is no limit.  seed: help of --seed; "": nor --device."""
     if seed:
@@ -42,7 +50,7 @@ def add_flags(group: Any, *, folder: str, quick: str, timeout: Optional[float] =
         metavar="S",
         help=f"End a process after S seconds; its row says timeout, and the others go on. Default: {seconds}",
     )
-    group.add_argument("--format", choices=FORMATS, default="table", help="Format of what is printed. Default: table")
+    group.add_argument("--format", choices=formats, default="table", help="Format of what is printed. Default: table")
     group.add_argument("--quiet", action="store_true", help="Print no progress.")
     group.add_argument(
         "--log-dir",

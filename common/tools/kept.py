@@ -55,7 +55,7 @@ class Kept:
 @dataclass
 class Answer:
     """The answer of a run.  total: in a line; lines: below the tables; rows: for CSV and JSON; statuses: of its jobs;
-    folded: whether the page shows it once its title is opened."""
+    folded: whether the page shows it once its title is opened; forms: texts of further formats."""
 
     name: str
     total: List[str] = field(default_factory=list)
@@ -66,9 +66,12 @@ class Answer:
     statuses: List[str] = field(default_factory=list)
     figures: List[parts.Figure] = field(default_factory=list)
     folded: bool = False
+    forms: Dict[str, str] = field(default_factory=dict)
 
     def render(self, format: str) -> str:
         """Return it as "table", "markdown", "csv" or "json"."""
+        if format in self.forms:
+            return self.forms[format]
         if format in ("csv", "json"):
             return text.csv_text(self.rows) if format == "csv" else text.json_text(self.rows)
         below = text.listed([*self.lines, *self.failures], format)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import List, Optional, Tuple
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
 
 from rnnt_bench.cli import benchmark
 from rnnt_bench.cli.parser import add_choice, add_setting, chosen, given_settings, standard
-from rnnt_bench.core import flag_types, settings, text
+from rnnt_bench.core import files, flag_types, settings, text
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import find
-from rnnt_bench.data import batching
+from rnnt_bench.data import batching, shapes
 from rnnt_bench.jobs import job, session
 from rnnt_bench.records import store
 from rnnt_bench.setup import interpreters
+from rnnt_bench.show.tables import FORMATS
 from rnnt_bench.system import memory
-from rnnt_bench.tools import commands, kept
-from rnnt_bench.tools.largest import losses
+from rnnt_bench.tools import commands, configuration, kept
+from rnnt_bench.tools.largest import buckets, losses
 from rnnt_bench.tools.largest.losses import TOOL
 from rnnt_bench.tools.largest.search import Search, limit_of
 
@@ -54,6 +58,7 @@ def parser() -> Parser:
         "device. It is enforced: on a CPU by a limit on address space; on CUDA by holding back the rest of the device. "
         "Default: nine tenths of what is available now on a CPU, all that is free on CUDA",
     )
+    _add_model(result.add_argument_group("the batch of a whole training, bucket by bucket"))
     whole = flag_types.whole(1)
     group.add_argument("--largest-cap", type=whole, metavar="K", help="Try no more than so many. Default: all")
     words = "Search the largest --max-frames of utterances sorted by length, not the largest --batch-size"
@@ -70,12 +75,23 @@ def parser() -> Parser:
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     group.add_argument("--in-place", action="store_true", help="Run everything in this Python, with what it has.")
     quick = "a small joiner and vocabulary"
-    commands.add_flags(group, folder="largest-<what>", quick=quick, timeout=1800.0, seed="Seed of inputs and weights")
+    commands.add_flags(
+        group,
+        folder="largest-<what>",
+        quick=quick,
+        timeout=1800.0,
+        seed="Seed of inputs and weights",
+        formats=(*FORMATS, "lhotse", "nemo"),
+    )
     return result
 
 
 def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
-    """Search the largest batch of each loss; return the exit code."""
+    """Search the largest batch of each loss, or of each bucket of a model; return the exit code."""
+    if arguments.model:
+        return _of_model(arguments, executor)
+    if arguments.format in ("lhotse", "nemo"):
+        raise UserError(f"--format {arguments.format}: is for --model; give that too")
     if len(arguments.scopes or ("step",)) != 1:
         raise UserError("--scope: one of loss and step has to fit, not both")
     names = chosen(arguments)
@@ -128,6 +144,91 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     return commands.measured(
         TOOL, sized.replace("_", "-"), config, tasks, resolved, arguments, losses.answer, executor, False, follow
     )
+
+
+def _add_model(group: Any) -> None:
+    group.add_argument(
+        "--model",
+        metavar="MODULE:NAME",
+        help="Model: package.module:name or file.py:name, a class or a factory. It takes features (N, T, F), their "
+        "lengths, symbols (N, U+1) with a blank first, and their lengths, and returns its loss, or logits (N, T, U+1, "
+        "V); a model of transformers takes its own. Else its module has batch(N, T, U) and step(model, batch) -> loss.",
+    )
+    form = "KEY=VALUE"
+    words = "An argument of --model. Repeatable."
+    group.add_argument("--arg", action="append", default=[], type=flag_types.pair(form), metavar=form, help=words)
+    words = "Search for each of these losses: the factory's argument `loss`; fused: by fused_transducer.recipes.patch"
+    group.add_argument("--losses", type=flag_types.words, default=("",), metavar="A,B", help=words)
+    words = "Bins of equal total duration, each cut into P by tokens. Default: 12"
+    group.add_argument("--buckets", type=_buckets, default=(12, 1), metavar="K[xP]", help=words)
+    words = "Share of the limit to leave free in the search. Default: 5%%"
+    group.add_argument("--margin", type=flag_types.percentage, default=0.05, metavar="P%", help=words)
+    group.add_argument("--optimizer", default="AdamW", metavar="NAME", help="Class of torch.optim. Default: AdamW")
+    group.add_argument("--amp", choices=("bfloat16",), help="Run the model under autocast. Default: none")
+    whole = flag_types.whole(1)
+    group.add_argument("--features", type=whole, default=80, metavar="F", help="Features of a frame. Default: 80")
+    words = "Samples of a frame, for a model that takes samples. Default: 160"
+    group.add_argument("--hop", type=whole, default=160, metavar="N", help=words)
+
+
+def _buckets(text: str) -> Tuple[int, int]:
+    durations, _, parts = text.partition("x")
+    whole = flag_types.whole(1)
+    return whole(durations), whole(parts or "1")
+
+
+def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor]) -> int:
+    """Search the largest batch of each bucket of a model; return the exit code."""
+    interpreters.with_torch()
+    device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
+    path = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
+    given = {"shape_file": str(path.absolute()), "seed": arguments.seed, "threads": arguments.threads}
+    resolved = settings.resolve({**given, "vocab_size": arguments.vocab_size}, device)
+    utterances = shapes.load(path)
+    utterances[:, 0] = shapes.feature_frames(utterances[:, 0], shapes.known_factor(path) or batching.SUBSAMPLING)
+    durations, parts = arguments.buckets
+    limit, size = memory_limit(arguments.memory_limit, device)
+    name = configuration.python_name(arguments.model, Path())
+    values = {key: configuration.parsed(value, f"--arg {key}") for key, value in arguments.arg}
+    amp = [f"amp {arguments.amp}"] if arguments.amp else []
+    config = buckets.Training(
+        model=arguments.model,
+        losses=list(arguments.losses),
+        buckets=buckets.of_utterances(utterances, durations, parts),
+        parts=parts,
+        seconds=shapes.frame_shift(path),
+        limit=limit,
+        margin=arguments.margin,
+        words=[", ".join([arguments.optimizer, *amp, *(f"{key} {value}" for key, value in values.items())])],
+    )
+
+    def task(loss: str, called: str, sizes: Dict[int, int], limit_bytes: Optional[int] = size) -> job.Task:
+        alone = "probe" in called
+        chosen = [
+            (number, N, config.buckets[number - 1].T, config.buckets[number - 1].U) for number, N in sizes.items()
+        ]
+        given = {
+            "model": name,
+            "arguments": values,
+            "loss": loss,
+            "optimizer": arguments.optimizer,
+            "amp": bool(arguments.amp),
+            "features": arguments.features,
+            "hop": arguments.hop,
+            "vocab_size": resolved.vocab_size,
+            "buckets": chosen,
+            "limit_bytes": limit_bytes,
+            "memory_limit": arguments.memory_limit,
+            "share": 1 - arguments.margin if alone else 1.0,
+        }
+        return job.Task(called, TOOL, given, environment=VARIABLES)
+
+    def follow(run: kept.Kept) -> List[job.Task]:
+        known = limit_of(run) if device == "cpu" else None
+        return [task(*coming, known or size) for coming in buckets.coming(config, run)]
+
+    called = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)
+    return commands.measured(TOOL, called, config, [], resolved, arguments, losses.answer, executor, follow=follow)
 
 
 def _sizes(resolved: settings.Settings, largest_cap: Optional[int]) -> Tuple[int, int, int]:

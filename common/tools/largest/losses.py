@@ -12,6 +12,7 @@ from rnnt_bench.core import implementations, text
 from rnnt_bench.present.parts import Cell, measured, tabulated
 from rnnt_bench.records import schema
 from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, slice_of
+from rnnt_bench.tools.largest import buckets
 from rnnt_bench.tools.largest.search import Outcome, Search
 
 TOOL, TITLE = "largest", "Largest batch that fits"
@@ -77,6 +78,8 @@ def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
 
 def answer(kept: Kept) -> Answer:
     """Return the table of a run, the largest first."""
+    if kept.header.config["type"] == "training":
+        return buckets.answer(kept)
     config = schema.typed(kept.header.config, Losses)
     ends = {search.name: outcome(config, search, kept) for search in config.losses}
     kinds = config.kinds

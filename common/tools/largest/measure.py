@@ -29,12 +29,16 @@ from rnnt_bench.losses.passes import after_timing, correctness
 from rnnt_bench.losses.questions import alone
 from rnnt_bench.losses.step import LossStep, prepare
 from rnnt_bench.records.schema import JobLine, Measured, Stop, as_written
+from rnnt_bench.tools.largest import model
 from rnnt_bench.tools.largest.search import Try
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield the records of a pass of a loss: "correctness", "probe" or "judge"."""
+    """Yield the records of a pass of a loss ("correctness", "probe" or "judge"), or of steps of a model."""
     given = job["given"]
+    if "model" in given:
+        yield from model.run(job)
+        return
     name = given["pass"]
     context = subject.prepare({**given, "shared": job.get("shared")}, Settings.from_json(job["settings"]))
     if name == "correctness":

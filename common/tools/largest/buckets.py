@@ -1,0 +1,273 @@
+"""The largest batches of a training, bucket by bucket: the bins, which job comes next, the table, lines to paste."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any, Dict, List, Tuple
+
+from msgspec import Struct
+
+from rnnt_bench.core import text
+from rnnt_bench.present.parts import Cell, measured, tabulated
+from rnnt_bench.records import schema
+from rnnt_bench.tools.kept import Answer, Kept
+from rnnt_bench.tools.largest.search import LIMITS, TOLERANCE, Search, Try
+
+#: Part of the utterances of a bin that have no more tokens than its U; a longer text is to be left out.
+PERCENTILE = 98
+#: Steps over all buckets in random order, at the sizes found.
+TOGETHER = 20
+
+
+class Bucket(Struct, frozen=True):
+    """A bin of utterances.
+
+    Attributes:
+        T: frames of the longest
+        U: tokens that PERCENTILE of them do not exceed
+        count: utterances
+        frames: of all of them
+        beyond: utterances with more tokens
+    """
+
+    T: schema.Positive
+    U: schema.Count
+    count: schema.Positive
+    frames: schema.Positive
+    beyond: schema.Count
+
+
+class Training(Struct, tag="training", kw_only=True):
+    """The search of a training.
+
+    Attributes:
+        model: by import path
+        losses: names; "" for the model's own
+        parts: bins by tokens in each bin by duration
+        seconds: of a frame
+        margin: share of the limit that is left free in the search
+    """
+
+    model: str
+    losses: List[str]
+    buckets: List[Bucket]
+    parts: schema.Positive
+    seconds: float
+    limit: str
+    margin: float
+    words: List[str]
+
+
+def of_utterances(utterances: Any, durations: int, parts: int) -> List[Bucket]:
+    """Return bins of equal total duration, each cut into `parts` of equal duration by tokens.
+
+    utterances: integers (utterances, 2), columns frames and tokens."""
+    import numpy as np
+
+    def cut(rows: Any, column: int, count: int) -> List[Any]:
+        rows = rows[np.argsort(rows[:, column], kind="stable")]
+        total = np.cumsum(rows[:, 0].astype(np.int64))
+        at = np.searchsorted(total, total[-1] * np.arange(1, count) / count)
+        edges = np.searchsorted(rows[:, column], rows[at, column], side="right")  # equal ones stay together
+        return [part for part in np.split(rows, np.unique(edges)) if len(part)]
+
+    buckets = []
+    for of_duration in cut(utterances, 0, durations):
+        T = int(of_duration[:, 0].max())
+        for rows in cut(of_duration, 1, parts):
+            U = int(np.percentile(rows[:, 1], PERCENTILE, method="higher"))
+            beyond = int((rows[:, 1] > U).sum())
+            buckets.append(Bucket(T, U, len(rows), int(rows[:, 0].sum()), beyond))
+    return buckets
+
+
+def name_of(loss: str, number: int) -> str:
+    return f"{loss} bucket-{number}".strip()
+
+
+def searches(config: Training, kept: Kept, loss: str) -> List[Search]:
+    """Return the search of each bucket.  The first size to try follows from the bucket of longer utterances."""
+    result: List[Search] = []
+    start = 1
+    for number in range(len(config.buckets), 0, -1):
+        bucket = config.buckets[number - 1]
+        search = Search(name_of(loss, number), 1, bucket.count, start)
+        size = search.outcome(kept).size
+        shorter = config.buckets[number - 2]
+        start = max(1, int((size or 1) * bucket.T / shorter.T))
+        result.insert(0, search)
+    return result
+
+
+class Together(Struct, frozen=True):
+    """The steps over all buckets: their sizes, how often one was reduced, the status of the last run."""
+
+    sizes: Dict[int, int]
+    reduced: Dict[int, int]
+    number: int
+    status: str
+    reason: str
+
+
+def together(config: Training, kept: Kept, loss: str) -> Together:
+    """Return the sizes of the buckets, those that failed among the others reduced."""
+    found = {number: search.outcome(kept).size for number, search in enumerate(searches(config, kept, loss), 1)}
+    sizes = {number: size for number, size in found.items() if size}
+    before = dict(sizes)
+    number = 1
+    while (job := kept.job(f"{loss} together-{number}".strip())).status in LIMITS:
+        failed = job.of(Try)[-1].bucket if job.values else None
+        if failed is None:
+            break
+        sizes[failed] = min(sizes[failed] - 1, int((1 - TOLERANCE) * sizes[failed]))
+        sizes = {key: size for key, size in sizes.items() if size > 0}
+        number += 1
+    reduced = {key: size for key, size in before.items() if sizes.get(key) != size}
+    return Together(sizes, reduced, number, job.status, job.reason)
+
+
+def coming(config: Training, kept: Kept) -> List[Tuple[str, str, Dict[int, int]]]:
+    """Return (loss, job, {bucket: N}) of what is to be tried next: the longest bucket first, then all together."""
+    jobs: List[Tuple[str, str, Dict[int, int]]] = []
+    for loss in config.losses:
+        pending = [
+            (loss, f"{search.name} probe-{size}", {number: size})
+            for number, search in reversed([*enumerate(searches(config, kept, loss), 1)])
+            if (size := search.next(kept)) is not None
+        ]
+        end = together(config, kept, loss)
+        if pending:
+            jobs += pending
+        elif end.sizes and end.status != "ok":
+            jobs.append((loss, f"{loss} together-{end.number}".strip(), end.sizes))
+    return jobs
+
+
+def _seconds(config: Training, bucket: Bucket) -> float:
+    """Return the duration below which all utterances of a bucket are, and none of a frame more."""
+    return round((bucket.T + 0.5) * config.seconds, 4)
+
+
+def _per_second(kept: Kept, loss: str, number: int) -> Dict[int, float]:
+    """Return utterances per second by bucket, of the steps over all buckets."""
+    steps = [step for step in kept.job(f"{loss} together-{number}".strip()).of(Try) if step.ns and step.bucket]
+    rates = text.gathered((int(step.bucket or 0), step.N / (step.ns or 1) * 1e9) for step in steps)
+    return {bucket: median(known) for bucket, known in rates.items()}
+
+
+def answer(kept: Kept) -> Answer:
+    """Return the table of a run, a bucket a row, the losses side by side."""
+    config = schema.typed(kept.header.config, Training)
+    rows: List[Dict[str, Cell]] = []
+    values: List[Dict[str, Any]] = []
+    for number, bucket in enumerate(config.buckets, 1):
+        rows.append({"bucket": measured(number), "T": measured(bucket.T), "U": measured(bucket.U)})
+    lines = []
+    failures = []
+    forms = {}
+    statuses = []
+    for loss in config.losses:
+        end = together(config, kept, loss)
+        rates = _per_second(kept, loss, end.number)
+        tail = f" {loss}" if loss else ""
+        for number, (bucket, search) in enumerate(zip(config.buckets, searches(config, kept, loss)), 1):
+            outcome = search.outcome(kept)
+            size = end.sizes.get(number)
+            step = outcome.heaviest
+            peak = step.peak_bytes / text.MB if step and step.peak_bytes else None
+            frames = round(size * bucket.frames / bucket.count) if size else None
+            rows[number - 1].update(
+                {
+                    f"N{tail}": Cell(outcome.shown if size == outcome.size else str(size), size),
+                    f"peak MB{tail}": measured(peak),
+                    f"frames{tail}": measured(frames),
+                    f"padded frames{tail}": measured(size * bucket.T if size else None),
+                    f"utterances /s{tail}": measured(rates.get(number)),
+                }
+            )
+            values.append(
+                {
+                    "loss": loss,
+                    "bucket": number,
+                    "T": bucket.T,
+                    "U": bucket.U,
+                    "seconds": _seconds(config, bucket),
+                    "N": size,
+                    "status": outcome.status,
+                    "reason": outcome.reason,
+                    "peak_mb": peak,
+                    "frames": frames,
+                    "padded_frames": size * bucket.T if size else None,
+                    "utterances_per_second": rates.get(number),
+                }
+            )
+            if outcome.reason:
+                where = f"{name_of(loss, number)} (T {bucket.T}, U {bucket.U})"
+                failures.append(f"{where}: {outcome.status}: {outcome.reason}")
+            statuses.append(outcome.status)
+        for number, size in end.reduced.items():
+            lines.append(
+                f"{name_of(loss, number)}: N {size} ran alone, and not after the others: now {end.sizes.get(number, 0)}"
+            )
+        if end.sizes and end.status != "ok":
+            failures.append(f"{loss} steps over all buckets: {end.status} {end.reason}".strip())
+            statuses.append("interrupted" if end.status == "not run" else end.status)
+        if len(end.sizes) == len(config.buckets):
+            sizes = [end.sizes[number] for number in range(1, len(config.buckets) + 1)]
+            lines.append(_max_duration(config, sizes, tail))
+            forms.update(_forms(config, sizes))
+    beyond = sum(bucket.beyond for bucket in config.buckets)
+    total = sum(bucket.count for bucket in config.buckets)
+    if beyond:
+        lines.append(f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {total:,}")
+    lines.append(f"limit: {config.limit}, of which {config.margin:.0%} stayed free in the search")
+    title = f"The largest batch of {config.model} in each bucket"
+    shown = [tabulated("largest", title, rows)]
+    return Answer(
+        kept.header.name,
+        tables=shown,
+        lines=[*lines, *kept.machine, *config.words],
+        failures=failures,
+        rows=values,
+        statuses=statuses,
+        forms=forms,
+    )
+
+
+def _max_duration(config: Training, sizes: List[int], tail: str) -> str:
+    """Return the max_duration for those who can set nothing else, and what it wastes."""
+    seconds = [size * bucket.T * config.seconds for size, bucket in zip(sizes, config.buckets)]
+    least = min(seconds)
+    wasted = 1 - sum(least / most for most in seconds) / len(seconds)
+    words = f"which leaves {wasted:.0%} of the batches' room unused"
+    return f"max_duration{tail} (N x longest): {math.floor(least)} s, {words}"
+
+
+def _forms(config: Training, sizes: List[int]) -> Dict[str, str]:
+    """Return the lines to paste by format.  lhotse's constraint knows durations alone: the smaller of a bin's sizes."""
+    by_duration: Dict[float, int] = {}
+    for bucket, size in zip(config.buckets, sizes):
+        bound = _seconds(config, bucket)
+        by_duration[bound] = min(size, by_duration.get(bound, size))
+    bins = list(by_duration)
+    lhotse = f"""from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
+
+duration_bins = {bins}  # seconds, the last one is the longest
+batch_sizes = {list(by_duration.values())}
+sampler = DynamicBucketingSampler(
+    cuts,
+    duration_bins=duration_bins[:-1],
+    constraint=FixedBucketBatchSizeConstraint(duration_bins, batch_sizes),
+    shuffle=True,
+)
+"""
+    pairs = [[_seconds(config, bucket), bucket.U] for bucket in config.buckets]
+    nemo = f"""use_bucketing: true
+num_buckets: {len(config.buckets)}
+bucket_duration_bins: {bins if config.parts == 1 else pairs}
+bucket_batch_size: {sizes}
+max_duration: {bins[-1]}
+"""
+    return {"lhotse": lhotse, "nemo": nemo}

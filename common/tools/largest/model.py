@@ -1,0 +1,183 @@
+"""Try whole training steps of a user's model: its loss, backward and optimizer, under a limit on all that they hold.
+
+The limit counts from the process with torch and the model's module imported, so it holds the weights, the optimizer's
+states and the batch too.  A probe runs two steps: the second has the optimizer's states.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+import sys
+import time
+from contextlib import nullcontext
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+import torch
+
+from rnnt_bench.core import text
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.settings import Settings
+from rnnt_bench.measure.device import environment, set_up_torch
+from rnnt_bench.measure.memory import AddressSpace, Device
+from rnnt_bench.records.schema import JobLine, Measured, as_written
+from rnnt_bench.system.memory import is_out_of_memory
+from rnnt_bench.tools import loading
+from rnnt_bench.tools.largest.buckets import TOGETHER
+from rnnt_bench.tools.largest.search import Try
+
+#: Steps of a probe.
+PROBE_STEPS = 2
+
+
+def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
+    """Yield what is tried before each step, and what it took after it.
+
+    The steps are those of one bucket, or of several in random order.  Raises UserError for a model that cannot be made,
+    or refuses a batch."""
+    settings, given = Settings.from_json(job["settings"]), job["given"]
+    device = set_up_torch(settings)
+    yield environment(settings, device)
+    made = imported(given["model"])
+    warm = torch.ones(64, 64, device=device, requires_grad=True)
+    (warm @ warm).sum().backward()  # starts the threads and loads the library
+    getattr(torch.optim, given["optimizer"])([warm], lr=0.0).step()  # which loads modules when it first runs
+    limit = Device(given["memory_limit"], device) if device.type == "cuda" else AddressSpace(given["limit_bytes"])
+    buckets: List[Tuple[int, int, int, int]] = [tuple(bucket) for bucket in given["buckets"]]  # number, N, T, U
+    order = buckets * PROBE_STEPS
+    if len(buckets) > 1:
+        draw = random.Random(settings.seed)
+        rounds = -(-TOGETHER // len(buckets))
+        order = [bucket for _ in range(rounds) for bucket in draw.sample(buckets, len(buckets))]
+    torch.manual_seed(settings.seed)
+    with limit.within(int(limit.bytes * given["share"])):
+        training = Training(given, device, made)
+        for number, N, T, U in order:
+            tried = Try(N=N, T=T, U=U, limit_bytes=limit.bytes, bucket=number)
+            yield Measured(value=as_written(tried))
+            begin = time.perf_counter_ns()
+            training.step(N, T, U, number)
+            tried.ns = time.perf_counter_ns() - begin
+            if len(buckets) > 1:
+                yield Measured(value=as_written(tried))
+        del training
+    if len(buckets) == 1:
+        tried.peak_bytes = limit.peak_bytes  # of all steps
+        yield Measured(value=as_written(tried))
+
+
+def imported(name: str) -> Dict[str, Any]:
+    """Import the module of a model; return its functions `batch` and `step`, where it has them.  Raises UserError."""
+    if name.startswith((loading.S3PRL, loading.HUGGING_FACE)):
+        return {}
+    maker = loading.imported(name)
+    module = sys.modules.get(getattr(maker, "__module__", ""), None) or loading.module(name.rpartition(":")[0])
+    return {key: getattr(module, key) for key in ("batch", "step") if callable(getattr(module, key, None))}
+
+
+class Training:
+    """A model with its loss and optimizer.  Raises UserError for what cannot be made."""
+
+    def __init__(self, given: Mapping[str, Any], device: torch.device, own: Mapping[str, Any]):
+        self.given, self.device, self.own, self.loss = given, device, own, given["loss"]
+        self.model: Any = self._model().train()
+        make = getattr(torch.optim, given["optimizer"])
+        self.optimizer = make(self.model.parameters(), lr=1e-5)
+
+    def _model(self) -> torch.nn.Module:
+        name, arguments = self.given["model"], dict(self.given["arguments"])
+        maker: Any = None if name.startswith((loading.S3PRL, loading.HUGGING_FACE)) else loading.imported(name)
+        if self.loss and maker is not None and "loss" in _parameters(maker):
+            return loading.load(name, {**arguments, "loss": self.loss}, str(self.device))
+        if hasattr(maker, "config_class"):  # a model of transformers, of random weights
+            try:
+                model: torch.nn.Module = maker(maker.config_class(**arguments)).to(self.device)
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{name} cannot be made: {text.reason_of(error)}") from error
+        else:
+            model = loading.load(name, arguments, str(self.device))
+        if self.loss == "fused" and hasattr(model, "joint"):
+            recipes = importlib.import_module("fused_transducer.recipes")
+            try:
+                patched: torch.nn.Module = recipes.patch(model)
+                return patched
+            except ValueError as error:
+                raise UserError(f"--losses fused: {error}; give the factory an argument `loss`") from error
+        return model
+
+    def step(self, N: int, T: int, U: int, number: int) -> None:
+        """Run forward, backward and the optimizer's step on a new batch.  Raises UserError for a batch that the model
+        refuses, and what tells of lack of memory as it is."""
+        try:
+            batch = self.batch(N, T, U)
+            amp = torch.autocast(self.device.type, torch.bfloat16) if self.given["amp"] else nullcontext()
+            with amp:
+                loss = self.own["step"](self.model, batch) if "step" in self.own else self.forward(batch)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except Exception as error:  # whatever a stranger's model raises
+            if is_out_of_memory(error):
+                raise
+            where = f"bucket {number}, a batch of N {N}, T {T}, U {U}"
+            raise UserError(f"{where}: the step fails: {type(error).__name__}: {text.first_line(error)}") from error
+
+    def batch(self, N: int, T: int, U: int) -> Any:
+        """Return a batch of N utterances, as the module's `batch` makes it, or as the model's forward takes it."""
+        if "batch" in self.own:
+            return _moved(self.own["batch"](N, T, U), self.device)
+        V = self.given["vocab_size"]
+        symbols = torch.randint(1, V, (N, U), device=self.device)
+        lengths = torch.full((N,), T, device=self.device)
+        name = getattr(self.model, "main_input_name", "")
+        if not name:
+            started = torch.nn.functional.pad(symbols, (1, 0))
+            features = torch.randn(N, T, self.given["features"], device=self.device)
+            return features, lengths, started, torch.full((N,), U + 1, device=self.device)
+        size = (N, T * self.given["hop"]) if name == "input_values" else (N, T, self.given["features"])
+        batch = {name: torch.randn(size, device=self.device), "labels": symbols}
+        if "attention_mask" in _parameters(self.model.forward):
+            batch["attention_mask"] = torch.ones(size[:2], dtype=torch.bool, device=self.device)
+        if "decoder_input_ids" in _parameters(self.model.forward):
+            blank = self.model.config.blank_token_id
+            batch["decoder_input_ids"] = torch.nn.functional.pad(symbols, (1, 0), value=blank)
+        return batch
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Return the loss of the model's own forward, or of its logits (N, T, U+1, V)."""
+        outputs = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if loss is not None:
+            return loss.sum()
+        first, *others = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        if first.dim() < 3:
+            return first.sum()
+        if first.dim() != 4:
+            raise TypeError("the model returns no loss and no logits (N, T, U+1, V): define step(model, batch)")
+        from torchaudio.functional import rnnt_loss
+
+        frames = others[0] if others else torch.full((len(first),), first.shape[1], device=self.device)
+        targets = batch[2][:, 1:].int().contiguous()
+        lengths = torch.full((len(first),), targets.shape[1], dtype=torch.int32, device=self.device)
+        return rnnt_loss(first.float(), targets, frames.int(), lengths, blank=0, reduction="mean")
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a builtin
+        return {}
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """Return a batch on the device: a tensor, or a list, tuple or mapping of such; anything else as it is."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_moved(value, device) for value in batch)
+    return batch
