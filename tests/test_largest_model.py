@@ -118,3 +118,17 @@ def test_a_model_is_tried_for_real(tmp_path):
     code, answer = searched(tmp_path, Executor(), "--buckets", 2, "--memory-limit", "200MB")
     assert [row["N"] for row in answer.rows] == [9, 9] and code == 0
     assert all(160 < row["peak_mb"] < 200 and row["utterances_per_second"] for row in answer.rows)
+
+
+def test_a_loss_that_the_model_cannot_take_is_refused(tmp_path):
+    import torch
+
+    from rnnt_bench.core.errors import UserError
+    from rnnt_bench.tools.largest.model import Training
+
+    (tmp_path / "own.py").write_text(MODEL)
+    name = f"{tmp_path / 'own.py'}:Model"
+    given = {"model": name, "arguments": {}, "loss": "torchaudio", "optimizer": "AdamW"}
+    with pytest.raises(UserError, match="--losses torchaudio.*argument"):
+        Training(given, torch.device("cpu"), {})
+    Training({**given, "loss": ""}, torch.device("cpu"), {})

@@ -19,8 +19,8 @@ import torch
 from rnnt_bench.core import text
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.settings import Settings
-from rnnt_bench.measure.device import environment, set_up_torch
-from rnnt_bench.measure.memory import AddressSpace, Device
+from rnnt_bench.instruments.device import environment, set_up_torch
+from rnnt_bench.instruments.memory import AddressSpace, Device
 from rnnt_bench.records.schema import JobLine, Measured, as_written
 from rnnt_bench.system.memory import is_out_of_memory
 from rnnt_bench.tools import loading
@@ -97,6 +97,8 @@ class Training:
                 raise UserError(f"{name} cannot be made: {text.reason_of(error)}") from error
         else:
             model = loading.load(name, arguments, str(self.device))
+        if not self.loss:
+            return model
         if self.loss == "fused" and hasattr(model, "joint"):
             recipes = importlib.import_module("fused_transducer.recipes")
             try:
@@ -104,7 +106,7 @@ class Training:
                 return patched
             except ValueError as error:
                 raise UserError(f"--losses fused: {error}; give the factory an argument `loss`") from error
-        return model
+        raise UserError(f"--losses {self.loss}: {name} takes no argument `loss`; give its factory one")
 
     def step(self, N: int, T: int, U: int, number: int) -> None:
         """Run forward, backward and the optimizer's step on a new batch.  Raises UserError for a batch that the model
