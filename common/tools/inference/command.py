@@ -74,7 +74,8 @@ def parser() -> Parser:
     )
     group = result.add_argument_group("the run")
     add_setting(group, "max_seconds", "Most seconds of timed calls of a cell; three are always timed. Default: 1")
-    add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200")
+    whole = flag_types.whole(1)
+    add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200", type=whole, metavar="N")
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
     commands.add_flags(group, seed="Seed of random weights and noise", folder="inference-<config>", quick=quick)
     return result
