@@ -4,8 +4,8 @@ A right loss answers each as if it were asked first and alone: neither other num
 what lies in the padding, nor a factor of the loss, nor what needs no gradient may change anything else.  The corner
 cases of `rnnt-bench check` are of packages: what they take and refuse.
 
-The correctness pass asks a small loss all, and a measured batch; a timed process asks one HARD question at its size
-after its last sample (passes/after_timing.py).
+The correctness pass asks a small loss all, and a measured batch; a timed process of the first rounds asks one
+HARD question at its size after its last sample (passes/after_timing.py).
 """
 
 from __future__ import annotations

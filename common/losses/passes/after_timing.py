@@ -6,8 +6,9 @@ The correctness pass judges a loss in a fresh process.  A loss that is wrong her
 - Of the last timed step of the scope: its inputs, which must be what they were bit for bit, and its gradient, each leaf
   by itself, by random sums (`losses.judge.Sketch`) whose seed is drawn after the last sample.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
-- One of the HARD questions of `losses/questions.py`, on a batch that the seed draws: half of its utterances, at
-  least two, are one loss in flight, as many in reverse order the other: together they take the memory of one step.
+- In the first rounds one of the HARD questions of `losses/questions.py`, on a batch that the seed draws: half of its
+  utterances, at least two, are one loss in flight, as many in reverse order the other: together they take the memory
+  of one step.
 
 The oracle takes longer than a step, so the losses of a round that are given the same numbers share its answers.
 """
@@ -211,11 +212,11 @@ def check(context, scope: str, taken: Mapping[int, Taken], last: Last) -> Tuple[
 
 
 def hard_questions(context) -> Sequence[questions.Question]:
-    """Return those of this round: all of them once in the rounds that every run has."""
+    """Return those of this round: each once in a run, in the first rounds."""
     if context.forward_only or context.loops_in_python:
         return ()
     several = min(context.settings.rounds, FEWEST_IN_BUDGET, len(questions.HARD))
-    return questions.HARD[((context.round or 1) - 1) % several :: several]
+    return questions.HARD[(context.round or 1) - 1 :: several]
 
 
 def ask_hard(context, scope: str, question: questions.Question) -> str:
