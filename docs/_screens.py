@@ -25,7 +25,7 @@ from rnnt_bench.present.parts import Figure, Section  # noqa: E402
 from rnnt_bench.present.style import NEUTRAL, axis_of, layout, marker, points, span  # noqa: E402
 from rnnt_bench.show import page, plots  # noqa: E402
 
-FOLDER = "results/2026-11-25-amd-epyc-2-cores"
+FOLDER = "results/2026-11-27-amd-epyc-2-cores"
 SMALL, LARGE, WINNER = 8, 20, 30  # pixels of a marker
 WIDTH, HEIGHT = 900, 430  # pixels
 #: Name -> how the page is opened, and how many pixels of it are shown.
