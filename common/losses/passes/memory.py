@@ -25,7 +25,7 @@ from rnnt_bench.data.batching import heaviest
 from rnnt_bench.instruments.memory import held, peaks
 from rnnt_bench.records.schema import Memory
 
-#: Steps of one utterance before those that are measured, and steps of each measured batch.
+#: Steps of one utterance before those that are measured, and steps of the first measured batch; the other has one.
 SMALL_STEPS, STEPS = 3, 3
 
 
@@ -43,12 +43,12 @@ def run(context) -> Iterator[Memory]:
             context.step(scope, context.batches[0], utterances=1).run()
         for batch in heavy[:1] if slow or scope != scopes[-1] else heavy:
             highest: Dict[str, Any] = {}
-            for number in range(1 if slow else STEPS):
+            steps = 1 if slow or batch != heavy[0] else STEPS
+            for number in range(steps):
                 context.model.zero_grad(set_to_none=True)
                 now = held(context.device)
-                of_step = peaks(
-                    partial(context.step, scope, batch), context.device, profiler=not slow and number == STEPS - 1
-                )
+                step, is_last = partial(context.step, scope, batch), number == steps - 1
+                of_step = peaks(step, context.device, profiler=is_last and not slow)
                 for counter, rise in of_step.items():
                     kept = max(now[counter] - level[counter], 0)
                     highest[counter] = max(highest.get(counter, 0), kept + rise)
