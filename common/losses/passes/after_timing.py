@@ -6,7 +6,7 @@ The correctness pass judges a loss in a fresh process.  A loss that is wrong her
 - Of the last timed step of the scope: its inputs, which must be what they were bit for bit, and its gradient, each leaf
   by itself, by random sums (`losses.judge.Sketch`) whose seed is drawn after the last sample.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
-- In the first rounds one of the HARD questions of `losses/questions.py`, on a batch that the seed draws: half of its
+- In the first rounds one of the HARD questions of `losses/questions.py`, on the lightest measured batch: half of its
   utterances, at least two, are one loss in flight, as many in reverse order the other: together they take the memory
   of one step.
 
@@ -25,6 +25,7 @@ import torch
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.settings import FEWEST_IN_BUDGET
 from rnnt_bench.core.text import finite
+from rnnt_bench.data.batching import lightest
 from rnnt_bench.losses import layouts, oracle, questions, rounding, words
 from rnnt_bench.losses.inputs import OUTPUTS
 from rnnt_bench.losses.judge import OTHER, Factors, Right, Sketch, gradient_of, parts
@@ -220,9 +221,9 @@ def hard_questions(context) -> Sequence[questions.Question]:
 
 
 def ask_hard(context, scope: str, question: questions.Question) -> str:
-    """Ask a hard question on a batch that the seed draws; return what is wrong in words.  It changes the weights."""
+    """Ask a hard question on the lightest measured batch; return what is wrong in words.  It changes the weights."""
     question = questions.of_dtype(question, "float16" if precision(context) == "tf32" else context.settings.dtype)
-    batch, factors = context.batches[seed_of(context) % len(context.batches)], question.factors()
+    batch, factors = lightest(context.all_batches, context.batches), question.factors()
     half = max(2, -(-len(context.all_batches[batch]) // 2))  # of one alone the reverse has the same lengths
     batches = [context.new_batch(batch, FURTHER_REPEAT + 1 + n, half, reverse=n > 0) for n in range(len(factors))]
     question.change(context.model, batches[0])
