@@ -109,6 +109,8 @@ def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> 
         loss = step.forward()
         losses.append(summed(loss) if factor.numel() == 1 else loss)
     total = torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum()
+    if not total.requires_grad:
+        raise ValueError(NO_GRADIENT)
     if "given" in steps[0].leaves:
         gradients = torch.autograd.grad(total, [step.given for step in steps], allow_unused=True)
         for step, gradient in zip(steps, gradients):

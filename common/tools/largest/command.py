@@ -14,7 +14,6 @@ from rnnt_bench.core import files, flag_types, settings, text
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import find
-from rnnt_bench.data import batching, shapes
 from rnnt_bench.jobs import job, session
 from rnnt_bench.records import store
 from rnnt_bench.setup import interpreters
@@ -179,6 +178,8 @@ def _buckets(text: str) -> Tuple[int, int]:
 
 def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor]) -> int:
     """Search the largest batch of each bucket of a model; return the exit code."""
+    from rnnt_bench.data import batching, shapes  # bring numpy, which --help does without
+
     interpreters.with_torch()
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     path = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
@@ -233,6 +234,8 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
 
 def _sizes(resolved: settings.Settings, largest_cap: Optional[int]) -> Tuple[int, int, int]:
     """Return the smallest size, the largest, and the first to try.  Raises UserError for a cap below the smallest."""
+    from rnnt_bench.data import batching
+
     totals = batching.load(resolved)[0].totals()
     low, most, start = 1, totals.utterances, resolved.batch_size
     if resolved.sort_utterance:  # sorted batches hold at least the longest utterance
