@@ -133,7 +133,7 @@ OUTPUTS = ("encoder_out", "decoder_out")
 
 @dataclass
 class Labels:
-    """What is known of a batch before the clock starts, on its device: all that an adapter's `prepare` gets."""
+    """Hold what an adapter's `prepare` gets of a batch: what is known before the clock starts, on its device."""
 
     targets: torch.Tensor  # (N, U) int32 in [1, V)
     T_lengths: torch.Tensor  # (N,) int32

@@ -376,7 +376,7 @@ class Right:
 
 @dataclass
 class Answer:
-    """What a loss answers, compared with the oracle."""
+    """Hold the answer of a loss and that of the oracle."""
 
     shapes: List[Tuple[int, int]]  # (T, U) of every utterance
     score: float  # largest magnitude of the logits

@@ -102,8 +102,8 @@ def expected(context, scope: str, batch: Any, prepared: Any) -> Tuple[float, flo
 
 
 class Rights(Dict[str, List[float]]):
-    """Of each leaf the length of the right gradient, then its sums; `losses` of the steps, `score` of the logits, and
-    the largest loss of an utterance."""
+    """Hold for each leaf the length of the right gradient, then its sums; `losses` of the steps, `score` of the
+    logits, and the largest loss of an utterance."""
 
     losses: List[float]
     score: float
