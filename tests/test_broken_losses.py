@@ -825,6 +825,21 @@ def test_each_leaf_of_the_timed_step_counts(leaf, factor, monkeypatch):
     assert len(steps) > 8
 
 
+@pytest.mark.parametrize("frames", [70, 64, 21])
+def test_over_the_rounds_the_gradient_of_every_batch_is_judged(frames, monkeypatch):
+    half = fault("Half", gradient=lambda self, gradient: gradient * (0.5 if gradient.size(1) == frames else 1.0))
+    monkeypatch.setattr(after_timing, "hard_questions", lambda context: ())
+    refused = []
+    for number in (1, 2, 3):
+        context = broken(half(), monkeypatch, rounds=3)
+        context.round, context.settings = number, replace(context.settings, scopes=("step",))
+        try:
+            list(timing.run(context))
+        except WrongResult as error:
+            refused.append(f"T {frames}" in str(error))
+    assert refused == [True]
+
+
 def test_the_sketch_of_a_difference_has_its_length():
     random = torch.Generator().manual_seed(1)
     right = torch.randn(50, 7, 30, generator=random)

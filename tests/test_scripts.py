@@ -315,11 +315,18 @@ SCRIPTED = """import torch
         return x
 
     refuses(logits)"""
+NO_BACKWARD = """import torch
+
+    class Loss(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x.sum())
+
+    return Loss.apply(logits)"""
 #: What a loss does -> words of its row.
 WORDS = {
     "import sys; sys.exit('not on this machine')": "not on this machine",
     "return losses, 0": "a tuple of 2",
     "return losses.detach()": "no gradient, by which it is judged, with --mode forward too",
+    NO_BACKWARD: "no gradient, by which it is judged",
     SCRIPTED: "no kernel of mine",
 }
 

@@ -78,13 +78,8 @@ class LossStep:
         after_forward()
         self.answer = summed(loss).detach()
         if not self.forward_only:
-            if not loss.requires_grad:
-                raise ValueError(NO_GRADIENT)
             with stage("backward"):
-                if "given" in self.leaves:
-                    (self.computed["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
-                else:
-                    loss.backward()
+                differentiate(loss, [self])
         return self.answer
 
 
@@ -108,16 +103,25 @@ def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> 
     for step, factor in zip(steps, factors):
         loss = step.forward()
         losses.append(summed(loss) if factor.numel() == 1 else loss)
-    total = torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum()
+    differentiate(torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum(), steps)
+    return [loss.detach() for loss in losses]
+
+
+def differentiate(total: torch.Tensor, steps: Sequence[LossStep]) -> None:
+    """Make the gradients of the leaves of all steps.  Raises ValueError where the loss has no backward."""
     if not total.requires_grad:
         raise ValueError(NO_GRADIENT)
-    if "given" in steps[0].leaves:
+    try:
+        if "given" not in steps[0].leaves:
+            total.backward()
+            return
         gradients = torch.autograd.grad(total, [step.given for step in steps], allow_unused=True)
-        for step, gradient in zip(steps, gradients):
-            step.computed["given"] = gradient
-    else:
-        total.backward()
-    return [loss.detach() for loss in losses]
+    except NotImplementedError as error:
+        if "autograd.Function" not in str(error):
+            raise
+        raise ValueError(NO_GRADIENT) from error
+    for step, gradient in zip(steps, gradients):
+        step.computed["given"] = gradient
 
 
 class NotOfEach(ValueError):

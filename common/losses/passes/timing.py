@@ -103,7 +103,9 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
     ends: List[Tuple[Stop, Dict[int, Taken], Optional[Last]]] = []
     for scope in scopes[::-1] if loss_last or number // 2 % 2 else scopes:
         of_scope = OfScope(context, clock, scope)
-        chosen, seconds, after_step = batches, settings.max_seconds, loss_last and scope == "loss" and len(scopes) > 1
+        turn = number % len(batches)  # the gradient of the last batch is judged: another one in each round
+        chosen, seconds = [*batches[turn:], *batches[:turn]], settings.max_seconds
+        after_step = loss_last and scope == "loss" and len(scopes) > 1
         if after_step:  # a third of the batches, at least one; others in the next round: they may be sorted by size
             count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
             chosen = [batches[(number * count + index) % len(batches)] for index in range(count)]
