@@ -205,6 +205,20 @@ def test_load_is_judged_by_the_cores_that_a_step_needs(share, threads, cpus, phy
     assert machine.busy_flags(share, threads, cpus, physical) == flags
 
 
+def test_a_short_window_is_looked_at_together_with_the_one_before(tmp_path, monkeypatch):
+    now = [0]
+    monkeypatch.setattr(machine.time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: now.append(now.pop() + int(seconds * 1e9)))
+    monkeypatch.setattr(machine.os, "times", lambda: (0.0,) * 5)
+    watch = machine.ForeignLoad({0}, write_stat(tmp_path / "stat", 0))
+    write_stat(tmp_path / "stat", 0.02)
+    now[0] = 1_000_000  # two ticks in 1 ms, and nothing before: it waits
+    assert watch.share() == pytest.approx(0.1)
+    write_stat(tmp_path / "stat", 0.04)
+    now[0] = 210_000_000
+    assert watch.share() == pytest.approx(0.04 / 0.21, abs=1e-4)
+
+
 def test_hyper_threads_of_one_core_count_once(tmp_path):
     for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         folder = tmp_path / f"cpu{cpu}/topology"

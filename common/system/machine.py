@@ -215,27 +215,34 @@ class ForeignLoad:
 
     def __init__(self, cpus: AbstractSet[int] = CPUS, stat: Optional[Path] = None) -> None:
         self.cpus, self.stat = cpus, stat or Path(os.environ.get(PROC) or "/proc", "stat")
-        self._mark()
+        self.start = self._look()
+        self.start_before: Optional[Tuple[Optional[float], float, int]] = None
 
-    def _mark(self) -> None:
-        """Start the next window."""
-        # used: CPU time of this process and its ended children
-        self.busy, self.used = _busy_seconds(self.cpus, self.stat), sum(os.times()[:4])
-        self.since = time.perf_counter_ns()
+    def _look(self) -> Tuple[Optional[float], float, int]:
+        """Return the CPU time of all processes, of this one and its ended children (seconds), and the clock (ns)."""
+        return _busy_seconds(self.cpus, self.stat), sum(os.times()[:4]), time.perf_counter_ns()
 
     def ready(self) -> bool:
         """Return whether the window is long enough for a share that means something."""
-        return time.perf_counter_ns() - self.since >= SHORTEST_WINDOW_NS
+        return time.perf_counter_ns() - self.start[2] >= SHORTEST_WINDOW_NS
 
     def share(self) -> Optional[float]:
-        """Return the share of other processes in 0..1, None if the system does not tell, and start the next window."""
-        before, used, since = self.busy, self.used, self.since
-        self._mark()
-        elapsed = (self.since - since) / 1e9
-        if before is None or self.busy is None or elapsed <= 0:
+        """Return the share of other processes in 0..1, None if the system does not tell, and start the next window.
+
+        A window that is too short is looked at together with the one before; where there is none, this waits.
+        """
+        start, end = self.start, self._look()
+        short_ns = SHORTEST_WINDOW_NS - (end[2] - start[2])
+        if short_ns > 0 and self.start_before:
+            start = self.start_before
+        elif short_ns > 0:
+            time.sleep(short_ns / 1e9)
+            end = self._look()
+        self.start_before, self.start = start, end
+        if start[0] is None or end[0] is None or end[2] <= start[2]:
             return None
-        foreign = (self.busy - before) - (self.used - used)
-        return round(min(max(foreign / (elapsed * len(self.cpus)), 0.0), 1.0), 4)
+        foreign = (end[0] - start[0]) - (end[1] - start[1])
+        return round(min(max(foreign / ((end[2] - start[2]) / 1e9 * len(self.cpus)), 0.0), 1.0), 4)
 
 
 def busy_flags(
@@ -256,7 +263,6 @@ def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float 
 
     The load average alone tells of the last minute, the user's own set-up included: where only that is high, a longer
     look (seconds) decides.  load: since when others are looked at; where that was just now, this waits."""
-    time.sleep(max(0, SHORTEST_WINDOW_NS - (time.perf_counter_ns() - load.since)) / 1e9)
     share, average = load.share(), 0.0
     with suppress(OSError, ValueError, IndexError):
         average = float(load.stat.with_name("loadavg").read_text().split()[0])
