@@ -60,7 +60,8 @@ help:
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
 	@echo 'make results      measure what docs/results.md shows, quietly; ARGS="largest v4096"; docs/_results.py has more'
 	@echo 'make lock         resolve common/setup/requirements/*.in into the hash-locked *.txt anew'
-	@echo 'make clean        remove .venv, .build and caches; log/ and ~/.cache/rnnt-bench stay'
+	@echo 'make clean        remove what make made: environments, .build, caches and site; log/, ~/.cache/rnnt-bench'
+	@echo '                  and what else lies in .venv stay'
 
 setup: needs-python
 	@$(PYTHON) -m rnnt_bench.setup.environments build $$ENVIRONMENTS
@@ -167,7 +168,7 @@ lock: needs-python
 
 clean: needs-python
 	@$(PYTHON) -m rnnt_bench.setup.environments clean
-	@rm -rf .build .pytest_cache .ruff_cache .mypy_cache .coverage* site
+	@rm -rf .build .pytest_cache .ruff_cache .mypy_cache .coverage .coverage.* site
 
 .PHONY: needs-python
 needs-python:

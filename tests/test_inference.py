@@ -221,7 +221,7 @@ def test_numbers_of_a_cell():
     assert rows.factor(row["profiled_cpu_rtf"]) == "4.31E-03" and row["profiled_cuda_rtf"] is None
     assert row["rtf"] == 0.5 / 20 and row["utterances_per_second"] == 8 and row["n"] == 10
     assert [row_of([p90])["streams"] for p90 in (0.5, 3.0, 6.0)] == [40, 4, 0]
-    assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47 Gb"
+    assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47 GiB"
 
 
 def test_the_answer_comes_first_and_says_what_ran_beside_load(tmp_path):

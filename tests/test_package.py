@@ -397,6 +397,10 @@ FAULTS = {
     "do not say on which machine": ("run", {"machine": {}}),
     "beside other load": ("sample", {"flags": ["busy", "loaded"], "foreign_cpu": 0.9}),
     "--resume": ("run", {"settings": {**records_of(WHOLE / "fused-30")[0]["settings"], "rounds": 9}}),
+    "it has 1 round, an interval needs 3": (
+        "run",
+        {"settings": {**records_of(WHOLE / "fused-30")[0]["settings"], "rounds": 1}},
+    ),
     "of 2 devices": ("environment", {"device_name": "another"}),
 }
 

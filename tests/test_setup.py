@@ -136,8 +136,15 @@ def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
     checkout.venv("main", "stamp").unlink()  # what a set-up that was killed leaves: all files but the last
     code, _, stderr = checkout.run("path", "main")
     assert code == 1 and "is not there" in stderr
-    assert checkout.run("clean")[0] == 0
-    assert not checkout.venv().exists()
+    checkout.venv("bin").mkdir()  # of a user's own environment in .venv
+    code, _, stderr = checkout.run("clean")
+    assert code == 0 and "bin" in stderr and [path.name for path in checkout.venv().iterdir()] == ["bin"]
+    checkout.venv("bin").rmdir()
+    assert checkout.run("clean") == (0, "", "") and not checkout.venv().exists()
+    (checkout.folder / "main").mkdir()
+    checkout.venv().symlink_to(".")  # as of a second worktree
+    code, _, stderr = checkout.run("clean")
+    assert code == 0 and "link" in stderr and (checkout.folder / "main").exists()
 
 
 def test_what_one_environment_cannot_have_is_its_reason_and_the_others_go_on(checkout):

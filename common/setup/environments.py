@@ -293,6 +293,28 @@ def _create(environment: Environment, lock: int) -> None:
     say(f"{environment.name}: ready")
 
 
+def clean() -> int:
+    """Remove what set-up made in .venv, and .venv if nothing else is left there; return an exit code.
+
+    What a user made there, such as an environment in .venv itself, stays, and so does a .venv that is a link."""
+    if FOLDER.is_symlink():
+        say(f".venv is a link to {FOLDER.resolve()}, which stays: remove it yourself")
+        return EXIT_OK
+    with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
+        made = [UV, *(FOLDER / f"{name}{end}" for name in ENVIRONMENTS for end in ("", ".log", ".reason")), LOCK]
+        for path in made:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    others = sorted(path.name for path in FOLDER.iterdir())
+    if others:
+        say(f".venv: these were not made by `make setup` and stay: {', '.join(others)}")
+    else:
+        FOLDER.rmdir()
+    return EXIT_OK
+
+
 #: Of ``uv pip compile``.  Wheels only: what would be compiled is neither quick nor covered by a hash of its build
 #: requirements; exceptions are named in the .in file.  No index is named: set-up takes the user's own.
 LOCKING = (
@@ -340,7 +362,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         prog="python -m rnnt_bench.setup.environments",
         description="The environments in .venv. setup: create what is missing or out of date. build: main, these, and "
         "what is compiled for them. path: print the Python of each, or why there is none, and then exit with 1. clean: "
-        "remove .venv. lock: resolve their requirements anew.",
+        "remove what these made in .venv. lock: resolve their requirements anew.",
     )
     parser.add_argument("command", choices=("setup", "build", "path", "clean", "lock"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="Default: all environments but the optional ones")
@@ -350,12 +372,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _run(command: str, names: List[str]) -> int:
     try:
+        if command == "clean":
+            return clean()
         if function := {"setup": setup, "build": setup_and_build, "lock": lock}.get(command):
             return function(names)
-        if command == "clean":
-            with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
-                shutil.rmtree(FOLDER)
-            return EXIT_OK
     except (NotRunnable, subprocess.CalledProcessError) as error:  # of `lock`
         say(f"environments: error: {error}")
         return EXIT_FAILED

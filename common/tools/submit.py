@@ -2,7 +2,8 @@
 
 Every record is written anew, field by field: numbers, and a few texts that name packages, settings and hardware.  No
 file is copied, so no path, message or trace leaves the machine.  A run is refused, with a line for each reason, if it
-is incomplete (interrupted rows, no revision, no machine), of several machines, or was measured beside other load."""
+is incomplete (interrupted rows, fewer than three rounds, no revision, no machine), of several machines, or was measured
+beside other load."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import files, implementations
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from rnnt_bench.core.settings import SETTINGS, flag
+from rnnt_bench.core.settings import FEWEST_ROUNDS, SETTINGS, flag
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.records import schema, store
 
@@ -165,6 +166,10 @@ def _problems_of(row: Row) -> Iterator[str]:
         yield "its records do not say on which machine it was measured"
     if row.times and not (row.environment.torch and row.device_name):
         yield "its records do not say which torch and which device measured it"
+    rounds = header.settings.get("rounds")
+    if row.times and isinstance(rounds, int) and rounds < FEWEST_ROUNDS:
+        has = f"it has {count(rounds, 'round')}, an interval needs {FEWEST_ROUNDS}"
+        yield f"{has}: measure with --rounds {FEWEST_ROUNDS} or more"
     if any(doubt.withholds for doubt in doubts.doubts(row)):
         yield "it ran beside other load: measure when the machine is quiet"
 

@@ -182,7 +182,7 @@ def contradiction(row: Row) -> float:
 
 
 def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> str:
-    """Return "5.15E-02 + 3.62E-02" or "0.00 + 1.47 Gb": CPU, and CUDA where it was used."""
+    """Return "5.15E-02 + 3.62E-02" or "0.00 + 1.47 GiB": CPU, and CUDA where it was used."""
     cpu, cuda = (row.get(key.format(kind)) for kind in ("cpu", "cuda"))
     known = [cpu or 0, *([cuda] if cuda else [])] if (cpu, cuda) != (None, None) else []
     return " + ".join(map(words, known)) + unit if known else "-"
@@ -201,7 +201,7 @@ GRIDS: Dict[str, Any] = {
     "memory_peaks": (
         "Memory peak: highest running sum of allocations in a batch, profiled",
         lambda row: _both(
-            lambda of: f"{of / text.GIB:.{4 if 0 < of < text.GIB / 100 else 2}f}", row, "{}_peak_bytes", " Gb"
+            lambda of: f"{of / text.GIB:.{4 if 0 < of < text.GIB / 100 else 2}f}", row, "{}_peak_bytes", " GiB"
         ),
     ),
 }
