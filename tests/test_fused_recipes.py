@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,11 +23,12 @@ from commands import ROOT
 from torch import nn
 
 from rnnt_bench.losses import oracle, topologies
+from rnnt_bench.setup import extensions
 
 pytest.importorskip("torch", minversion="2.4")  # k2's environment has an older one
 from fused_helpers import error, mask_of, paths_of, problem  # noqa: E402
 
-from fused_transducer import recipes  # noqa: E402
+from fused_transducer import TransducerLoss, recipes  # noqa: E402
 
 PAGE = (ROOT / "docs" / "switching.md").read_text()
 LENGTHS = [(9, 4), (6, 4), (8, 1), (1, 2), (5, 0)]
@@ -51,7 +53,7 @@ def lines_of(toolkit, sign, number=0):
         kept = [line[1:] for line in lines if line[0] == sign and not re.match(r"[+-](from| +return)", line)]
         pieces.append(textwrap.dedent("\n".join(kept)))
     code = "\n".join(pieces)
-    return code, ast.parse(code).body[-1].targets[0].id
+    return code, [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Assign)][-1].targets[0].id
 
 
 def changed(path, folder, toolkit, number=0):
@@ -66,6 +68,14 @@ def changed(path, folder, toolkit, number=0):
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # typeguard looks for its source there
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("toolkit", ["transformers", "NeMo", "ESPnet", "SpeechBrain", "WeNet", "icefall"])
+def test_the_table_counts_the_lines_of_each_diff(toolkit):
+    cell = re.search(rf"^\| {toolkit}.*\| (.+) \|$", PAGE, re.MULTILINE)[1]
+    for number, counts in enumerate(cell.split("; ")):
+        signs = [line[0] for lines in hunks_of(toolkit, number) for line in lines]
+        assert counts == f"-{signs.count('-')} +{signs.count('+')}"
 
 
 class Joiner(nn.Module):
@@ -87,10 +97,12 @@ def exact(logits, targets, T_lengths, U_lengths, blank=0, topology=topologies.TO
 
 
 def icefall():
-    """Return the joiner of k2-fsa/icefall, zipformer/joiner.py of 2023; its loss here is that of the whole lattice."""
+    """Return the joiner of k2-fsa/icefall, zipformer/joiner.py of 2023."""
 
-    def of(self, encoder_out, decoder_out):
-        return self.output_linear(torch.tanh(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
+    def of(self, encoder_out, decoder_out, project_input=True):
+        if project_input:
+            encoder_out, decoder_out = self.encoder_proj(encoder_out), self.decoder_proj(decoder_out)
+        return self.output_linear(torch.tanh(encoder_out + decoder_out))
 
     return Joiner(of, encoder_proj=nn.Linear(E, H), decoder_proj=nn.Linear(D, H), output_linear=nn.Linear(H, V))
 
@@ -366,19 +378,20 @@ def test_espnets_own_models(file, monkeypatch, tmp_path):
     assert all((x - y).abs().max() < 1e-5 * largest for x, y in zip(gradients, made_gradients))
 
 
-@pytest.mark.skipif(not os.environ.get("TORCH_FROM_INDEX"), reason="with TORCH_FROM_INDEX=1: ESPnet is fetched")
-def test_espnet_from_the_index(tmp_path, monkeypatch):
+@pytest.mark.skipif(not os.environ.get("TORCH_FROM_INDEX"), reason="with TORCH_FROM_INDEX=1: packages are fetched")
+def test_espnet_and_watchers_from_the_index(tmp_path, monkeypatch):
     from rnnt_bench.setup.environments import Uv
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     packages = ("espnet==202511", "torch==2.11.0", "torchaudio==2.11.0", "setuptools<82", "pytest", "msgspec", "tqdm")
+    packages += ("torchinfo==1.8.0", "wandb==0.31.0")
     way = ["run", "--no-project", "--isolated", "--python", sys.executable]
     for package in packages:
         way += ["--with", package]
-    tests = (str(ROOT / "tests" / "test_fused_recipes.py"), "-k", "espnets_own", "-q", "-rs", "-p", "no:cacheprovider")
+    tests = (str(ROOT / "tests" / "test_fused_recipes.py"), "-k", "espnets_own or torchinfo or wandb", "-q", "-rs", "-p", "no:cacheprovider")
     with (tmp_path / "log").open("w") as log:
         printed = Uv(log).output(*way, "python", "-m", "pytest", *tests)
-    assert "2 passed" in printed, printed
+    assert "14 passed" in printed and "failed" not in printed, printed  # without SpeechBrain
 
 
 @pytest.mark.parametrize("pre, post", [(True, False), (True, True), (False, False), (False, True)])
@@ -396,14 +409,27 @@ def test_wenet(pre, post):
 
 
 def test_icefall():
-    def names(joiner, encoder_out, decoder_out, case):
-        return {"self": SimpleNamespace(joiner=joiner), "encoder_out": encoder_out, "decoder_out": decoder_out,
-                "y_padded": case.targets, "encoder_out_lens": case.T_lengths, "y_lens": case.U_lengths, "blank_id": 0,
-                "exact": exact}  # fmt: skip
+    """The pruned loss over all of U is that of the whole lattice; over less, it is larger.  fast_rnnt stands for k2, whose
+    torch is too old: the functions of both have the same arguments."""
+    fast_rnnt = extensions.load("fast_rnnt", "cpu")
+    of_simple = {"lm": nn.Linear(D, V), "am": nn.Linear(E, V)}
 
-    code = "logits = self.joiner(encoder_out.unsqueeze(2), decoder_out.unsqueeze(1))\n"
-    code += "loss = exact(logits, y_padded, encoder_out_lens, y_lens).sum()"
-    assert same(both("icefall", icefall(), names, go=(code, "loss")))
+    def names(joiner, encoder_out, decoder_out, case, prune_range=5):
+        symbols, lengths = case.targets.clamp(min=0), (case.U_lengths, case.T_lengths)
+        boundary = torch.stack([torch.zeros_like(lengths[0])] * 2 + [*lengths], 1)
+        scores = {"lm": of_simple["lm"](decoder_out), "am": of_simple["am"](encoder_out)}
+        _, (px_grad, py_grad) = fast_rnnt.rnnt_loss_smoothed(
+            **scores, symbols=symbols, termination_symbol=0, boundary=boundary, reduction="sum", return_grad=True
+        )
+        return {"self": SimpleNamespace(joiner=joiner), "encoder_out": encoder_out, "decoder_out": decoder_out,
+                "y_padded": symbols, "encoder_out_lens": case.T_lengths, "y_lens": case.U_lengths, "blank_id": 0,
+                "boundary": boundary, "px_grad": px_grad, "py_grad": py_grad, "prune_range": prune_range,
+                "k2": fast_rnnt, "torch_autocast": partial(torch.autocast, "cpu")}  # fmt: skip
+
+    options = {"lengths": AT_LEAST_ONE, "dtype": torch.float32}
+    assert same(both("icefall", icefall(), names, **options), 1e-5)
+    (pruned, _), (whole, _) = both("icefall", icefall(), partial(names, prune_range=2), **options)
+    assert pruned > whole * 1.001
 
 
 def test_speechbrains_own_loss():
@@ -546,29 +572,93 @@ def aligned(toolkit):
     return (joiner,), joiner if toolkit == "wenet" else unsqueezed(joiner), {}
 
 
-@pytest.mark.parametrize("toolkit", ["icefall", "espnet", "wenet", "speechbrain", "nemo", "nemo of TDT"])
+TOOLKITS = ("icefall", "espnet", "wenet", "speechbrain", "nemo", "nemo of TDT")
+
+
+def batch_of(toolkit):
+    """Return (case, outputs, lengths) of a small batch, outputs and lengths as the toolkit has them."""
+    of_nemo = toolkit.startswith("nemo")
+    case = problem([(5, 2), (4, 1)], V=V, dtype=torch.float32)
+    case.targets = case.targets % (V - 2) + (not of_nemo)
+    sizes = (H, H) if toolkit == "TransducerLoss" else (E, D)
+    outputs = [torch.randn(2, *((size, T) if of_nemo else (T, size))) for T, size in zip((5, 3), sizes)]
+    lengths = case.T_lengths, case.U_lengths
+    return case, outputs, [x / max(x) for x in lengths] if toolkit == "speechbrain" else lengths
+
+
+@pytest.mark.parametrize("toolkit", TOOLKITS)
 def test_the_best_path_of_a_toolkits_joiner_is_that_of_its_logits(toolkit):
     torch.manual_seed(0)
     joiner, logits_of, options = aligned(toolkit)
     for layer in joiner:
         layer.float()
-    of_nemo, recipe = toolkit.startswith("nemo"), getattr(recipes, toolkit.partition(" ")[0])
-    case = problem([(5, 2), (4, 1)], V=V, dtype=torch.float32)
-    case.targets = case.targets % (V - 2) + (not of_nemo)
-    outputs = [torch.randn(2, *((size, length) if of_nemo else (length, size))) for length, size in ((5, E), (3, D))]
-    lengths = case.T_lengths, case.U_lengths
-    lengths = [x / max(x) for x in lengths] if toolkit == "speechbrain" else lengths
+    recipe, blank = getattr(recipes, toolkit.partition(" ")[0]), V - 1 if toolkit.startswith("nemo") else 0
+    case, outputs, lengths = batch_of(toolkit)
     frames, scores, confidences = recipe.align(*joiner, *outputs, case.targets, *lengths, confidence_span=5, **options)
     topology = topologies.TOPOLOGIES["tdt" if toolkit == "nemo of TDT" else "regular"]
     topology = replace(topology, **(TDT if topology.name == "tdt" else {}))
     parts = logits_of(*outputs).double()
-    parts = topology.parts(parts, topologies.next_targets(case.targets, 5, 3), V - 1 if of_nemo else 0)
+    parts = topology.parts(parts, topologies.next_targets(case.targets, 5, 3), blank)
     for n, (T, U) in enumerate(case.lengths):
         best = max(paths_of(topology.arcs(parts[n, :T, : U + 1].detach()), T, U))
         assert scores[n].item() == pytest.approx(best[0].item(), rel=1e-5) and tuple(frames[n, :U].tolist()) == best[1]
     assert error(confidences.sum(1), case.U_lengths) < 1e-6 and not scores.requires_grad
     with pytest.raises(TypeError, match="confidence_spam"):
         recipe.align(*joiner, *outputs, case.targets, *lengths, confidence_spam=5, **options)
+
+
+class Model(nn.Module):
+    """Ends in the loss of a toolkit's joiner, or in TransducerLoss, as a model that someone watches."""
+
+    def __init__(self, toolkit):
+        super().__init__()
+        if toolkit == "TransducerLoss":
+            layers, self.loss, self.options = (TransducerLoss(H, V),), lambda module, *inputs: module(*inputs), {}
+        else:
+            layers, _, self.options = aligned(toolkit)
+            self.loss = getattr(recipes, toolkit.partition(" ")[0])
+        self.layers = nn.ModuleList(layers).float()
+
+    def forward(self, *inputs):
+        return self.loss(*self.layers, *inputs, **self.options)
+
+
+WATCHERS = {
+    "FlopCounterMode": "torch.utils.flop_counter", "ModuleTracker": "torch.utils.module_tracker",
+    "MemTracker": "torch.distributed._tools.mem_tracker", "ModTracker": "torch.distributed._tools.mod_tracker",
+    "CommDebugMode": "torch.distributed.tensor.debug",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:fused_transducer")  # that hooks of the layer see no cells
+@pytest.mark.parametrize("watcher", [*WATCHERS, "torchinfo", "wandb"])
+@pytest.mark.parametrize("toolkit", ["TransducerLoss", *TOOLKITS])
+def test_what_watches_a_model_changes_nothing(toolkit, watcher, tmp_path, monkeypatch):
+    module = pytest.importorskip(WATCHERS.get(watcher, watcher))
+    torch.manual_seed(0)
+    model, (case, outputs, lengths) = Model(toolkit), batch_of(toolkit)
+    inputs, results = (*outputs, case.targets, *lengths), []
+
+    def step():
+        model.zero_grad()
+        loss = model(*inputs)
+        loss.backward()
+        results.append([loss.detach(), *(x.grad for x in model.parameters())])
+
+    step()
+    if watcher == "torchinfo":
+        shown = module.summary(model, input_data=list(inputs), verbose=0)
+        assert shown.total_params == sum(x.numel() for x in model.parameters())
+        step()
+    elif watcher == "wandb":
+        monkeypatch.setenv("WANDB_SILENT", "true")
+        with module.init(mode="offline", dir=str(tmp_path), project="watched") as run:
+            run.watch(model, log="all", log_freq=1, log_graph=True)
+            step()
+    else:
+        with getattr(module, watcher)():
+            step()
+    assert all(torch.equal(*pair) for pair in zip(*results))
 
 
 @pytest.mark.parametrize("reduction", ["mean_batch", "mean", "mean_volume", "sum"])
