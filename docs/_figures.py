@@ -60,7 +60,10 @@ BLOCK = re.compile(
 )
 GIB = 2**30
 #: Ends of the folders of results/ that say nothing of a machine: settings that are no user's, another lattice.
-NO_WORKLOAD = ("before", "system", "allocator", "threads", "largest", "fused-table", "logits", "tdt", "few-cells")
+NO_WORKLOAD = (
+    *("before", "system", "allocator", "threads", "largest", "fused-table", "logits", "tdt", "few-cells"),
+    *("windows", "windowed"),
+)
 #: The losses that one can choose from: one of each family that a package brings, without controls and variants.
 CHOICES = (
     *("fused", "optimized_transducer", "fast_rnnt", "k2", "warp-rnnt", "torchaudio", "fast_rnnt-pruned"),

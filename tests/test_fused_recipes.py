@@ -388,9 +388,9 @@ def test_espnet_and_watchers_from_the_index(tmp_path, monkeypatch):
     way = ["run", "--no-project", "--isolated", "--python", sys.executable]
     for package in packages:
         way += ["--with", package]
-    tests = (str(ROOT / "tests" / "test_fused_recipes.py"), "-k", "espnets_own or torchinfo or wandb", "-q", "-rs", "-p", "no:cacheprovider")
+    tests = [str(ROOT / "tests" / "test_fused_recipes.py"), "-k", "espnets_own or torchinfo or wandb"]
     with (tmp_path / "log").open("w") as log:
-        printed = Uv(log).output(*way, "python", "-m", "pytest", *tests)
+        printed = Uv(log).output(*way, "python", "-m", "pytest", *tests, "-q", "-rs", "-p", "no:cacheprovider")
     assert "14 passed" in printed and "failed" not in printed, printed  # without SpeechBrain
 
 
@@ -409,8 +409,8 @@ def test_wenet(pre, post):
 
 
 def test_icefall():
-    """The pruned loss over all of U is that of the whole lattice; over less, it is larger.  fast_rnnt stands for k2, whose
-    torch is too old: the functions of both have the same arguments."""
+    """The pruned loss over all of U is that of the whole lattice; over less, it is larger.  fast_rnnt's functions take
+    the arguments of k2's, whose torch is too old."""
     fast_rnnt = extensions.load("fast_rnnt", "cpu")
     of_simple = {"lm": nn.Linear(D, V), "am": nn.Linear(E, V)}
 
@@ -631,6 +631,7 @@ WATCHERS = {
 
 
 @pytest.mark.filterwarnings("ignore:fused_transducer")  # that hooks of the layer see no cells
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # of CommDebugMode, in torch
 @pytest.mark.parametrize("watcher", [*WATCHERS, "torchinfo", "wandb"])
 @pytest.mark.parametrize("toolkit", ["TransducerLoss", *TOOLKITS])
 def test_what_watches_a_model_changes_nothing(toolkit, watcher, tmp_path, monkeypatch):
