@@ -35,7 +35,7 @@ help:
 	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo;'
 	@echo '                  ray: for --executor ray, docs/clusters.md'
 	@echo 'make try          a quick answer within some five minutes, with the main environment alone; ARGS as below'
-	@echo 'make bench        compare the losses, on a CPU in some twelve minutes; ARGS="--rounds 10" is the long run;'
+	@echo 'make bench        compare the losses, on a CPU in ten minutes; ARGS="--rounds 10" is the long run;'
 	@echo '                  ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest;'
 	@echo '                  ARGS=--thorough repeats what is simulated or garbled as often as a night allows'

@@ -7,7 +7,8 @@ heading and first table; `largest of FOLDER`: the table of rnnt-bench largest; `
 prints; `runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead
 on each machine that ran `make bench`; `fused of FOLDER`: the table of docs/_fused_table.py; `fast-products of FOLDER`:
 what a preloaded library brought; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same
-over kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size.
+over kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size;
+`costs of FOLDER`: the seconds that each pass took.
 
 A figure in a sentence stands between marks of its own, `<!-- = NAME FOLDER ... -->1.63x (1.47 to 1.80)<!-- / -->`; NAME
 is a function of QUOTES.  A test compares pages and records.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -35,13 +37,14 @@ from rnnt_bench.analysis.row import Row  # noqa: E402
 from rnnt_bench.analysis.standing import Standing, stand  # noqa: E402
 from rnnt_bench.cli import parser  # noqa: E402
 from rnnt_bench.core import snippets  # noqa: E402
-from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, IMPLEMENTATIONS  # noqa: E402
-from rnnt_bench.core.settings import SETTINGS, TRACE, flag, resolve, worded  # noqa: E402
+from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, IMPLEMENTATIONS, find  # noqa: E402
+from rnnt_bench.core.settings import FEWEST_IN_BUDGET, SETTINGS, TRACE, flag, resolve, worded  # noqa: E402
 from rnnt_bench.core.text import count, escaped, number  # noqa: E402
 from rnnt_bench.present.parts import Column  # noqa: E402
 from rnnt_bench.present.text import markdown_of  # noqa: E402
+from rnnt_bench.records import store  # noqa: E402
 from rnnt_bench.records.run import read_back  # noqa: E402
-from rnnt_bench.records.schema import TOOL_FILE_NAME, FirstLine, Header  # noqa: E402
+from rnnt_bench.records.schema import FILE_NAME, TOOL_FILE_NAME, FirstLine, Header  # noqa: E402
 from rnnt_bench.show import tables  # noqa: E402
 from rnnt_bench.tools import kept  # noqa: E402
 from rnnt_bench.tools.largest import losses  # noqa: E402
@@ -51,7 +54,7 @@ MADE_BY = {"fused-table": "docs/_fused_table.py"}
 NAMES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused")),
-    *(f"docs/{name}.md" for name in ("family", "gpu", "usage", "switching")),
+    *(f"docs/{name}.md" for name in ("family", "gpu", "usage", "switching", "method")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
@@ -59,6 +62,8 @@ BLOCK = re.compile(
     r"(<!-- ([a-z-]+)(?: of ([^\n]+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL
 )
 GIB = 2**30
+#: Rounds of a run that ask hard questions, one each (rnnt_bench.losses.passes.after_timing).
+HARD_ROUNDS = 3
 #: Ends of the folders of results/ that say nothing of a machine: settings that are no user's, another lattice.
 NO_WORKLOAD = (
     *("before", "system", "allocator", "threads", "largest", "fused-table", "logits", "tdt", "few-cells"),
@@ -448,6 +453,25 @@ def _gap(folder: str, name: str, value: str = "") -> str:
     return f"{100 * (_rows(folder, value)[name].gap or 0):.0f}%"
 
 
+def costs(folder: str) -> str:
+    """Return a table of the seconds that the jobs of a run took, by pass, and of a run of the fewest rounds."""
+    seconds: Dict[str, Dict[bool, float]] = defaultdict(lambda: defaultdict(float))
+    for path in store.files_named(FILE_NAME, ROOT / folder):
+        header, lines = store.read_run(path.parent)
+        for job in store.latest_jobs(lines).values():
+            end = store.status_of(job)
+            if end and end.status == "ok" and (end.round or 0) <= FEWEST_IN_BUDGET:
+                rounds = f"1 to {HARD_ROUNDS}" if (end.round or 0) <= HARD_ROUNDS else "after these"
+                name = f"timing, rounds {rounds}" if end.round else end.pass_name or ""
+                seconds[name][bool(find(header.name).same_as)] += (end.wall_ns or 0) / 1e9
+    total = {same: sum(of[same] for of in seconds.values()) for same in (False, True)}
+    seconds[f"all, {FEWEST_IN_BUDGET} rounds"].update(total)
+    lines = [
+        [name, *(f"{took:.0f}" for took in (of[False], of[True], sum(of.values())))] for name, of in seconds.items()
+    ]
+    return markdown_of(["pass", "losses, s", "rows of the same code, s", "sum, s"], lines)
+
+
 def _measured(folder: str) -> str:
     """Return the day, the machine, rounds and batches of a run."""
     row = next(iter(_by_name(folder).values()))
@@ -467,7 +491,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
         *(table, fast_products, use, screen, session, head, largest, comparison, runs, machines, lead, fused, logits),
-        *(sweep, judged, few_cells),
+        *(sweep, judged, few_cells, costs),
     )
 }
 

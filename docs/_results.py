@@ -2,8 +2,8 @@
 """Measure what docs/results.md shows: `docs/_results.py NAME ...`, on a machine that does nothing else.
 
 Each NAME is a command of RUNS, and goes on where it was stopped (its log is log/results-NAME).  Its records are kept as
-results/DATE-MACHINE-NAME, as rnnt-bench submit writes them.  Then docs/_figures.py writes the
-pages; sentences about the numbers are left to people.
+results/DATE-MACHINE-NAME, as rnnt-bench submit writes them, in place of a folder of that name if git has it.  Then
+docs/_figures.py writes the pages; sentences about the numbers are left to people.
 """
 
 from __future__ import annotations
@@ -57,6 +57,16 @@ def shown(page: str, folder: str) -> str:
     return re.sub(rf"results/\d{{4}}-\d\d-\d\d{re.escape(folder[10:])}(?![\w-])", f"results/{folder}", page)
 
 
+def is_committed(folder: Path) -> bool:
+    """Tell whether git has every file of a folder as it is on the disk."""
+
+    def says(*command: str) -> str:
+        git = ["git", "-C", str(folder), *command, "--", "."]
+        return subprocess.run(git, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    return bool(says("ls-files")) and not says("status", "--porcelain", "--ignored")
+
+
 def main(names: List[str]) -> int:
     unknown = [name for name in names if name not in RUNS]
     if unknown or not names:
@@ -72,8 +82,13 @@ def main(names: List[str]) -> int:
             return code
         rows = submit.rows_of(log)
         folder = "-".join([submit.folder_name(rows), *([name] if name != "bench" else [])])
-        submit.keep(rows, ROOT / "results" / folder)
-        if wrong := list(submit.problems(ROOT / "results" / folder)):
+        kept = ROOT / "results" / folder
+        if kept.exists() and not is_committed(kept):
+            words = "git does not have it as it is here: commit it or move it away, and start this command again"
+            print(f"{kept}: {words}", file=sys.stderr)
+            return 1
+        submit.write(rows, kept, replaces=True)
+        if wrong := list(submit.problems(kept)):
             print(*wrong, sep="\n", file=sys.stderr)
             return 1
         for page in _figures.PAGES:

@@ -777,9 +777,27 @@ def test_each_round_asks_a_hard_question_and_a_single_one_all():
 
     rounds = [asked(number) for number in (1, 2, 3)]
     assert not asked(4) and not asked(6)
+    assert not after_timing.hard_questions(replace(context, same_as="reference"))
     context.settings = replace(context.settings, rounds=1)
     every = [question.frozen for question in after_timing.hard_questions(context)]
     assert sorted(sum(rounds, [])) == sorted(every) and len(every) == 3 and all(len(asked) == 1 for asked in rounds)
+
+
+def test_a_row_of_the_same_code_is_asked_less_and_its_record_names_the_other(monkeypatch):
+    calls = []
+
+    def kernel(*given, **options):
+        calls.append(given)
+        return topologies.transducer_loss(*given, **options)
+
+    whole = judged(broken(kernel, monkeypatch))
+    several = len(calls)
+    same = judged(replace(broken(kernel, monkeypatch), same_as="reference"))
+    assert [(record.ok, record.same_as, words) for record, words in (whole, same)] == [
+        (True, "", ""),
+        (True, "reference", ""),
+    ]
+    assert same[0].at_size and 0 < 5 * (len(calls) - several) < several
 
 
 @pytest.mark.parametrize("number", range(len(TIMED)))

@@ -125,6 +125,27 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
         assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^\">]*", text), name
 
 
+def test_results_take_the_place_of_those_that_git_has_and_of_no_others(tmp_path):
+    results, submit = importlib.import_module("docs._results"), importlib.import_module("rnnt_bench.tools.submit")
+    folder, git = tmp_path / "results" / "run", ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("1")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    assert not results.is_committed(folder)
+    for command in (["add", "results"], ["commit", "-q", "-m", "results"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    assert results.is_committed(folder)
+    for name, text in (("file", "2"), ("mine", "3")):
+        before = (folder / "file").read_text()
+        (folder / name).write_text(text)
+        assert not results.is_committed(folder)
+        (folder / "file").write_text(before)
+    with pytest.raises(OSError):
+        submit.write([], folder)
+    submit.write([], folder, replaces=True)
+    assert not any(folder.iterdir()) and [path.name for path in folder.parent.iterdir()] == ["run"]
+
+
 @pytest.mark.thorough
 def test_pages_have_what_the_records_say():
     """If this fails, run docs/_figures.py."""

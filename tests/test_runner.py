@@ -56,6 +56,26 @@ def test_what_is_measured_beside_others_has_no_trace_and_misses_none(tmp_path):
         assert row["status"] == "ok" and not any("traces" in note for note in row["notes"])
 
 
+def test_rows_of_the_same_code_are_asked_less_as_long_as_the_other_one_is_right(tmp_path):
+    names = ["torchaudio:by-utterance", "fast_rnnt@k2", "torchaudio", "torchaudio@k2"]  # of another version, maybe
+    assert {job.implementation: job.same_as for job in of_job.plan(names, chosen())} == dict.fromkeys(names, "") | {
+        "torchaudio:by-utterance": "torchaudio"
+    }
+    for failing in ("none", "correctness", "timing-1"):
+        asked = {}
+
+        def answer(job, _, failing=failing, asked=asked):
+            asked[job.title] = job.same_as
+            if job.title == f"torchaudio {failing}":
+                return [job.status("error", "wrong result: its gradient")]
+
+        measured(tmp_path / failing, Canned(answer), names=["torchaudio:by-utterance", "torchaudio"])
+        row = rows_of(tmp_path / failing)["torchaudio:by-utterance"]
+        assert asked["torchaudio:by-utterance correctness"] == ("" if failing == "correctness" else "torchaudio")
+        assert row["status"] == ("error" if failing == "timing-1" else "ok")
+        assert failing != "timing-1" or "torchaudio, the same code, its gradient" in row["reason"]
+
+
 def test_exit_codes():
     codes = [exit_code(statuses) for statuses in (["ok", "missing", "unsupported"], ["ok", "timeout"], ["missing"])]
     assert codes == [EXIT_OK, EXIT_FAILED, EXIT_FAILED]

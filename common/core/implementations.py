@@ -116,6 +116,15 @@ class Implementation:
         """Tell whether it is to run in an environment that is not its own."""
         return self.condition not in ("", FAST_MKL)
 
+    @property
+    def same_as(self) -> str:
+        """Return the name of the row whose code this one is, under another condition or an utterance at a time.
+
+        "" for a row of its own, such as one of an environment that may have another version of the package."""
+        whole = self.name.partition("@")[0].removesuffix(f":{BY_UTTERANCE}")
+        is_other = self.placed and OTHER_TORCH not in self.controls
+        return "" if whole == self.name or is_other else whole
+
     def under(self, condition: str) -> Implementation:
         """Return the implementation under the torch of another environment, "fast_rnnt@k2", or under FAST_MKL, as
         "fused@fast-mkl".  Raises UserError."""

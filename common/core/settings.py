@@ -496,8 +496,8 @@ class Settings:
         "no trace without --passes",
         short="Time to spend, such as 5m: no round begins when it is over.",
         **_takes(flag_types.duration, "TIME"),
-        presets={"cpu": 510.0},
-        default_text="510s with cpu, so that a run of all losses ends after five rounds; none with --rounds or --sweep",
+        presets={"cpu": 480.0},
+        default_text="480s with cpu, so that a run of all losses ends after five rounds; none with --rounds or --sweep",
         **_HOW,
     )
     #: Sampling of a scope ends when every batch is measured and the 95% interval of its median is narrower than this.

@@ -40,6 +40,8 @@ SUBJECTS = {
 
 #: Environment variables of the processes of a pass; those of the others are as --allocator says.
 VARIABLES = {"memory": MEMORY_VARIABLES}
+#: How the reason of a job begins whose loss was found wrong.
+WRONG_RESULT = "wrong result"
 #: The most files of a user's code that a record has.
 OWN_FILES = 100
 #: An implementation, or a task, and a pass: jobs that are alike take as long.
@@ -82,7 +84,7 @@ class Runnable:
 @dataclass(frozen=True)
 class Job(Runnable):
     """One process to start for an implementation, in its Python.  round: from 1, in the timing and limits passes;
-    given: what else its subject reads."""
+    given: what else its subject reads; same_as: the row of the same code that is asked for it (Implementation)."""
 
     implementation: str
     pass_name: str
@@ -90,6 +92,7 @@ class Job(Runnable):
     overrides: Tuple[Tuple[str, Any], ...] = ()
     subject: str = "loss"
     given: Tuple[Tuple[str, Any], ...] = ()
+    same_as: str = ""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -114,7 +117,7 @@ class Job(Runnable):
     def described(self) -> Dict[str, Any]:
         of, where = find(self.implementation), {"pass": self.pass_name, "round": self.round}
         script = {"implementation": self.implementation, "script": of.script, "variant": of.variant}
-        return {**where, **script, **dict(self.given)}
+        return {**where, **script, "same_as": self.same_as, **dict(self.given)}
 
 
 @dataclass(frozen=True)
@@ -153,20 +156,23 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
 
     controls: those of `names` that are measured for their times alone, once they are right."""
     overrides = {name: OF_CONTROLS.get(find(name).condition, ()) for name in controls}
-    jobs = [
-        Job(name, "correctness", overrides=overrides.get(name, ()))
-        for name in names
-        if "correctness" in settings.passes
-    ]
+    same_as = {name: whole for name in names if (whole := find(name).same_as) in names}
+
+    def job(name: str, pass_name: str, number: Optional[int] = None) -> Job:
+        return Job(name, pass_name, number, overrides.get(name, ()), same_as=same_as.get(name, ""))
+
+    # the others first: whether they are right tells what these are asked
+    jobs = [job(name, "correctness") for name in sorted(names, key=same_as.__contains__)]
+    jobs = jobs if "correctness" in settings.passes else []
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)
         for number in range(1, settings.rounds + 1):
             order = [name for name in names if number <= rounds_of(find(name).kind, settings.rounds)]
             shuffle.shuffle(order)
-            jobs += [Job(name, "timing", number, overrides=overrides.get(name, ())) for name in order]
+            jobs += [job(name, "timing", number) for name in order]
     others = [name for name in names if name not in controls]
     names_of = {"memory": others, "trace": [name for name in others if find(name).kind != BY_UTTERANCE]}
-    return jobs + [Job(name, of) for of, names in names_of.items() if of in settings.passes for name in names]
+    return jobs + [job(name, of) for of, names in names_of.items() if of in settings.passes for name in names]
 
 
 def _is_own(file: Any) -> bool:
@@ -212,7 +218,7 @@ def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, 
     except OutOfMemory as error:
         return "oom", str(error)
     except WrongResult as error:
-        return "error", f"wrong result: {error}"
+        return "error", f"{WRONG_RESULT}: {error}"
     except TraceError as error:  # which a full disk cut
         return "error", f"{error}; free some space there, or name another folder in TMPDIR"
     except Exception as error:

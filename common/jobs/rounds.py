@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Dict, List, Sequence, Tuple
@@ -14,7 +15,7 @@ from rnnt_bench.core import text
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import FAST_MKL, find
 from rnnt_bench.core.settings import FEWEST_IN_BUDGET, Settings
-from rnnt_bench.jobs.job import Job
+from rnnt_bench.jobs.job import WRONG_RESULT, Job
 from rnnt_bench.jobs.session import Executor, Session
 from rnnt_bench.records import schema, store
 from rnnt_bench.setup import interpreters, libraries
@@ -88,7 +89,10 @@ class Rounds:
         if with_limits:
             self.measure_limits(number, timed)
         for job in timed:
-            self.carry_out(job)
+            if session.run_of[job.implementation].failed:
+                progress.skip(job.like)
+            else:
+                self.carry_out(job)
         if timed:
             self.say(f"round {number}/{session.settings.rounds}")
 
@@ -103,6 +107,15 @@ class Rounds:
         if end.status == "ok":
             lines = [schema.typed(record) for record in records]
             self.note(job.implementation, job.round or 0, [line for line in lines if isinstance(line, schema.Sample)])
+        elif (end.reason or "").startswith(WRONG_RESULT):
+            self.end_same_as(job, (end.reason or "").removeprefix(f"{WRONG_RESULT}: "))
+
+    def end_same_as(self, wrong: Job, words: str) -> None:
+        """End the rows of the same code as a loss that was found wrong; they may not have been asked that question."""
+        for name, run in self.session.run_of.items():
+            if find(name).same_as == wrong.implementation and not run.failed:
+                reason = f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {words}"
+                run.add(replace(wrong, implementation=name).status("error", reason))
 
     def note(self, name: str, number: int, samples: Sequence[schema.Sample]) -> None:
         """Take in the samples of a loss in a round."""

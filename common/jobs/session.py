@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
@@ -268,6 +268,8 @@ class Session:
 
     def execute(self, job: Runnable) -> List[Record]:
         """Run one job and return its records.  Raises Interrupted and UserError."""
+        if isinstance(job, Job) and job.same_as and self.run_of[job.same_as].failed:
+            job = replace(job, same_as="")  # it is asked all itself
         run, choice = self.run_of[job.like[0]], self.python_of[job.like[0]]
         if choice.python is None:
             return [job.status("missing", choice.reason)]

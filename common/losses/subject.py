@@ -39,6 +39,7 @@ class Context:
     forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
     folder: Optional[Path] = None  # where traces go
     shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see step.remembered
+    same_as: str = ""  # the row of the same code that is asked the questions that this one is not
     seed: Optional[int] = None  # of what is asked after timing, see passes.after_timing
     state: Dict[str, Any] = field(default_factory=dict)  # of device.state, before the script of the loss was loaded
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
@@ -116,6 +117,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
         all_batches=batches,
         batches=selected,
         round=job.get("round"),
+        same_as=job.get("same_as", ""),
         forward_only=settings.mode == "forward" and not checks,
         state=state,
         folder=Path(job["folder"]) if job.get("folder") else None,

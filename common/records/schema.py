@@ -370,6 +370,7 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
         approximation_gaps: this gap by the kind of its logits; null where they could not be made
         at_size: of the measured batch with the most padded cells
             utterances; null where the small batches were wrong already, or simulated
+        same_as: the row of the same code that was asked what this one was not (docs/method.md); "" for none
         note: what else is to be known, else ""
     """
 
@@ -388,6 +389,7 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
     approximation_gap: Optional[float] = None
     approximation_gaps: Optional[Dict[str, Optional[float]]] = None
     at_size: Optional[AtSize] = None
+    same_as: str = ""
     note: str = ""
 
 

@@ -30,7 +30,7 @@ ALLOWED = frozenset(
     """record name run_id suffix package kind settings values started git_revision cpu vectors os python gpu torch
     device device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator
     variables transparent_huge_pages affinity shape_file_sha256 scope dtype kernel flags status pass job
-    differing reached_by_padding by""".split()
+    differing reached_by_padding by same_as""".split()
 )
 WORDS = re.compile(r"[\w .,:;()\[\]+@%=<>'-]{0,120}")
 #: Environment variables that are kept, of those that a record has.
@@ -214,12 +214,21 @@ def made(options: argparse.Namespace) -> Path:
         raise UserError(f"{folder}: is there already; remove it, or name another with --name")
     files.make_folder(folder.parent, files.another("--into", "folder"))
     try:
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
-            new = Path(scratch) / "new"
-            new.mkdir()
-            keep(rows, new)
-            new.rename(folder)
+        write(rows, folder)
     except OSError as error:
         raise UserError(files.cannot_write(folder, error, files.another("--into", "folder"))) from error
     print(folder)
     return folder
+
+
+def write(rows: Sequence[Row], folder: Path, replaces: bool = False) -> None:
+    """Make the folder of these rows, whole or not at all.  Raises UserError, and OSError where it cannot.
+
+    replaces: whether the folder may be there already, and is then removed."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        keep(rows, new)
+        if replaces and folder.exists():
+            folder.rename(Path(scratch) / "old")
+        new.rename(folder)

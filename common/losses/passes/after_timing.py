@@ -213,8 +213,8 @@ def check(context, scope: str, taken: Mapping[int, Taken], last: Last) -> Tuple[
 
 
 def hard_questions(context) -> Sequence[questions.Question]:
-    """Return those of this round: each once in a run, in the first rounds."""
-    if context.forward_only or context.loops_in_python:
+    """Return those of this round: each once in a run, in the first rounds, of one row of the same code."""
+    if context.forward_only or context.loops_in_python or context.same_as:
         return ()
     several = min(context.settings.rounds, FEWEST_IN_BUDGET, len(questions.HARD))
     return questions.HARD[(context.round or 1) - 1 :: several]

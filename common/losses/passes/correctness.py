@@ -8,6 +8,9 @@ then judged on a measured batch and on one as long as the longest of the shape f
 The measured batch has the run's own N, T, U and V.  It shows errors that only a large batch has: an index that
 overflows, a block that is left out, sums that lose their digits, results kept from other numbers of the same shape.
 
+A row of the same code as another one of the run (`same_as`), under another library of products or cut in pieces, is
+asked the first question and the measured batch, in the scopes that are measured: the other answers the rest for both.
+
 A case that fails is asked again in a fork that has asked nothing before: a loss that is right there keeps something
 from an earlier call.  One that fails by little in float32, and is right in float64, is not wrong, but imprecise.
 """
@@ -124,18 +127,18 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
 def answer_at_size(context, index: int) -> Tuple[Answer, List[str]]:
     """Return the answer about a batch in all scopes, and what has other bits than before.
 
-    It comes after steps on these and on other numbers of the same shapes; a loss that loops in Python takes one step
-    alone."""
+    It comes after steps on these and on other numbers of the same shapes; a loss that loops in Python, or a row of the
+    same code as another, takes one step alone, in the latter case in the scopes that are measured."""
     layout, errors = layouts.of(context.adapter), Errors(context.adapter)
     result: Optional[Answer] = None
     differing: List[str] = []
-    for scope in layout.scopes:
+    for scope in context.settings.scopes if context.same_as else layout.scopes:
 
         def ready(repeat: int = 0, scope: str = scope) -> Tuple[Any, List[Any]]:
             return context.model, [context.step(scope, index, repeat)]
 
         earlier: Dict[str, bytes] = {}
-        for repeat in () if context.loops_in_python else (1, 0, 1):
+        for repeat in () if context.loops_in_python or context.same_as else (1, 0, 1):
             (step,) = ready(repeat)[1]
             taken = {"loss": step.run(), **step.gradients()}
             if repeat == 0:
@@ -240,7 +243,7 @@ def run(context) -> Iterator[Correctness]:
         return check(adapter, device, dtype, [question]).wrong
 
     with Fork(asked_first, possible=device.type == "cpu") as fork:
-        small = check(adapter, device, dtype)
+        small = check(adapter, device, dtype, [questions.first(adapter)] if context.same_as else None)
         wrong = small.wrong
         if small.question and fork.ask(small.question, FORK_SECONDS) == "":
             wrong = f"right when asked first: it keeps something from an earlier call; {wrong}"
@@ -252,7 +255,8 @@ def run(context) -> Iterator[Correctness]:
         at_its_size, wrong = check_at_size(context, imprecise=small.imprecise is not None)
         wrong = wrong and f"on a measured batch {wrong}"
         T = int(context.all_batches.longest().max())
-        if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not context.loops_in_python:
+        others = context.loops_in_python or context.same_as
+        if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not others:
             wrong = check_long(context, small.imprecise is not None)
             wrong = wrong and f"on a made-up batch as long as the file's longest utterance {wrong}"
         if not wrong:
@@ -273,6 +277,7 @@ def run(context) -> Iterator[Correctness]:
         slope_tolerance=finite(small.slope[1]),
         tolerance=tolerance,
         ok=not wrong,
+        same_as=context.same_as,
         approximation_gap=gap,
         approximation_gaps={context.settings.logits: gap} if layout.approximate else None,
         at_size=at_its_size,
