@@ -115,7 +115,8 @@ class Rounds:
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
                 reason = f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {words}"
-                run.add(replace(wrong, implementation=name).status("error", reason))
+                job = replace(wrong, implementation=name, pass_name="same-code")  # whose end hides no round that was right
+                run.add(job.status("error", reason))
 
     def note(self, name: str, number: int, samples: Sequence[schema.Sample]) -> None:
         """Take in the samples of a loss in a round."""
