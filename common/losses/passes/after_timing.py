@@ -3,8 +3,9 @@
 The correctness pass judges a loss in a fresh process.  A loss that is wrong here has no times:
 
 - The loss of the last timed step of each batch, against the float64 loss.
-- Of the last timed step of the scope, of another batch in each round: its inputs, which must be what they were bit for bit, and its gradient, each leaf
-  by itself, by random sums (`losses.judge.Sketch`) whose seed is drawn after the last sample.
+- Of the last timed step of the scope, of another batch in each round: its inputs, which must be what they were bit for
+  bit, and its gradient, each leaf by itself, by random sums (`losses.judge.Sketch`) whose seed is drawn after the last
+  sample.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
 - In the first rounds one of the HARD questions of `losses/questions.py`, on the lightest measured batch: half of its
   utterances, at least two, are one loss in flight, as many in reverse order the other: together they take the memory
