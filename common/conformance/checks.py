@@ -15,9 +15,11 @@ import torch
 from msgspec.structs import replace as changed
 
 from rnnt_bench.conformance.cases import DIFFERS, PASS, REFUSES, Outcome
-from rnnt_bench.conformance.questions import Examination, NotAsked, Question, Refused, compare, listed, right_of, size
+from rnnt_bench.conformance.questions import Examination, NotAsked, Question, Refused, compare, in_padding, listed, size
 from rnnt_bench.core.implementations import ONE_SYMBOL
 from rnnt_bench.losses.oracle import relative_error
+from rnnt_bench.losses.step import changed as different
+from rnnt_bench.losses.step import fingerprints
 
 #: (T, U) of each utterance of a batch that is ragged in both.
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -48,11 +50,12 @@ def agrees(
     question = exam.ask(shapes, dtype=getattr(torch, dtype), convert=convert, **how)
     try:
         loss = question.loss()
-        return compare(question, loss, question.backward(loss), *right_of(question))
+        question.backward(loss)
+        return compare(question, loss)
     except Refused as refusal:
         if may_refuse:
             return Outcome(PASS, f"refuses: {refusal}")
-        if torch.isfinite(question.expected()[0]).all():
+        if torch.isfinite(question.right_losses()).all():
             raise
         return Outcome(PASS, f"no path through its lattice; refuses: {refusal}")
 
@@ -74,22 +77,25 @@ def _lasting(exam: Examination, durations: Optional[str], sigma: Optional[float]
 
 def unmet_cells(exam: Examination) -> Outcome:
     question = (_lasting(exam, "1,2") if exam.adapter.topology == "tdt" else exam).ask([(5, 3)])
-    _, gradient = question.answer()
-    unmet = (right_of(question)[1] == 0).all(-1)
-    if not unmet.any() or question.layout.tensors != ("logits",):
+    question.answer()
+    right = question.right()
+    (((_, derivatives),),), _ = right.lattices()
+    unmet = (derivatives[:, :-1] == 0).all(-1)
+    if "given" not in question.leaves or not unmet.any():
         raise NotAsked("a path meets every cell")
-    return _zero(gradient, unmet, "")
+    return _zero(right.cells[0].of(right.cells[0].gradient, 0, 0, 5)[unmet], "")
 
 
 def padding_gradient(exam: Examination) -> Outcome:
     question = exam.ask(SMALL)
-    if question.padding is None:
+    question.answer()
+    outside = in_padding(question.right().cells[0])
+    if not len(outside):
         raise NotAsked("its layout has no padding")
-    return _zero(question.answer()[1], question.padding, " in the padding")
+    return _zero(outside, " in the padding")
 
 
-def _zero(gradient: torch.Tensor, cells: torch.Tensor, where: str) -> Outcome:
-    values = gradient.detach().cpu()[cells]
+def _zero(values: torch.Tensor, where: str) -> Outcome:
     if (values == 0).all():
         return Outcome(PASS)
     return Outcome(DIFFERS, f"gradient{where} up to {size(values.abs().max().item())} instead of 0")
@@ -110,11 +116,11 @@ def must_refuse(exam: Examination, **how: Any) -> Outcome:
 def laid_out(exam: Examination, sliced: bool) -> Outcome:
     """Judge logits that are columns of a wider tensor, or, if not `sliced`, not contiguous."""
     question = exam.ask(RAGGED)
-    values = question.leaf.detach()
-    wider = torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
-    turned = values.transpose(0, -1).contiguous().transpose(0, -1)
-    question.leaf = (wider if sliced else turned).detach().requires_grad_()
-    return compare(question, *question.answer(), *right_of(question))
+    for name, leaf in question.leaves.items():
+        wider = torch.nn.functional.pad(leaf.detach(), (1, 1), value=100.0)[..., 1:-1]
+        turned = leaf.detach().transpose(0, -1).contiguous().transpose(0, -1)
+        question.leaves[name] = (wider if sliced else turned).detach().requires_grad_()
+    return compare(question, question.answer()[0])
 
 
 def upstream(exam: Examination, weights: Sequence[float]) -> Outcome:
@@ -125,36 +131,34 @@ def upstream(exam: Examination, weights: Sequence[float]) -> Outcome:
     if each and losses.numel() != len(weights):
         return Outcome(DIFFERS, f"a loss of shape {tuple(losses.shape)} instead of ({len(weights)},)")
     total = (losses.reshape(-1) * factors.to(losses)).sum()
-    right = right_of(question, lambda expected: (expected * factors).sum())
-    return compare(question, total, question.backward(total), *right)
+    gradients = question.backward(total)
+    if not factors.any():
+        return _zero(torch.cat([total.detach().reshape(1), *(gradient.reshape(-1) for gradient in gradients)]), "")
+    return compare(question, total, factors if each else factors[0])
 
 
-def _reductions(reduction: str) -> Dict[str, Any]:
-    """Return what packages compute under this name, from (N,) losses, by description."""
+def _reductions(reduction: str) -> Dict[str, torch.Tensor]:
+    """Return the weights of utterances in what packages compute under this name, by description."""
     T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*RAGGED))
     if reduction == "mean":
         return {
-            "mean over utterances": torch.mean,
-            "mean over utterances of the loss per target": lambda losses: (losses / U).mean(),
-            "mean over utterances of the loss per frame": lambda losses: (losses / T).mean(),
-            "sum over all targets of the batch": lambda losses: losses.sum() / U.sum(),
-            "sum over all frames of the batch": lambda losses: losses.sum() / T.sum(),
+            "mean over utterances": torch.ones_like(T) / len(T),
+            "mean over utterances of the loss per target": 1 / U / len(U),
+            "mean over utterances of the loss per frame": 1 / T / len(T),
+            "sum over all targets of the batch": 1 / U.sum(),
+            "sum over all frames of the batch": 1 / T.sum(),
         }
-    reduce: Any = torch.sum if reduction == "sum" else torch.clone
-    return {
-        "": reduce,
-        f"{reduction} of each loss per frame": lambda losses: reduce(losses / T),
-        f"{reduction} of each loss per target": lambda losses: reduce(losses / U),
-    }
+    each = f"{reduction} of each loss per"
+    return {"": torch.ones(()), f"{each} frame": 1 / T, f"{each} target": 1 / U}
 
 
 def package_reduction(exam: Examination, reduction: str) -> Outcome:
     """Judge a reduction of the package; any mean is right if the gradient is of the same one, and the message says
     which."""
     question = exam.ask(RAGGED, reduction=reduction, repaired=False)
-    answer = question.answer()
-    known = _reductions(reduction)
-    outcomes = {name: compare(question, *answer, *right_of(question, reduce)) for name, reduce in known.items()}
+    loss, known = question.answer()[0], _reductions(reduction)
+    of_each = reduction == "none"
+    outcomes = {name: compare(question, loss, weights, of_each=of_each) for name, weights in known.items()}
     for name in known if reduction == "mean" else [""]:
         if outcomes[name].result == PASS:
             return changed(outcomes[name], message=name)
@@ -173,10 +177,10 @@ def second_backward(exam: Examination) -> Outcome:
     total = question.loss() * 2
     question.backward(total, retain_graph=True)
     try:
-        second = question.backward(total)
+        question.backward(total)
     except Refused as refusal:
         return Outcome(REFUSES, f"in the second backward: {refusal.reason}")
-    outcome = compare(question, total, second, *right_of(question, lambda losses: losses.sum() * 2))
+    outcome = compare(question, total, torch.tensor(2.0))
     return outcome if outcome.result == PASS else changed(outcome, message=f"second {outcome.message}")
 
 
@@ -184,16 +188,15 @@ def numeric_gradient(exam: Examination) -> Outcome:
     """Judge the gradient, that of the padding included, by central differences of the package's own loss."""
     question = exam.ask([(3, 2), (2, 1)], V=4, dtype=torch.float64)
     try:
-        loss, gradient = (each.detach().cpu().double() for each in question.answer())
+        loss, gradients = question.answer()
     except Refused as refusal:
         raise NotAsked(f"it does not take float64: {refusal}") from None
-    noise, words = _rounding(loss, right_of(question)[0])
+    gradient = torch.cat([each.detach().cpu().double().reshape(-1) for each in gradients])
+    noise, words = _rounding(loss.detach().cpu().double(), question.right_losses().sum())
     step = min(max((3 * noise) ** (1 / 3), 1e-5), 1e-2)  # rounding and the third derivative give equal errors
-    numeric = torch.empty_like(gradient)
-    for index in range(gradient.numel()):
-        up, down = (_value_at(question, index, by) for by in (step, -step))
-        numeric.view(-1)[index] = (up - down) / (2 * step)
-    error = relative_error(gradient, numeric)
+    places = [(name, index) for name, leaf in question.leaves.items() for index in range(leaf.numel())]
+    rises = [_value_at(question, *place, step) - _value_at(question, *place, -step) for place in places]
+    error = relative_error(gradient, torch.tensor(rises, dtype=torch.float64) / (2 * step))
     if error <= 1e-6 + 2 * noise / step + step**2:
         return Outcome(PASS, words, grad_error=error)
     return Outcome(DIFFERS, f"gradient off by {size(error)} of central differences, steps {step:.0e}", None, error)
@@ -208,22 +211,21 @@ def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
     return precision * largest, f"of a loss that is off by {size(error)}, so in larger steps"
 
 
-def _value_at(question: Question, index: int, by: float) -> float:
-    """Return the loss after adding `by` to number `index` of its leaf.  A simulator runs the kernels of the gradient in
+def _value_at(question: Question, name: str, index: int, by: float) -> float:
+    """Return the loss after adding `by` to number `index` of a leaf.  A simulator runs the kernels of the gradient in
     forward, for minutes, so there the leaf requires none."""
-    moved = question.truth.clone()
-    moved.view(-1)[index] += by
-    leaf = moved.to(question.leaf.device)  # a new tensor each time, since some losses overwrite it
-    return question.loss(leaf.requires_grad_(not question.adapter.simulated)).item()
+    moved = Question(question.adapter, question.ready)  # new tensors each time, since some losses overwrite them
+    moved.leaves[name].data.view(-1)[index] += by
+    for leaf in moved.leaves.values():
+        leaf.requires_grad_(not question.adapter.simulated)
+    return moved.loss().item()
 
 
 def unmodified(exam: Examination) -> Outcome:
     question = exam.ask(SMALL)
-    tensors = {"logits": question.leaf}
-    tensors.update({k: v for k, v in vars(question.prepared).items() if isinstance(v, torch.Tensor)})
-    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    before = fingerprints(question.step.inputs())
     question.answer()
-    overwritten = [name for name, tensor in tensors.items() if not torch.equal(tensor.detach(), before[name])]
+    overwritten = different(before, question.step.inputs())
     if overwritten == ["logits"] and exam.adapter.overwrites_logits:
         return Outcome(PASS, "overwrites the logits, as it documents")
     return Outcome(DIFFERS, f"overwrites {', '.join(overwritten)}") if overwritten else Outcome(PASS)
@@ -231,12 +233,11 @@ def unmodified(exam: Examination) -> Outcome:
 
 def deterministic(exam: Examination) -> Outcome:
     shapes = SMALL if exam.interpreted else [(30, 12), (26, 9), (17, 10)]  # a simulator takes minutes for these
-    repeats = [[each.detach().clone() for each in exam.ask(shapes, V=11).answer()] for _ in range(5)]
-    (loss, gradient), *others = repeats
-    if all(torch.equal(loss, other) and torch.equal(gradient, grad) for other, grad in others):
-        return Outcome(PASS)
-    spread = max(relative_error(grad, gradient) for _, grad in others)
+    (loss, first), *others = (exam.ask(shapes, V=11).answer() for _ in range(5))
     off = max(relative_error(other, loss) for other, _ in others)
+    spread = max(relative_error(*pair) for _, gradients in others for pair in zip(gradients, first))
+    if off == spread == 0:
+        return Outcome(PASS)
     return Outcome(DIFFERS, f"repeats differ: loss by {size(off)}, gradient by {size(spread)}", off, spread)
 
 
@@ -244,12 +245,12 @@ def without_gradient(exam: Examination, detached: bool) -> Outcome:
     """Judge a forward of logits that require no gradient, or, if not `detached`, under torch.no_grad."""
     question = exam.ask(RAGGED)
     if detached:
-        question.leaf = question.leaf.detach()
+        question.leaves.update({name: leaf.detach() for name, leaf in question.leaves.items()})
     with torch.set_grad_enabled(detached):
         loss = question.loss()
     if loss.requires_grad:
         return Outcome(DIFFERS, "its loss requires a gradient")
-    return compare(question, loss, None, *right_of(question))
+    return compare(question, loss, has_gradient=False)
 
 
 def many_targets(exam: Examination) -> Outcome:

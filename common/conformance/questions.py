@@ -1,23 +1,29 @@
-"""Ask an adapter about a small batch: make the inputs, call the loss, and compute the right answer.
+"""Ask a package about a corner: make its inputs, call it, tell refusals from answers, and let the judge compare these.
 
-The numbers are 3 sin(0.7 k), k = 0, 1, 2, ...: the same on every machine.  The right answer is that of the float64
-oracle for exactly the numbers that the loss was given.
+A corner has what the questions of a run's losses have not: logits that no joiner makes, a blank, a reduction and
+integers of other types, inputs that must be refused.  The numbers are 3 sin(0.7 k), k = 0, 1, 2, ...: the same on every
+machine.  `losses.judge` has the right answer for exactly the numbers that the loss was given.
 """
 
 from __future__ import annotations
 
 import math
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from rnnt_bench.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from rnnt_bench.core import text
-from rnnt_bench.losses import inputs, layouts, oracle, rounding
+from rnnt_bench.losses import inputs, layouts, rounding
 from rnnt_bench.losses.adapter import Adapter
+from rnnt_bench.losses.cells import Cells
+from rnnt_bench.losses.judge import Errors, Right
+from rnnt_bench.losses.oracle import relative_error
+from rnnt_bench.losses.questions import fill_inputs
+from rnnt_bench.losses.step import LossStep
 from rnnt_bench.system.memory import is_out_of_memory
 
 
@@ -61,46 +67,46 @@ def message(error: BaseException) -> str:
 
 @dataclass
 class Question:
-    """The inputs of one call of a loss, and what its right answer is computed from."""
+    """One call of a loss: the step that it is asked, and what makes the same step again for the right answer."""
 
-    layout: layouts.Layout
-    batch: inputs.Batch
-    prepared: Any  # what the adapter's `prepare` returned
-    leaf: torch.Tensor  # the tensor that the loss differentiates
-    truth: torch.Tensor  # the leaf as float64 on the CPU, with zeros in the padding
-    padding: Optional[torch.Tensor]  # bool, whether each row of the leaf is padding; None for a layout without padding
+    adapter: Adapter
+    ready: Callable[[], Tuple[Any, LossStep]]  # makes the joiner, if any, and the step anew
 
-    @property
-    def adapter(self) -> Adapter:
-        return self.layout.adapter
+    def __post_init__(self) -> None:
+        self.step = self.ready()[1]
+        self.leaves = self.step.leaves  # a tensor that takes the place of one is asked
 
-    def loss(self, leaf: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Return the adapter's loss of the leaf, or of another; raise as `attempt` does."""
-        given = self.leaf if leaf is None else leaf
-        return attempt(lambda: self.layout.loss(given, self.batch, self.prepared), given.device)
+    def loss(self) -> torch.Tensor:
+        """Return the adapter's loss; raise as `attempt` does."""
+        return attempt(self.step.forward, self.step.batch.targets.device)
 
-    def backward(self, total: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Return the gradient of the leaf from this backward only; `options` go to Tensor.backward."""
-        self.leaf.grad = None
-        attempt(lambda: total.backward(**options), self.leaf.device, "in backward")
-        if self.leaf.grad is None:
+    def backward(self, total: torch.Tensor, **options: Any) -> List[torch.Tensor]:
+        """Return the gradients of the leaves from this backward only; `options` go to Tensor.backward."""
+        for leaf in self.leaves.values():
+            leaf.grad = None
+        attempt(lambda: total.backward(**options), total.device, "in backward")
+        gradients = [leaf.grad for leaf in self.leaves.values() if leaf.grad is not None]
+        if len(gradients) < len(self.leaves):
             raise Refused(RuntimeError("backward left the logits without a gradient"), "in backward")
-        return self.leaf.grad
+        return gradients
 
-    @property
-    def score(self) -> float:
-        """Return the largest magnitude of the leaf, of what is finite."""
-        return self.truth[self.truth.isfinite()].abs().max().item()
-
-    def answer(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return (loss, gradient of its sum)."""
+    def answer(self) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """Return (loss, gradients of its sum)."""
         loss = self.loss()
         return loss, self.backward(loss.sum())
 
-    def expected(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the right losses (N,), float64, and the leaf that they can be differentiated for."""
-        truth = self.truth.clone().requires_grad_()
-        return self.layout.expected(truth, self.batch), truth
+    def right(self, weights: Optional[torch.Tensor] = None) -> Right:
+        """Return what is right of the step, whose losses are multiplied by `weights`, () or (N,); None: 1."""
+        model, step = self.ready()
+        step.computed = {name: leaf.grad for name, leaf in self.leaves.items()}
+        factors = torch.ones(()) if weights is None else weights
+        return Right(self.adapter, model, layouts.of(self.adapter).scopes[0], [step], [factors.double()])
+
+    def right_losses(self) -> torch.Tensor:
+        """Return the right losses (N,), float64."""
+        right = self.right()
+        right.lattices()
+        return right.losses[0]
 
 
 def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") -> Any:
@@ -164,37 +170,45 @@ class Examination:
         adapter.blank, adapter.reduction = blank, reduction or "sum"
         if blank and adapter.options() == before:
             raise NotAsked("it has no option for the blank: it is symbol 0")
-        kind: Any = {"vocab_size": V, "encoder_dim": 1, "device": self.device, "dtype": torch.float32}
-        batch = inputs.make_batch(shapes, **kind, key=(5, *inputs.padded_sizes(shapes)))
-        # targets are never the blank; without any target, they have no column
-        targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
-        batch = replace(batch, targets=torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1))
-        batch = alter(batch) if alter else batch
-        layout = layouts.of(adapter)
-        regions = layout.padding(shapes, T, U)
-        if regions is None and (fill is not None or slack != (0, 0)):
+        layout, width = layouts.of(adapter), adapter.outputs(V)
+        if (fill is not None or slack != (0, 0)) and layout.padding(shapes, T, U) is None:
             raise NotAsked("its layout has no padding")
-        shape = layout.size(N, T, U, adapter.outputs(V))
-        numbers = scale * torch.sin(0.7 * torch.arange(math.prod(shape), dtype=torch.float64)).view(shape)
-        if minus_inf is not None:
-            numbers[layout.of_symbol(minus_inf)] = -math.inf
-        numbers = numbers.to(dtype)
-        true_numbers, padding = numbers.double().clone(), torch.zeros(*shape[:-1], dtype=torch.bool)
-        for region in regions or ():
-            padding[region] = True
+        sizes: Dict[str, Tuple[int, ...]] = {"given": (N, T, U + 1, width)}
+        if "loss" not in layout.scopes:  # the dimension of such a joiner is the number of its outputs
+            sizes = {"encoder_out": (N, T, width), "decoder_out": (N, U + 1, width)}
+            sizes.update({"output.weight": (width, width), "output.bias": (width,)})
+
+        def ready() -> Tuple[Any, LossStep]:
+            kind: Any = {"vocab_size": V, "encoder_dim": 1, "device": self.device, "dtype": torch.float32}
+            batch = inputs.make_batch(shapes, **kind, key=(5, *inputs.padded_sizes(shapes)))
+            # targets are never the blank; without any target, they have no column
+            targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
+            batch.targets = torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1)
+            batch = alter(batch) if alter else batch
+            counts = [math.prod(shape) for shape in sizes.values()]
+            numbers = (scale * torch.sin(0.7 * torch.arange(sum(counts), dtype=torch.float64))).to(self.device, dtype)
+            leaves = {name: part.view(sizes[name]).clone() for name, part in zip(sizes, numbers.split(counts))}
+            if minus_inf is not None:  # of logits, or of the bias
+                leaves[[*leaves][-1]][..., minus_inf] = -math.inf
+            prepared, model = layout.prepare(batch), torch.nn.Module()
+            for name, value in vars(prepared).items() if convert else ():
+                if isinstance(value, torch.Tensor) and not value.is_floating_point():
+                    setattr(prepared, name, value.to(convert))
+            if "given" in leaves:
+                leaves["given"] = layout.take(leaves["given"], batch, prepared)
+            else:
+                model = inputs.Joiner(torch.nn.Linear(width, width, device=self.device, dtype=dtype), {})
+                (batch.encoder_out, batch.decoder_out, model.output.weight.data, model.output.bias.data) = (
+                    leaves.values()
+                )
+            step = LossStep(lambda: layout.of_leaves(leaves, batch, prepared), batch, prepared, leaves)
             if fill is not None:
-                numbers[region], true_numbers[region] = fill, 0.0
-        prepared = layout.prepare(batch)
-        for name, value in vars(prepared).items() if convert else ():
-            if isinstance(value, torch.Tensor) and not value.is_floating_point():
-                setattr(prepared, name, value.to(convert))
-        truth = layout.take(true_numbers, batch, prepared).detach().clone()
-        leaf = layout.take(numbers.to(self.device), batch, prepared).detach().clone().requires_grad_()
-        return Question(layout, batch, prepared, leaf, truth, None if regions is None else padding)
+                fill_inputs(layout, step, fill)
+            for leaf in leaves.values():
+                leaf.requires_grad_()
+            return model, step
 
-
-#: From (N,) losses to a right answer.
-Reduce = Callable[[torch.Tensor], torch.Tensor]
+        return Question(adapter, ready)
 
 
 def size(value: float) -> str:
@@ -202,66 +216,73 @@ def size(value: float) -> str:
     return "nan" if value != value else f"{value:.1e}"
 
 
-def right_of(question: Question, reduce: Reduce = torch.sum) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return (expected value, expected gradient of the leaf), float64, for the losses (N,) reduced by `reduce`."""
-    losses, truth = question.expected()
-    value = reduce(losses)
-    (gradient,) = torch.autograd.grad(value.sum(), truth)
-    return value.detach(), gradient
-
-
 def compare(
     question: Question,
     loss: torch.Tensor,
-    gradient: Optional[torch.Tensor],
-    right: torch.Tensor,
-    expected: torch.Tensor,
+    weights: Optional[torch.Tensor] = None,
+    has_gradient: bool = True,
+    of_each: bool = False,
 ) -> Outcome:
-    """Return the outcome of comparing loss, a scalar or (N,), and gradient of the question's leaf with the expected
-    ones, `right` and `expected`, float64; without a gradient the loss only."""
-    loss, right = loss.detach().cpu().double(), right.detach()
-    if loss.numel() != right.numel():
-        return Outcome(DIFFERS, f"a loss of shape {tuple(loss.shape)} instead of {tuple(right.shape)}")
-    loss = loss.reshape(right.shape)
-    if not torch.isfinite(right).all():
-        return _without_path(loss, right, gradient)
+    """Return the outcome of comparing a loss, and the gradients of the question's leaves, with the right ones.
+
+    Args:
+        weights: () or (N,), of the losses of utterances in `loss`; None: 1.
+        of_each: whether the loss is (N,) and not a sum.
+    """
+    right = question.right(weights)
+    known, _ = right.lattices()
+    (losses,), (cells,) = right.losses, right.cells
+    expected = losses * torch.tensor(cells.factors, dtype=torch.float64)
+    expected = expected if of_each else expected.sum()
+    loss = loss.detach().cpu().double()
+    if loss.numel() != expected.numel():
+        return Outcome(DIFFERS, f"a loss of shape {tuple(loss.shape)} instead of {tuple(expected.shape)}")
+    loss = loss.reshape(expected.shape)
+    gradients: Any = [leaf.grad for leaf in question.leaves.values()] if has_gradient else []
+    if not torch.isfinite(expected).all():
+        return _without_path(loss, expected, gradients)
+    errors = Errors(question.adapter)
+    errors.collect(right.parts(known) if has_gradient else ())
+    grad_error = max((leaf.error for leaf in errors.leaves.values()), default=None)
     limits = rounding.allowed(
-        str(question.leaf.dtype).partition(".")[2],
-        question.batch.shapes,
-        question.score,
-        right.abs().max().item(),
+        str(next(iter(question.leaves.values())).dtype).partition(".")[2],
+        question.step.batch.shapes,
+        right.score,
+        float(losses.abs().max()),
+        right=float(expected.abs().max()),
         negligible=question.adapter.negligible,
     )
-    wrong, loss_error, grad_error = [], oracle.relative_error(loss, right), None
+    wrong, loss_error = [], relative_error(loss, expected)
     if not loss_error <= limits.loss:
-        wrong.append(f"loss {listed(loss)} instead of {listed(right)} (off by {size(loss_error)})")
-    if gradient is not None:
-        gradient = gradient.detach().cpu().double()
-        valid = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
-        grad_error = oracle.relative_error(gradient[valid], expected[valid])
-        if not grad_error <= limits.gradient:
-            is_nan = gradient[valid].isnan().any()
-            wrong.append(NAN_GRADIENT if is_nan else f"gradient off by {size(grad_error)}")
-        if (gradient[~valid] != 0).any():
-            worst = gradient[~valid].abs().max().item()
-            wrong.append(f"gradient in the padding {size(worst)} instead of 0")
-            grad_error = max(grad_error, math.inf if worst != worst else oracle.relative_error(gradient, expected))
+        wrong.append(f"loss {listed(loss)} instead of {listed(expected)} (off by {size(loss_error)})")
+    if grad_error is not None and not grad_error <= limits.gradient:
+        is_nan = any(gradient.isnan().any() for gradient in gradients)
+        wrong.append(NAN_GRADIENT if is_nan else f"gradient off by {size(grad_error)}")
+    outside = in_padding(cells) if has_gradient else losses[:0]
+    if (outside != 0).any():
+        wrong.append(f"gradient in the padding {size(outside.abs().max().item())} instead of 0")
     return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
 
 
-def _without_path(loss: torch.Tensor, right: torch.Tensor, gradient: Optional[torch.Tensor]) -> Outcome:
+def in_padding(cells: Cells) -> torch.Tensor:
+    """Return the gradient in the padding of all utterances (n,)."""
+    parts = (part for n in range(len(cells.batch.shapes)) for part in cells.padding(n))
+    return torch.cat([torch.zeros(0), *(part.detach().cpu().double().reshape(-1) for part in parts)])
+
+
+def _without_path(loss: torch.Tensor, right: torch.Tensor, gradients: Sequence[torch.Tensor]) -> Outcome:
     """Return the outcome where an utterance has no path: its loss must be infinite; the message tells the gradient."""
     if not torch.isinf(loss[~torch.isfinite(right)]).all():
         return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
     message = "no path through its lattice: an infinite loss"
-    if gradient is None:
+    if not gradients:
         return Outcome(PASS, message)
-    kinds: Dict[str, torch.Tensor] = {
-        NAN_GRADIENT: gradient.isnan(),
-        "gradient infinite": gradient.isinf(),
-        "gradient not 0": gradient != 0,
-    }
-    return Outcome(PASS, f"{message}, {next((name for name, of in kinds.items() if of.any()), 'gradient all 0')}")
+    gradient = torch.cat([each.detach().reshape(-1) for each in gradients])
+    if gradient.isnan().any():
+        return Outcome(PASS, f"{message}, {NAN_GRADIENT}")
+    if gradient.isinf().any():
+        return Outcome(PASS, f"{message}, gradient infinite")
+    return Outcome(PASS, f"{message}, gradient {'not' if (gradient != 0).any() else 'all'} 0")
 
 
 def listed(values: torch.Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Iterator, Mapping, Optional, Tuple
 
 import torch
@@ -43,7 +44,8 @@ class Cells:
         """Return `scores`, detached, and note the largest."""
         self.last = self.scores(n, begin, end)
         scores = self.last.detach()
-        self.score = max(self.score, largest(scores))
+        most = largest(scores)
+        self.score = max(self.score, most if math.isfinite(most) else largest(scores[scores.isfinite()]))
         return scores
 
     def symbols(self, n: int, begin: int, end: int) -> torch.Tensor:
@@ -116,6 +118,13 @@ class StepCells(Cells):
     def compare(self, n, begin, end, right):
         self.last.backward(right * self.factors[n])
         return iter(())
+
+    def padding(self, n):
+        T, U = self.batch.shapes[n]
+        for name, begin in (("encoder_out", T), ("decoder_out", U + 1)):
+            gradient = self.gradients[name]
+            if gradient is not None:
+                yield gradient[n, begin:]
 
     def compare_rest(self, n):
         if n == len(self.batch.shapes) - 1:

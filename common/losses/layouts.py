@@ -63,48 +63,24 @@ class Layout:
         with stage("loss"):
             return self.loss(given, batch, prepared)
 
-    def right(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the (N,) float64 losses of padded logits on the adapter's lattice; differentiable."""
-        return oracle.losses(logits, batch.targets, batch.shapes, self.adapter.blank, self.adapter.lattice)
-
-    def padded(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the logits (N, T, U+1, V) that `given` stands for; differentiable."""
-        return given
-
-    def expected(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the right (N,) losses of `given`, which is float64 on the CPU; differentiable."""
-        return self.right(self.padded(given, batch), batch)
+    def of_leaves(self, leaves: Mapping[str, torch.Tensor], batch: Batch, prepared: Any) -> torch.Tensor:
+        """Return the adapter's loss of the leaves of a step of the first scope."""
+        return self.loss(leaves["given"], batch, prepared)
 
     def trained_beside(self, model: Joiner, batch: Batch) -> Union[float, torch.Tensor]:
         """Return the (N,) float64 losses that the step adds to those of the lattice, 0.0 for none; differentiable."""
         return 0.0
 
-    def score_up_to(self, largest: float, model: Joiner, batch: Batch) -> None:
-        """Scale the weights so that the largest logit is the magnitude of `largest`; if negative, none is above it."""
-        with torch.no_grad():
-            factor = abs(largest) / model.logits(batch).max()
-            model.output.weight.mul_(factor)
-            model.output.bias.mul_(factor)
-            model.output.bias.add_(min(2 * largest, 0.0))
-
-    def size(self, N: int, T: int, U: int, V: int) -> Tuple[int, ...]:
-        """Return the size of the tensor `logits` of a conformance question: rows of V outputs."""
-        return N, T, U + 1, V
-
     def padding(self, shapes: Shapes, T: int, U: int) -> Optional[List[Region]]:
-        """Return the regions of that tensor that belong to no utterance; None if the layout has no padding."""
+        """Return the regions of padded logits that belong to no utterance; None if the layout has no padding."""
         regions: List[Region] = []
         for n, (frames, targets) in enumerate(shapes):
             regions += [(n, slice(frames, None))] if frames < T else []
             regions += [(n, slice(None), slice(targets + 1, None))] if targets < U else []
         return regions
 
-    def of_symbol(self, symbol: int) -> Region:
-        """Return the region of that tensor that must be -inf to mask a symbol."""
-        return ..., symbol
-
     def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return `given`, the input of `loss`, made from that tensor; may add to `prepared`."""
+        """Return `given`, the input of `loss`, made from padded logits; may add to `prepared`."""
         return logits
 
 
@@ -120,16 +96,6 @@ class Packed(Layout):
         ]
         return model(torch.cat(cells))
 
-    def padded(self, given, batch):
-        T, U = batch.targets.new_tensor(batch.shapes).amax(0).tolist()
-        parts = given.split([t * (u + 1) for t, u in batch.shapes])
-        return torch.stack(
-            [
-                torch.nn.functional.pad(part.view(t, u + 1, -1), (0, 0, 0, U - u, 0, T - t))
-                for part, (t, u) in zip(parts, batch.shapes)
-            ]
-        )
-
     def padding(self, shapes, T, U):
         return None
 
@@ -143,48 +109,19 @@ class Joint(Layout):
     """The layout of losses that contain the joiner: encoder and decoder outputs, and the output layer.
 
     logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients of all four, and
-    has no scope "loss", since it takes no logits.  Conformance cases ask with D = V, so that all four tensors are rows
-    of one, each a view: N T of encoder_out, N (U+1) of decoder_out, V of weight, and one of bias.
+    has no scope "loss", since it takes no logits.
     """
 
     scopes = ("step",)
     tensors = ("encoder_out", "decoder_out", "weight", "bias")
 
     def step(self, model, batch, prepared):
-        tensors = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
+        leaves = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
         with stage("joiner and loss"):
-            return self.loss_of(dict(zip(self.tensors, tensors)), batch, prepared)
+            return self.of_leaves(dict(zip(self.tensors, leaves)), batch, prepared)
 
-    def loss_of(self, tensors: Mapping[str, torch.Tensor], batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return the adapter's loss of the `tensors`, by name.  Timed."""
-        return self.adapter.loss_of(tensors, prepared)
-
-    def parts(self, given: torch.Tensor, batch: Batch) -> Dict[str, torch.Tensor]:
-        (N, U), V = batch.targets.shape, given.size(1)
-        of_targets = N * (U + 1)
-        rows = given.split([len(given) - of_targets - V - 1, of_targets, V, 1])
-        views = (rows[0].view(N, -1, V), rows[1].view(N, U + 1, V), rows[2], rows[3][0])
-        return dict(zip(self.tensors, views))
-
-    def loss(self, given, batch, prepared):
-        return self.loss_of(self.parts(given, batch), batch, prepared)
-
-    def padded(self, given, batch):
-        return joined(*self.parts(given, batch).values())
-
-    def of_symbol(self, symbol):
-        return -1, symbol
-
-    def size(self, N, T, U, V):
-        return N * T + N * (U + 1) + V + 1, V
-
-    def padding(self, shapes: Shapes, T: int, U: int) -> List[Region]:
-        regions: List[Region] = []
-        for n, (frames, targets) in enumerate(shapes):
-            first = len(shapes) * T + n * (U + 1)
-            for begin, end in ((n * T + frames, (n + 1) * T), (first + targets + 1, first + U + 1)):
-                regions += [(slice(begin, end),)] if begin < end else []
-        return regions
+    def of_leaves(self, leaves, batch, prepared):
+        return self.adapter.loss_of(dict(zip(self.tensors, leaves.values())), prepared)
 
 
 def joined(
@@ -215,8 +152,8 @@ class ByUtterance(Joint):
         pieces = [batch.utterance(n) for n in range(len(batch.shapes))]
         return SimpleNamespace(pieces=[(piece, self.adapter.prepare(piece.labels)) for piece in pieces])
 
-    def loss_of(self, tensors, batch, prepared):
-        encoder_out, decoder_out, weight, bias = tensors.values()
+    def of_leaves(self, leaves, batch, prepared):
+        encoder_out, decoder_out, weight, bias = leaves.values()
         losses = []
         # By split, whose backward writes each utterance's gradient once; slices would each add one of the whole batch.
         outputs = zip(encoder_out.split(1), decoder_out.split(1))
@@ -289,6 +226,9 @@ class Pruned(Layout):
         lm_scale = self.adapter.lm_only_scale
         smoothed = (1 - lm_scale) * joint + lm_scale * lm_alone
         return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes)
+
+    def padding(self, shapes, T, U):
+        return [(n, slice(frames, None)) for n, (frames, _) in enumerate(shapes)]
 
     def take(self, logits, batch, prepared):
         """Return the logits, with all of U in the range of every frame, so that the pruned loss is exact."""

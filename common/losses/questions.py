@@ -205,8 +205,8 @@ def answer(adapter: Adapter, question: Question, device: torch.device, dtype: to
         question.change(model, batches[0])
         question.freeze(model, batches)
         steps = [prepare(wide, model, batch, scope) for batch in batches]
-        if question.garbage and scope == "loss":
-            fill_logits(layouts.of(wide), steps)
+        for step in steps if question.garbage else ():
+            fill_inputs(layouts.of(wide), step, GARBAGE)
         return model, steps
 
     if question.earlier:
@@ -244,13 +244,15 @@ def fill_padding(batch: Batch, value: float) -> None:
             batch.encoder_out[n, T:] = batch.decoder_out[n, U + 1 :] = value
 
 
-def fill_logits(layout: layouts.Layout, steps: Sequence[LossStep]) -> None:
-    """Fill the padding of what is given; that of pruned logits is of other places."""
+def fill_inputs(layout: layouts.Layout, step: LossStep, value: float) -> None:
+    """Fill the padding of what a loss is given."""
+    if "given" not in step.leaves:
+        fill_padding(step.batch, value)
+        return
     with torch.no_grad():
-        for step in steps:
-            _, T, U = inputs.padded_sizes(step.batch.shapes)
-            for region in () if layout.approximate else layout.padding(step.batch.shapes, T, U) or ():
-                step.given[region] = GARBAGE
+        _, T, U = inputs.padded_sizes(step.batch.shapes)
+        for region in layout.padding(step.batch.shapes, T, U) or ():
+            step.given[region] = value
 
 
 def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[List[str], List[str]]:
