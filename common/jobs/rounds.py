@@ -115,7 +115,8 @@ class Rounds:
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
                 reason = f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {words}"
-                job = replace(wrong, implementation=name, pass_name="same-code")  # whose end hides no round that was right
+                # not of this round: one that was right hides a later end
+                job = replace(wrong, implementation=name, pass_name="same-code")
                 run.add(job.status("error", reason))
 
     def note(self, name: str, number: int, samples: Sequence[schema.Sample]) -> None:
