@@ -52,7 +52,7 @@ FAULTS = [
     Fault("analysis/groups.py", " and not machines.apart(group[0], row)", ""),
     Fault("analysis/groups.py", "*_other_batches(first, other), *machines", "*machines"),
     Fault("analysis/groups.py", ", *machines.apart(first, other)]", "]"),
-    Fault("analysis/groups.py", "(shared and cells[0] == cells[1])", "shared"),
+    Fault("analysis/groups.py", "(shared and are_alike)", "shared"),
     Fault("analysis/verdict.py", "MEMORY_MARGIN = 0.02", "MEMORY_MARGIN = 0.5"),
     Fault("analysis/row.py", "BEYOND = 1.1", "BEYOND = 5.0"),
     Fault("analysis/doubts.py", "BUSY_LIMIT = 0.1", "BUSY_LIMIT = 0.9"),

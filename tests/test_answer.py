@@ -123,10 +123,10 @@ def test_what_did_not_run_is_one_line_with_how_to_get_it(log):
 
 def test_the_verdict_is_of_the_rows(log):
     (group,) = groups(logs.rows([log]))
-    quick, _, small, approximate = verdict.of(group)
+    quick, _, small, approximate = verdict.picks(group)
     assert (quick.row.name, quick.next.name) == ("optimized_transducer", "fast_rnnt")
-    assert quick.sure and quick.times == pytest.approx(2, rel=0.01)
-    assert small.row.name == "torchaudio" and small.times == pytest.approx(50 / 40)
+    assert quick.sure and quick.factor == pytest.approx(2, rel=0.01)
+    assert small.row.name == "torchaudio" and small.factor == pytest.approx(50 / 40)
     assert small.next is quick.row and small.next_time == pytest.approx(1 / 3, rel=0.01)
     assert approximate.row.name == "fast_rnnt-pruned"
     assert (approximate.over.ratio, approximate.memory) == pytest.approx((0.1, 0.1), rel=0.01)
@@ -140,9 +140,9 @@ def test_memory_is_judged_by_the_smallest_row_by_utterance_too(tmp_path):
     timed(tmp_path, "torchaudio", [500, 505, 510], peak=480)
     timed(tmp_path, "torchaudio:by-utterance", [700, 707, 714], exact=True, peak=240, kind="by-utterance")
     (group,) = groups(logs.rows([tmp_path]))
-    quick, _, small, _ = verdict.of(group)
+    quick, _, small, _ = verdict.picks(group)
     assert (quick.row.name, quick.next.name) == ("fused", "torchaudio")
-    assert (small.next.name, small.times) == ("torchaudio:by-utterance", 30)
+    assert (small.next.name, small.factor) == ("torchaudio:by-utterance", 30)
     assert small.next_time == pytest.approx(7, rel=0.01)
     text = " ".join(screen(tmp_path).split())
     assert "by-utterance at 30.0x the peak and 7.0x the time" in text and "30x smaller than torchaudio:by-utter" in text
@@ -287,11 +287,11 @@ def test_losses_of_one_lattice_have_a_verdict_of_their_own(tmp_path):
     timed(tmp_path, "reference:tdt", [10, 11, 10, 11, 10], peak=400, kind="tdt", exact=False)
     timed(tmp_path, "transformers", [40, 41, 40, 41, 40], peak=500, kind="tdt", exact=False)
     (group,) = logs.read([tmp_path]).groups
-    quick = verdict.of(group.rows)[0]
+    quick = verdict.picks(group.rows)[0]
     assert quick.row.name == "reference:tdt" and quick.next.name == "transformers"
     timed(tmp_path, "torchaudio", [5, 5, 5, 5, 5], peak=400)
     (group,) = logs.read([tmp_path]).groups
-    assert verdict.of(group.rows)[0].row.name == "torchaudio"
+    assert verdict.picks(group.rows)[0].row.name == "torchaudio"
 
 
 def row(name, *rounds, kind="exact", scope="step", run_id="one", torch="2.11.0", **fields):
@@ -359,7 +359,7 @@ def test_a_row_is_compared_by_its_step_or_by_its_loss():
     assert standings["step"]["ratio"] == pytest.approx(3)
     assert (standings["loss"]["scope"], standings["loss"]["fastest"]) == ("loss", "loss")
     alone = both.loss_against_fastest
-    assert alone.times == pytest.approx(2) and alone.ratio.low is not None and alone.baseline is loss
+    assert alone.factor == pytest.approx(2) and alone.ratio.low is not None and alone.baseline is loss
 
 
 # The verdict on a ratio.

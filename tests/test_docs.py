@@ -222,7 +222,7 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     page = re.sub(r"\s*<!-- = [^>]+ -->", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
     pick, _, folder = page.replace("<!-- / -->", "").partition("**The pick")[2].partition("<!-- table of ")
     (group,) = groups(logs.read([ROOT / folder.split(",")[0]]).rows)
-    (quick, _, small, pruned), rows = verdict.of(group), {row.name: row for row in group}
+    (quick, _, small, pruned), rows = verdict.picks(group), {row.name: row for row in group}
     assert f"Exact: **{quick.row.name}**" in pick and quick.row == small.row
     assert f"If an approximation will do: **{pruned.row.name}**" in pick
     names = ("optimized_transducer", "fast_rnnt", "torchaudio")

@@ -104,7 +104,7 @@ def test_interval_is_over_rounds_not_over_samples_and_needs_two():
     assert statistics.interval([]) is None and statistics.interval([5.0]) is None
     drawn = [(1, 0, 1.0)] * 1000 + [(2, 0, math.e**2 - 1)] * 1000 + [(2, 1, math.e**2 + 1)]
     samples = [schema.Sample(scope="step", round=n, batch=k, total_wall_ns=round(1e6 * ms)) for n, k, ms in drawn]
-    assert times.times(samples, "step").interval == pytest.approx(statistics.interval([1.0, math.e**2]), rel=1e-5)
+    assert times.summarize(samples, "step").interval == pytest.approx(statistics.interval([1.0, math.e**2]), rel=1e-5)
 
 
 def test_paired_ratio_by_hand():

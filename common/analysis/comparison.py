@@ -174,7 +174,7 @@ class Change:
 def compare(
     pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = statistics.TOLERANCE
 ) -> List[Change]:
-    both = [pair.baseline.of(scope).ms and pair.new.of(scope).ms for pair in pairs for scope in scopes]
+    both = [pair.baseline.times_of(scope).ms and pair.new.times_of(scope).ms for pair in pairs for scope in scopes]
     margins = ratios.Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
     sides = [(pair.baseline, pair.new) for pair in pairs]
     times = {scope: control.standings(sides, scope, margins) for scope in scopes}

@@ -14,10 +14,10 @@ from rnnt_bench.analysis import ratios
 from rnnt_bench.analysis.ratios import Margins
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.standing import USUAL, Standing, stand
-from rnnt_bench.core import implementations, text
+from rnnt_bench.core import implementations
 
 #: Packages that change with this repository, whatever their version says.
-OWN = ("fused_transducer", "torch")
+OWN_PACKAGES = ("fused_transducer", "torch")
 
 
 def is_unchanged(baseline: Row, row: Row) -> bool:
@@ -25,9 +25,10 @@ def is_unchanged(baseline: Row, row: Row) -> bool:
     that it does not know, is the same at one revision without uncommitted changes."""
     if baseline.name != row.name or _versions(baseline) != _versions(row) or not row.environment.torch:
         return False
-    suites = implementations.BY_NAME.get(row.loss.partition(":")[0])
+    implementation = implementations.BY_NAME.get(row.loss.partition(":")[0])
     heads = [baseline.header, row.header]
-    if suites is None or suites.package in OWN or row.environment.implementation_version in (None, "unknown"):
+    is_own = implementation is None or implementation.package in OWN_PACKAGES
+    if is_own or row.environment.implementation_version in (None, "unknown"):
         revisions = {head.git_revision or None for head in heads}
         return len(revisions) == 1 and None not in revisions and not any(head.git_dirty for head in heads)
     return True
@@ -44,19 +45,23 @@ def standings(pairs: Sequence[Tuple[Row, Row]], scope: str, margins: Margins = U
     unchanged = of_runs(result)
     for at, standing in enumerate(result):
         if not standing.paired:
-            others = [each for each in unchanged.get(_runs(standing), []) if each is not standing]
+            others = [other for other in unchanged.get(_runs(standing), []) if other is not standing]
             result[at] = replace(standing, control=moved(others))
     return result
 
 
-def of_runs(every: Sequence[Standing]) -> Dict[Tuple[str, ...], List[Standing]]:
+def of_runs(compared: Sequence[Standing]) -> Dict[Tuple[str, ...], List[Standing]]:
     """Return the standings of unchanged rows, those of the same two separate runs together."""
-    usable = [each for each in every if each.ratio and not each.paired and not each.beside_load]
-    return text.gathered((_runs(each), each) for each in usable if is_unchanged(each.baseline, each.row))
+    result: Dict[Tuple[str, ...], List[Standing]] = {}
+    for standing in compared:
+        is_usable = standing.ratio and not standing.paired and not standing.beside_load
+        if is_usable and is_unchanged(standing.baseline, standing.row):
+            result.setdefault(_runs(standing), []).append(standing)
+    return result
 
 
 def moved(unchanged: Sequence[Standing]) -> Optional[ratios.Control]:
-    return ratios.control([each.ratio for each in unchanged if each.ratio])
+    return ratios.control([standing.ratio for standing in unchanged if standing.ratio])
 
 
 def _runs(standing: Standing) -> Tuple[str, ...]:

@@ -45,7 +45,7 @@ def label(rows: Sequence[Row]) -> None:
 
 
 #: Settings that part no groups.
-OWN = [key for key, setting in settings.SETTINGS.items() if not setting.parts_tables]
+NOT_PARTING = [key for key, setting in settings.SETTINGS.items() if not setting.parts_tables]
 
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
@@ -54,11 +54,10 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
 
     def fits(group: List[Row], row: Row) -> bool:
-        kinds = [(each.unreadable, bool(each.configuration)) for each in (group[0], row)]
-        shared = (
-            {key: value for key, value in each.configuration.items() if key not in OWN} for each in (group[0], row)
-        )
-        return kinds[0] == kinds[1] and not differing(*shared) and not machines.apart(group[0], row)
+        if row.unreadable != group[0].unreadable or bool(row.configuration) != bool(group[0].configuration):
+            return False
+        different = set(differing(group[0].configuration, row.configuration)).difference(NOT_PARTING)
+        return not different and not machines.apart(group[0], row)
 
     result = grouped(ordered, fits)
     for group in result:
@@ -90,31 +89,31 @@ def kind_title(row: Row) -> str:
 def rank(row: Row) -> Tuple[Any, ...]:
     """Return the sort key of a row: its kind, since an approximation that is faster is not the faster loss, then its
     step time."""
-    known = (row.over_fastest, row.median_ms("step"), row.median_ms("loss"), row.profile.average_step_time_us)
+    numbers = (row.over_fastest, row.median_ms("step"), row.median_ms("loss"), row.profile.average_step_time_us)
     by_step = row.against_fastest is not None and row.against_fastest.scope == "step"
-    return kind_rank(row), not by_step, *(math.inf if each is None else each for each in known), row.name
+    return kind_rank(row), not by_step, *(math.inf if value is None else value for value in numbers), row.name
 
 
 def heading(group: Sequence[Row]) -> str:
     """Return one line on what the rows of a group have in common."""
-    known = {key: value for row in group for key, value in row.configuration.items() if value is not None}
+    common = {key: value for row in group for key, value in row.configuration.items() if value is not None}
     if group[0].unreadable:
         return "unreadable"
-    if not known:
+    if not common:
         return "traces without records of this suite"
-    if known.get("device") == "cpu" and not known.get("processor"):  # of one name are several processors
-        known["processor"] = next((f"({rates})" for row in group if (rates := machines.rates(row))), None)
+    if common.get("device") == "cpu" and not common.get("processor"):  # one name may stand for several processors
+        common["processor"] = next((f"({rates})" for row in group if (rates := machines.rates(row))), None)
     measured = {len(row.batches) for row in group} - {0}
     if len(measured) == 1:
-        known["num_batches"] = measured.pop()
-    given = {
+        common["num_batches"] = measured.pop()
+    variables = {
         f"{key}={text.without_folders(value)}"
         for row in group
         if not row.under  # a control's condition is in the title above it
         for key, value in row.environment.variables.items()
     }
-    of_suite = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
-    parts = [*settings.heading(known), *sorted(given - of_suite)]
+    variables -= {f"{key}={value}" for key, value in settings.VARIABLES.items()}
+    parts = [*settings.heading(common), *sorted(variables)]
     parts.append(text.count(max(row.rounds for row in group), "round"))
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
     if len(useful) == 1:
@@ -134,14 +133,13 @@ def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[
 
 def conditions(row: Row) -> Dict[str, object]:
     """Return all settings that must agree between two runs that are compared, by the name that messages use."""
-    known = row.configuration
-    shapes = known["shape_file_sha256"]
-    return {
-        **{setting.label: known.get(key) for key, setting in settings.SETTINGS.items() if setting.label},
-        "shape file": shapes and f"sha256 {shapes[:12]}",
-        "device name": row.device_name if row.device != "cpu" else None,
-        "MKL": {True: "as on Intel", False: "as it is"}.get(row.environment.mkl_as_intel),  # type: ignore[arg-type]
-    }
+    digest = row.configuration["shape_file_sha256"]
+    result = {setting.label: row.configuration.get(key) for key, setting in settings.SETTINGS.items() if setting.label}
+    result["shape file"] = digest and f"sha256 {digest[:12]}"
+    result["device name"] = row.device_name if row.device != "cpu" else None
+    if row.environment.mkl_as_intel is not None:
+        result["MKL"] = "as on Intel" if row.environment.mkl_as_intel else "as it is"
+    return result
 
 
 def differences(first: Row, other: Row) -> List[str]:
@@ -155,8 +153,12 @@ def _other_batches(first: Row, other: Row) -> List[str]:
     """Return how the batches of two runs differ; rounds that only one had time for may add some of their own."""
     mine, theirs = ({batch.index: batch for batch in row.batches} for row in (first, other))
     shared = mine.keys() & theirs.keys()
-    cells = [[(of[index].useful_cells, of[index].padded_cells) for index in shared] for of in (mine, theirs)]
-    if not mine or not theirs or (shared and cells[0] == cells[1]):
+    are_alike = all(
+        mine[index].useful_cells == theirs[index].useful_cells
+        and mine[index].padded_cells == theirs[index].padded_cells
+        for index in shared
+    )
+    if not mine or not theirs or (shared and are_alike):
         return []
     words = (
         "{} from {} on of {} cells ({} padded)".format(len(row.batches), row.batches[0].index, *row.cells)
@@ -208,7 +210,8 @@ class Sweep:
     def heading(self) -> str:
         """Return one line: the grid, and what all cells have in common."""
         worded = {settings.flag(key): map(settings.worded, values) for key, values in self.grid.items()}
-        axes, varied = " x ".join(f"{key} {', '.join(of)}" for key, of in worded.items()), dict.fromkeys(self.grid)
+        axes = " x ".join(f"{flag} {', '.join(values)}" for flag, values in worded.items())
+        varied = dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
         return text.plain(f"sweep over {axes}; {heading(shared)}")
 
@@ -230,9 +233,9 @@ def sweeps(rows: Sequence[Row]) -> List[Sweep]:
         }
         axes = {key: sorted(values) if is_numeric(values) else values for key, values in axes.items()}
         made = Sweep(axes, sorted(group, key=lambda row: _cell_index(row, axes)))
-        for _, of_cell in made.cells():
-            standing.rank_times(of_cell)
-            label(of_cell)
+        for _, cell in made.cells():
+            standing.rank_times(cell)
+            label(cell)
         made.rows.sort(key=lambda row: (_cell_index(row, axes), rank(row)))
         result.append(made)
     return result

@@ -43,14 +43,16 @@ class Log:
     def newest(self) -> Log:
         """Return the log with only the newest run of each implementation and configuration."""
 
-        def same_run(*pair: Row) -> bool:
-            first, other = ((row.name, row.header.values) for row in pair)
-            known = first == other and all(row.header.run_id for row in pair)
-            return known and not groups.differing(*(row.configuration for row in pair)) and not machines.apart(*pair)
+        def same_run(row: Row, other: Row) -> bool:
+            if (row.name, row.header.values) != (other.name, other.header.values):
+                return False
+            if not row.header.run_id or not other.header.run_id:
+                return False
+            return not groups.differing(row.configuration, other.configuration) and not machines.apart(row, other)
 
         return Log(groups.newest_of_each(self.every, same_run))
 
-    def of(self, folders: Collection[Path]) -> Log:
+    def within(self, folders: Collection[Path]) -> Log:
         return Log([row for row in self.every if row.folder in folders])
 
     @cached_property
@@ -148,9 +150,10 @@ def _rows_of(folder: Path, asked: List[Path], traces: bool) -> List[Row]:
 def _foreign_rows(paths: List[Path], folder: Path) -> List[Row]:
     """Return a row of profiled numbers for each worker that left traces without records."""
     by_worker = text.gathered((reader.worker(path), (path, window)) for path, window in windows.read_windows(paths))
-    name, result = folder.resolve().name, []
-    for label, of_worker in by_worker.items():
-        numbers = windows.profiled(of_worker)
+    name = folder.resolve().name
+    result = []
+    for label, traces in by_worker.items():
+        numbers = windows.profiled(traces)
         readable = not numbers.error or any(window.steps for window in numbers.windows)
         device = ("cuda" if numbers.on_cuda else "cpu") if readable else None
         result.append(

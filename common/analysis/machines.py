@@ -38,14 +38,19 @@ def named(machine: Machine) -> str:
 
 def of_row(row: Row) -> str:
     """Return the machine of a row as `named`; where records have the name alone, with its rates."""
-    words, measured = named(row.header.machine), rates(row)
+    words = named(row.header.machine)
+    measured = rates(row)
     return f"{words} ({measured})" if measured and not is_known(row.header.machine) else words
 
 
 def rates(row: Row) -> str:
     """Return "memory 38 GB/s, products 207 GFLOP/s"; "" where the run did not measure them."""
-    known = (("memory", row.rates.memory, "GB/s"), ("products", row.rates.torch, "GFLOP/s"))
-    return ", ".join(f"{name} {rate / GIGA:.0f} {unit}" for name, rate, unit in known if rate)
+    words = []
+    if row.rates.memory:
+        words.append(f"memory {row.rates.memory / GIGA:.0f} GB/s")
+    if row.rates.torch:
+        words.append(f"products {row.rates.torch / GIGA:.0f} GFLOP/s")
+    return ", ".join(words)
 
 
 #: What must agree between the records of one processor.
@@ -101,12 +106,12 @@ def _worded(machine: Machine, key: str) -> str:
 def apart(row: Row, other: Row) -> List[str]:
     """Return why two rows cannot be taken as of one machine; [] where they can. Where a side has the name alone and
     no rates, nothing shows that they are of one."""
-    known = all(is_known(each.header.machine) for each in (row, other))
+    both_known = is_known(row.header.machine) and is_known(other.header.machine)
     different = differences(row, other)
-    if different or known or not _are_two_named(row, other):
+    if different or both_known or not _are_two_named(row, other):
         return different
-    lacking = [each for each in (row, other) if not (each.rates.memory and each.rates.torch)]
-    where = " and in ".join(str(each.folder) for each in lacking)
+    lacking = [side for side in (row, other) if not (side.rates.memory and side.rates.torch)]
+    where = " and in ".join(str(side.folder) for side in lacking)
     name = row.header.machine.cpu
     return [f"machine {name} known by its name alone, without rates in {where}"] if lacking else []
 

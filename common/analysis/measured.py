@@ -25,8 +25,8 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     header = records[0]
     assert isinstance(header, schema.Header)
     jobs = store.latest_jobs(records)
-    lines = [line for of_job in jobs.values() for line in of_job]
-    well = [line for of_job in jobs.values() if store.ended_well(of_job) for line in of_job]
+    lines = [line for job in jobs.values() for line in job]
+    well = [line for job in jobs.values() if store.ended_well(job) for line in job]
     timed = [line for line in well if isinstance(line, schema.Sample)]
     samples = [line for line in timed if not line.warmup]
     judged = _newest(lines, schema.Correctness)
@@ -51,8 +51,8 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
         checked=checked,
         jobs=jobs,
         profile=numbers,
-        step=times.times(samples, "step"),
-        loss_alone=times.times(samples, "loss"),
+        step=times.summarize(samples, "step"),
+        loss_alone=times.summarize(samples, "loss"),
         timed=times.in_order(timed),
         others_cpu=times.others_cpu(samples),
         repeated=store.repeated(records),
@@ -130,15 +130,14 @@ def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:
 
 def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
     """Return the highest peak by scope, counter and batch."""
-    places = ((line, counter, getattr(line, f"{counter}_bytes")) for line in lines for counter in COUNTERS)
-    known = (
-        ((line.scope, counter, str(line.batch)), value / text.MB)
-        for line, counter, value in places
-        if value is not None
-    )
-    highest: Dict[str, Dict[str, Dict[str, float]]] = {line.scope: {of: {} for of in COUNTERS} for line in lines}
-    for (scope, counter, batch), peaks in text.gathered(known).items():
-        highest[scope][counter][batch] = max(peaks)
+    highest: Dict[str, Dict[str, Dict[str, float]]] = {}
+    for line in lines:
+        by_counter = highest.setdefault(line.scope, {counter: {} for counter in COUNTERS})
+        for counter in COUNTERS:
+            peak_bytes = getattr(line, f"{counter}_bytes")
+            if peak_bytes is not None:
+                peaks, batch = by_counter[counter], str(line.batch)
+                peaks[batch] = max(peaks.get(batch, 0.0), peak_bytes / text.MB)
     return highest
 
 

@@ -129,8 +129,10 @@ def _percent_words(row: Row, scope: str) -> str:
 
 def of_batches(row: Row, scope: str) -> Optional[float]:
     """Return half of the distance between p20 and p80 of the batches' medians, in percent of their mean."""
-    batches = text.gathered((batch, ms) for medians in row.of(scope).medians.values() for batch, ms in medians.items())
-    medians = [median(times) for times in batches.values()]
+    batches = text.gathered(
+        (batch, ms) for medians in row.times_of(scope).medians.values() for batch, ms in medians.items()
+    )
+    medians = [median(by_round) for by_round in batches.values()]
     if len(medians) < 2:
         return None
     low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
@@ -144,8 +146,8 @@ def _half(row: Row, scope: str) -> str:
 
 def _spread(row: Row, scope: str) -> str:
     """Return the median, its spread and the number of samples, as "574.1 +-1.2% 40"."""
-    times = row.of(scope).ms
-    return f"{text.number(times.median)} {_half(row, scope)} {times.n}" if times else "-"
+    summary = row.times_of(scope).ms
+    return f"{text.number(summary.median)} {_half(row, scope)} {summary.n}" if summary else "-"
 
 
 def _over_fastest(row: Row) -> str:
@@ -179,7 +181,7 @@ def _interval(standing: Any) -> str:
 
 def _loss_ratio(row: Row) -> str:
     """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
-    parts = [text.number(at("loss_against_fastest.times")(row), 3), _interval(row.loss_against_fastest)]
+    parts = [text.number(at("loss_against_fastest.factor")(row), 3), _interval(row.loss_against_fastest)]
     return " ".join(dict.fromkeys(parts)).replace(" -", "")
 
 
@@ -247,7 +249,7 @@ ALL = (
     metric(
         "ratio",
         "over the fastest",
-        lambda times: text.number(times, 3),
+        lambda factor: text.number(factor, 3),
         "over_fastest",
         tables="answer answer-sweep",
         room=3,
@@ -259,7 +261,7 @@ ALL = (
         _over_fastest,
         tables="results sweep page readme csv",
     ),
-    metric("over_fastest_with_fast_products", value="with_fast_products.times", tables="csv"),
+    metric("over_fastest_with_fast_products", value="with_fast_products.factor", tables="csv"),
     Metric(
         "interval",
         "95% interval",
@@ -287,7 +289,7 @@ ALL = (
     Metric(
         "loss_ratio",
         "loss over the fastest",
-        at("loss_against_fastest.times"),
+        at("loss_against_fastest.factor"),
         _loss_ratio,
         tables="answer",
         room=9,

@@ -86,8 +86,7 @@ class Ratio(NamedTuple):
             half = student_t(confidence, freedom) * error
             low = math.exp(center - half)
             high = math.exp(center + half)
-        times = tuple(baseline), tuple(new)
-        return cls(math.exp(center), low, high, batches, *times, error, freedom)
+        return cls(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom)
 
 
 def ratio(
@@ -98,7 +97,8 @@ def ratio(
     if own_batches(baseline) or own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together
     paired = together and any(name in new for name in baseline)
-    return (paired_ratio if paired else independent_ratio)(baseline, new, confidence), paired
+    judge = paired_ratio if paired else independent_ratio
+    return judge(baseline, new, confidence), paired
 
 
 def without_load(
@@ -144,8 +144,8 @@ def own_batches_ratio(
         for name, batches in both.items()
     ]
     cells = [pair for pairs in rounds for pair in pairs]
-    known = padding is not None and all(batch in x for batches in both.values() for batch in batches)
-    of_file = known and len(rounds) >= FEWEST_ROUNDS and len(cells) >= FEWEST_BATCHES
+    is_padding_known = padding is not None and all(batch in x for batches in both.values() for batch in batches)
+    of_file = is_padding_known and len(rounds) >= FEWEST_ROUNDS and len(cells) >= FEWEST_BATCHES
     if padding is not None and of_file:
         center, error = regression(rounds, padding.mean)
     else:
@@ -191,7 +191,7 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Opt
     before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
     if not batches:
         return None
-    center, error = _over_rounds([math.log(two / old) for old, two in zip(before, after)])
+    center, error = _over_rounds([math.log(new_time / old_time) for old_time, new_time in zip(before, after)])
     return Ratio.around(center, error, len(rounds) - 1, confidence, before, after, batches)
 
 
@@ -203,7 +203,8 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
     if not batches:
         return None
     sides = [log_values(before), log_values(after)]
-    error, freedom = None, 1.0
+    error = None
+    freedom = 1.0
     if min(map(len, sides)) > 1:
         parts = [variance(side) / len(side) for side in sides]
         error = math.sqrt(sum(parts))
@@ -217,10 +218,11 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
     """Return the (baseline, new) time of each round over the batches that all rounds share, and their number."""
     if not baseline or not new:
         return [], [], 0
-    batches = set.intersection(*(set(each) for each in [*baseline, *new]))
+    batches = set.intersection(*map(set, [*baseline, *new]))
+    if not batches:
+        return [], [], 0
     before, after = (
-        [geometric_mean([median(each[batch]) for batch in batches]) for each in side] if batches else []
-        for side in (baseline, new)
+        [geometric_mean([median(samples[batch]) for batch in batches]) for samples in side] for side in (baseline, new)
     )
     return before, after, len(batches)
 
@@ -311,8 +313,8 @@ def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     if total:
         freedom = total**2 / (of_rows**2 / (control.rows - 1) + of_rounds**2 / ratio.freedom)
     center = math.log(ratio.ratio) - control.center
-    sides = ratio.baseline, ratio.new
-    return Ratio.around(center, math.sqrt(total), freedom, confidence, *sides, ratio.batches)
+    error = math.sqrt(total)
+    return Ratio.around(center, error, freedom, confidence, ratio.baseline, ratio.new, ratio.batches)
 
 
 class Margins(NamedTuple):

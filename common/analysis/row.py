@@ -176,7 +176,7 @@ class Row:
     @property
     def over_fastest(self) -> Optional[float]:
         """Return how many times the fastest's time the row takes; None where that is not known."""
-        return self.against_fastest.times if self.against_fastest else None
+        return self.against_fastest.factor if self.against_fastest else None
 
     @property
     def is_fastest(self) -> bool:
@@ -184,12 +184,12 @@ class Row:
         standing = self.against_fastest
         return bool(standing and standing.is_fastest and not standing.beside_load)
 
-    def of(self, scope: str) -> Times:
+    def times_of(self, scope: str) -> Times:
         return self.step if scope == "step" else self.loss_alone
 
     def median_ms(self, scope: str) -> Optional[float]:
-        times = self.of(scope).ms
-        return times.median if times else None
+        summary = self.times_of(scope).ms
+        return summary.median if summary else None
 
     @property
     def scope(self) -> str:
@@ -197,8 +197,9 @@ class Row:
         return "step" if self.step.ms or not self.loss_alone.ms else "loss"
 
     @property
-    def times(self) -> Optional[statistics.Summary]:
-        return self.of(self.scope).ms
+    def ms(self) -> Optional[statistics.Summary]:
+        """Return the summary of the scope that is shown; None where nothing was timed."""
+        return self.times_of(self.scope).ms
 
     @property
     def rounds(self) -> int:
@@ -207,17 +208,18 @@ class Row:
     @property
     def loaded_rounds(self) -> Dict[str, Sequence[str]]:
         """Return by scope the rounds that ran mostly beside other load."""
-        return {scope: self.of(scope).loaded for scope in SCOPES if self.of(scope).loaded}
+        return {scope: self.times_of(scope).loaded for scope in SCOPES if self.times_of(scope).loaded}
 
     def peaks_of(self, scope: str) -> Dict[str, Peak]:
         """Return each batch's peak: by the first of PEAKS that is there, or by what counts memory beyond torch's
         allocator where that is far above it."""
-        of_scope = {counter: self.peaks_mb.get(scope, {}).get(counter, {}) for counter in COUNTERS}
-        first = next((counter for counter in PEAKS if of_scope[counter]), PEAKS[0])
-        peaks = {batch: Peak(mb, first) for batch, mb in of_scope[first].items()}
+        by_counter = {counter: self.peaks_mb.get(scope, {}).get(counter, {}) for counter in COUNTERS}
+        first = next((counter for counter in PEAKS if by_counter[counter]), PEAKS[0])
+        peaks = {batch: Peak(mb, first) for batch, mb in by_counter[first].items()}
         for outer, inner in (("process", "torch_allocated"), ("device_used", "device_reserved")):
-            for batch, mb in of_scope[outer].items():
-                if batch in peaks and batch in of_scope[inner] and mb > BEYOND * of_scope[inner][batch]:
+            inner_mb = by_counter[inner]
+            for batch, mb in by_counter[outer].items():
+                if batch in peaks and batch in inner_mb and mb > BEYOND * inner_mb[batch]:
                     peaks[batch] = Peak(mb, outer, beyond=True)
         return peaks
 
@@ -239,8 +241,8 @@ class Row:
     def memory(self) -> Dict[str, Dict[str, Optional[float]]]:
         """Return the highest peak over the batches in MB, by scope and counter."""
         return {
-            scope: {f"{counter}_mb": max(peaks.values(), default=None) for counter, peaks in of_scope.items()}
-            for scope, of_scope in self.peaks_mb.items()
+            scope: {f"{counter}_mb": max(peaks.values(), default=None) for counter, peaks in by_counter.items()}
+            for scope, by_counter in self.peaks_mb.items()
         }
 
     def newest(self, kind: Type[Kind]) -> Optional[Kind]:
@@ -272,8 +274,8 @@ class Row:
         share = self.totals.mean_log_useful_share if self.totals else None
         if share is None:
             return None
-        of_batch = {str(batch.index): math.log(batch.padded_cells / batch.useful_cells) for batch in self.batches}
-        return ratios.Padding(of_batch, -share)
+        by_batch = {str(batch.index): math.log(batch.padded_cells / batch.useful_cells) for batch in self.batches}
+        return ratios.Padding(by_batch, -share)
 
     @property
     def cells(self) -> Tuple[int, int]:
@@ -306,25 +308,29 @@ class Row:
     @property
     def is_measured(self) -> bool:
         """Tell whether the row has a number that tables show; others are named below the table."""
-        times = (self.times, self.profile.average_step_time_us)
-        sizes = (self.peak_mb, self.profile.peak_memory_mb)
-        return self.status == "ok" or any(times) or any(sizes)
+        numbers = (
+            self.ms,
+            self.profile.average_step_time_us,
+            self.peak_mb,
+            self.profile.peak_memory_mb,
+        )
+        return self.status == "ok" or any(numbers)
 
     @property
     def is_empty(self) -> bool:
         """Tell whether its run was stopped before it measured anything."""
         return self.status == "interrupted" and not self.is_measured
 
-    def of_scope(self, scope: str) -> List[Sample]:
+    def samples_of(self, scope: str) -> List[Sample]:
         return [sample for sample in self.timed if sample.scope == scope]
 
     def busy(self, scope: str) -> float:
-        samples = self.of_scope(scope)
+        samples = self.samples_of(scope)
         return sum(sample.flagged for sample in samples) / max(len(samples), 1)
 
     def is_beside_load(self, scope: str) -> bool:
         """Tell whether its times are from rounds beside other load, for want of enough others."""
-        return ratios.without_load([self.of(scope).medians], self.of(scope).loaded)[1]
+        return ratios.without_load([self.times_of(scope).medians], self.times_of(scope).loaded)[1]
 
 
 def gaps(line: Correctness) -> Dict[str, float]:

@@ -53,8 +53,11 @@ class Standing(ratios.Evidence):
         return self.row is self.baseline
 
     @property
-    def times(self) -> Optional[float]:
-        return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
+    def factor(self) -> Optional[float]:
+        """Return how many times the baseline's time the row takes; None where nothing can be compared."""
+        if self.is_fastest:
+            return 1.0
+        return self.ratio.ratio if self.ratio else None
 
     @property
     def over_control(self) -> Optional[float]:
@@ -142,11 +145,12 @@ class Standing(ratios.Evidence):
         """Return the mean of the medians of the batches that both have, the baseline first."""
         if self.ratio is None:
             return None, None
-        samples = [row.of_scope(self.scope) for row in (self.baseline, self.row)]
-        sides = [text.gathered((sample.batch, sample.ms) for sample in side) for side in samples]
-        common = sides[0].keys() & sides[1].keys()
-        before, after = (fmean([median(of[batch]) for batch in common]) for of in sides)
-        return before, after
+        before, after = (
+            text.gathered((sample.batch, sample.ms) for sample in row.samples_of(self.scope))
+            for row in (self.baseline, self.row)
+        )
+        shared = before.keys() & after.keys()
+        return fmean(median(before[batch]) for batch in shared), fmean(median(after[batch]) for batch in shared)
 
     @property
     def lost(self) -> bool:
@@ -158,30 +162,48 @@ class Standing(ratios.Evidence):
     @property
     def may_be_as_fast(self) -> bool:
         """Tell whether noise or other load may explain all of the difference to the fastest."""
-        times = self.times or 1.0
+        factor = self.factor or 1.0
         if self.beside_load:
-            return times < BEYOND_LOAD
-        beyond = self.low is not None and self._by_interval() != "slower"
-        return self.verdict != "slower" and (times < FAR or beyond)
+            return factor < BEYOND_LOAD
+        reaches_it = self.low is not None and self._by_interval() != "slower"
+        return self.verdict != "slower" and (factor < FAR or reaches_it)
 
     def as_json(self) -> Record:
         ratio = self.ratio
         return {
-            **{"scope": self.scope, "fastest": self.baseline.name, "is_fastest": self.is_fastest, "ratio": self.times},
-            **{"low": self.low, "high": self.high},
-            **{key: getattr(ratio, key, None) for key in ("batches", "least", "most")},
+            "scope": self.scope,
+            "fastest": self.baseline.name,
+            "is_fastest": self.is_fastest,
+            "ratio": self.factor,
+            "low": self.low,
+            "high": self.high,
+            "batches": ratio.batches if ratio else None,
+            "least": ratio.least if ratio else None,
+            "most": ratio.most if ratio else None,
             "rounds": len(ratio.new) if ratio else None,
             "of_file": bool(ratio and ratio.of_file),
-            **{key: getattr(self, key) for key in ("by_round", "verdict", "paired", "beside_load")},
+            "by_round": self.by_round,
+            "verdict": self.verdict,
+            "paired": self.paired,
+            "beside_load": self.beside_load,
         }
 
     def judged_json(self) -> Record:
+        baseline_ms, new_ms = self.both_ms
+        baseline_rounds, new_rounds = self.rounds
+        baseline_busy, new_busy = self.busy
         return {
-            **{key: getattr(self, key) for key in ("reason", "doubt", "over_control", "lost")},
+            "reason": self.reason,
+            "doubt": self.doubt,
+            "over_control": self.over_control,
+            "lost": self.lost,
             "control": self.control.as_json() if self.control else None,
-            **dict(zip(("baseline_ms", "new_ms"), self.both_ms)),
-            **dict(zip(("baseline_rounds", "new_rounds"), self.rounds)),
-            **dict(zip(("baseline_busy", "new_busy"), self.busy)),
+            "baseline_ms": baseline_ms,
+            "new_ms": new_ms,
+            "baseline_rounds": baseline_rounds,
+            "new_rounds": new_rounds,
+            "baseline_busy": baseline_busy,
+            "new_busy": new_busy,
         }
 
 
@@ -198,7 +220,7 @@ def percent(fraction: float, digits: int = 3) -> str:
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
     """Return how a row stands against another, without rounds beside other load where enough others are left."""
     together = row.header.run_id == baseline.header.run_id  # measured in alternation, in the rounds of one run
-    both = baseline.of(scope), row.of(scope)
+    both = baseline.times_of(scope), row.times_of(scope)
     if together:
         loaded = {name for side in both for name in side.loaded}
         sides, beside_load = ratios.without_load([side.medians for side in both], loaded)
@@ -231,15 +253,15 @@ def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = Non
     """Return the standings of the rows that can be compared: the fastest first, then the others by their ratio. The
     first is `beside_load` where other load may have changed which row is the fastest. confidence: None: such that the
     intervals of all pairs hold together."""
-    timed = [row for row in rows if row.is_comparable and row.of(scope).medians]
+    timed = [row for row in rows if row.is_comparable and row.times_of(scope).medians]
     if not timed:
         return []
     margins = Margins(confidence=confidence or statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2))
-    counts = [len({batch for medians in row.of(scope).medians.values() for batch in medians}) for row in timed]
+    counts = [len({batch for medians in row.times_of(scope).medians.values() for batch in medians}) for row in timed]
     whole = [row for row, number in zip(timed, counts) if number == max(counts)]  # a few batches make none the fastest
     fastest = min(whole, key=lambda row: _size(stand(row, whole[0], scope, margins)))
     others = sorted((stand(row, fastest, scope, margins) for row in timed if row is not fastest), key=_size)
-    withheld = fastest.is_beside_load(scope) or any(each.beside_load for each in others if each.may_be_as_fast)
+    withheld = fastest.is_beside_load(scope) or any(other.beside_load for other in others if other.may_be_as_fast)
     first = Standing(fastest, fastest, scope, margins=margins, beside_load=withheld)
     return [first, *others]
 
@@ -248,22 +270,30 @@ def _size(standing: Standing) -> float:
     return standing.ratio.ratio if standing.ratio else math.inf
 
 
-#: The rate of torch's products of a row, by whether MKL takes the path that it takes on Intel's processors.
-RATES = {True: "with torch's products at the processor's rate", False: "with torch's own products"}
-
-
 def set_apart(rows: Sequence[Row]) -> None:
     """Set `under` of rows whose torch, or the rate of whose products, is not the one that most losses have under no
     condition; of equals the newest torch is it."""
     measured = [row for row in rows if row.torch and row.is_measured]
-    usual = [_condition(row) for row in measured if row.loss == row.name] or [_condition(row) for row in measured]
-    weights = [(usual.count(each), [int(part) for part in each[0].split(".") if part.isdigit()]) for each in usual]
-    home = max(zip(weights, usual), default=(0, ("", False)))[1]
+    conditions = [_condition(row) for row in measured if row.loss == row.name]
+    conditions = conditions or [_condition(row) for row in measured]
+    usual_torch, usual_mkl = max(
+        conditions,
+        key=lambda condition: (conditions.count(condition), _numbers(condition[0]), condition),
+        default=("", False),
+    )
     for row in rows:
         torch, mkl_as_intel = _condition(row)
-        parts = [f"under torch {torch}"] if torch and torch != home[0] else []
-        parts += [RATES[mkl_as_intel]] if torch and mkl_as_intel != home[1] else []
+        parts = []
+        if torch and torch != usual_torch:
+            parts.append(f"under torch {torch}")
+        if torch and mkl_as_intel != usual_mkl:
+            whose = "products at the processor's rate" if mkl_as_intel else "own products"
+            parts.append(f"with torch's {whose}")
         row.under = " and ".join(parts)
+
+
+def _numbers(version: str) -> List[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 def _condition(row: Row) -> Tuple[str, bool]:
@@ -276,23 +306,24 @@ def rank_times(group: Sequence[Row]) -> None:
     set_apart(group)
     for row in group:
         row.against_fastest = row.loss_against_fastest = row.with_fast_products = None
-    for of_kind in text.gathered(((row.kind, row.under), row) for row in group).values():
-        for standing in standings(of_kind, "loss"):
+    for ranked in text.gathered(((row.kind, row.under), row) for row in group).values():
+        for standing in standings(ranked, "loss"):
             standing.row.against_fastest = standing.row.loss_against_fastest = standing
-        for standing in standings(of_kind, "step"):
+        for standing in standings(ranked, "step"):
             standing.row.against_fastest = standing
     ok = [row for row in group if row.is_comparable]
     controls = {row.loss: row for row in ok if row.name == f"{row.loss}@{implementations.FAST_MKL}"}
     for row in group:
-        here = row.against_fastest
-        if here and not here.is_fastest and {row.name, here.baseline.name} <= controls.keys():
-            fastest = controls[here.baseline.name]
-            row.with_fast_products = stand(controls[row.name], fastest, here.scope, here.margins)
+        standing = row.against_fastest
+        if standing and not standing.is_fastest and {row.name, standing.baseline.name} <= controls.keys():
+            fastest = controls[standing.baseline.name]
+            row.with_fast_products = stand(controls[row.name], fastest, standing.scope, standing.margins)
 
 
 def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
     """Return the rows whose ratio surely changes along the rounds; the intervals hold together for all of them."""
-    compared = [each for row in rows if (each := row.against_fastest) and each.paired and each.by_round]
+    standings_of_rows = [row.against_fastest for row in rows if row.against_fastest]
+    compared = [standing for standing in standings_of_rows if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))
     drifting = [(standing, ratios.drift(standing.by_round, confidence)) for standing in compared]
     return [(standing, drift) for standing, drift in drifting if drift and (drift.low > 1 or drift.high < 1)]

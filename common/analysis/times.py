@@ -46,21 +46,22 @@ class Times(NamedTuple):
     loaded: Sequence[str] = ()
 
 
-def times(samples: Sequence[schema.Sample], scope: str) -> Times:
-    """Return the times of a scope.  samples: without warm-up."""
-    of_scope = [sample for sample in samples if sample.scope == scope]
-    rounds = text.gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in of_scope)
+def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
+    """Return the times of a scope.  samples: of all scopes, without warm-up."""
+    timed = [sample for sample in samples if sample.scope == scope]
+    rounds = text.gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in timed)
     medians = [[median(values) for values in batches.values()] for batches in rounds.values()]
     interval = statistics.interval(list(map(fmean, medians)))  # over rounds, not over samples
 
     def described(key: str) -> Optional[statistics.Summary]:
-        durations = ((sample.batch, getattr(sample, key)) for sample in of_scope)
+        durations = ((sample.batch, getattr(sample, key)) for sample in timed)
         return statistics.describe(text.gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None))
 
     split = text.gathered_twice(
-        (stage, sample.batch, ns / 1e6) for sample in of_scope for stage, ns in (sample.stages or {}).items()
+        (stage, sample.batch, ns / 1e6) for sample in timed for stage, ns in (sample.stages or {}).items()
     )
-    events, by_round = described("total_event_ns"), text.gathered((str(sample.round), sample) for sample in of_scope)
+    events = described("total_event_ns")
+    by_round = text.gathered((str(sample.round), sample) for sample in timed)
     return Times(
         described("ranked_ns"),
         list(interval) if interval else None,
@@ -68,39 +69,47 @@ def times(samples: Sequence[schema.Sample], scope: str) -> Times:
         described("total_wall_ns") if events else None,
         # On CUDA the host runs ahead of forward, so only the events know when it ended.
         described("forward_wall_ns") or described("forward_event_ns"),
-        {stage: summary.median for stage, of in split.items() if (summary := statistics.describe(of))},
-        {name: {batch: median(ms) for batch, ms in of.items()} for name, of in rounds.items()},
-        [name for name, of_round in by_round.items() if store.is_loaded(of_round)],
+        {stage: summary.median for stage, durations in split.items() if (summary := statistics.describe(durations))},
+        {name: {batch: median(ms) for batch, ms in batches.items()} for name, batches in rounds.items()},
+        [name for name, lines in by_round.items() if store.is_loaded(lines)],
     )
 
 
 def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Tuple[Optional[float], Optional[float]]:
     """Return (utterances, frames) per second of the measured batches, over the sum of the medians of their samples."""
     seconds_of = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
-    known = [batch for batch in batches if batch.index in seconds_of]
-    if not known:
+    timed = [batch for batch in batches if batch.index in seconds_of]
+    if not timed:
         return None, None
-    seconds = sum(median(seconds_of[batch.index]) for batch in known)
-    frames = [batch.frames for batch in known if batch.frames is not None]
-    return sum(batch.N for batch in known) / seconds, sum(frames) / seconds if len(frames) == len(known) else None
+    seconds = sum(median(seconds_of[batch.index]) for batch in timed)
+    frames = [batch.frames for batch in timed if batch.frames is not None]
+    return sum(batch.N for batch in timed) / seconds, sum(frames) / seconds if len(frames) == len(timed) else None
 
 
 def in_order(timed: Sequence[schema.Sample]) -> List[Sample]:
     """Return the samples in the order taken, without warm-up."""
     ends = accumulate(line.ranked_ns / 1e9 for line in timed)
-    heads = [(line, (line.scope, str(line.round), str(line.batch), end)) for line, end in zip(timed, ends)]
     return [
-        Sample(*head, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
-        for line, head in heads
+        Sample(
+            scope=line.scope,
+            round=str(line.round),
+            batch=str(line.batch),
+            at_s=end,
+            ms=line.ranked_ns / 1e6,
+            flagged=bool(line.flags),
+            foreign_cpu=line.foreign_cpu,
+            beside_load=line.beside_load,
+        )
+        for line, end in zip(timed, ends)
         if not line.warmup
     ]
 
 
 def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
     """Return the share of the CPUs that other processes took, averaged over the time of samples."""
-    known = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
-    total = sum(time for time, _ in known)
-    return sum(time * share for time, share in known) / total if total else None
+    shares = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
+    total = sum(ns for ns, _ in shares)
+    return sum(ns * share for ns, share in shares) / total if total else None
 
 
 # Limits.
@@ -130,13 +139,13 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: Optional[bool] =
     best: Dict[str, float] = {}
     for line in limits:
         is_other = None not in (mkl_as_intel, line.mkl_as_intel) and line.mkl_as_intel != mkl_as_intel
-        for each in line.products:
-            if each.by != "torch" or not is_other:
-                best[each.by] = max(best.get(each.by, 0.0), 2e9 * each.n**3 / min(each.ns))
-    rates_ = DeviceRates(torch=best.get("torch"), loop=best.get("loop"))
+        for product in line.products:
+            if product.by != "torch" or not is_other:
+                best[product.by] = max(best.get(product.by, 0.0), 2e9 * product.n**3 / min(product.ns))
+    result = DeviceRates(torch=best.get("torch"), loop=best.get("loop"))
     if not moved:
-        return rates_
-    return rates_._replace(memory=median(moved), memory_low=min(moved), memory_high=max(moved))
+        return result
+    return result._replace(memory=median(moved), memory_low=min(moved), memory_high=max(moved))
 
 
 #: torch's products are slow below this share of the processor's rate, if a preloaded library makes them so many times
@@ -149,7 +158,8 @@ def slow_products(limits: Sequence[schema.Limits]) -> Optional[float]:
     elsewhere, and where that is not known. Records of products alone tell, which are of one thread: beside other load
     two threads wait for each other."""
     probe = [line for line in limits if not line.streams]
-    here, preloaded = device_rates(probe, mkl_as_intel=False), device_rates(probe, mkl_as_intel=True)
+    here = device_rates(probe, mkl_as_intel=False)
+    preloaded = device_rates(probe, mkl_as_intel=True)
     if not (here.torch and here.loop and preloaded.torch):
         return None
     is_slow = here.torch < SLOW * here.loop and preloaded.torch > FASTER * here.torch
@@ -159,7 +169,7 @@ def slow_products(limits: Sequence[schema.Limits]) -> Optional[float]:
 def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
     """Return the best rate of the largest buffer in one process, since other load only slows."""
     largest = max(stream.buffer_bytes for stream in streams)
-    return max(1e9 * each.moved_bytes / min(each.ns) for each in streams if each.buffer_bytes == largest)
+    return max(1e9 * stream.moved_bytes / min(stream.ns) for stream in streams if stream.buffer_bytes == largest)
 
 
 def least_work(
@@ -173,14 +183,21 @@ def least_work(
     needed cells over all."""
     itemsize, H = ITEMSIZE[settings["dtype"]], settings["encoder_dim"]
     V = settings["vocab_size"] + len(implementations.durations_of(kind, settings.get("durations")))
-    met = {**dict.fromkeys(implementations.ONE_SYMBOL, batch.one_symbol_cells), "pruned": batch.pruned_cells}.get(kind)
-    needed = min(share * batch.useful_cells, met or batch.useful_cells)
+    visited = batch.useful_cells  # the cells that this kind can need
+    if kind in implementations.ONE_SYMBOL:
+        visited = batch.one_symbol_cells or visited
+    elif kind == "pruned":
+        visited = batch.pruned_cells or visited
+    needed = min(share * batch.useful_cells, visited)
     if scope == "loss":
         written = batch.pruned_cells if kind == "pruned" and batch.pruned_cells else batch.useful_cells
         return itemsize * V * (2 * needed + written), 0.0
-    rows, layers, flops = (batch.frames or 0) + (batch.tokens or 0) + batch.N, 1, 6 * H * V * needed
+    rows = (batch.frames or 0) + (batch.tokens or 0) + batch.N
+    layers = 1
+    flops = 6 * H * V * needed
     if kind == "pruned":
-        layers, flops = 3, flops + 2 * batch.useful_cells * V + 6 * H * V * rows
+        layers = 3
+        flops += 2 * batch.useful_cells * V + 6 * H * V * rows
     return 2 * itemsize * (rows * H + layers * H * V), flops
 
 
@@ -194,22 +211,25 @@ def limit_percent(
 ) -> Dict[str, float]:
     """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
     records hold too little. at_size: of the correctness pass, which counted the needed cells."""
-    moved, products = rates.memory, rates.products
-    known = (
+    is_known = (
         settings.keys() >= {"dtype", "vocab_size", "encoder_dim"}
         and settings["dtype"] in ITEMSIZE
         and settings.get("mode") != "forward"
     )
-    if not (moved and known and at_size and at_size.needed_cells and at_size.useful_cells):
+    if not (rates.memory and is_known and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
-    share, percent = at_size.needed_cells / at_size.useful_cells, {}
-    for scope, of_scope in text.gathered((sample.scope, sample) for sample in samples).items():
-        seconds = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in of_scope)
-        least = {
-            each.index: least_work(scope, kind, each, settings, share) for each in batches if each.tokens is not None
-        }
-        if seconds.keys() <= least.keys() and (products or scope == "loss"):
-            bounds = {index: max(of[0] / moved, of[1] / (products or 1.0)) for index, of in least.items()}
-            shares = [bounds[index] / median(of) for index, of in seconds.items()]
+    share = at_size.needed_cells / at_size.useful_cells
+    counted = [batch for batch in batches if batch.tokens is not None]
+    percent = {}
+    for scope, timed in text.gathered((sample.scope, sample) for sample in samples).items():
+        seconds_of = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in timed)
+        if not rates.products and scope != "loss":
+            continue
+        limits = {}  # batch -> seconds
+        for batch in counted:
+            moved_bytes, operations = least_work(scope, kind, batch, settings, share)
+            limits[batch.index] = max(moved_bytes / rates.memory, operations / (rates.products or 1.0))
+        if seconds_of.keys() <= limits.keys():
+            shares = [limits[index] / median(seconds) for index, seconds in seconds_of.items()]
             percent[scope] = 100 * geometric_mean(shares)
     return percent

@@ -24,22 +24,29 @@ from rnnt_bench.setup.interpreters import version_numbers
 MEMORY_MARGIN = 0.02
 #: Kinds of exact rows; None: not known, of traces alone.
 EXACT = ("exact", None)
-Kinds = Tuple[Optional[str], ...]
 
 
 @dataclass(frozen=True)
 class Pick:
-    """Hold the best of some rows, and how sure that is. rivals: rows that may be as good, the nearest first; next: the
-    first rival, or else the first that is worse; times: its ratio to the best, in time, peak or size;
-    next_ratio: of times, with the interval; next_time: its time over the best's, where the ratio is one of
-    peaks; over, memory: time and peak of an approximation over the fastest exact row's; judged: None where
-    no conformance matrix judged it; withheld: why there is no answer, and no ratio: other load, or a search
-    that did not end."""
+    """Hold the best of some rows, and how sure that is.
+
+    Attributes:
+        row: the best
+        rivals: rows that may be as good, the nearest first
+        next: the first rival, or else the first that is worse
+        factor: how many times the best's time, peak or size the next has
+        scope: "step" or "loss", whose times are compared
+        next_ratio: the ratio of the next's time, with its interval
+        next_time: the next's time over the best's, where `factor` is one of peaks
+        over, memory: time and peak of an approximation over the fastest exact row's
+        judged: None where no conformance matrix judged it
+        withheld: why there is no answer, and no ratio: other load
+    """
 
     row: Row
     rivals: List[Row] = field(default_factory=list)
     next: Optional[Row] = None
-    times: Optional[float] = None
+    factor: Optional[float] = None
     scope: str = "step"
     next_ratio: Optional[Ratio] = None
     next_time: Optional[float] = None
@@ -68,7 +75,7 @@ class LogitsPick(NamedTuple):
 Picks = Tuple[Optional[Pick], Optional[LogitsPick], Optional[Pick], Optional[Pick]]
 
 
-def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
+def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
     """Return the picks of rows of one group. folders: where a conformance matrix may be, besides docs/."""
     quick, small, approximate = fastest(rows), smallest(rows), fastest(rows, ("pruned",))
     if approximate and quick:
@@ -76,12 +83,15 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
         peaks = approximate.row.peak_mb, quick.row.peak_mb
         memory = peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
         approximate = replace(approximate, over=None if standing.beside_load else standing.ratio, memory=memory)
-    both = (pick and replace(pick, judged=parts.judged(pick.row.loss, folders)) for pick in (quick, approximate))
-    quick, approximate = both
-    return quick, given_logits(rows), small, approximate
+    return with_judgement(quick, folders), given_logits(rows), small, with_judgement(approximate, folders)
 
 
-def fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
+def with_judgement(pick: Optional[Pick], folders: Sequence[Path]) -> Optional[Pick]:
+    """Return the pick with what the conformance matrix says of its loss."""
+    return pick and replace(pick, judged=parts.judged(pick.row.loss, folders))
+
+
+def fastest(rows: Sequence[Row], kinds: Optional[Sequence[Optional[str]]] = None) -> Optional[Pick]:
     """Return the fastest of these kinds by the step, or by the loss where no step was timed."""
     rows = _ok(rows, kinds)
     return by_time(rows, "step") or by_time(rows, "loss")
@@ -100,14 +110,15 @@ def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
-    every = standings([row for row in rows if not row.under], scope)
-    if not every:
+    ranked = standings([row for row in rows if not row.under], scope)
+    if not ranked:
         return None
-    best, known = every[0], [standing for standing in every[1:] if standing.ratio]
-    rivals = [standing for standing in known if standing.may_be_as_fast]
+    best, *others = ranked
+    others = [standing for standing in others if standing.ratio]
+    rivals = [standing for standing in others if standing.may_be_as_fast]
     if not best.beside_load and not rivals:  # none follows by a ratio that other load made
-        known = [standing for standing in known if not standing.beside_load]
-    following = next(iter(rivals or known), None)
+        others = [standing for standing in others if not standing.beside_load]
+    following = next(iter(rivals or others), None)
     ratio = following.ratio if following and not best.beside_load else None
     return Pick(
         best.row,
@@ -126,23 +137,23 @@ def smallest(rows: Sequence[Row]) -> Optional[Pick]:
     if pick is None or pick.next is None:
         return pick
     standing = stand(pick.next, pick.row, "step")
-    return replace(pick, next_time=standing.times if standing.ratio and not standing.beside_load else None)
+    return replace(pick, next_time=standing.factor if standing.ratio and not standing.beside_load else None)
 
 
-def _with_pieces(rows: Sequence[Row]) -> Kinds:
+def _with_pieces(rows: Sequence[Row]) -> Sequence[Optional[str]]:
     """Return the ranked kinds, and that of exact losses by utterance, which differ from those in memory and time."""
     kinds = ranked_kinds(rows)
     return (*kinds, implementations.BY_UTTERANCE) if kinds == EXACT else kinds
 
 
-def ranked_kinds(rows: Sequence[Row]) -> Kinds:
+def ranked_kinds(rows: Sequence[Row]) -> Sequence[Optional[str]]:
     """Return the kinds whose fastest a verdict names: the exact losses, or those of the rows' one lattice."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.under}
     lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
 
 
-def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
+def _ok(rows: Sequence[Row], kinds: Optional[Sequence[Optional[str]]] = None) -> List[Row]:
     kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
 
@@ -150,9 +161,12 @@ def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
 def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float) -> Optional[Pick]:
     if not sizes:
         return None
-    (best, size), *others = sorted(sizes, key=lambda each: each[1])
+    (best, size), *others = sorted(sizes, key=lambda pair: pair[1])
     rivals = [row for row, other in others if other / size <= 1 + margin]
-    return Pick(best, rivals, *((others[0][0], others[0][1] / size) if others else ()))
+    if not others:
+        return Pick(best)
+    following, larger = others[0]
+    return Pick(best, rivals, following, larger / size)
 
 
 # In words.
@@ -202,14 +216,14 @@ def headline(pick: Pick, small: Optional[Pick] = None) -> str:
     if not pick.sure:
         return f"{either([name_of(row) for row in [pick.row, *pick.rivals]])}: too close to tell"
     name = name_of(pick.row) + (" !" if "above limit" in doubts.kinds(pick.row) else "")
-    if pick.next is None or pick.times is None:
+    if pick.next is None or pick.factor is None:
         return f"Use {name}, the only exact loss that was compared"
     ratio = pick.next_ratio
     span = text.interval(ratio.low, ratio.high, 2) if ratio else ""
-    faster = f"Use {name}: {text.number(pick.times, 2)}x faster" + (f" ({span})" if span else "")
+    faster = f"Use {name}: {text.number(pick.factor, 2)}x faster" + (f" ({span})" if span else "")
     memory = ""
     if small and small.row is pick.row and small.sure and small.next:
-        memory = f" and {text.number(small.times, 2)}x smaller than {name_of(small.next)}"
+        memory = f" and {text.number(small.factor, 2)}x smaller than {name_of(small.next)}"
     elif small and small.row.peak_mb and pick.row.peak_mb and pick.row not in [small.row, *small.rivals]:
         memory = f", with {text.number(pick.row.peak_mb / small.row.peak_mb, 2)}x the peak of {name_of(small.row)}"
     return f"{faster} than the next exact loss{memory}"
@@ -234,7 +248,7 @@ def against_next(pick: Pick, measure: Measure) -> Words:
         return [best, "; the only one measured"]
     ratio, others = pick.next_ratio, len(pick.rivals) - 1
     span = text.interval(ratio.low, ratio.high) if ratio else ""
-    behind = f"{name_of(pick.next)} at {text.number(pick.times, 3)}x {measure.noun}"
+    behind = f"{name_of(pick.next)} at {text.number(pick.factor, 3)}x {measure.noun}"
     behind += f" (95% interval {span})" if span else ""
     behind += f" and {text.number(pick.next_time, 2)}x the time" if pick.next_time else ""
     if pick.sure:
@@ -258,19 +272,19 @@ def of_products(pick: Pick, rows: Sequence[Row]) -> str:
     """Return what of the nearest loss's ratio is torch's slow products, where controls tell, else "":
     "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x without them (1.6 to
     1.8)"."""
-    known = [row for row in _ok(rows) if row.with_fast_products and row.against_fastest.baseline is pick.row]
-    row = min(known, key=lambda row: row.over_fastest or math.inf, default=None)
+    controlled = [row for row in _ok(rows) if row.with_fast_products and row.against_fastest.baseline is pick.row]
+    row = min(controlled, key=lambda row: row.over_fastest or math.inf, default=None)
     if row is None or pick.withheld:
         return ""
     here, without = row.against_fastest, row.with_fast_products
-    if here.beside_load or without.beside_load or not (here.times and without.times):
+    if here.beside_load or without.beside_load or not (here.factor and without.factor):
         return ""
-    parts = [f"{name_of(row)}: {text.number(here.times, 2)}x here"]
-    if here.times > without.times:
-        part = text.number(here.times / without.times, 2)
-        parts.append(f"of which {part}x are torch's slow products on this CPU")
+    words = f"{name_of(row)}: {text.number(here.factor, 2)}x here"
+    if here.factor > without.factor:
+        part = text.number(here.factor / without.factor, 2)
+        words += f", of which {part}x are torch's slow products on this CPU"
     span = text.interval(without.low, without.high, 2)
-    return f"{', '.join(parts)}; {text.number(without.times, 2)}x without them" + (f" ({span})" if span else "")
+    return f"{words}; {text.number(without.factor, 2)}x without them" + (f" ({span})" if span else "")
 
 
 def logits_words(picks: LogitsPick) -> Words:
@@ -288,20 +302,26 @@ def logits_words(picks: LogitsPick) -> Words:
 def approximate(pick: Pick) -> Words:
     if pick.withheld:
         return [pick.withheld]
-    known = {"time": pick.over.ratio if pick.over else None, "peak": pick.memory}
-    ratios = [f"{text.number(ratio, 2)}x the {noun}" for noun, ratio in known.items() if ratio]
-    parts = [f"{' and '.join(ratios)} of the fastest exact loss"] if ratios else []
+    ratios = []
+    if pick.over:
+        ratios.append(f"{text.number(pick.over.ratio, 2)}x the time")
+    if pick.memory:
+        ratios.append(f"{text.number(pick.memory, 2)}x the peak")
+    words = []
+    if ratios:
+        words.append(f"{' and '.join(ratios)} of the fastest exact loss")
     off = accuracy(pick.row)
-    parts += [f"its loss is {off}"] if off else []
-    return [f"{name_of(pick.row)}, {'; '.join(parts)}" if parts else name_of(pick.row)]
+    if off:
+        words.append(f"its loss is {off}")
+    return [f"{name_of(pick.row)}, {'; '.join(words)}" if words else name_of(pick.row)]
 
 
 def accuracy(row: Row) -> str:
     """Return "off by 3% on random logits, which does not bound it in training"."""
-    known = gaps(row.checked)
-    if known:
-        off = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in known.items()]
-        listed = " and ".join([", ".join(off[:-1]), off[-1]] if off[1:] else off)
+    by_logits = gaps(row.checked)
+    if by_logits:
+        shares = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in by_logits.items()]
+        listed = " and ".join(filter(None, [", ".join(shares[:-1]), shares[-1]]))
         return f"off by {listed}, which does not bound it in training"
     gap = row.checked.approximation_gap
     return "" if gap is None else f"off by {_percent(gap)}"
@@ -321,28 +341,31 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
         return [peak, ", the smallest" if smallest.sure else ", as small as any", *others]
     if least is row or not least.peak_mb:
         return [peak]
-    times = text.number(row.peak_mb / least.peak_mb, 3)
-    return [peak, f", {times}x the peak of {name_of(least)} (", value(least, PEAK), ")"]
+    factor = text.number(row.peak_mb / least.peak_mb, 3)
+    return [peak, f", {factor}x the peak of {name_of(least)} (", value(least, PEAK), ")"]
 
 
-def corners(pick: Pick) -> Tuple[str, str]:
-    """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
+def cautions(pick: Pick) -> Tuple[str, str]:
+    """Return the title "beware" or "corners", and what the conformance matrix says of the best row."""
     name, judged = pick.row.name, pick.judged
-    known = [doubt for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")]
-    caveats = [doubt.words for doubt in known]
-    caveats += judged.caveats if judged else []
+    caveats = [doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")]
+    if judged:
+        caveats += judged.caveats
     check = f"{command('check')} --only {name}"
     others = len(caveats) - MOST_CAVEATS
     if judged is None and not caveats:
         return "corners", f"{name} was not judged yet: {check}"
     if judged:
-        day, here = datetime.fromisoformat(judged.day), (pick.row.environment.implementation_version or "")
+        day = datetime.fromisoformat(judged.day)
+        here = pick.row.environment.implementation_version or ""
         when = f"{judged.version} on {day.day} {day:%b %Y}".strip()
         if version_numbers(judged.version) < version_numbers(here):
             when += f", which is older than this package ({here.partition('+')[0]}): {check}"
     if not caveats:
         return "corners", f"{command('check')} found nothing wrong with {name} {when}"
-    shown = [*caveats[:MOST_CAVEATS], *([f"{others} more: {check}"] if others > 0 else [])]
+    shown = caveats[:MOST_CAVEATS]
+    if others > 0:
+        shown.append(f"{others} more: {check}")
     return "beware", f"{name}: {'; '.join(shown)}" + (f" (judged: {when})" if judged else "")
 
 
@@ -350,14 +373,17 @@ def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]
     """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the newest earlier run
     that measured the same on the same machine. rows: of its group, whose unchanged ones are the control."""
     for earlier in row.earlier:
-        mates = [each for each in rows if each.header.run_id == row.header.run_id and each is not row]
-        pairs = [(before, each) for each in mates for before in each.earlier]
+        others = [other for other in rows if other.header.run_id == row.header.run_id and other is not row]
+        pairs = [(before, other) for other in others for before in other.earlier]
         pairs = [pair for pair in pairs if pair[0].header.run_id == earlier.header.run_id]
         standing = control.standings([(earlier, row), *pairs], scope)[0]
         if standing.judged and not standing.beside_load and not groups.differences(earlier, row):
             day = datetime.fromisoformat(earlier.header.started)
-            word = "within noise" if standing.verdict in ("same", "unclear") else standing.verdict
-            word = "unclear: separate runs" if "uncontrolled" in standing.kinds else word
+            word = standing.verdict
+            if "uncontrolled" in standing.kinds:
+                word = "unclear: separate runs"
+            elif word in ("same", "unclear"):
+                word = "within noise"
             over = " over the rows that did not change" if standing.control else ""
             change = f"{name_of(row)} {standing.judged.ratio - 1:+.0%}{over}, {word}"
             return f"since {day.day} {day:%b %Y}", change
@@ -383,7 +409,7 @@ def over_fastest(standing: Standing) -> str:
         if ratio.of_file:
             parts.append(f"{text.number(ratio.least, 3)} to {text.number(ratio.most, 3)} from batch to batch")
         if standing.by_round:
-            parts.append(f"round by round {', '.join(text.number(each, 3) for each in standing.by_round)}")
+            parts.append(f"round by round {', '.join(text.number(factor, 3) for factor in standing.by_round)}")
     if not standing.paired:
         parts.append("rounds of different runs: measure both in one to be sure")
     return "; ".join(parts)

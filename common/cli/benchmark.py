@@ -213,7 +213,7 @@ def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespac
     if ended.mistake and not any(folder.exists() for folder in folders):
         raise ended.mistake
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
-    shown = log.of(folders)
+    shown = log.within(folders)
     rows = [*shown.rows, *shown.swept]
     statuses = ["error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows]
     log.newest()  # which tells each row its earlier runs

@@ -110,7 +110,7 @@ def kept_as(log: Path, name: str) -> Path:
 
 def no_baseline(row: Row) -> str:
     """Return why the times of a row are none to compare with, too few rounds or other load; "" where they are."""
-    for times in (row.of(scope) for scope in SCOPES if row.of(scope).medians):
+    for times in (row.times_of(scope) for scope in SCOPES if row.times_of(scope).medians):
         quiet = len(times.medians) - len(times.loaded)
         if quiet < FEWEST_ROUNDS:
             beside = f", {len(times.loaded)} of them beside other load" if times.loaded else ""

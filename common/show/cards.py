@@ -20,7 +20,7 @@ def title(rows: Sequence[Row]) -> str:
 
 def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
     """Return the cards for rows of one configuration. folders: where a conformance matrix may be, besides docs/."""
-    quick, logits, small, approximate = verdict.of(rows, folders)
+    quick, logits, small, approximate = verdict.picks(rows, folders)
     result = []
     if quick:
         title, words = verdict.since(quick.row, rows, quick.scope) or ("", "")
@@ -67,7 +67,7 @@ def _value(pick: verdict.Pick, measure: verdict.Measure) -> verdict.Words:
 
 
 def _corners(pick: verdict.Pick) -> parts.Line:
-    title, words = verdict.corners(pick)
+    title, words = verdict.cautions(pick)
     return _line(title, [words])
 
 

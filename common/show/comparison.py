@@ -182,7 +182,7 @@ def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
                 shown = str(time.rounds[0]) if time.paired else "{} + {}".format(*time.rounds)
                 batches = str(time.ratio.batches if time.ratio else 0)
                 sides = with_unit(time.both_ms, f"{scope}_ms")
-                add(row, f"{scope} time", time, time.times, interval, *sides, shown, batches)
+                add(row, f"{scope} time", time, time.factor, interval, *sides, shown, batches)
         for scope, memory in row.memory.items():
             if memory.baseline is not None or memory.new is not None:
                 sides = with_unit((memory.baseline, memory.new), "peak_memory_mb")
@@ -267,8 +267,8 @@ def _figure(rows: Sequence[comparison.Change]) -> Optional[parts.Figure]:
     dots = []
     for row in rows:
         for scope, time in row.time.items():
-            if time.times is not None:
-                numbers = time.times, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
+            if time.factor is not None:
+                numbers = time.factor, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
                 dots.append(plots.Dot(f"{row.pair.name}, {scope}", look_of[time.row.name], *numbers, time.row.results))
     if not dots:
         return None

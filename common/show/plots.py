@@ -53,7 +53,7 @@ def over_fastest(rows: Sequence[Row]) -> Optional[Figure]:
     sentences = [f"Dot: the time of a {scope} over that of {base.label}; line: its 95% interval over rounds."]
     if any(dot.hollow for dot in dots):
         sentences.append("Hollow: beside other load, so the ratio decides nothing.")
-    others = [row.label for row in rows if row.times and not row.of_one_model and base.of_one_model]
+    others = [row.label for row in rows if row.ms and not row.of_one_model and base.of_one_model]
     if others:
         sentences.append(f"Not drawn, as they train another model: {', '.join(others)}.")
     title = f"{scope.capitalize()} time over {base.label}'s"
@@ -106,7 +106,7 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
 
 
 def known(rows: Sequence[Row]) -> Dict[str, Tuple[float, float]]:
-    return {row.label: (row.times.median, row.peak_mb) for row in rows if row.times and row.peak_mb is not None}
+    return {row.label: (row.ms.median, row.peak_mb) for row in rows if row.ms and row.peak_mb is not None}
 
 
 def front(rows: Sequence[Row]) -> List[Row]:
@@ -130,7 +130,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     rows = [row for row in rows if row.label in at]
     if len(rows) < 2:
         return None
-    summaries = {row.label: times for row in rows if (times := row.times)}
+    summaries = {row.label: summary for row in rows if (summary := row.ms)}
     across = style.span([end for of in summaries.values() for end in (of.p20, of.median, of.p80) if end])
     up = style.span([mb for _, mb in at.values()])
     data, sentences, cells, best = [], [], [], front(rows)
@@ -189,7 +189,7 @@ def quantities() -> List[Quantity]:
     times = "Median step (loss where no step was timed); whiskers: p20 to p80."
     peaks = "Highest peak of a step above its baseline, from the memory pass."
     result = [
-        Quantity("time", "Step time", "ms", times, lambda row: row.times),
+        Quantity("time", "Step time", "ms", times, lambda row: row.ms),
         Quantity("memory", "Peak memory", "MB", peaks, lambda row: _alone(row.peak_mb)),
     ]
     for metric in metrics.METRICS.values():
@@ -304,7 +304,7 @@ def _percent(change: float) -> str:
 def _of_row(row: Row) -> Optional[Lane]:
     """Return the samples beside the median of their batch; where a batch has one sample, which is its median, beside
     the median time of a cell, padded or useful, whichever agrees more."""
-    samples = row.of_scope(row.scope)
+    samples = row.samples_of(row.scope)
     times = gathered((sample.batch, sample.ms) for sample in samples)
     if not samples or min(map(len, times.values())) > 1:
         medians = {batch: median(ms) for batch, ms in times.items()}

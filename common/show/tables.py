@@ -102,7 +102,7 @@ def drifts(rows: Sequence[Row]) -> Lines:
 def _stages(rows: Sequence[Row]) -> Lines:
     lines = []
     for row in rows:
-        stages = [(scope, row.of(scope).stages, "ms") for scope in SCOPES if row.of(scope).stages]
+        stages = [(scope, row.times_of(scope).stages, "ms") for scope in SCOPES if row.times_of(scope).stages]
         if not stages and row.profile.label_us:
             stages = [("profiled", row.profile.label_us, "us")]
         for scope, parts, unit in stages:
@@ -289,7 +289,7 @@ def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, s
 
 def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verdict.Words]]:
     rows, answers = group.rows, {}
-    quick, logits, small, approximate = verdict.of(rows, folders)
+    quick, logits, small, approximate = verdict.picks(rows, folders)
     if quick:
         answers["fastest exact"] = verdict.answer(quick, verdict.time_of(quick.scope))
         products = verdict.of_products(quick, rows)
@@ -305,6 +305,6 @@ def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verd
     if approximate:
         answers["approximate"] = verdict.approximate(approximate)
     if quick and not quick.withheld:
-        question, words = verdict.corners(quick)
+        question, words = verdict.cautions(quick)
         answers[question] = [words]
     return verdict.headline(quick, small) if quick else "", answers

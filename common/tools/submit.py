@@ -141,7 +141,7 @@ def problems(folder: Path) -> Iterator[str]:
     yield from damage(folder)
     for row in rows:
         yield from (f"{row.folder.name}: {words}" for words in _problems_of(row))
-    if not any(row.times for row in rows) and not [*store.files_named(schema.TOOL_FILE_NAME, folder)]:
+    if not any(row.ms for row in rows) and not [*store.files_named(schema.TOOL_FILE_NAME, folder)]:
         yield "nothing was measured: no row has a time"
     readable = [row for row in rows if not row.unreadable]
     different = [words for row in readable[1:] for words in machines.differences(readable[0], row)]
@@ -164,7 +164,7 @@ def _problems_of(row: Row) -> Iterator[str]:
         yield "it was measured with uncommitted changes: commit or stash them, and measure again"
     if not (machine.cpu and machine.cores and machine.memory_bytes):
         yield "its records do not say on which machine it was measured"
-    if row.times and not (row.environment.torch and row.device_name):
+    if row.ms and not (row.environment.torch and row.device_name):
         yield "its records do not say which torch and which device measured it"
     rounds = header.settings.get("rounds")
     if row.times and isinstance(rounds, int) and rounds < FEWEST_ROUNDS:
