@@ -38,7 +38,8 @@ def scalars(row: Row, prefix: str = "") -> Iterator[Tuple[int, str, float]]:
     """Yield (step, tag, value) of a row.  prefix: tells the rows of one folder apart."""
     values: List[Tuple[int, str, Optional[float]]] = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
     for scope in SCOPES:
-        values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.samples_of(scope), start=1)]
+        samples = enumerate(row.samples_of(scope), start=1)
+        values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in samples]
     for step, window in enumerate(row.profile.windows, start=1):
         values.append((step, "4_profiled/step_us", window.average_step_time_us))
         values.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
