@@ -152,7 +152,7 @@ def read(folder: Path) -> List[Measured]:
 
 def times(row: Row) -> Dict[str, float]:
     """Return the median milliseconds of a step for each batch."""
-    samples = gathered((sample.batch, sample.ms) for sample in row.of_scope("step"))
+    samples = gathered((sample.batch, sample.ms) for sample in row.samples_of("step"))
     return {batch: median(values) for batch, values in samples.items()}
 
 

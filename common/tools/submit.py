@@ -167,7 +167,7 @@ def _problems_of(row: Row) -> Iterator[str]:
     if row.ms and not (row.environment.torch and row.device_name):
         yield "its records do not say which torch and which device measured it"
     rounds = header.settings.get("rounds")
-    if row.times and isinstance(rounds, int) and rounds < FEWEST_ROUNDS:
+    if row.ms and isinstance(rounds, int) and rounds < FEWEST_ROUNDS:
         has = f"it has {count(rounds, 'round')}, an interval needs {FEWEST_ROUNDS}"
         yield f"{has}: measure with --rounds {FEWEST_ROUNDS} or more"
     if any(doubt.withholds for doubt in doubts.doubts(row)):
