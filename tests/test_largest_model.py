@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from canned import Canned
+import yaml
+from canned import Canned, stop
 from commands import ROOT
 from test_largest import called
 
 from rnnt_bench.data import shapes
 from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.largest import buckets, losses
+from rnnt_bench.tools.largest.command import VARIABLES
 
 MODEL = """
 import torch
@@ -130,5 +136,174 @@ def test_a_loss_that_the_model_cannot_take_is_refused(tmp_path):
     name = f"{tmp_path / 'own.py'}:Model"
     given = {"model": name, "arguments": {}, "loss": "torchaudio", "optimizer": "AdamW"}
     with pytest.raises(UserError, match="--losses torchaudio.*argument"):
-        Training(given, torch.device("cpu"), {})
-    Training({**given, "loss": ""}, torch.device("cpu"), {})
+        Training(given, torch.device("cpu"), {}, torch.optim.AdamW)
+    Training({**given, "loss": ""}, torch.device("cpu"), {}, torch.optim.AdamW)
+
+
+BROKEN = """
+import torch
+
+def missing():
+    raise ValueError("no checkpoint here")
+
+def large():
+    return torch.nn.Linear(2**14, 2**13)  # 512 MiB
+
+class Refuses(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+
+    def forward(self, *inputs):
+        raise ValueError("takes no such batch")
+"""
+
+
+@pytest.mark.parametrize(
+    "name, flags, wanted",
+    [
+        ("missing", [], ["bucket 2: ", "no checkpoint here"]),
+        ("Refuses", [], ["bucket 2, a batch of N 1", "takes no such batch"]),
+        ("Refuses", ["--optimizer", "AdmW"], ["torch.optim", "AdamW"]),
+    ],
+)
+def test_a_factory_or_a_batch_that_fails_is_one_line_with_the_bucket(name, flags, wanted, tmp_path, capsys):
+    from rnnt_bench.jobs.session import Executor
+
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ["--model", f"{tmp_path}/broken.py:{name}", "--device", "cpu", "--memory-limit", "200MB", "--buckets", 2]
+    assert called(Executor(), *words, *flags, "--quiet", "--log-dir", tmp_path / "log") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in wanted)
+
+
+def test_weights_that_do_not_fit_are_a_row_that_does_not_fit(tmp_path, capsys):
+    from rnnt_bench.jobs.session import Executor
+
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ["--model", f"{tmp_path}/broken.py:large", "--device", "cpu", "--memory-limit", "200MB", "--buckets", 1]
+    assert called(Executor(), *words, "--quiet", "--log-dir", tmp_path / "log") == 1
+    assert "bucket-1 (T " in (text := capsys.readouterr().out) and "not even 1 fits" in text
+
+
+def test_ctrl_c_keeps_what_was_found_and_resume_goes_on(tmp_path):
+    answer_all, seen = canned(30_000), []
+
+    def answer(job, chosen):
+        seen.append(job.name)
+        return stop(job) if len(seen) == 9 else answer_all(job, chosen)
+
+    code, kept = searched(tmp_path, Canned(answer), "--buckets", 3)
+    assert code == 130 and kept.rows[2]["N"] and kept.rows[1]["status"] == "interrupted"
+    again = Canned(answer_all)
+    code, whole = searched(tmp_path, again, "--buckets", 3, "--resume")
+    assert code == 0 and all(row["N"] for row in whole.rows)
+    assert not {name for _, name in again.seen} & {*seen[:8]}
+
+
+STEPS = """
+import random, resource, runpy, sys
+import torch
+
+size, *buckets = map(int, sys.argv[2:])
+space = runpy.run_path(sys.argv[1])
+warm = torch.ones(64, 64, requires_grad=True)
+(warm @ warm).sum().backward()
+torch.optim.AdamW([warm]).step()
+pages = int(open("/proc/self/statm").read().split()[0])
+bound = pages * resource.getpagesize() + size
+resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+model = space["Model"]()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(100):
+    space["step"](model, space["batch"](random.choice(buckets), 1, 1)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_kernel_lets_the_sizes_found_run_a_hundred_steps_and_not_one_utterance_more(tmp_path):
+    """The limit is set by a process that knows nothing of the search."""
+    from rnnt_bench.jobs.session import Executor
+
+    _, answer = searched(tmp_path, Executor(), "--buckets", 2, "--memory-limit", "200MB", "--margin", "1%")
+    sizes = [row["N"] for row in answer.rows]
+
+    def runs(*numbers):
+        command = [sys.executable, "-c", STEPS, str(tmp_path / "model.py"), "200000000", *map(str, numbers)]
+        variables = {**os.environ, **VARIABLES}
+        done = subprocess.run(command, env=variables, stderr=subprocess.PIPE, text=True)
+        assert not done.returncode or "can't allocate memory" in done.stderr
+        return not done.returncode
+
+    assert runs(*sizes)
+    assert not any(runs(size + 1) for size in sizes)
+
+
+def test_arguments_come_from_a_file_and_flags_win(tmp_path):
+    (tmp_path / "model.yaml").write_text("layers: 1\nwidth: 2\n")
+    given, answer_all = [], canned(30_000)
+
+    def answer(job, chosen):
+        given.append(job.given["arguments"])
+        return answer_all(job, chosen)
+
+    searched(tmp_path, Canned(answer), "--buckets", 1, "--args", tmp_path / "model.yaml", "--arg", "width=3")
+    assert given[0] == {"layers": 1, "width": 3}
+
+
+@pytest.mark.parametrize("count, is_pair", [("4", False), ("4x2", True)])
+def test_nemos_lines_have_a_bin_for_each_size(count, is_pair, tmp_path):
+    _, answer = searched(tmp_path, Canned(canned(30_000)), "--buckets", count)
+    config = yaml.safe_load(answer.render("nemo"))
+    bins = config["bucket_duration_bins"]
+    assert config["use_bucketing"] and bins == sorted(bins)
+    assert config["bucket_batch_size"] == [row["N"] for row in answer.rows] and len(bins) == len(answer.rows)
+    wanted = [[row["seconds"], row["U"]] if is_pair else row["seconds"] for row in answer.rows]
+    assert bins == wanted and config["max_duration"] == answer.rows[-1]["seconds"]
+
+
+WAV2VEC2 = {
+    "vocab_size": 51,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "mask_time_prob": 0.0,
+}
+PARAKEET = {
+    "vocab_size": 51,
+    "blank_token_id": 50,
+    "pad_token_id": 0,
+    "decoder_hidden_size": 16,
+    "encoder_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 80},
+}
+
+
+@pytest.mark.parametrize(
+    "name, given",
+    [
+        ("torchaudio.models:emformer_rnnt_base", {"arguments": {"num_symbols": 50}}),
+        ("torchaudio.models:emformer_rnnt_base", {"arguments": {"num_symbols": 50}, "amp": True}),
+        ("transformers:Wav2Vec2ForCTC", {"arguments": WAV2VEC2}),  # of samples
+        ("transformers:ParakeetForTDT", {"arguments": PARAKEET}),
+        ("transformers:ParakeetForTDT", {"arguments": PARAKEET, "loss": "fused"}),
+        ("examples/largest.py:small", {"loss": "torchaudio"}),
+        ("examples/largest.py:small", {"loss": "fused"}),
+        ("examples/largest_parakeet.py:small", {"loss": "torchaudio"}),
+        ("examples/largest_parakeet.py:small", {"loss": "fused"}),
+    ],
+)
+def test_models_by_name_take_a_step(name, given, monkeypatch):
+    import torch
+
+    from rnnt_bench.tools.largest import model
+
+    pytest.importorskip(name.partition(":")[0].partition(".")[0] if ":" in name and ".py" not in name else "torchaudio")
+    if "arakeet" in name:
+        pytest.importorskip("transformers")
+    monkeypatch.chdir(ROOT)
+    known = {"model": name, "arguments": {}, "loss": "", "amp": False, "features": 80, "hop": 160, "vocab_size": 50}
+    training = model.Training({**known, **given}, torch.device("cpu"), model.imported(name), torch.optim.AdamW)
+    weights = [weight.clone() for weight in training.model.parameters()]
+    training.step(2, 80, 3, 1)
+    assert any(not torch.equal(*pair) for pair in zip(weights, training.model.parameters()))

@@ -154,7 +154,9 @@ def _add_model(group: Any) -> None:
         "V); a model of transformers takes its own. Else its module has batch(N, T, U) and step(model, batch) -> loss.",
     )
     form = "KEY=VALUE"
-    words = "An argument of --model. Repeatable."
+    words = "YAML or JSON file of --model's arguments"
+    group.add_argument("--args", type=flag_types.path, metavar="FILE", help=words)
+    words = "An argument of --model, in place of that of --args. Repeatable."
     group.add_argument("--arg", action="append", default=[], type=flag_types.pair(form), metavar=form, help=words)
     words = "Search for each of these losses: the factory's argument `loss`; fused: by fused_transducer.recipes.patch"
     group.add_argument("--losses", type=flag_types.words, default=("",), metavar="A,B", help=words)
@@ -182,15 +184,21 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
 
     interpreters.with_torch()
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
-    path = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
-    given = {"shape_file": str(path.absolute()), "seed": arguments.seed, "threads": arguments.threads}
+    path = (arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt").absolute()
+    own = path.is_relative_to(files.ROOT)  # of the suite, wherever it is
+    given = {
+        "shape_file": str(path.relative_to(files.ROOT) if own else path),
+        "seed": arguments.seed,
+        "threads": arguments.threads,
+    }
     resolved = settings.resolve({**given, "vocab_size": arguments.vocab_size}, device)
     utterances = shapes.load(path)
     utterances[:, 0] = shapes.feature_frames(utterances[:, 0], shapes.known_factor(path) or batching.SUBSAMPLING)
     durations, parts = arguments.buckets
     limit, size = memory_limit(arguments.memory_limit, device)
     name = configuration.python_name(arguments.model, Path())
-    values = {key: configuration.parsed(value, f"--arg {key}") for key, value in arguments.arg}
+    values = configuration.read(arguments.args) if arguments.args else {}
+    values.update((key, configuration.parsed(value, f"--arg {key}")) for key, value in arguments.arg)
     amp = [f"amp {arguments.amp}"] if arguments.amp else []
     config = buckets.Training(
         model=arguments.model,
@@ -218,6 +226,7 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
             "hop": arguments.hop,
             "vocab_size": resolved.vocab_size,
             "buckets": chosen,
+            "steps": buckets.PROBE_STEPS if alone else buckets.TOGETHER,
             "limit_bytes": limit_bytes,
             "memory_limit": arguments.memory_limit,
             "share": 1 - arguments.margin if alone else 1.0,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
-import sys
 import time
 from contextlib import nullcontext
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
@@ -17,73 +16,69 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 import torch
 
 from rnnt_bench.core import text
-from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.errors import OutOfMemory, UserError
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.instruments.device import environment, set_up_torch
 from rnnt_bench.instruments.memory import AddressSpace, Device
 from rnnt_bench.records.schema import JobLine, Measured, as_written
 from rnnt_bench.system.memory import is_out_of_memory
 from rnnt_bench.tools import loading
-from rnnt_bench.tools.largest.buckets import TOGETHER
 from rnnt_bench.tools.largest.search import Try
-
-#: Steps of a probe.
-PROBE_STEPS = 2
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield what is tried before each step, and what it took after it.
+    """Yield what is tried before each step, what it took after it, and the peak of all.
 
-    The steps are those of one bucket, or of several in random order.  Raises UserError for a model that cannot be made,
-    or refuses a batch."""
+    The steps are those of all buckets of the job, in random order.  Raises OutOfMemory, and UserError, which names the
+    bucket, for a model that cannot be made, or refuses a batch."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
     device = set_up_torch(settings)
     yield environment(settings, device)
-    made = imported(given["model"])
+    own = imported(given["model"])
+    optimizer = loading.imported(f"torch.optim:{given['optimizer']}")
     warm = torch.ones(64, 64, device=device, requires_grad=True)
     (warm @ warm).sum().backward()  # starts the threads and loads the library
-    getattr(torch.optim, given["optimizer"])([warm], lr=0.0).step()  # which loads modules when it first runs
+    optimizer([warm], lr=0.0).step()  # which loads modules when it first runs
     limit = Device(given["memory_limit"], device) if device.type == "cuda" else AddressSpace(given["limit_bytes"])
     buckets: List[Tuple[int, int, int, int]] = [tuple(bucket) for bucket in given["buckets"]]  # number, N, T, U
-    order = buckets * PROBE_STEPS
-    if len(buckets) > 1:
-        draw = random.Random(settings.seed)
-        rounds = -(-TOGETHER // len(buckets))
-        order = [bucket for _ in range(rounds) for bucket in draw.sample(buckets, len(buckets))]
+    draw = random.Random(settings.seed)
+    rounds = -(-given["steps"] // len(buckets))
+    order = [bucket for _ in range(rounds) for bucket in draw.sample(buckets, len(buckets))]
     torch.manual_seed(settings.seed)
     with limit.within(int(limit.bytes * given["share"])):
-        training = Training(given, device, made)
+        try:
+            training = Training(given, device, own, optimizer)
+        except UserError as error:
+            words = f"bucket {order[0][0]}: {error}"
+            lacks_memory = error.__cause__ is not None and is_out_of_memory(error.__cause__)
+            raise OutOfMemory(words) if lacks_memory else UserError(words) from error
         for number, N, T, U in order:
             tried = Try(N=N, T=T, U=U, limit_bytes=limit.bytes, bucket=number)
             yield Measured(value=as_written(tried))
             begin = time.perf_counter_ns()
             training.step(N, T, U, number)
             tried.ns = time.perf_counter_ns() - begin
-            if len(buckets) > 1:
-                yield Measured(value=as_written(tried))
+            yield Measured(value=as_written(tried))
         del training
-    if len(buckets) == 1:
-        tried.peak_bytes = limit.peak_bytes  # of all steps
-        yield Measured(value=as_written(tried))
+    tried.peak_bytes = limit.peak_bytes  # of all steps
+    yield Measured(value=as_written(tried))
 
 
 def imported(name: str) -> Dict[str, Any]:
     """Import the module of a model; return its functions `batch` and `step`, where it has them.  Raises UserError."""
     if name.startswith((loading.S3PRL, loading.HUGGING_FACE)):
         return {}
-    maker = loading.imported(name)
-    module = sys.modules.get(getattr(maker, "__module__", ""), None) or loading.module(name.rpartition(":")[0])
+    module = loading.module(name.rpartition(":")[0])
     return {key: getattr(module, key) for key in ("batch", "step") if callable(getattr(module, key, None))}
 
 
 class Training:
     """A model with its loss and optimizer.  Raises UserError for what cannot be made."""
 
-    def __init__(self, given: Mapping[str, Any], device: torch.device, own: Mapping[str, Any]):
+    def __init__(self, given: Mapping[str, Any], device: torch.device, own: Mapping[str, Any], optimizer: Any):
         self.given, self.device, self.own, self.loss = given, device, own, given["loss"]
         self.model: Any = self._model().train()
-        make = getattr(torch.optim, given["optimizer"])
-        self.optimizer = make(self.model.parameters(), lr=1e-5)
+        self.optimizer = optimizer(self.model.parameters(), lr=1e-5)
 
     def _model(self) -> torch.nn.Module:
         name, arguments = self.given["model"], dict(self.given["arguments"])
@@ -154,17 +149,17 @@ class Training:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if loss is not None:
             return loss.sum()
-        first, *others = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        first = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
         if first.dim() < 3:
             return first.sum()
         if first.dim() != 4:
             raise TypeError("the model returns no loss and no logits (N, T, U+1, V): define step(model, batch)")
         from torchaudio.functional import rnnt_loss
 
-        frames = others[0] if others else torch.full((len(first),), first.shape[1], device=self.device)
+        N, T, U, _ = first.shape  # all utterances are of equal length
+        frames, tokens = (torch.full((N,), size, dtype=torch.int32, device=self.device) for size in (T, U - 1))
         targets = batch[2][:, 1:].int().contiguous()
-        lengths = torch.full((len(first),), targets.shape[1], dtype=torch.int32, device=self.device)
-        return rnnt_loss(first.float(), targets, frames.int(), lengths, blank=0, reduction="mean")
+        return rnnt_loss(first.float(), targets, frames, tokens, blank=0, reduction="mean")
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
