@@ -8,7 +8,7 @@ prints; `runs`: the folders of results/; `machines`: what each machine of result
 on each machine that ran `make bench`; `fused of FOLDER`: the table of docs/_fused_table.py; `fast-products of FOLDER`:
 what a preloaded library brought; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same
 over kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size;
-`costs of FOLDER`: the seconds that each pass took.
+`costs of FOLDER`: the seconds that each pass took; `source of FILE`: the file.
 
 A figure in a sentence stands between marks of its own, `<!-- = NAME FOLDER ... -->1.63x (1.47 to 1.80)<!-- / -->`; NAME
 is a function of QUOTES.  A test compares pages and records.
@@ -141,8 +141,14 @@ def largest(folder: str) -> str:
     (path,) = (ROOT / folder).rglob(TOOL_FILE_NAME)
     run = kept.read(path)
     shown = losses.answer(run).render("table")
+    typed_in = f"{typed(command(run.header))}\n" if run.header.config["type"] == "training" else ""
     day, machine = run.header.started[:10], machines_of.named(run.header.machine)
-    return f"```\n{shown}```\n\nThis was measured on {day}, {machine}."
+    return f"```\n{typed_in}{shown}```\n\nThis was measured on {day}, {machine}."
+
+
+def source(path: str) -> str:
+    """Return a block of a file of this repository."""
+    return f"```python\n{(ROOT / path).read_text(encoding='utf-8')}```"
 
 
 def _named(row: Row) -> str:
@@ -472,6 +478,14 @@ def costs(folder: str) -> str:
     return markdown_of(["pass", "losses, s", "rows of the same code, s", "sum, s"], lines)
 
 
+def _bought(folder: str) -> str:
+    """Return what the memory of a loss buys in a whole training, by the largest batches of each bucket."""
+    (path,) = (ROOT / folder).rglob(TOOL_FILE_NAME)
+    run = kept.read(path)
+    found = "; ".join(losses.answer(run).total)
+    return f"In a whole training within 2 GiB, by bucket of lengths: {found} ({run.header.name})."
+
+
 def _measured(folder: str) -> str:
     """Return the day, the machine, rounds and batches of a run."""
     row = next(iter(_by_name(folder).values()))
@@ -483,7 +497,7 @@ def _measured(folder: str) -> str:
 QUOTE = re.compile(r"(<!-- = ([^>]+) -->)[^<]*(<!-- / -->)")
 QUOTES: Dict[str, Callable[..., str]] = {
     quote.__name__.strip("_"): quote
-    for quote in (_lead, _over, _across, _step, _peak, _others, _gap, _measured, _dated)
+    for quote in (_lead, _over, _across, _step, _peak, _others, _gap, _bought, _measured, _dated)
 }
 
 
@@ -491,7 +505,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
         *(table, fast_products, use, screen, session, head, largest, comparison, runs, machines, lead, fused, logits),
-        *(sweep, judged, few_cells, costs),
+        *(sweep, judged, few_cells, costs, source),
     )
 }
 

@@ -2,8 +2,9 @@
 """Measure what docs/results.md shows: `docs/_results.py NAME ...`, on a machine that does nothing else.
 
 Each NAME is a command of RUNS, and goes on where it was stopped (its log is log/results-NAME).  Its records are kept as
-results/DATE-MACHINE-NAME, as rnnt-bench submit writes them, in place of a folder of that name if git has it.  Then
-docs/_figures.py writes the pages; sentences about the numbers are left to people.
+results/DATE-MACHINE-NAME, as rnnt-bench submit writes them (those of rnnt-bench largest as they are), in place of a
+folder of that name if git has it.  Then docs/_figures.py writes the pages; sentences about the numbers are left to
+people.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import _figures  # noqa: E402
 
+from rnnt_bench.records.schema import TOOL_FILE_NAME  # noqa: E402
 from rnnt_bench.tools import submit  # noqa: E402
+from rnnt_bench.tools.kept import read  # noqa: E402
 
-#: NAME -> flags of benchmark_all.py, or of the script that _figures.MADE_BY names; how long that takes on two cores.
+#: NAME -> flags of benchmark_all.py, of the script that _figures.MADE_BY names, or of rnnt-bench largest; how long
+#: that takes on two cores.
 RUNS: Dict[str, str] = {
     "bench": "--rounds 10",  # 14 minutes
     "allocator": "--only fused,optimized_transducer,fast_rnnt --sweep allocator=reuse,system --scope step "
@@ -49,7 +53,23 @@ RUNS: Dict[str, str] = {
     "--limits false --passes correctness,timing,memory",  # 10 minutes
     "tdt": "--topology tdt --rounds 10",  # 8 minutes
     "fused-table": "--logits random,trained",  # 27 minutes
+    "largest-train": "--model examples/largest.py:small --losses torchaudio,fused --buckets 12 --memory-limit 2GiB",
+    "largest-parakeet": "--model examples/largest_parakeet.py:small --losses torchaudio,fused --buckets 12 "
+    "--memory-limit 2GiB",
 }
+
+
+def keep_tool(file: Path, name: str) -> Path:
+    """Keep the run of a tool, without the path of this checkout; return its folder."""
+    header = read(file).header
+    machine = header.machine
+    words = f"{header.started[:10]} {machine.cpu} {machine.cores} cores {name}"
+    folder = ROOT / "results" / re.sub(r"[^a-z0-9]+", "-", words.lower())
+    below = folder / file.parent.name
+    below.mkdir(parents=True, exist_ok=True)
+    text = file.read_text(encoding="utf-8").replace(f"{ROOT}/", "")
+    (below / file.name).write_text(text, encoding="utf-8")
+    return folder
 
 
 def shown(page: str, folder: str) -> str:
@@ -75,19 +95,24 @@ def main(names: List[str]) -> int:
     for name in names:
         log = ROOT / "log" / f"results-{name}"
         resume = ["--resume"] if any(log.rglob("*.jsonl")) else []
-        script = _figures.MADE_BY.get(name, "benchmark_all.py")
-        command = [sys.executable, script, *RUNS[name].split(), "--log-dir", f"log/{log.name}", *resume]
+        is_tool = name.startswith("largest-")
+        script = "rnnt-bench largest" if is_tool else _figures.MADE_BY.get(name, "benchmark_all.py")
+        command = [sys.executable, *script.split(), *RUNS[name].split(), "--log-dir", f"log/{log.name}", *resume]
         code = subprocess.run(command, cwd=ROOT).returncode
         if code not in (0, 1):  # 1: a row failed, and says why
             return code
-        rows = submit.rows_of(log)
-        folder = "-".join([submit.folder_name(rows), *([name] if name != "bench" else [])])
-        kept = ROOT / "results" / folder
-        if kept.exists() and not is_committed(kept):
-            words = "git does not have it as it is here: commit it or move it away, and start this command again"
-            print(f"{kept}: {words}", file=sys.stderr)
-            return 1
-        submit.write(rows, kept, replaces=True)
+        if is_tool:
+            kept = keep_tool(next(log.rglob(TOOL_FILE_NAME)), name)
+            folder = kept.name
+        else:
+            rows = submit.rows_of(log)
+            folder = "-".join([submit.folder_name(rows), *([name] if name != "bench" else [])])
+            kept = ROOT / "results" / folder
+            if kept.exists() and not is_committed(kept):
+                words = "git does not have it as it is here: commit it or move it away, and start this command again"
+                print(f"{kept}: {words}", file=sys.stderr)
+                return 1
+            submit.write(rows, kept, replaces=True)
         if wrong := list(submit.problems(kept)):
             print(*wrong, sep="\n", file=sys.stderr)
             return 1

@@ -1,8 +1,8 @@
 """Train a small model of transformers on speech made on the spot, by the loss that it has and by fused_transducer, and
 print both curves, times and peaks beside each other: of the same weights, on the same batches.
 
---model parakeet: ParakeetForTDT and its own loss.  --model nemotron: NemotronAsrStreamingForRNNT, which has none of its
-own, and torchaudio's on its logits."""
+--model parakeet: ParakeetForTDT and its own loss.  --model parakeet-rnnt or nemotron: ParakeetForRNNT and
+NemotronAsrStreamingForRNNT, and torchaudio's on their logits."""
 
 import argparse
 import json
@@ -23,6 +23,7 @@ LOSSES = ("own", "fused")
 #: Model -> its class, and that of its configuration.
 MODELS = {
     "parakeet": ("ParakeetForTDT", "ParakeetTDTConfig"),
+    "parakeet-rnnt": ("ParakeetForRNNT", "ParakeetRNNTConfig"),
     "nemotron": ("NemotronAsrStreamingForRNNT", "NemotronAsrStreamingConfig"),
 }
 PAD = 0
