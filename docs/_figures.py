@@ -7,8 +7,9 @@ heading and first table; `largest of FOLDER`: the table of rnnt-bench largest; `
 prints; `runs`: the folders of results/; `machines`: what each machine of results/ found; `lead`: how far fused is ahead
 on each machine that ran `make bench`; `fused of FOLDER`: the table of docs/_fused_table.py; `fast-products of FOLDER`:
 what a preloaded library brought; `sweep of FOLDER`: step ms by value of the swept setting; `logits of FOLDER`: the same
-over kinds of logits, with what these are like; `judged of FOLDER`: how far each loss is off at the measured size;
-`costs of FOLDER`: the seconds that each pass took; `source of FILE`: the file.
+over kinds of logits, with what these are like; `windows of FOLDER`: the same over windows, with their cells and peaks;
+`judged of FOLDER`: how far each loss is off at the measured size; `costs of FOLDER`: the seconds that each pass took;
+`source of FILE`: the file.
 
 A figure in a sentence stands between marks of its own, `<!-- = NAME FOLDER ... -->1.63x (1.47 to 1.80)<!-- / -->`; NAME
 is a function of QUOTES.  A test compares pages and records.
@@ -379,6 +380,28 @@ def few_cells(folder: str) -> str:
     return f"{markdown_of(heads, body)}\n\nThis was {_dated(folder)}."
 
 
+def windows(folder: str) -> str:
+    """Return a Markdown table of a sweep over windows: what is left of the cells, and the time and peak of a step."""
+    key, by_value = _swept(folder)
+    rows = sorted((int(value), row) for value, of_value in by_value.items() for row in of_value.values())
+    settings, whole = rows[-1][1].header.settings, rows[-1][1].median_ms("step")
+    T, U = settings["frames"], settings["tokens"]
+    lines = []
+    for window, row in reversed(rows):
+        cells, ms = _cells(T, U, window), row.median_ms("step")
+        shares = (f"1 / {T * (U + 1) / cells:.1f}", f"1 / {whole / ms:.1f}")
+        lines.append([str(window), f"{cells:,}", shares[0], number(ms, 4), shares[1], f"{row.peak_mb:.2f}"])
+    heads = [key, *map(Column, ("cells of an utterance", "share", "step ms", "share of the time", "peak MB"))]
+    return f"{markdown_of(heads, lines)}\n\nThis was {_dated(folder)}."
+
+
+def _cells(T: int, U: int, window: int) -> int:
+    """Return the cells of an utterance that paths within the windows of `--topology windowed` pass."""
+    first = [(2 * u + 1) * T // (2 * U) - window // 2 for u in range(U)]
+    last = [min(frame + window, T) - 1 for frame in first]
+    return sum(end - begin + 1 for begin, end in zip([0, *(max(frame, 0) for frame in first)], [*last, T - 1]))
+
+
 def logits(folder: str) -> str:
     """Return a Markdown table of a sweep over kinds of logits: each loss's step, and what the logits are like."""
     _, by_kind = _swept(folder)
@@ -505,7 +528,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
         *(table, fast_products, use, screen, session, head, largest, comparison, runs, machines, lead, fused, logits),
-        *(sweep, judged, few_cells, costs, source),
+        *(sweep, judged, few_cells, windows, costs, source),
     )
 }
 

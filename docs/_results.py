@@ -52,6 +52,9 @@ RUNS: Dict[str, str] = {
     "frames=2,15,150,600 --tokens 6 --batch-size 1 --num-batches 1 --rounds 3 --max-seconds 0.2 --scope step "
     "--limits false --passes correctness,timing,memory",  # 10 minutes
     "tdt": "--topology tdt --rounds 10",  # 8 minutes
+    "windows": "--topology windowed --only fused:windowed --sweep window=799,100,50,25 --frames 400 --tokens 60 "
+    "--batch-size 16 --num-batches 1 --rounds 10 --limits false --passes correctness,timing,memory",  # 10 minutes
+    "windowed": "--topology windowed --window 25 --rounds 10",  # 5 minutes
     "fused-table": "--logits random,trained",  # 27 minutes
     "largest-train": "--model examples/largest.py:small --losses torchaudio,fused --buckets 12 --memory-limit 2GiB",
     "largest-parakeet": "--model examples/largest_parakeet.py:small --losses torchaudio,fused --buckets 12 "
