@@ -421,6 +421,8 @@ def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
     """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend; `padding` where an
     utterance has no cell."""
     is_cell, parts, cells = inside(call), call.lattice.parts, arcs.shape[1]
+    if not arcs.numel():  # no window has a path
+        return arcs.new_full((*is_cell.shape, parts), padding)
     if backend == "native":
         numbers, cells = _numbers(call), call.cells().sum()  # a compiled graph has room for more
     elif backend == "triton" and call.window is not None:

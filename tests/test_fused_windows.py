@@ -108,6 +108,10 @@ def test_a_window_without_a_path_costs_inf_and_names_the_label(topology, window,
     assert losses.isinf().tolist() == [False, True]
     assert gradients["encoder_out"][0].any() and not gradients["encoder_out"][1].any()
     assert all(gradient.isfinite().all() for gradient in gradients.values())
+    nowhere = case.with_options(window=case.options["window"][1:].expand(2, -1, -1))
+    with pytest.warns(UserWarning, match="utterance 0"):
+        losses, posteriors, delays = nowhere.loss(case.tensors, return_posteriors=True, return_delay=True)
+    assert losses.isinf().all() and not posteriors.any() and delays.isnan().all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         case.with_options(window=case.options["window"][:1].expand(2, -1, -1)).loss(case.tensors)
