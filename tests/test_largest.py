@@ -33,10 +33,10 @@ def called(executor, *words):
     return guarded("x", lambda: command.main(arguments, executor))
 
 
-def search(fits, low=1, cap=10**6, start=2):
+def search(fits, low=1, cap=10**6, start=2, stride=1.0):
     """(largest size found, sizes that were tried) when `fits` answers."""
     answers = {}
-    while (size := next_size(answers, low, cap, start)) is not None:
+    while (size := next_size(answers, low, cap, start, stride)) is not None:
         assert size not in answers and low <= size <= cap and len(answers) < 100
         answers[size] = fits(size)
     return bounds(answers)[0], answers
@@ -47,11 +47,18 @@ def search(fits, low=1, cap=10**6, start=2):
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 16, 17, 31, 100, 1000, 99_999])
 @pytest.mark.parametrize("start", [1, 2, 30])
-def test_the_largest_is_found_to_within_a_twentieth_or_one(limit, start):
-    largest, tried = search(lambda size: size <= limit, start=start)
+@pytest.mark.parametrize("stride", [1.0, TOLERANCE])
+def test_the_largest_is_found_to_within_a_twentieth_or_one(limit, start, stride):
+    largest, tried = search(lambda size: size <= limit, start=start, stride=stride)
     assert largest <= limit <= largest + TOLERANCE * limit
     assert largest == limit or limit > 20  # to the utterance where it is small
     assert len(tried) <= 2 * (limit.bit_length() + 5)
+
+
+@pytest.mark.parametrize("limit", [97, 100, 104])
+def test_where_the_start_is_an_estimate_few_sizes_are_tried(limit):
+    assert len(search(lambda size: size <= limit, start=100, stride=TOLERANCE)[1]) <= 3
+    assert len(search(lambda size: size <= limit, start=100)[1]) > 5
 
 
 def test_nothing_all_or_only_long_utterances_fit():

@@ -20,6 +20,8 @@ PERCENTILE = 98
 PROBE_STEPS = 2
 #: Steps over all buckets in random order, at the sizes found.
 TOGETHER = 20
+#: Steps of each bucket among them, at least: the median of their times is shown.
+OF_BUCKET = 3
 #: Columns of a loss, by the keys of its rows.
 COLUMNS = {
     "N": "N",
@@ -99,11 +101,12 @@ def name_of(loss: str, number: int) -> str:
 def searches(config: Training, kept: Kept, loss: str) -> List[Search]:
     """Return the search of each bucket.  The first size to try follows from the bucket of longer utterances."""
     result: List[Search] = []
-    start = 1
+    start, stride = 1, 1.0
     for number in range(len(config.buckets), 0, -1):
         bucket = config.buckets[number - 1]
-        search = Search(name_of(loss, number), 1, bucket.count, start)
+        search = Search(name_of(loss, number), 1, bucket.count, start, stride)
         size = search.outcome(kept).size
+        stride = TOLERANCE if size else 1.0
         shorter = config.buckets[number - 2]
         start = max(1, int((size or 1) * bucket.T / shorter.T))
         result.insert(0, search)
@@ -138,20 +141,23 @@ def together(config: Training, kept: Kept, loss: str) -> Together:
 
 
 def coming(config: Training, kept: Kept) -> List[Tuple[str, str, Dict[int, int]]]:
-    """Return (loss, job, {bucket: N}) of what is to be tried next: the longest bucket first, then all together."""
-    jobs: List[Tuple[str, str, Dict[int, int]]] = []
-    for loss in config.losses:
-        pending = [
-            (loss, f"{search.name} probe-{size}", {number: size})
-            for number, search in reversed([*enumerate(searches(config, kept, loss), 1)])
-            if (size := search.next(kept)) is not None
-        ]
-        end = together(config, kept, loss)
-        if pending:
-            jobs += pending
-        elif end.sizes and end.status != "ok":
-            jobs.append((loss, f"{loss} together-{end.number}".strip(), end.sizes))
-    return jobs
+    """Return (loss, job, {bucket: N}) of what is to be tried next: the longest bucket first, then all together.
+
+    The steps of all losses together follow each other, after every search: their times are compared."""
+    probes: List[Tuple[str, str, Dict[int, int]]] = [
+        (loss, f"{search.name} probe-{size}", {number: size})
+        for loss in config.losses
+        for number, search in reversed([*enumerate(searches(config, kept, loss), 1)])
+        if (size := search.next(kept)) is not None
+    ]
+    if probes:
+        return probes
+    ends = {loss: together(config, kept, loss) for loss in config.losses}
+    return [
+        (loss, f"{loss} together-{end.number}".strip(), end.sizes)
+        for loss, end in ends.items()
+        if end.sizes and end.status != "ok"
+    ]
 
 
 def _seconds(config: Training, bucket: Bucket) -> float:

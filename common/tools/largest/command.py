@@ -226,7 +226,7 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
             "hop": arguments.hop,
             "vocab_size": resolved.vocab_size,
             "buckets": chosen,
-            "steps": buckets.PROBE_STEPS if alone else buckets.TOGETHER,
+            "steps": buckets.PROBE_STEPS if alone else max(buckets.TOGETHER, buckets.OF_BUCKET * len(sizes)),
             "limit_bytes": limit_bytes,
             "memory_limit": arguments.memory_limit,
             "share": 1 - arguments.margin if alone else 1.0,

@@ -1,4 +1,4 @@
-"""Searches the largest size that fits, from the records of the sizes that were tried: doubling, then bisection."""
+"""Search the largest size that fits, from the records of the sizes that were tried: strides, then bisection."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ class Try(Struct, kw_only=True, omit_defaults=True):
     ns: Optional[Duration] = None
 
 
-def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
+def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int, stride: float = 1.0) -> Optional[int]:
     """Return the size to try next, from `low` to `cap`; None once the largest is known to within TOLERANCE, or 1.
 
-    From `start` on sizes are doubled until one fails, then the gap is halved.  answers: whether each size fits."""
+    From `start` on sizes change by a stride that doubles until one fits and one does not, then the gap is halved.
+    answers: whether each size fits; stride: the first, as a fraction, at most 1."""
     fits, fails = bounds(answers)
+    reach = min(1.0, stride * 2 ** (len(answers) - 1)) if answers else 0.0
     if fails is None:
         if fits is None:
             return min(max(start, low), cap)
-        return None if fits >= cap else min(2 * fits, cap)
+        return None if fits >= cap else min(max(int((1 + reach) * fits), fits + 1), cap)
     below = low - 1 if fits is None else fits
     if fails - below > max(1, int(TOLERANCE * below)):
-        return (below + fails) // 2
+        middle = (below + fails) // 2
+        return middle if fits is not None else max(middle, int((1 - reach) * fails))
     return low if fits is None and fails > low else None
 
 
@@ -85,12 +88,19 @@ class Outcome(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """What is searched: the sizes of one loss, or of one bucket, from `low` to `cap`, the first to try `start`."""
+    """What is searched: the sizes of one loss, or of one bucket.
+
+    Attributes:
+        low, cap: the smallest and the largest size
+        start: the first to try
+        stride: from it to the next one, as a fraction: small where `start` is an estimate
+    """
 
     name: str
     low: Positive
     cap: Positive
     start: Positive
+    stride: float = 1.0
 
     def probes(self, kept: Kept) -> Dict[int, Job]:
         """Return the jobs that tried a size, by the size."""
@@ -100,7 +110,7 @@ class Search(Struct, frozen=True):
     def next(self, kept: Kept) -> Optional[int]:
         probes = self.probes(kept).items()
         answers = {size: OUTCOMES[job.status] for size, job in probes if job.status in OUTCOMES}
-        return next_size(answers, self.low, self.cap, self.start)
+        return next_size(answers, self.low, self.cap, self.start, self.stride)
 
     def outcome(self, kept: Kept) -> Outcome:
         """Return how the search ended."""
