@@ -44,8 +44,7 @@ from rnnt_bench.core.text import count, escaped, number  # noqa: E402
 from rnnt_bench.present.parts import Column  # noqa: E402
 from rnnt_bench.present.text import markdown_of  # noqa: E402
 from rnnt_bench.records import store  # noqa: E402
-from rnnt_bench.records.run import read_back  # noqa: E402
-from rnnt_bench.records.schema import FILE_NAME, TOOL_FILE_NAME, FirstLine, Header  # noqa: E402
+from rnnt_bench.records.schema import FILE_NAME, TOOL_FILE_NAME, FirstLine, Header, recorded  # noqa: E402
 from rnnt_bench.show import tables  # noqa: E402
 from rnnt_bench.tools import kept  # noqa: E402
 from rnnt_bench.tools.largest import losses  # noqa: E402
@@ -309,17 +308,18 @@ def command(header: FirstLine, of_folder: Sequence[Header] = ()) -> str:
 
 def _flags(headers: Sequence[Header]) -> List[str]:
     """Return flags that measure again what these runs of one folder did."""
-    values, names = read_back(headers[0].settings), list(dict.fromkeys(header.name for header in headers))
+    values, names = headers[0].settings, list(dict.fromkeys(header.name for header in headers))
     grid = {key: dict.fromkeys(str(header.values[key]) for header in headers) for key in headers[0].values}
-    usual = read_back(resolve({"preset": values["preset"]}, values["device"]).to_json())
+    usual = recorded(resolve({"preset": values.preset}, values.device))
     flags = [] if len(names) > len(parser.standard()) // 2 else ["--only", ",".join(names)]
     for key, setting in SETTINGS.items():
         if key in grid:
             flags += ["--sweep", f"{flag(key)}={','.join(grid[key])}"]
         elif setting.group != TRACE and key not in ("preset", "budget"):
-            is_long = key == "rounds" and usual["budget"] and not grid and not values.get("budget")
-            if key in values and (values[key] != usual[key] or is_long):
-                flags += [setting.flag, worded(tuple(values[key]) if isinstance(values[key], list) else values[key])]
+            is_long = key == "rounds" and usual.budget and not grid and not values.budget
+            value = getattr(values, key)
+            if value is not None and (value != getattr(usual, key) or is_long):
+                flags += [setting.flag, worded(tuple(value) if isinstance(value, list) else value)]
     return flags
 
 
@@ -512,8 +512,8 @@ def _bought(folder: str) -> str:
 def _measured(folder: str) -> str:
     """Return the day, the machine, rounds and batches of a run."""
     row = next(iter(_by_name(folder).values()))
-    batches = f"{count(row.rounds, 'round')} of {row.header.settings['num_batches']} random batches of"
-    utterances = count(row.header.settings["batch_size"], "utterance")
+    batches = f"{count(row.rounds, 'round')} of {row.header.settings.num_batches} random batches of"
+    utterances = count(row.header.settings.batch_size, "utterance")
     return f"on {row.header.started[:10]}, {_device(row)}: {batches} {utterances}"
 
 

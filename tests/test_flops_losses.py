@@ -127,4 +127,4 @@ def test_the_roofline_s_formula_is_what_the_step_multiplies(name):
     kind = adapter.implementation.kind
     simple = 4 * cells * adapter.settings.vocab_size if kind == "pruned" else 0  # its gradient is not in the bound
     products = sum(macs.values()) - macs["aten::mv"]
-    assert 2 * products == times.least_work("step", kind, described, vars(adapter.settings), 1.0)[1] + simple
+    assert 2 * products == times.least_work("step", kind, described, adapter.settings, 1.0)[1] + simple

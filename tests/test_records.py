@@ -47,7 +47,7 @@ def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
     [
         ('[1]\n{"record":"x"}\n', "line 1"),
         ('{"record":"run","schema":99}\n', "newer version"),
-        ('{"record":"run","name":"x","settings":{"vocab_size":"large"}}\n', r"line 1.*`\$\.vocab_size`"),
+        ('{"record":"run","name":"x","settings":{"vocab_size":"large"}}\n', r"line 1.*`\$\.settings\.vocab_size`"),
         ('{"record":"run","name":"x","machine":{"cores":-2}}\n', r"line 1.*`\$\.machine\.cores`"),
         ('{"record":' * 10**5 + "\n", "line 1.*recursion"),
     ],

@@ -45,8 +45,9 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(tmp_path, capsys):
 def test_ctrl_c_at_the_traces_leaves_rows_that_are_whole(tmp_path):
     assert measured(tmp_path, Canned(lambda job, _: stop(job) if job.name == "trace" else None)) == EXIT_INTERRUPTED
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
-    given, jobs = {"passes": ["timing", "memory"], "rounds": 1}, {"timing-1": [schema.typed(status("timing-1"))]}
-    heads = [schema.Header(name=name, settings=given) for name in ("torchaudio@k2", "torchaudio")]
+    recorded = schema.RecordedSettings(passes=["timing", "memory"], rounds=1)
+    jobs = {"timing-1": [schema.typed(status("timing-1"))]}
+    heads = [schema.Header(name=name, settings=recorded) for name in ("torchaudio@k2", "torchaudio")]
     assert [_of_jobs(jobs, head)[0] for head in heads] == ["ok", "interrupted"]
 
 

@@ -314,7 +314,8 @@ AT_SIZE = {"batch": 7, "N": 2, "T_max": 5, "U_max": 2, "loss_error": 0, "grad_er
 )
 def test_a_loss_reads_needed_logits_twice_and_a_step_multiplies_three_times(scope, kind, settings, expected):
     """A loss writes all gradients, a step stores no logits."""
-    assert times.least_work(scope, kind, schema.Batch(**BATCH), {**SETTINGS, **settings}, 0.5) == expected
+    recorded = schema.RecordedSettings(**{**SETTINGS, **settings})
+    assert times.least_work(scope, kind, schema.Batch(**BATCH), recorded, 0.5) == expected
 
 
 def test_the_oracle_counts_the_cells_that_float32_can_tell_from_zero():

@@ -118,7 +118,7 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
     if trace and trace.flags:
         yield Doubt("trace", "the profiled steps ran beside other load, so they may be too long")
     is_untraced = "@" in row.name or row.kind == implementations.BY_UTTERANCE  # by default, see jobs.job.plan
-    was_asked = "trace" in row.header.settings.get("passes", ())
+    was_asked = "trace" in (row.header.settings.passes or ())
     if trace is None and was_asked and row.status == "ok" and not is_untraced:
         yield Doubt("trace", "stopped before its traces, which --resume writes")
 
@@ -142,7 +142,7 @@ def beside_load(rows: Sequence[Row]) -> str:
     used = f" (others used {share:.0%} of the CPU)" if shares else ""
     advice = "ratios leave these rounds out"
     if any(doubt.withholds for row in loaded for doubt in doubts(row)):
-        waits = all(settings.waits(row.header.settings.get("preset", ""), row.header.values) for row in loaded)
+        waits = all(settings.waits(row.header.settings.preset, row.header.values) for row in loaded)
         again = "--resume" if waits else "--resume --wait 60"
         advice = f"their times are too long; when the machine is quiet, {again} measures these rounds again"
     every = sum(len(row.timed) for row in rows)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple
 from rnnt_bench.analysis import machines, standing
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import implementations, settings, text
-from rnnt_bench.records import store
+from rnnt_bench.records import schema, store
 
 LONGEST_LABEL = 40  # characters
 Item = TypeVar("Item")
@@ -243,7 +243,8 @@ def sweeps(rows: Sequence[Row]) -> List[Sweep]:
 
 def _without_swept(row: Row) -> Any:
     swept = row.header.values
-    return list(swept), {key: value for key, value in row.header.settings.items() if key not in swept}
+    recorded = schema.as_written(row.header.settings)
+    return list(swept), {key: value for key, value in recorded.items() if key not in swept}
 
 
 def _cell_index(row: Row, axes: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:

@@ -136,7 +136,7 @@ def _rows_of(folder: Path, asked: List[Path], traces: bool) -> List[Row]:
     try:
         if (folder / schema.FILE_NAME).exists() and not asked:
             header, records = store.read_run(folder)
-            if header.settings.get(SEARCH_OF_BEFORE):
+            if getattr(header.settings, SEARCH_OF_BEFORE):
                 advice = "measure it again with rnnt-bench largest"
                 store.warn(f"{folder}: a search of an earlier version is left out; {advice}")
                 return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Dict, Mapping, Optional, Sequence, Tuple, Type, TypeVar
@@ -34,7 +33,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     checked = judged or schema.Correctness()
     numbers = _profiled(trace, folder) if traces else windows.Profiled()
     limits = [line for line in records if isinstance(line, schema.Limits)]
-    lacks_traces = trace is None and "trace" in header.settings.get("passes", ())
+    lacks_traces = trace is None and "trace" in (header.settings.passes or ())
     status, reason = _of_jobs(jobs, header)
     if status == "ok" and judged and not _is_right(judged):
         status, reason = "error", "loss or gradient is further from the oracle than its record allowed"
@@ -65,12 +64,12 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     made.limit_percent = percent
     on_cpu = made.device == "cpu"
     made.configuration = {
-        **settings.in_rows(header.settings, made.device, header.kind),
+        **settings.in_rows(schema.as_written(header.settings), made.device, header.kind),
         **{"device": made.device, "device_name": made.environment.device_name},
         "processor": (machines.processor(header.machine) or None) if on_cpu else None,
         "cores": header.machine.cores if on_cpu else None,
         **{
-            key: getattr(made.environment, key) or header.settings.get(key)
+            key: getattr(made.environment, key) or getattr(header.settings, key)
             for key in ("threads", *(("denormals", "allocator") if on_cpu else ()))
         },
         "shape_file_sha256": made.environment.shape_file_sha256,
@@ -101,7 +100,7 @@ def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:
     """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing. A run that was
     stopped at its traces is whole, since no table needs them; so is a control, which is there for its times, without
     its memory."""
-    given, needless = header.settings, {"trace", "memory"} if "@" in header.name else {"trace"}
+    needless = {"trace", "memory"} if "@" in header.name else {"trace"}
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
     for job, lines in jobs.items():
@@ -115,9 +114,10 @@ def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:
             why = (end.reason or status) if end else "stopped before its end"
             worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
-        rounds = min(given.get("rounds", 1), settings.FEWEST_IN_BUDGET if given.get("budget") else math.inf)
-        rounds = settings.rounds_of(header.kind, rounds)
-        planned = {name: rounds if name == "timing" else 1 for name in given.get("passes", ())}
+        rounds = settings.rounds_of(header.kind, header.settings.rounds or 1)
+        if header.settings.budget:
+            rounds = min(rounds, settings.FEWEST_IN_BUDGET)
+        planned = {name: rounds if name == "timing" else 1 for name in header.settings.passes or ()}
         absent = [
             name if number == 1 else f"{number - done.get(name, 0)} of {number} {name} rounds"
             for name, number in planned.items()

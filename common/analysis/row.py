@@ -130,7 +130,7 @@ class Row:
 
     @property
     def device(self) -> Optional[str]:
-        return self.environment.device or self.header.settings.get("device", "").split(":")[0] or None
+        return self.environment.device or (self.header.settings.device or "").split(":")[0] or None
 
     @property
     def device_name(self) -> Optional[str]:

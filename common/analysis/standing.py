@@ -156,7 +156,7 @@ class Standing(ratios.Evidence):
     def lost(self) -> bool:
         """Tell whether the row was to be timed and ended well, but has no times, and the baseline has."""
         asked = self.row.header.settings
-        was_asked = "timing" in asked.get("passes", ()) and self.scope in asked.get("scopes", ())
+        was_asked = "timing" in (asked.passes or ()) and self.scope in (asked.scopes or ())
         return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"
 
     @property

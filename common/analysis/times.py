@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from statistics import fmean, geometric_mean, median
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from rnnt_bench.core import implementations, statistics, text
 from rnnt_bench.records import schema, store
@@ -173,7 +173,7 @@ def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
 
 
 def least_work(
-    scope: str, kind: str, batch: schema.Batch, settings: Mapping[str, Any], share: float
+    scope: str, kind: str, batch: schema.Batch, settings: schema.RecordedSettings, share: float
 ) -> Tuple[float, float]:
     """Return (bytes to move, operations of matrix products) of a batch without its padding, at least.
     Only needed cells count, those whose posterior the gradient's dtype can tell from zero; an exact loss may leave out
@@ -181,8 +181,8 @@ def least_work(
     of all cells. A step stores no logits: inputs, weights and their gradients move, and each needed cell takes three
     products of 2 H V. Pruned losses have S symbols a frame, two projections, and normalisers of am + lm. share: the
     needed cells over all."""
-    itemsize, H = ITEMSIZE[settings["dtype"]], settings["encoder_dim"]
-    V = settings["vocab_size"] + len(implementations.durations_of(kind, settings.get("durations")))
+    itemsize, H = ITEMSIZE[settings.dtype], settings.encoder_dim
+    V = settings.vocab_size + len(implementations.durations_of(kind, settings.durations))
     visited = batch.useful_cells  # the cells that this kind can need
     if kind in implementations.ONE_SYMBOL:
         visited = batch.one_symbol_cells or visited
@@ -205,16 +205,14 @@ def limit_percent(
     rates: DeviceRates,
     kind: str,
     batches: Sequence[schema.Batch],
-    settings: Mapping[str, Any],
+    settings: schema.RecordedSettings,
     samples: Sequence[schema.Sample],
     at_size: Optional[schema.AtSize],
 ) -> Dict[str, float]:
     """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
     records hold too little. at_size: of the correctness pass, which counted the needed cells."""
     is_known = (
-        settings.keys() >= {"dtype", "vocab_size", "encoder_dim"}
-        and settings["dtype"] in ITEMSIZE
-        and settings.get("mode") != "forward"
+        settings.dtype in ITEMSIZE and settings.vocab_size and settings.encoder_dim and settings.mode != "forward"
     )
     if not (rates.memory and is_known and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}

@@ -4,7 +4,6 @@ measures into a folder holds a lock there, so that no other one continues the sa
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import uuid
@@ -207,11 +206,6 @@ def facts(name: str, lines: Iterable[schema.Line]) -> Dict[str, Any]:
     return {key: value for key, value in result.items() if value is not None}
 
 
-def read_back(value: Any) -> Any:
-    """Return a value as JSON reads it back, by which runs of equal settings are found again: tuples are lists."""
-    return json.loads(json.dumps(value))
-
-
 def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head, Path]]:
     """Return the first line and the path of each file of this name under `log_dir`, the newest last; warn of files that
     cannot be read, which do not block --resume."""
@@ -239,7 +233,7 @@ def open_runs(
     extra: further keys of the ``run`` records; or_anew: start a run where there is none to resume.  Raises UserError
     where there is none, or when another process is measuring it."""
     shared = {**origin(), "settings": settings.to_json(), **(extra or {})}
-    wanted, cell = read_back(settings.to_json()), shared.get("values", {})
+    wanted, cell = schema.recorded(settings), shared.get("values", {})
     heads = [
         (head, path)
         for head, path in (earlier(log_dir, schema.FILE_NAME, schema.Header) if resume else ())

@@ -15,7 +15,21 @@ The types are checked when a file is read, so no other code does it.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    Union,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -59,10 +73,19 @@ def _type_of(setting: Setting, hint: Any) -> Any:
     return hint
 
 
-#: The types of the settings that a record has.
-_Settings = msgspec.defstruct(
-    "_Settings", [(key, _type_of(SETTINGS[key], hint), None) for key, hint in get_type_hints(Settings).items()]
-)
+if TYPE_CHECKING:
+    RecordedSettings = Settings
+else:
+    RecordedSettings = msgspec.defstruct(
+        "RecordedSettings",
+        [
+            *((key, _type_of(SETTINGS[key], hint), None) for key, hint in get_type_hints(Settings).items()),
+            ("find_largest", Any, None),  # of searches before they were a tool's
+        ],
+        namespace={"__doc__": "The settings of a run, as Settings has them; null where its version did not have one."},
+        frozen=True,
+        omit_defaults=True,
+    )
 
 
 # What records are made of.
@@ -267,7 +290,7 @@ class FirstLine(Line, kw_only=True):
     """
 
     schema: int = SCHEMA
-    settings: Record = {}
+    settings: RecordedSettings = RecordedSettings()
     command: Any = None
     started: str = ""
     git_revision: Optional[str] = None
@@ -296,9 +319,6 @@ class Header(FirstLine, kw_only=True, tag="run"):
     kind: str = "exact"
     exact: Optional[bool] = None
     values: Dict[str, Value] = {}
-
-    def __post_init__(self) -> None:
-        msgspec.convert(self.settings, _Settings)
 
 
 class Environment(JobLine, kw_only=True, tag="environment"):
@@ -620,6 +640,12 @@ def as_written(part: Any) -> Any:
     """Return Structs and dataclasses, and what holds them, as JSON has them; records without the fields that have their
     default."""
     return msgspec.to_builtins(part)
+
+
+def recorded(settings: Settings) -> RecordedSettings:
+    """Return settings as a record has them."""
+    values: RecordedSettings = typed(settings.to_json(), RecordedSettings)
+    return values
 
 
 def version(line: bytes) -> int:

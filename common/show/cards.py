@@ -11,6 +11,7 @@ from rnnt_bench.analysis.groups import Group
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import implementations, settings, snippets, text
 from rnnt_bench.present import parts
+from rnnt_bench.records import schema
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -128,16 +129,16 @@ def _products(rates: times.DeviceRates) -> List[str]:
 def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
     entry = next((entry for entry in entries if entry.is_measured), entries[0] if entries else Row())
     given, machine = entry.header.settings, entry.header.machine
+    written = schema.as_written(given)
     memory = f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""
-    order = "sorted by length" if given.get("sort_utterance") else "in file order"
+    order = "sorted by length" if given.sort_utterance else "in file order"
     rounds, path, digest = entry.rounds, entry.environment.shape_file, entry.environment.shape_file_sha256
     shapes = (
-        [f"{Path(path).name} (sha256 {digest[:12]})", *settings.described(given, (settings.LENGTHS,))]
+        [f"{Path(path).name} (sha256 {digest[:12]})", *settings.described(written, (settings.LENGTHS,))]
         if path and digest
         else []
     )
     revision = str(entry.header.git_revision or "")[:12]
-    schedule, vocabulary = given.get("schedule"), given.get("vocab_size")
     command, rates = entry.header.command, entry.rates
     facts: List[Tuple[str, Any]] = [
         ("Machine", f"{machines.named(machine)}{memory}" if machine.cpu else None),
@@ -149,14 +150,14 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
         ("Allocator", entry.environment.allocator),
         ("Memory's rate", rates.memory and f"{_giga(rates.memory)} GB/s read and written, {_range(rates)}"),
         ("Products' rate", ", ".join(_products(rates))),
-        ("Batches", entry.batches and f"{len(entry.batches)} ({given.get('batches')}), {order}"),
-        ("Joiner", f"{given.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
-        ("Dtype", given.get("dtype")),
+        ("Batches", entry.batches and f"{len(entry.batches)} ({given.batches}), {order}"),
+        ("Joiner", given.vocab_size and f"{given.encoder_dim} to V = {given.vocab_size}"),
+        ("Dtype", given.dtype),
         ("Shapes", ", ".join(shapes)),
-        ("Options", ", ".join(settings.described(given, (settings.MEASURED,)))),
-        ("Seed", given.get("seed")),
+        ("Options", ", ".join(settings.described(written, (settings.MEASURED,)))),
+        ("Seed", given.seed),
         ("Rounds", rounds and f"{rounds} of fresh processes"),
-        ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
+        ("Trace", ", ".join(f"{k} {v}" for k, v in (given.schedule or {}).items())),
         ("Suite", revision and revision + (" with uncommitted changes" if entry.header.git_dirty else "")),
         ("Command", " ".join(map(str, command)) if isinstance(command, list) else None),
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from contextlib import closing
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Set
 
@@ -21,8 +23,8 @@ from rnnt_bench.show.tables import FORMATS
 from rnnt_bench.tools.kept import Answer, Kept, read
 
 Follow = Callable[[Kept], List[Task]]
-#: Keys of a header that make two runs the same.
-SAME = ("tool", "name", "config", "settings")
+#: Returns the fields of a header that make two runs the same.
+same = attrgetter("tool", "name", "config", "settings")
 
 
 def add_flags(
@@ -78,9 +80,9 @@ def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
     """Return a new run, or the newest one of an equal header to go on with.  Raises UserError where none can be."""
     origin = run.origin()
     if resume:
-        wanted = run.read_back({key: header[key] for key in SAME})
+        wanted = same(schema.decoded(json.dumps(header).encode()))
         earlier = run.earlier(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
-        equal = [(head, path) for head, path in earlier if {key: getattr(head, key) for key in SAME} == wanted]
+        equal = [(head, path) for head, path in earlier if same(head) == wanted]
         if not equal:
             raise UserError(
                 f"--resume: no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"

@@ -70,7 +70,7 @@ def records(folder: Path) -> Iterator[Dict[str, Any]]:
     for line in lines:
         record = kept(schema.as_written(line), "")
         if line is header:
-            shapes, passes = header.settings.get("shape_file"), header.settings.get("passes") or ()
+            shapes, passes = header.settings.shape_file, header.settings.passes or ()
             record["settings"]["shape_file"] = shapes if shapes in SUITES_OWN else "own"
             record["settings"]["passes"] = [name for name in passes if name != "trace"] or passes
             record["command"] = flags_of(header.command)
@@ -166,7 +166,7 @@ def _problems_of(row: Row) -> Iterator[str]:
         yield "its records do not say on which machine it was measured"
     if row.ms and not (row.environment.torch and row.device_name):
         yield "its records do not say which torch and which device measured it"
-    rounds = header.settings.get("rounds")
+    rounds = header.settings.rounds
     if row.ms and isinstance(rounds, int) and rounds < FEWEST_ROUNDS:
         has = f"it has {count(rounds, 'round')}, an interval needs {FEWEST_ROUNDS}"
         yield f"{has}: measure with --rounds {FEWEST_ROUNDS} or more"
