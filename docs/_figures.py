@@ -371,10 +371,10 @@ def few_cells(folder: str) -> str:
     for values, rows in swept.cells():
         timed = {row.name: row for row in rows if row.status == "ok" and row.kind == "exact"}
         own = timed.pop("fused")
-        time = min(row.median_ms("step") for row in timed.values()) / own.median_ms("step")
+        nearest = min((stand(row, own, "step").ratio for row in timed.values()), key=lambda over: over.ratio)
         peak = min(row.peak_mb for row in timed.values()) / own.peak_mb
         line = lines.setdefault(own.batches[0].useful_cells, {})
-        line[f"V {values['vocab_size']:,}"] = f"{time:.2f}x, {peak:.2f}x"
+        line[f"V {values['vocab_size']:,}"] = f"{_times(nearest)}, {peak:.2f}x"
     heads = ["cells", *map(Column, next(iter(lines.values())))]
     body = [[f"{cells:,}", *line.values()] for cells, line in lines.items()]
     return f"{markdown_of(heads, body)}\n\nThis was {_dated(folder)}."
@@ -385,7 +385,7 @@ def windows(folder: str) -> str:
     key, by_value = _swept(folder)
     rows = sorted((int(value), row) for value, of_value in by_value.items() for row in of_value.values())
     settings, whole = rows[-1][1].header.settings, rows[-1][1].median_ms("step")
-    T, U = settings["frames"], settings["tokens"]
+    T, U = settings.frames, settings.tokens
     lines = []
     for window, row in reversed(rows):
         cells, ms = _cells(T, U, window), row.median_ms("step")
