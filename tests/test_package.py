@@ -429,3 +429,9 @@ def test_what_is_not_whole_is_refused_in_one_line(tmp_path, words):
     change(tmp_path / "kept" / "fused-30", kind, **fields)
     lines = list(submit.problems(tmp_path / "kept"))
     assert any(words in line for line in lines) and all("\n" not in line for line in lines)
+
+
+def test_the_flags_that_say_what_was_measured_are_kept():
+    line = "/home/me/benchmark_all.py --topology tdt --scope step --limits=false --sweep window=9,5 --batch-size 2"
+    kept = submit.flags_of([*line.split(), "--shape-file", "/home/me/mine.pt", "--log-dir", "/home/me/log", "--quiet"])
+    assert " ".join(kept) == line.partition("/home/me/")[2].replace("=f", " f") + " --shape-file own"

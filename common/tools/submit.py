@@ -21,7 +21,7 @@ from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import files, implementations
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from rnnt_bench.core.settings import FEWEST_ROUNDS, SETTINGS, flag
+from rnnt_bench.core.settings import FEWEST_ROUNDS, SETTINGS
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.records import schema, store
 
@@ -79,15 +79,15 @@ def records(folder: Path) -> Iterator[Dict[str, Any]]:
 
 
 def flags_of(command: Any) -> List[str]:
-    """Return the script of a command line, and its flags that are settings: what a run measured, without a path."""
+    """Return the script of a command line, and its flags that say what it measured, without a path."""
     words = [str(word) for word in command] if isinstance(command, list) else []
     kept = [Path(word).name for word in words[:1] if Path(word).name in SCRIPTS]
     if kept == ["rnnt-bench"]:
         kept += [word for word in words[1:2] if word in COMMANDS]
-    names = {"only", *map(flag, SETTINGS)}
+    names = {"--only", "--topology", "--limits", "--sweep", *(setting.flag for setting in SETTINGS.values())}
     for word, after in zip(words[1:], [*words[2:], "--"]):
         name, equals, value = word.partition("=")
-        if name[:2] != "--" or name[2:] not in names:
+        if name not in names:
             continue
         value = value if equals else after
         if name == "--shape-file" and value not in SUITES_OWN:
