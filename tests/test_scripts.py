@@ -225,8 +225,8 @@ def test_kinds_are_what_adapters_say(implementation):
     attributes = implementations.described(implementation)
     assert vars(attributes) == {key: getattr(adapter, key) for key in vars(attributes)}
     assert attributes.of_variant(implementation.variant).kind(implementation.name) == implementation.kind
-    of_file = implementations.of_file(str(ROOT / f"{implementation.script.replace('.', '/')}.py"))
-    assert of_file.script == implementation.script
+    path = implementations.file_of(implementation)
+    assert implementations.file_of(implementations.of_file(str(path))) == path
 
 
 @pytest.mark.parametrize(
