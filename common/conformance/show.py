@@ -6,6 +6,7 @@ errors for inputs that one could expect to work.  Does not import torch.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
@@ -238,7 +239,8 @@ def page(matrix: Matrix) -> str:
     ]
     for heading, of_kind in findings(matrix, brief=True).items():
         lines += [f"### {heading}", listed(of_kind, "markdown")]
-    reasons = text.gathered((row.reason.replace(row.name, "it", 1), row.name) for row in matrix.rows if not row.cells)
+    missing = [row for row in matrix.rows if not row.cells]
+    reasons = text.gathered((re.sub(f"^{re.escape(row.name)} ", "it ", row.reason), row.name) for row in missing)
     absent = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return "\n\n".join([*lines, *(["## Not judged", listed(absent, "markdown")] if absent else [])]) + "\n"
 
