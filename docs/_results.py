@@ -56,7 +56,7 @@ RUNS: Dict[str, str] = {
     "--batch-size 16 --num-batches 1 --rounds 10 --limits false --passes correctness,timing,memory",  # 10 minutes
     "windowed": "--topology windowed --window 25 --rounds 10",  # 5 minutes
     "fused-table": "--logits random,trained",  # 27 minutes
-    "largest-train": "--model examples/largest.py:small --losses torchaudio,fused --buckets 12 --memory-limit 2GiB",
+    "largest-train": "--model examples/largest.py:small --losses torchaudio,fused --buckets 3 --memory-limit 2GiB",
     "largest-parakeet": "--model examples/largest_parakeet.py:small --losses torchaudio,fused --buckets 12 "
     "--memory-limit 2GiB",
 }
