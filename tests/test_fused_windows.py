@@ -1,10 +1,13 @@
-"""Windows of fused_transducer: against every path, against the pruned ranges of fast_rnnt, and what is not computed."""
+"""Windows of fused_transducer: against every path, against the ranges of fast_rnnt and k2, what is not computed."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +16,9 @@ from test_oracle import PARAMETERS, summed_over_paths
 
 from fused_transducer import TransducerLoss, native, transducer_loss, window_of
 from fused_transducer.call import Call
-from rnnt_bench.core.errors import NotRunnable
-from rnnt_bench.core.implementations import load
+from rnnt_bench.core.implementations import find, load
 from rnnt_bench.core.settings import Settings
+from rnnt_bench.setup import interpreters
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "torch"])
 #: (T, U), and windows of its labels: around a path, of a single frame, in any order, over all frames, without a path.
@@ -167,33 +170,43 @@ def test_a_wrong_window_is_one_clear_error(window):
         case.loss(case.tensors, window=window)
 
 
-def test_pruned_ranges_are_windows():
-    """fast_rnnt's pruned loss of its own ranges, on the joiner that both have, is the loss of their window."""
-    try:
+#: Reads (am, lm, symbols, boundary, leaves) from the file argv[2]; writes its ranges, losses and gradients there.
+PRUNED = """
+import importlib, sys, torch
+module = importlib.import_module(sys.argv[1])
+am, lm, symbols, boundary, leaves = torch.load(sys.argv[2])
+shared = {"symbols": symbols, "termination_symbol": 0, "boundary": boundary}
+_, gradients = module.rnnt_loss_smoothed(lm=lm, am=am, reduction="sum", return_grad=True, **shared)
+ranges = module.get_rnnt_prune_ranges(px_grad=gradients[0], py_grad=gradients[1], boundary=boundary, s_range=5).long()
+leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+pruned = module.do_rnnt_pruning(am=leaves[0], lm=leaves[1], ranges=ranges)
+logits = torch.nn.functional.linear(torch.tanh(sum(pruned)), *leaves[2:])
+losses = module.rnnt_loss_pruned(logits=logits, ranges=ranges, reduction="none", **shared)
+losses.sum().backward()
+torch.save((ranges, losses.detach(), [leaf.grad for leaf in leaves]), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("package", ["fast_rnnt", "k2"])
+def test_pruned_ranges_are_windows(package, tmp_path):
+    """The package's pruned loss of its own ranges, on the joiner that both have, is the loss of their window."""
+    python = interpreters.choose(find(f"{package}-pruned"), in_place=False, prefer_here=False).python
+    variables = dict(os.environ)
+    if python is None:
+        pytest.skip(f"no Python here has {package}")
+    if package == "fast_rnnt":
         adapter = load("losses.benchmark_fast_rnnt_pruned")(Settings())
-        adapter.load("cpu")
-    except NotRunnable as reason:
-        pytest.skip(str(reason))
-    S, lengths = 5, [(40, 14), (31, 9)]
-    case = problem(lengths, V=20, dtype=torch.float64, negligible=0.0)
+        adapter.load("cpu")  # which builds it
+        variables["PYTHONPATH"] = str(Path(adapter.module.__file__).parents[1])
+    case = problem([(40, 14), (31, 9)], V=20, dtype=torch.float64, negligible=0.0)
     case.targets = 1 + case.targets % 19
-    U_lengths = case.U_lengths
-    boundary = torch.stack([torch.zeros(2).long(), torch.zeros(2).long(), U_lengths, case.T_lengths], 1)
+    boundary = torch.stack([torch.zeros(2).long(), torch.zeros(2).long(), case.U_lengths, case.T_lengths], 1)
     draw = torch.Generator().manual_seed(3)
     am, lm = (torch.randn(2, size, 20, generator=draw) for size in (40, 15))
-    _, gradients = adapter.module.rnnt_loss_smoothed(
-        lm=lm, am=am, symbols=case.targets, termination_symbol=0, boundary=boundary, reduction="sum", return_grad=True
-    )
-    ranges = adapter.module.get_rnnt_prune_ranges(
-        px_grad=gradients[0], py_grad=gradients[1], boundary=boundary, s_range=S
-    ).long()
-    theirs = case.leaves()
-    pruned = adapter.module.do_rnnt_pruning(am=theirs[0], lm=theirs[1], ranges=ranges)
-    logits = torch.nn.functional.linear(torch.tanh(sum(pruned)), *theirs[2:])
-    expected = adapter.module.rnnt_loss_pruned(
-        logits=logits, symbols=case.targets, ranges=ranges, termination_symbol=0, boundary=boundary, reduction="none"
-    )
-    expected.sum().backward()
+    file = tmp_path / "pruned.pt"
+    torch.save((am, lm, case.targets, boundary, [leaf.detach() for leaf in case.leaves()]), file)
+    subprocess.run([python, "-c", PRUNED, package, file], env=variables, check=True)
+    ranges, expected, theirs = torch.load(file, weights_only=True)
     # a label u leads from state u to u + 1, which both are in the range of its frame
     u = torch.arange(case.targets.shape[1]).view(1, -1, 1)
     allowed = (ranges[..., 0].unsqueeze(1) <= u) & (ranges[..., -1].unsqueeze(1) >= u + 1)
@@ -201,7 +214,7 @@ def test_pruned_ranges_are_windows():
     first, last = allowed.int().argmax(-1), 39 - allowed.flip(-1).int().argmax(-1)
     case = replace(case, options={**case.options, "window": torch.stack([first, last], -1)})
     losses, gradients = computed(case)
-    assert error(losses, expected.detach()) < 1e-9
-    assert all(error(gradients[name], leaf.grad) < 1e-9 for name, leaf in zip(NAMES, theirs))
+    assert error(losses, expected) < 1e-9
+    assert all(error(gradients[name], gradient) < 1e-9 for name, gradient in zip(NAMES, theirs))
     whole = case.loss(case.tensors, window=None)
     assert (losses - whole > 1e-3).all()
