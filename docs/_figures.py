@@ -505,8 +505,9 @@ def _bought(folder: str) -> str:
     """Return what the memory of a loss buys in a whole training, by the largest batches of each bucket."""
     (path,) = (ROOT / folder).rglob(TOOL_FILE_NAME)
     run = kept.read(path)
-    found = "; ".join(losses.answer(run).total)
-    return f"In a whole training within 2 GiB, by bucket of lengths: {found} ({run.header.name})."
+    config, ratios = run.header.config, "; ".join(losses.answer(run).total)
+    limit = config["limit"].rpartition(" ")[2]
+    return f"In a whole training within {limit} ({config['model'].partition(':')[0]}), {ratios}, by bucket of lengths."
 
 
 def _measured(folder: str) -> str:
