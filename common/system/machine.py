@@ -15,7 +15,7 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, Iterator, List, Optional, Tuple
+from typing import AbstractSet, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from rnnt_bench.system import memory, processes
 
@@ -210,21 +210,34 @@ def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
     return ticks / os.sysconf("SC_CLK_TCK") + memory.throttled_seconds() if mine else None
 
 
+class Look(NamedTuple):
+    """Hold what begins or ends a window.
+
+    Attributes:
+        busy: CPU time of all processes in seconds, None if the system does not tell
+        own: CPU time of this process and its ended children in seconds
+        ns: the clock
+    """
+
+    busy: Optional[float]
+    own: float
+    ns: int
+
+
 class ForeignLoad:
     """The share of the CPU time that other processes took since the last `share()`, of the CPUs of this one."""
 
     def __init__(self, cpus: AbstractSet[int] = CPUS, stat: Optional[Path] = None) -> None:
         self.cpus, self.stat = cpus, stat or Path(os.environ.get(PROC) or "/proc", "stat")
         self.start = self._look()
-        self.start_before: Optional[Tuple[Optional[float], float, int]] = None
+        self.start_before: Optional[Look] = None
 
-    def _look(self) -> Tuple[Optional[float], float, int]:
-        """Return the CPU time of all processes, of this one and its ended children (seconds), and the clock (ns)."""
-        return _busy_seconds(self.cpus, self.stat), sum(os.times()[:4]), time.perf_counter_ns()
+    def _look(self) -> Look:
+        return Look(_busy_seconds(self.cpus, self.stat), sum(os.times()[:4]), time.perf_counter_ns())
 
     def ready(self) -> bool:
         """Return whether the window is long enough for a share that means something."""
-        return time.perf_counter_ns() - self.start[2] >= SHORTEST_WINDOW_NS
+        return time.perf_counter_ns() - self.start.ns >= SHORTEST_WINDOW_NS
 
     def share(self) -> Optional[float]:
         """Return the share of other processes in 0..1, None if the system does not tell, and start the next window.
@@ -232,17 +245,17 @@ class ForeignLoad:
         A window that is too short is looked at together with the one before; where there is none, this waits.
         """
         start, end = self.start, self._look()
-        short_ns = SHORTEST_WINDOW_NS - (end[2] - start[2])
+        short_ns = SHORTEST_WINDOW_NS - (end.ns - start.ns)
         if short_ns > 0 and self.start_before:
             start = self.start_before
         elif short_ns > 0:
             time.sleep(short_ns / 1e9)
             end = self._look()
         self.start_before, self.start = start, end
-        if start[0] is None or end[0] is None or end[2] <= start[2]:
+        if start.busy is None or end.busy is None or end.ns <= start.ns:
             return None
-        foreign = (end[0] - start[0]) - (end[1] - start[1])
-        return round(min(max(foreign / ((end[2] - start[2]) / 1e9 * len(self.cpus)), 0.0), 1.0), 4)
+        foreign = (end.busy - start.busy) - (end.own - start.own)
+        return round(min(max(foreign / ((end.ns - start.ns) / 1e9 * len(self.cpus)), 0.0), 1.0), 4)
 
 
 def busy_flags(
