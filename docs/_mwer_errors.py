@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import geometric_mean, mean, stdev
 from typing import Any, Dict, List, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rnnt_bench.core.statistics import student_t  # noqa: E402
+from rnnt_bench.core.statistics import interval, student_t  # noqa: E402
 
 SEEDS = 5
 #: Steps of a training: one that ends while errors are left to learn, and one that ends after.
@@ -47,10 +47,9 @@ def of_mean(values: Sequence[float]) -> str:
 
 def of_ratio(news: Sequence[float], olds: Sequence[float]) -> str:
     """Return the geometric mean of ratios and its 95% interval in words."""
-    logs = [math.log(new / old) for new, old in zip(news, olds)]
-    half = student_t(0.95, len(logs) - 1) * stdev(logs) / len(logs) ** 0.5
-    center, low, high = (math.exp(mean(logs) + shift) for shift in (0, -half, half))
-    return f"{center:.2f} ({low:.2f} to {high:.2f})"
+    ratios = [new / old for new, old in zip(news, olds)]
+    low, high = interval(ratios) or (math.nan, math.nan)
+    return f"{geometric_mean(ratios):.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
