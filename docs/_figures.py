@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -397,9 +398,13 @@ def windows(folder: str) -> str:
 
 def _cells(T: int, U: int, window: int) -> int:
     """Return the cells of an utterance that paths within the windows of `--topology windowed` pass."""
-    first = [(2 * u + 1) * T // (2 * U) - window // 2 for u in range(U)]
-    last = [min(frame + window, T) - 1 for frame in first]
-    return sum(end - begin + 1 for begin, end in zip([0, *(max(frame, 0) for frame in first)], [*last, T - 1]))
+    import torch  # takes longer than a page
+
+    from rnnt_bench.losses.topologies import TOPOLOGIES
+
+    topology: Any = replace(TOPOLOGIES["windowed"], window=window)
+    first, last = topology.windows(torch.tensor(T), torch.tensor(U), U).T.tolist()
+    return sum(end - begin + 1 for begin, end in zip([0, *first], [*last, T - 1]))
 
 
 def logits(folder: str) -> str:
