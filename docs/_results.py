@@ -65,9 +65,8 @@ RUNS: Dict[str, str] = {
 def keep_tool(file: Path, name: str) -> Path:
     """Keep the run of a tool, without the path of this checkout; return its folder."""
     header = read(file).header
-    machine = header.machine
-    words = f"{header.started[:10]} {machine.cpu} {machine.cores} cores {name}"
-    folder = ROOT / "results" / re.sub(r"[^a-z0-9]+", "-", words.lower())
+    machine = f"{header.machine.cpu} {header.machine.cores} cores"
+    folder = ROOT / "results" / submit.dashed(header.started[:10], machine, name)
     below = folder / file.parent.name
     below.mkdir(parents=True, exist_ok=True)
     text = file.read_text(encoding="utf-8").replace(f"{ROOT}/", "")

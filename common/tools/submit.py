@@ -121,8 +121,12 @@ def folder_name(rows: Sequence[Row]) -> str:
     """Return the name of a folder: the day and the device of its rows. "2026-11-23-amd-epyc-2-cores"."""
     row = next((row for row in rows if row.device_name), rows[0])
     cores = f"{row.header.machine.cores} cores" if row.device == "cpu" else ""
-    words = f"{row.header.started[:10]} {row.device_name or row.device or 'unknown'} {cores}"
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+    return dashed(row.header.started[:10], row.device_name or row.device or "unknown", cores)
+
+
+def dashed(*words: str) -> str:
+    """Return words as the name of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
 def rows_of(folder: Path) -> List[Row]:
