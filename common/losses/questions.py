@@ -48,7 +48,7 @@ JOINER = ("output", "extra")
 
 
 class Question(NamedTuple):
-    """What a loss is asked.
+    """Hold what a loss is asked.
 
     name: what is special about it, in words; "" for nothing; shapes: none for those of a measured batch; draw: number
     of the draw of random inputs; logits: "random", or "trained"; largest: magnitude of the largest logit, to which the

@@ -64,7 +64,7 @@ def bounds(answers: Mapping[int, bool]) -> Tuple[Optional[int], Optional[int]]:
 
 
 class Outcome(Struct, frozen=True):
-    """How a search ended, or how far it is.
+    """Tell how a search ended, or how far it is.
 
     Attributes:
         size: the largest that fits, None where none does or none is known
@@ -88,7 +88,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """What is searched: the sizes of one loss, or of one bucket.
+    """Search the sizes of one loss, or of one bucket.
 
     Attributes:
         low, cap: the smallest and the largest size
