@@ -49,13 +49,14 @@ RUNS: Dict[str, str] = {
     "v13088": "--only fused,torchaudio --vocab-size 13088 --encoder-dim 640 --frames 250 --tokens 60 --batch-size 2 "
     "--num-batches 1 --rounds 3 --scope step --limits false --passes correctness,timing,memory",  # 4 minutes
     "few-cells": "--only fused,torchaudio,optimized_transducer --sweep vocab-size=32,500,5000,50000 --sweep "
-    "frames=2,15,150 --tokens 6 --batch-size 1 --num-batches 1 --rounds 3 --max-seconds 0.2 --scope step "
-    "--limits false --passes correctness,timing,memory",  # 5 minutes
+    "frames=2,15,150,1400 --tokens 6 --batch-size 1 --num-batches 1 --rounds 3 --max-seconds 0.2 --scope step "
+    "--limits false --passes correctness,timing,memory",  # 16 minutes
     "tdt": "--topology tdt --rounds 10",  # 8 minutes
     "windows": "--topology windowed --only fused:windowed --sweep window=799,100,50,25 --frames 400 --tokens 60 "
     "--batch-size 16 --num-batches 1 --rounds 10 --limits false --passes correctness,timing,memory",  # 10 minutes
     "windowed": "--topology windowed --window 25 --rounds 10",  # 5 minutes
     "fused-table": "--logits random,trained",  # 27 minutes
+    "largest": "--memory-limit 2GiB --largest-cap 48",  # 4 minutes
     "largest-train": "--model examples/largest.py:small --losses torchaudio,fused --buckets 3 --memory-limit 2GiB",
     "largest-parakeet": "--model examples/largest_parakeet.py:small --losses torchaudio,fused --buckets 12 "
     "--memory-limit 2GiB",
@@ -97,7 +98,7 @@ def main(names: List[str]) -> int:
     for name in names:
         log = ROOT / "log" / f"results-{name}"
         resume = ["--resume"] if any(log.rglob("*.jsonl")) else []
-        is_tool = name.startswith("largest-")
+        is_tool = name.startswith("largest")
         script = "rnnt-bench largest" if is_tool else _figures.MADE_BY.get(name, "benchmark_all.py")
         command = [sys.executable, *script.split(), *RUNS[name].split(), "--log-dir", f"log/{log.name}", *resume]
         code = subprocess.run(command, cwd=ROOT).returncode
