@@ -58,7 +58,7 @@ RUNS: Dict[str, str] = {
     "fused-table": "--logits random,trained",  # 27 minutes
     "largest": "--memory-limit 2GiB --largest-cap 48",  # 4 minutes
     "largest-train": "--model examples/largest.py:small --losses torchaudio,fused --buckets 3 --memory-limit 2GiB",
-    "largest-parakeet": "--model examples/largest_parakeet.py:small --losses torchaudio,fused --buckets 12 "
+    "largest-parakeet": "--model examples/largest_parakeet.py:small --losses torchaudio,fused --buckets 3 "
     "--memory-limit 2GiB",
 }
 
