@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
@@ -90,39 +90,50 @@ def is_committed(folder: Path) -> bool:
     return bool(says("ls-files")) and not says("status", "--porcelain", "--ignored")
 
 
+def measure(name: str) -> Tuple[str, int]:
+    """Measure one of RUNS and keep its records; return (the folder's name, "" where there is none, the exit code)."""
+    log = ROOT / "log" / f"results-{name}"
+    resume = ["--resume"] if any(log.rglob("*.jsonl")) else []
+    is_tool = name.startswith("largest")
+    script = "rnnt-bench largest" if is_tool else _figures.MADE_BY.get(name, "benchmark_all.py")
+    command = [sys.executable, *script.split(), *RUNS[name].split(), "--log-dir", f"log/{log.name}", *resume]
+    code = subprocess.run(command, cwd=ROOT).returncode
+    if code not in (0, 1):  # 1: a row failed, and says why
+        return "", code
+    if is_tool:
+        kept = keep_tool(next(log.rglob(TOOL_FILE_NAME)), name)
+    else:
+        rows = submit.rows_of(log)
+        kept = ROOT / "results" / "-".join([submit.folder_name(rows), *([name] if name != "bench" else [])])
+        if kept.exists() and not is_committed(kept):
+            words = "git does not have it as it is here: commit it or move it away, and start this command again"
+            print(f"{kept}: {words}", file=sys.stderr)
+            return "", 1
+        submit.write(rows, kept, replaces=True)
+    if wrong := list(submit.problems(kept)):
+        print(*wrong, sep="\n", file=sys.stderr)
+        return "", 1
+    return kept.name, 0
+
+
 def main(names: List[str]) -> int:
     unknown = [name for name in names if name not in RUNS]
     if unknown or not names:
         print(f"name some of {', '.join(RUNS)}, not {', '.join(unknown) or 'none'}", file=sys.stderr)
         return 2
+    folders: List[str] = []
+    code = 0
     for name in names:
-        log = ROOT / "log" / f"results-{name}"
-        resume = ["--resume"] if any(log.rglob("*.jsonl")) else []
-        is_tool = name.startswith("largest")
-        script = "rnnt-bench largest" if is_tool else _figures.MADE_BY.get(name, "benchmark_all.py")
-        command = [sys.executable, *script.split(), *RUNS[name].split(), "--log-dir", f"log/{log.name}", *resume]
-        code = subprocess.run(command, cwd=ROOT).returncode
-        if code not in (0, 1):  # 1: a row failed, and says why
-            return code
-        if is_tool:
-            kept = keep_tool(next(log.rglob(TOOL_FILE_NAME)), name)
-            folder = kept.name
-        else:
-            rows = submit.rows_of(log)
-            folder = "-".join([submit.folder_name(rows), *([name] if name != "bench" else [])])
-            kept = ROOT / "results" / folder
-            if kept.exists() and not is_committed(kept):
-                words = "git does not have it as it is here: commit it or move it away, and start this command again"
-                print(f"{kept}: {words}", file=sys.stderr)
-                return 1
-            submit.write(rows, kept, replaces=True)
-        if wrong := list(submit.problems(kept)):
-            print(*wrong, sep="\n", file=sys.stderr)
-            return 1
+        folder, code = measure(name)
+        if code:
+            break
+        folders.append(folder)
+    for folder in folders:  # after the last run, since a run whose checkout has changes is refused
         for page in _figures.PAGES:
             page.write_text(shown(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+    if folders:
         _figures.write()
-    return 0
+    return code
 
 
 if __name__ == "__main__":
