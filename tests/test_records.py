@@ -74,6 +74,19 @@ def test_what_newer_versions_add_is_ignored_and_what_older_lack_has_its_default(
     assert (first.kind, first.machine.cores, limits.streams, end.reason, end.round) == ("exact", None, [], "", None)
 
 
+def test_a_folder_that_is_gone_while_it_is_searched_has_no_records(tmp_path, monkeypatch):
+    path, gone, scandir = write_records(tmp_path / "a", [RUN]), tmp_path / "gone", os.scandir
+    gone.mkdir()
+
+    def removing(folder):
+        if str(folder) == str(gone):
+            gone.rmdir()
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert store.files_named(schema.FILE_NAME, tmp_path) == [path] and not gone.exists()
+
+
 def test_a_command_line_may_have_bytes_that_are_no_text(tmp_path):
     path = write_records(tmp_path, [{**RUN, "command": ["summarize.py", "caf\udce9"]}])
     assert store.read(path)[0].command[1] == "caf\udce9"

@@ -38,7 +38,7 @@ from fixtures_runs import (
 )
 
 from rnnt_bench.analysis import logs
-from rnnt_bench.conformance.cases import DIFFERS, PASS, Outcome
+from rnnt_bench.conformance.cases import CRASHES, DIFFERS, PASS, Outcome
 from rnnt_bench.present import parts, style
 from rnnt_bench.setup import interpreters
 from rnnt_bench.show import cards as cards_of
@@ -222,6 +222,15 @@ def test_an_implementation_has_one_colour_in_every_plot_and_a_family_one_colour(
 def attributes(name, text):
     """Return the values of all attributes of this name; code has none."""
     return [unescape(value) for value in re.findall(rf'\s{name}="([^"]*)"', text)]
+
+
+def test_what_lies_beside_a_page_and_was_not_named_is_not_read(tmp_path):
+    timed(tmp_path / "log", "a", [10, 11, 12])
+    log, page_path = [tmp_path / "log"], tmp_path / "report.html"
+    write_check(tmp_path / "other", **{"V-2": Outcome(CRASHES)})
+    assert "V = 2" not in page.write(logs.read_any(log), page_path, log).read_text()
+    write_check(tmp_path / "log", **{"V-2": Outcome(CRASHES)})
+    assert "V = 2" in page.write(logs.read_any(log), page_path, log).read_text()
 
 
 def test_a_configuration_is_answer_ratios_table_plots_and_conditions(tmp_path):

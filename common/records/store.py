@@ -84,7 +84,12 @@ def files_named(name: str, path: Path) -> List[Path]:
     """Return the files of this name at or under `path`, sorted, without those of baselines."""
     if os.path.isfile(path):
         return [path] if path.name == name else []
-    return sorted(file for file in path.rglob(name) if BASELINES not in file.relative_to(path).parts)
+    result = []
+    for folder, below, names in os.walk(path):  # a folder that is gone meanwhile has none
+        below[:] = {*below} - {BASELINES}
+        if name in names:
+            result.append(Path(folder, name))
+    return sorted(result)
 
 
 def read(path: Path) -> List[schema.Line]:

@@ -44,7 +44,7 @@ def page(
 
 def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[parts.Section]:
     result = [
-        *(_section(index, groups, [base, *paths]) for index in range(len(groups))),
+        *(_section(index, groups, paths) for index in range(len(groups))),
         *(plots.of_sweep(each, number) for number, each in enumerate(swept)),
     ]
     for number, tool in enumerate(parts.slices()):
