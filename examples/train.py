@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import random
 import resource
 import shutil
@@ -98,6 +99,8 @@ def main():
     for name, default in {"seed": 0, "steps": 400, "utterances": 700, "vocab": 41, "autocast": 0, "save": ""}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     given, curve, peak = parser.parse_args(), [], lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if given.save:
+        os.makedirs(given.save, exist_ok=True)
     torch.manual_seed(given.seed)
     pairs, model = make_utterances(given.utterances, given.vocab), Model(given.vocab)
     optimizer = torch.optim.AdamW(model.parameters())

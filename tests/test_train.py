@@ -35,9 +35,9 @@ def test_the_curves_of_two_losses_agree():
 
 @pytest.mark.thorough
 def test_a_model_is_saved_and_recognises(tmp_path):
-    told = trained("--steps", 20, "--autocast", 1, "--save", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"6.pt", "20.pt"}
-    saved = torch.load(tmp_path / "20.pt", weights_only=True)
+    told = trained("--steps", 20, "--autocast", 1, "--save", tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"6.pt", "20.pt"}
+    saved = torch.load(tmp_path / "saved" / "20.pt", weights_only=True)
     model = train.Model(9)
     model.load_state_dict(saved["model"])
     with torch.no_grad():
