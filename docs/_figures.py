@@ -67,7 +67,7 @@ GIB = 2**30
 HARD_ROUNDS = 3
 #: Ends of the folders of results/ that say nothing of a machine: settings that are no user's, another lattice.
 NO_WORKLOAD = (
-    *("before", "system", "allocator", "threads", "largest", "fused-table", "logits", "tdt", "few-cells"),
+    *("before", "allocator", "threads", "largest", "fused-table", "logits", "tdt", "few-cells"),
     *("windows", "windowed"),
 )
 #: The losses that one can choose from: one of each family that a package brings, without controls and variants.
