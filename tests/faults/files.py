@@ -26,7 +26,7 @@ from rnnt_bench.records import run, schema, store
 #: Seconds that one command may take with one damaged file.
 LONGEST = 60
 #: Committed runs that are damaged beside the made ones.
-COMMITTED = ROOT / "results" / "2026-11-23-amd-epyc-2-cores-tdt"
+COMMITTED = ROOT / "results" / "2026-11-27-amd-epyc-2-cores-tdt"
 #: Commands that read a log folder: a new one is a line.  {log}: the damaged folder; {whole}: one that is not; {out}: an
 #: empty folder.
 READERS: Tuple[Tuple[str, ...], ...] = (
@@ -51,7 +51,7 @@ def whole() -> Tuple[Path, List[Dict[str, Any]]]:
     window = kineto([*steps([100, 300]), span("loss", 1010, 20), allocated(1, 4 * MIB), allocated(1200, 2 * MIB)])
     traced_run(log / "torchaudio-30", window, window, run_id="one run")
     write_run(log / "k2-30", "k2", run_id="one run")
-    for name in ("fused-tdt-2", "reference-tdt-2"):
+    for name in ("001-fused-tdt", "004-reference-tdt"):
         shutil.copytree(COMMITTED / name, log / name)
     return log, rows_of(log)
 
