@@ -18,6 +18,7 @@ from fixtures_runs import SETTINGS, change, timed
 
 from rnnt_bench.analysis import logs, verdict
 from rnnt_bench.analysis.groups import groups
+from rnnt_bench.command import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.md")])
@@ -46,6 +47,34 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+#: What begins a line of a page, and the command of rnnt-bench whose flags it takes.
+SCRIPTS = {"summarize.py": "summarize", "generate_shape_info.py": "shapes"}
+
+
+def commands_of(page: Path) -> list[tuple[str, list[str]]]:
+    """Return the commands of rnnt-bench on a page, in blocks and in sentences, each with its flags."""
+    text = re.sub(r"\\\n *", "", page.read_text(encoding="utf-8"))
+    lines = re.findall(r"^(?:\$ |[A-Z_0-9]+=\S+ )*([\w./]*(?:rnnt-bench|\.py) .+)$", text, flags=re.MULTILINE)
+    commands = []
+    for line in [*lines, *re.findall(r"`([\w./]*(?:rnnt-bench|\.py) [^`]+)`", text)]:
+        program, *words = re.split(r" #|\|(?!-)|;|&&", line)[0].split()
+        name = Path(program).name
+        command = words.pop(0) if name == "rnnt-bench" else SCRIPTS.get(name, "run")
+        if not command.startswith("-") and (name in ("rnnt-bench", *SCRIPTS) or name.startswith("benchmark_")):
+            commands.append((command, [word.split("=")[0] for word in words if word.startswith("--")]))
+    return commands
+
+
+def test_every_command_of_a_page_has_the_flags_that_the_page_gives_it():
+    pages = {page: commands_of(page) for page in PAGES if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md")}
+    unknown = []
+    for page, commands in pages.items():
+        for name, flags in commands:
+            known = importlib.import_module(COMMANDS[name].module).parser()._option_string_actions
+            unknown += [f"{page.name}: {name} {flag}" for flag in flags if flag not in {*known, "--list"}]
+    assert not unknown and sum(map(len, pages.values())) > 80
 
 
 @pytest.fixture(scope="module")
