@@ -163,7 +163,8 @@ def _target(loss: Loss) -> str:
     """Return MODULE:FUNCTION or FILE.py:FUNCTION of a loss.  Raises ValueError."""
     if isinstance(loss, str):
         return loss
-    module, name = getattr(loss, "__module__", None), getattr(loss, "__qualname__", "<")
+    module = getattr(loss, "__module__", None)
+    name = getattr(loss, "__qualname__", "<")
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     if module is None or "<" in name or (module == "__main__" and file is None):
         raise ValueError(f"{loss}: give a function at the top level of a module or script, which a process can import")

@@ -87,8 +87,8 @@ def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batche
 
 def sides(run: Run) -> Tuple[ratios.Rounds, ratios.Rounds, Dict[Any, float]]:
     """Return the baseline, of time 1, the other loss, and x of each batch."""
-    baseline = {name: {(name, at): [1.0] for at in range(len(ys))} for name, ys in enumerate(run.y)}
-    new = {name: {(name, at): [math.exp(y)] for at, y in enumerate(ys)} for name, ys in enumerate(run.y.tolist())}
+    baseline = {name: {(name, at): 1.0 for at in range(len(ys))} for name, ys in enumerate(run.y)}
+    new = {name: {(name, at): math.exp(y) for at, y in enumerate(ys)} for name, ys in enumerate(run.y.tolist())}
     return baseline, new, {(name, at): x for name, xs in enumerate(run.x.tolist()) for at, x in enumerate(xs)}
 
 

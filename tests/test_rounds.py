@@ -16,6 +16,7 @@ from rnnt_bench.cli.parser import standard
 from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from rnnt_bench.jobs import rounds, session
+from rnnt_bench.jobs.job import Like
 from rnnt_bench.jobs.session import Executor, Progress
 from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
@@ -249,14 +250,22 @@ def test_the_newest_torch_is_found_without_importing_it(tmp_path):
 
 def test_the_time_left_is_of_jobs_like_those_to_come():
     progress = Progress(quiet=True)
-    progress.expect([("a", "correctness"), ("b", "correctness"), ("a", "timing"), ("b", "timing"), ("a", "timing")])
+    progress.expect(
+        [
+            Like("a", "correctness"),
+            Like("b", "correctness"),
+            Like("a", "timing"),
+            Like("b", "timing"),
+            Like("a", "timing"),
+        ]
+    )
     assert progress.left() == ""
-    progress.done("a correctness", "ok", None, ("a", "correctness"))
-    progress.took = {("a", "correctness"): [10.0]}
+    progress.done("a correctness", "ok", None, Like("a", "correctness"))
+    progress.took = {Like("a", "correctness"): [10.0]}
     assert progress.left() == "about 22 s left"  # 10 + 3 * 0.4 * 10: a round takes less than the first pass
-    progress.took = {("a", "correctness"): [10.0], ("a", "timing"): [100.0, 140.0]}
+    progress.took = {Like("a", "correctness"): [10.0], Like("a", "timing"): [100.0, 140.0]}
     assert progress.left() == "about 6 min left"  # 10 + 120 + 120 + 120
-    progress.done("b correctness", "missing", "no b", ("b", "correctness"))
+    progress.done("b correctness", "missing", "no b", Like("b", "correctness"))
     assert progress.left() == "about 4 min left" and progress.finished == 2
 
 
@@ -264,8 +273,8 @@ def test_the_time_left_ends_with_the_budget(clock):
     """A pass of 10 s, one round of 40 s that comes in any case, nine that come until second 170."""
     progress = Progress(quiet=True)
     progress.ends = 170.0
-    progress.expect([("a", "memory"), ("a", "timing")], [("a", "timing")] * 9)
-    progress.took = {("a", "memory"): [10.0], ("a", "timing"): [40.0]}
+    progress.expect([Like("a", "memory"), Like("a", "timing")], [Like("a", "timing")] * 9)
+    progress.took = {Like("a", "memory"): [10.0], Like("a", "timing"): [40.0]}
     assert progress.left() == "about 3 min left"
     clock[0] = 130.0
     assert progress.left() == "about 50 s left"

@@ -29,7 +29,7 @@ from rnnt_bench.analysis import doubts, logs, ratios, times
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.standing import Standing
 from rnnt_bench.core import settings, statistics
-from rnnt_bench.instruments import peaks
+from rnnt_bench.instruments import rates
 from rnnt_bench.losses import oracle
 from rnnt_bench.losses.passes import timing
 from rnnt_bench.records import schema
@@ -108,8 +108,8 @@ def test_interval_is_over_rounds_not_over_samples_and_needs_two():
 
 
 def test_paired_ratio_by_hand():
-    baseline = {1: {0: [10, 10, 90], 1: [100]}, 2: {0: [20], 1: [100]}}
-    new = {1: {0: [20], 1: [200]}, 2: {0: [40, 40], 1: [200]}}
+    baseline = {1: {0: 10, 1: 100}, 2: {0: 20, 1: 100}}
+    new = {1: {0: 20, 1: 200}, 2: {0: 40, 1: 200}}
     estimate = ratios.paired_ratio(baseline, new)
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((2, 2, 2))
     assert estimate.batches == 2 and estimate.error == pytest.approx(0, abs=1e-9)
@@ -118,30 +118,29 @@ def test_paired_ratio_by_hand():
 
 
 def test_paired_ratio_has_the_interval_of_the_rounds_ratios():
-    baseline = {round: {0: [time]} for round, time in enumerate([1, 10, 100])}  # a drift that both sides share
-    new = {round: {0: [time]} for round, time in enumerate([math.exp(-1), 10, 100 * math.e])}
+    baseline = {round: {0: time} for round, time in enumerate([1, 10, 100])}  # a drift that both sides share
+    new = {round: {0: time} for round, time in enumerate([math.exp(-1), 10, 100 * math.e])}
     estimate = ratios.paired_ratio(baseline, new)
     assert (estimate.low, estimate.high) == pytest.approx(statistics.interval([math.exp(-1), 1, math.e]))
     assert estimate.error == pytest.approx(1 / math.sqrt(3))
 
 
 def test_paired_ratio_uses_only_what_both_have():
-    baseline = {1: {0: [10], 1: [1]}, 2: {0: [10], 1: [1]}, 3: {0: [1]}}
-    new = {1: {0: [10]}, 2: {0: [10], 1: [1000]}}  # died on batch 1 in round 1
+    baseline = {1: {0: 10, 1: 1}, 2: {0: 10, 1: 1}, 3: {0: 1}}
+    new = {1: {0: 10}, 2: {0: 10, 1: 1000}}  # died on batch 1 in round 1
     estimate = ratios.paired_ratio(baseline, new)
     assert (estimate.ratio, len(estimate.baseline), estimate.batches) == (pytest.approx(1), 2, 1)
     assert (
-        ratios.paired_ratio({1: {0: [1]}}, {2: {0: [1]}}) is None
-        and ratios.paired_ratio({1: {0: [1]}}, {1: {1: [1]}}) is None
+        ratios.paired_ratio({1: {0: 1}}, {2: {0: 1}}) is None and ratios.paired_ratio({1: {0: 1}}, {1: {1: 1}}) is None
     )
-    assert ratios.paired_ratio({1: {0: [1]}}, {1: {0: [3]}}).low is None
+    assert ratios.paired_ratio({1: {0: 1}}, {1: {0: 3}}).low is None
 
 
 def test_independent_ratio_by_hand():
     # logs -1, 0, 1 (variance 1) and 2, 2 + 3 / 2, 2 + 3 (variance 9/4): difference 3.5, parts 1/3 and 3/4;
     # Welch: (13/12)^2 / ((1/9 + 9/16) / 2) = 3.485 degrees of freedom.
-    baseline = {round: {0: [math.exp(log)]} for round, log in enumerate([-1, 0, 1])}
-    new = {round: {0: [math.exp(log)]} for round, log in enumerate([2, 3.5, 5])}
+    baseline = {round: {0: math.exp(log)} for round, log in enumerate([-1, 0, 1])}
+    new = {round: {0: math.exp(log)} for round, log in enumerate([2, 3.5, 5])}
     estimate = ratios.independent_ratio(baseline, new)
     assert math.log(estimate.ratio) == pytest.approx(3.5) and estimate.error == pytest.approx(math.sqrt(13 / 12))
     half = statistics.student_t(0.95, (13 / 12) ** 2 / ((1 / 9 + 9 / 16) / 2)) * estimate.error
@@ -149,13 +148,11 @@ def test_independent_ratio_by_hand():
 
 
 def test_independent_ratio_of_different_rounds_and_of_too_few():
-    estimate = ratios.independent_ratio(
-        {1: {0: [2.0]}, 2: {0: [2.0], 1: [9]}}, {7: {0: [4.0]}, 8: {0: [4.0]}, 9: {0: [4.0]}}
-    )
+    estimate = ratios.independent_ratio({1: {0: 2.0}, 2: {0: 2.0, 1: 9}}, {7: {0: 4.0}, 8: {0: 4.0}, 9: {0: 4.0}})
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((2, 2, 2))
     assert (len(estimate.baseline), len(estimate.new), estimate.batches) == (2, 3, 1)
-    assert ratios.independent_ratio({1: {0: [1]}}, {1: {0: [3]}, 2: {0: [3]}}).low is None
-    assert ratios.independent_ratio({}, {1: {0: [3]}}) is None
+    assert ratios.independent_ratio({1: {0: 1}}, {1: {0: 3}, 2: {0: 3}}).low is None
+    assert ratios.independent_ratio({}, {1: {0: 3}}) is None
 
 
 @pytest.mark.parametrize(
@@ -177,8 +174,8 @@ def test_verdict(low, high, tolerance, expected):
 
 def sides(logs):
     """Baseline and new side of a run whose log ratios are logs[round][batch]; the baseline takes 10 everywhere."""
-    baseline = {at: {batch: [10.0] for batch in each} for at, each in logs.items()}
-    new = {at: {batch: [10.0 * math.exp(y)] for batch, y in each.items()} for at, each in logs.items()}
+    baseline = {at: {batch: 10.0 for batch in each} for at, each in logs.items()}
+    new = {at: {batch: 10.0 * math.exp(y) for batch, y in each.items()} for at, each in logs.items()}
     return baseline, new
 
 
@@ -236,13 +233,13 @@ def test_batches_that_one_side_has_not_are_left_out():
     del new[0][0, 0], new[1]
     estimate, _ = ratios.ratio(baseline, new, together=True)
     assert estimate.batches == 7 and len(estimate.new) == 2
-    assert ratios.ratio(baseline, {5: {"other": [1.0]}, 6: {"another": [1.0]}}, together=True)[0] is None
+    assert ratios.ratio(baseline, {5: {"other": 1.0}, 6: {"another": 1.0}}, together=True)[0] is None
 
 
 def test_rounds_that_share_some_of_few_batches_are_compared_round_by_round():
     """A short shape file: the fourth round has the first one's batch again, and none is in all rounds."""
-    baseline = {at: {batch: [10.0**batch]} for at, batch in enumerate([3, 1, 2, 3])}
-    new = {at: {batch: [1.1 * times[0]] for batch, times in times_of.items()} for at, times_of in baseline.items()}
+    baseline = {at: {batch: 10.0**batch} for at, batch in enumerate([3, 1, 2, 3])}
+    new = {at: {batch: 1.1 * time for batch, time in batches.items()} for at, batches in baseline.items()}
     for together in (True, False):
         estimate, _ = ratios.ratio(baseline, new, together)
         assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((1.1, 1.1, 1.1)) and estimate.batches == 4
@@ -251,11 +248,8 @@ def test_rounds_that_share_some_of_few_batches_are_compared_round_by_round():
 def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch():
     """Heavy and light batches differ by a factor of ten; the ratio does not."""
     random.seed(1)
-    baseline = {at: {(at, number): [10.0 ** random.random()] for number in range(4)} for at in range(5)}
-    new = {
-        at: {batch: [1.1 * time for time in times] for batch, times in times_of.items()}
-        for at, times_of in baseline.items()
-    }
+    baseline = {at: {(at, number): 10.0 ** random.random() for number in range(4)} for at in range(5)}
+    new = {at: {batch: 1.1 * time for batch, time in batches.items()} for at, batches in baseline.items()}
     estimate, paired = ratios.ratio(baseline, new, together=False)
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((1.1, 1.1, 1.1))
     judged = Standing(Row(), Row("b"), "step", ratio=estimate, paired=paired, rounds=(5, 5))
@@ -431,16 +425,16 @@ class FakeClock:
 
 def test_repeats_fill_their_time_and_the_first_does_not_count():
     done = []
-    assert peaks.repeated(lambda: done.append(0), FakeClock(100 * MS), 0.35) == [100 * MS] * 4
+    assert rates.repeated(lambda: done.append(0), FakeClock(100 * MS), 0.35) == [100 * MS] * 4
     assert len(done) == 5
-    assert peaks.repeated(lambda: None, FakeClock(9000 * MS), 0.35) == [9000 * MS] * peaks.FEWEST
-    assert peaks.repeated(lambda: None, FakeClock(1), 0.35) == [1] * peaks.MOST
+    assert rates.repeated(lambda: None, FakeClock(9000 * MS), 0.35) == [9000 * MS] * rates.FEWEST
+    assert rates.repeated(lambda: None, FakeClock(1), 0.35) == [1] * rates.MOST
 
 
 @pytest.fixture
 def small_products(monkeypatch):
     """Multiply small matrices; the clock is made up anyway."""
-    monkeypatch.setattr(peaks, "SIZES", tuple(2**power for power in range(1, 8)))
+    monkeypatch.setattr(rates, "SIZES", tuple(2**power for power in range(1, 8)))
 
 
 def test_the_loop_of_the_suite_multiplies():
@@ -456,22 +450,22 @@ def test_the_loop_of_the_suite_multiplies():
         library.multiply.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
         library.multiply(n, groups.data_ptr(), panels.data_ptr(), blocks.data_ptr())
         torch.testing.assert_close(blocks.transpose(1, 2).reshape(n, n), left @ right)
-    products = peaks.products_of_loop(
+    products = rates.products_of_loop(
         str(libraries.multiplication("float32")), torch.float32, 2, FakeClock(32 * MS), 1e-3
     )
     assert (products.by, products.ns) == ("loop", [MS / 4] * 10)  # 64 by each of 2 threads
 
 
 def test_products_grow_until_the_next_would_take_too_long(small_products):
-    many = peaks.MOST
+    many = rates.MOST
     fast_then_slow = FakeClock(*[MS] * 3 * many, 60 * MS)
-    products = list(peaks.products(CPU, torch.float32, fast_then_slow, 0.4))
+    products = list(rates.products(CPU, torch.float32, fast_then_slow, 0.4))
     assert [line.n for line in products] == [2, 4, 8, 16]  # the next: 8 x 60 ms
     assert products[0].ns == [MS] * many and products[3].ns == [60 * MS] * 7
 
 
 def test_the_buffer_is_far_above_caches_and_leaves_memory_to_others():
-    lines = list(peaks.streams(CPU, FakeClock(MS), 0.001))
+    lines = list(rates.streams(CPU, FakeClock(MS), 0.001))
     (size,) = {line.buffer_bytes for line in lines}
     assert 2 * size <= memory.available_memory()
     assert size >= 8 * (machine.cache_bytes() or 0) or 8 * size >= 0.8 * memory.available_memory()
@@ -480,9 +474,9 @@ def test_the_buffer_is_far_above_caches_and_leaves_memory_to_others():
 
 
 def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
-    monkeypatch.setattr(peaks, "SIZES", (-1,))
+    monkeypatch.setattr(rates, "SIZES", (-1,))
     chosen = settings.resolve({"preset": "quick", "max_seconds": 0.001}, "cpu")
-    record = peaks.measure(chosen, CPU)
+    record = rates.measure(chosen, CPU)
     assert record.products == [] and record.reason.startswith("products: ")
     assert len(record.streams) == 3 and record.threads == torch.get_num_threads()
 

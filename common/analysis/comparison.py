@@ -70,12 +70,7 @@ def read_runs(path: Path) -> List[Row]:
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     """Return the runs of two paths in pairs, of the implementations `only` alone, none for all. A single run on each
     side is a pair whatever the names. Raises UserError where nothing is on both sides, or with other settings."""
-    before, after = (
-        groups.newest_of_each(
-            read_runs(path), lambda one, other: one.name == other.name and not groups.differences(one, other)
-        )
-        for path in (baseline, new)
-    )
+    before, after = (groups.newest_of_each(read_runs(path), _measure_the_same) for path in (baseline, new))
     if len(before) == len(after) == 1 and not only:
         return Sides([checked(before[0], after[0])])
     names = list(dict.fromkeys(run.name for run in [*before, *after]))
@@ -89,15 +84,20 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     for name in names:
         mine, theirs = ([run for run in side if run.name == name] for side in (before, after))
         fitting = [Pair(first, other) for first in mine for other in theirs if not groups.differences(first, other)]
-        newest = [groups.newest_first(side)[0] for side in (mine, theirs) if side]
-        pairs += fitting or ([checked(*newest)] if len(newest) == 2 else [])
-    compared = [id(run) for pair in pairs for run in (pair.baseline, pair.new)]
-    gone, added = ([run for run in side if id(run) not in compared] for side in (before, after))
+        if mine and theirs and not fitting:
+            fitting = [checked(groups.newest_first(mine)[0], groups.newest_first(theirs)[0])]
+        pairs += fitting
     if not pairs:
-        sides = ((baseline, gone), (new, added))
+        sides = ((baseline, before), (new, after))
         held = (f"{path} has {', '.join(text.plain(run.name) for run in runs) or 'none'}" for path, runs in sides)
         raise errors.UserError(f"no implementation is in both: {'; '.join(held)}")
+    compared = [run for pair in pairs for run in (pair.baseline, pair.new)]
+    gone, added = ([run for run in side if run not in compared] for side in (before, after))
     return Sides(pairs, gone, added)
+
+
+def _measure_the_same(run: Row, other: Row) -> bool:
+    return run.name == other.name and not groups.differences(run, other)
 
 
 def within(log: Path, baseline: str, new: str) -> List[Pair]:
@@ -116,7 +116,8 @@ def within(log: Path, baseline: str, new: str) -> List[Pair]:
 
 def checked(baseline: Row, other: Row) -> Pair:
     """Return the pair; raise UserError, which names the differences, if it cannot be compared."""
-    different, advice = groups.differences(baseline, other), "run both with the same flags on the same machine"
+    different = groups.differences(baseline, other)
+    advice = "run both with the same flags on the same machine"
     if baseline.loss != other.loss and baseline.torch and other.torch and baseline.torch != other.torch:
         different.append(f"torch {baseline.torch} / {other.torch}")
         advice = "a ratio would be that of the torches too: measure both under one, as "
@@ -131,8 +132,13 @@ def checked(baseline: Row, other: Row) -> Pair:
 
 
 class Judged(NamedTuple):
-    """Hold a change of memory, whose sides are the highest peaks in MB over the batches that both have, or of the
-    errors, whose sides are {field of the record: relative error}."""
+    """Hold a change of memory or of the errors.
+
+    Attributes:
+        baseline, new: highest peak in MB over the batches that both have, or {field of the record: relative error}
+        counter: field of the record that the peaks are of
+        batches: number of those that both have
+    """
 
     verdict: str
     reason: str
@@ -145,7 +151,12 @@ class Judged(NamedTuple):
 
 @dataclass
 class Change:
-    """Hold what changed between the runs of a pair: by scope, and in the code, as "torch 2.10.0 -> 2.11.0"."""
+    """Hold what changed between the runs of a pair.
+
+    Attributes:
+        time, memory: by scope
+        changed: differences of the code, as "torch 2.10.0 -> 2.11.0"
+    """
 
     pair: Pair
     margins: ratios.Margins
@@ -155,65 +166,76 @@ class Change:
     changed: List[str]
 
     def as_json(self) -> schema.Record:
-        sides = {
-            side: {
-                **{"name": run.name, "file": str(run.results), "status": run.status, "reason": run.reason},
-                **{key: getattr(run.header, key) for key in ("run_id", "started", "kind", "git_revision", "git_dirty")},
-                **{key: getattr(run.environment, key) for key in ("torch", "implementation_version", "python")},
-            }
-            for side, run in (("baseline", self.pair.baseline), ("new", self.pair.new))
-        }
         return {
-            **{"name": self.pair.name, **sides, **self.margins._asdict()},
-            "time": {scope: {**of.as_json(), **of.judged_json()} for scope, of in self.time.items()},
-            "memory": {scope: change._asdict() for scope, change in self.memory.items()},
-            **{"errors": self.errors._asdict(), "changed": self.changed},
+            "name": self.pair.name,
+            "baseline": _origin_json(self.pair.baseline),
+            "new": _origin_json(self.pair.new),
+            "tolerance": self.margins.tolerance,
+            "confidence": self.margins.confidence,
+            "time": {scope: {**time.as_json(), **time.judged_json()} for scope, time in self.time.items()},
+            "memory": {scope: memory._asdict() for scope, memory in self.memory.items()},
+            "errors": self.errors._asdict(),
+            "changed": self.changed,
         }
+
+
+def _origin_json(run: Row) -> schema.Record:
+    header, environment = run.header, run.environment
+    return {
+        "name": run.name,
+        "file": str(run.results),
+        "status": run.status,
+        "reason": run.reason,
+        "run_id": header.run_id,
+        "started": header.started,
+        "kind": header.kind,
+        "git_revision": header.git_revision,
+        "git_dirty": header.git_dirty,
+        "torch": environment.torch,
+        "implementation_version": environment.implementation_version,
+        "python": environment.python,
+    }
 
 
 def compare(
     pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = statistics.TOLERANCE
 ) -> List[Change]:
-    both = [pair.baseline.times_of(scope).ms and pair.new.times_of(scope).ms for pair in pairs for scope in scopes]
-    margins = ratios.Margins(tolerance, statistics.confidence_of_each(sum(map(bool, both))))
     sides = [(pair.baseline, pair.new) for pair in pairs]
-    times = {scope: control.standings(sides, scope, margins) for scope in scopes}
-    return [
-        Change(
-            pair,
-            margins,
-            {scope: times[scope][at] for scope in scopes},
-            {scope: _memory(pair, scope, tolerance) for scope in scopes},
-            _errors(pair),
-            _changed(pair),
-        )
-        for at, pair in enumerate(pairs)
-    ]
+    timed = [scope for baseline, new in sides for scope in scopes if baseline.median_ms(scope) and new.median_ms(scope)]
+    margins = ratios.Margins(tolerance, statistics.confidence_of_each(len(timed)))
+    standings = {scope: control.standings(sides, scope, margins) for scope in scopes}
+    changes = []
+    for index, pair in enumerate(pairs):
+        time = {scope: standings[scope][index] for scope in scopes}
+        memory = {scope: _memory(pair, scope, tolerance) for scope in scopes}
+        changes.append(Change(pair, margins, time, memory, _errors(pair), _changed(pair)))
+    return changes
 
 
 def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
     """Compare the highest peaks, which tables show too, over the batches that both have, since these decide what fits:
     allocators count exactly, the process's resident peak does not."""
     sides = [run.peaks_of(scope) for run in (pair.baseline, pair.new)]
-    highest = [max(peaks.values(), default=None) for peaks in sides]
     batches = set.intersection(*map(set, sides))
     if not batches:
         absent = [side for side, peaks in zip(("the baseline", "the new side"), sides) if not peaks]
         reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
-        before_mb, after_mb = (peak and peak.mb for peak in highest)
+        before_mb, after_mb = (max((peak.mb for peak in peaks.values()), default=None) for peaks in sides)
         return Judged("unclear", reason, None, before_mb, after_mb)
     before, after = (max(peaks[batch] for batch in batches) for peaks in sides)
-    counters = {before.counter, after.counter}
     if not before.mb or not after.mb:
         return Judged("unclear", "a peak of 0", None, before.mb, after.mb, after.counter, len(batches))
-    ratio, source = after.mb / before.mb, "the allocator's own count"
-    if counters & {"process", "device_used"}:
-        tolerance, source = max(tolerance, PROCESS_TOLERANCE), "the resident peak of one process each"
-    word = {"faster": "less", "slower": "more"}.get(statistics.verdict(ratio, ratio, tolerance), "same")
-    near = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
-    reason = near if word == "same" else f"{abs(ratio - 1):.1%} {word} memory"
+    ratio = after.mb / before.mb
+    source = "the allocator's own count"
+    if {before.counter, after.counter} & {"process", "device_used"}:
+        tolerance = max(tolerance, PROCESS_TOLERANCE)
+        source = "the resident peak of one process each"
+    verdict = {"faster": "less", "slower": "more"}.get(statistics.verdict(ratio, ratio, tolerance), "same")
+    reason = f"{abs(ratio - 1):.1%} {verdict} memory"
+    if verdict == "same":
+        reason = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
     counter = f"{after.counter}_bytes"
-    return Judged(word, f"{reason} ({source})", ratio, before.mb, after.mb, counter, len(batches))
+    return Judged(verdict, f"{reason} ({source})", ratio, before.mb, after.mb, counter, len(batches))
 
 
 def _errors(pair: Pair) -> Judged:
@@ -235,73 +257,74 @@ def _errors(pair: Pair) -> Judged:
         return judged("wrong", f"the new side is further from the oracle than {new.tolerance}")
     if not baseline.ok:
         return judged("better", f"the baseline is further from the oracle than {baseline.tolerance}, the new is not")
-    words = []
+    verdicts = set()
+    reasons = []
     for key, name in (("loss_error", "loss"), ("grad_error", "gradient")):
         before, after = (side[key] or 0.0 for side in sides)
         if max(before, after) > ERROR_FLOOR and max(before, after) > ERROR_FACTOR * min(before, after):
-            words.append(("worse" if after > before else "better", f"{name} error {before:.1e}, now {after:.1e}"))
-    if not words:
+            verdicts.add("worse" if after > before else "better")
+            reasons.append(f"{name} error {before:.1e}, now {after:.1e}")
+    if not reasons:
         return judged("same", "both are right, with errors of the same order")
-    kinds = {word for word, _ in words}
-    reason = "; ".join(why for _, why in words) + " (both are right)"
-    return judged(kinds.pop() if len(kinds) == 1 else "unclear", reason)
+    reason = "; ".join(reasons) + " (both are right)"
+    return judged(verdicts.pop() if len(verdicts) == 1 else "unclear", reason)
 
 
 def _changed(pair: Pair) -> List[str]:
     """Return the recorded differences in the code and its environment, as "torch 2.10.0 -> 2.11.0"."""
-    before, after = (
-        {
-            "revision": run.header.git_revision if pair.one_loss else None,
-            "torch": run.environment.torch,
-            "version": run.environment.implementation_version if pair.one_loss else None,
-            "Python": run.environment.python if pair.one_loss else None,
-        }
-        for run in (pair.baseline, pair.new)
-    )
-    changed = [
-        f"{label} {str(before[label])[:20]} -> {str(value)[:20]}"
-        for label, value in after.items()
-        if before[label] != value
-    ]
     sides = {"baseline": pair.baseline, "new side": pair.new}
-    dirty = [word for word, run in sides.items() if pair.one_loss and run.header.git_dirty]
-    return [*changed, *([f"uncommitted changes in the {' and the '.join(dirty)}"] if dirty else [])]
+    values = [("torch", [run.environment.torch for run in sides.values()])]
+    if pair.one_loss:
+        values.insert(0, ("revision", [run.header.git_revision for run in sides.values()]))
+        values.append(("version", [run.environment.implementation_version for run in sides.values()]))
+        values.append(("Python", [run.environment.python for run in sides.values()]))
+    changed = [
+        f"{label} {str(before)[:20]} -> {str(after)[:20]}" for label, (before, after) in values if before != after
+    ]
+    dirty = [side for side, run in sides.items() if pair.one_loss and run.header.git_dirty]
+    if dirty:
+        changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
+    return changed
 
 
-def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
-    """Return a sentence for each row whose time surely grew by more than `allowed`, or that has no times any more."""
+def regressions(changes: Sequence[Change], allowed: float) -> List[str]:
+    """Return a sentence for each whose time surely grew by more than `allowed`, or that has no times any more."""
     reasons = []
-    for row in rows:
-        new, is_ok = row.pair.new, row.pair.baseline.status == "ok"
-        if new.status != "ok" and is_ok:
-            reasons.append(f"{row.pair.name}: was measured at the baseline, now {new.status}: {new.reason}")
-        for scope, time in row.time.items():
+    for change in changes:
+        new = change.pair.new
+        name = change.pair.name
+        if new.status != "ok" and change.pair.baseline.status == "ok":
+            reasons.append(f"{name}: was measured at the baseline, now {new.status}: {new.reason}")
+        for scope, time in change.time.items():
             if time.lost:
-                reasons.append(f"{row.pair.name} {scope}: was timed at the baseline, has no times now")
+                reasons.append(f"{name} {scope}: was timed at the baseline, has no times now")
             if time.low is not None and not time.doubt and time.low > 1 + allowed:
-                reasons.append(f"{row.pair.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
+                reasons.append(f"{name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return reasons
 
 
-def undecided(rows: Sequence[Change], allowed: float) -> List[str]:
-    """Return a sentence for each row whose time may have grown by more than `allowed`, though not surely."""
+def undecided(changes: Sequence[Change], allowed: float) -> List[str]:
+    """Return a sentence for each change whose time may have grown by more than `allowed`, though not surely."""
     reasons = []
-    for row in rows:
-        for scope, time in row.time.items():
+    for change in changes:
+        for scope, time in change.time.items():
             if time.ratio is None or (not time.doubt and time.low is not None and time.low > 1 + allowed):
                 continue
-            # what is below the limit is no difference that a drift or the machine's day would have to explain
-            is_withheld = not time.kinds.isdisjoint(("beside load", "few rounds", "busy"))
+            # What is below the limit is no difference that a drift or the machine's day would have to explain.
+            is_withheld = any(doubt.withholds and doubt.kind != "uncontrolled" for doubt in time.doubts)
             is_above = time.high is None or time.high > 1 + allowed
             if is_withheld or (is_above and time.doubt) or time.high is None:
-                reasons.append(f"{row.pair.name} {scope}: {time.doubt or time.reason}")
-            elif time.high > 1 + allowed:
-                reasons.append(f"{row.pair.name} {scope}: it may have grown by up to {100 * (time.high - 1):.1f}%")
+                reasons.append(f"{change.pair.name} {scope}: {time.doubt or time.reason}")
+            elif is_above:
+                growth = f"{100 * (time.high - 1):.1f}%"
+                reasons.append(f"{change.pair.name} {scope}: it may have grown by up to {growth}")
     return reasons
 
 
 def gone(sides: Sides) -> List[str]:
-    compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
     names = list(dict.fromkeys(sides.label(run) for run in sides.gone if run.status == "ok"))
+    if not names:
+        return []
+    compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
     advice = f"where that is meant, compare with --only {','.join(compared)}, or the run folders that both have"
-    return [f"{', '.join(names)}: measured at the baseline, not there any more; {advice}"] if names else []
+    return [f"{', '.join(names)}: measured at the baseline, not there any more; {advice}"]

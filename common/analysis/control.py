@@ -14,7 +14,7 @@ from rnnt_bench.analysis import ratios
 from rnnt_bench.analysis.ratios import Margins
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.standing import USUAL, Standing, stand
-from rnnt_bench.core import implementations
+from rnnt_bench.core import implementations, text
 
 #: Packages that change with this repository, whatever their version says.
 OWN_PACKAGES = ("fused_transducer", "torch")
@@ -26,12 +26,12 @@ def is_unchanged(baseline: Row, row: Row) -> bool:
     if baseline.name != row.name or _versions(baseline) != _versions(row) or not row.environment.torch:
         return False
     implementation = implementations.BY_NAME.get(row.loss.partition(":")[0])
-    heads = [baseline.header, row.header]
     is_own = implementation is None or implementation.package in OWN_PACKAGES
-    if is_own or row.environment.implementation_version in (None, "unknown"):
-        revisions = {head.git_revision or None for head in heads}
-        return len(revisions) == 1 and None not in revisions and not any(head.git_dirty for head in heads)
-    return True
+    if not is_own and row.environment.implementation_version not in (None, "unknown"):
+        return True
+    before, after = baseline.header, row.header
+    is_clean = not before.git_dirty and not after.git_dirty
+    return is_clean and bool(after.git_revision) and before.git_revision == after.git_revision
 
 
 def _versions(row: Row) -> Tuple[object, ...]:
@@ -42,22 +42,19 @@ def standings(pairs: Sequence[Tuple[Row, Row]], scope: str, margins: Margins = U
     """Return how the new row of each pair (baseline, new) stands against its baseline, those of two separate runs over
     the unchanged rows of the same two runs."""
     result = [stand(new, baseline, scope, margins) for baseline, new in pairs]
-    unchanged = of_runs(result)
-    for at, standing in enumerate(result):
+    unchanged = by_runs(result)
+    for number, standing in enumerate(result):
         if not standing.paired:
             others = [other for other in unchanged.get(_runs(standing), []) if other is not standing]
-            result[at] = replace(standing, control=moved(others))
+            result[number] = replace(standing, control=moved(others))
     return result
 
 
-def of_runs(compared: Sequence[Standing]) -> Dict[Tuple[str, ...], List[Standing]]:
+def by_runs(compared: Sequence[Standing]) -> Dict[Tuple[str, ...], List[Standing]]:
     """Return the standings of unchanged rows, those of the same two separate runs together."""
-    result: Dict[Tuple[str, ...], List[Standing]] = {}
-    for standing in compared:
-        is_usable = standing.ratio and not standing.paired and not standing.beside_load
-        if is_usable and is_unchanged(standing.baseline, standing.row):
-            result.setdefault(_runs(standing), []).append(standing)
-    return result
+    usable = [standing for standing in compared if not standing.paired and not standing.beside_load and standing.ratio]
+    unchanged = [standing for standing in usable if is_unchanged(standing.baseline, standing.row)]
+    return text.gathered((_runs(standing), standing) for standing in unchanged)
 
 
 def moved(unchanged: Sequence[Standing]) -> Optional[ratios.Control]:

@@ -51,6 +51,11 @@ def kinds(row: Row) -> Set[str]:
     return {doubt.kind for doubt in doubts(row)}
 
 
+def with_mark(words: str, row: Row, kind: str) -> str:
+    """Return the words of a number, marked where the row has a doubt of this kind."""
+    return f"{words} !" if kind in kinds(row) else words
+
+
 def _about_times(row: Row) -> Iterator[Doubt]:
     flagged = sum(sample.flagged for sample in row.timed)
     if flagged:
@@ -71,7 +76,8 @@ def _about_times(row: Row) -> Iterator[Doubt]:
 
 
 def _about_errors(row: Row) -> Iterator[Doubt]:
-    checked, size = row.checked, row.checked.at_size
+    checked = row.checked
+    size = checked.at_size
     if row.imprecise:
         words = f"rounding alone puts it off by {row.imprecise:.1e} on a measured batch"
         yield Doubt("imprecise", f"imprecise: {words}")
@@ -155,7 +161,8 @@ def beside_load(rows: Sequence[Row]) -> str:
 
 def about_ratio(evidence: Evidence) -> List[Doubt]:
     """Return why a difference cannot be believed, whatever its interval is: the first is told."""
-    ratio, result = evidence.ratio, []
+    ratio = evidence.ratio
+    result = []
     if evidence.beside_load:
         result.append(Doubt("beside load", f"{load_of(evidence)}: {CALM}", withholds=True))
     if ratio is None:
@@ -182,7 +189,8 @@ def about_ratio(evidence: Evidence) -> List[Doubt]:
 
 
 def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
-    ratio, judged = evidence.ratio, evidence.judged
+    ratio = evidence.ratio
+    judged = evidence.judged
     assert ratio and judged
     # Rounds with batches of their own differ in length, so only their ratio can be seen to drift.
     sides = [ratio.baseline, ratio.new] if ratio.least is None else [evidence.by_round]

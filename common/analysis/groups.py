@@ -151,32 +151,31 @@ def differences(first: Row, other: Row) -> List[str]:
 
 def _other_batches(first: Row, other: Row) -> List[str]:
     """Return how the batches of two runs differ; rounds that only one had time for may add some of their own."""
-    mine, theirs = ({batch.index: batch for batch in row.batches} for row in (first, other))
-    shared = mine.keys() & theirs.keys()
-    are_alike = all(
-        mine[index].useful_cells == theirs[index].useful_cells
-        and mine[index].padded_cells == theirs[index].padded_cells
-        for index in shared
+    mine, theirs = (
+        {batch.index: (batch.useful_cells, batch.padded_cells) for batch in row.batches} for row in (first, other)
     )
+    shared = mine.keys() & theirs.keys()
+    are_alike = all(mine[index] == theirs[index] for index in shared)
     if not mine or not theirs or (shared and are_alike):
         return []
-    words = (
-        "{} from {} on of {} cells ({} padded)".format(len(row.batches), row.batches[0].index, *row.cells)
-        for row in (first, other)
-    )
-    return [f"batches {' / '.join(words)}"]
+    return [f"batches {_batches(first)} / {_batches(other)}"]
+
+
+def _batches(row: Row) -> str:
+    useful, padded = row.cells
+    return f"{len(row.batches)} from {row.batches[0].index} on of {useful} cells ({padded} padded)"
 
 
 def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
     """Return the items in groups: each item joins the first group that it fits, or begins a new one."""
-    groups: List[List[Item]] = []
+    result: List[List[Item]] = []
     for item in items:
-        group = next((group for group in groups if fits(group, item)), None)
+        group = next((group for group in result if fits(group, item)), None)
         if group is None:
-            groups.append([item])
+            result.append([item])
         else:
             group.append(item)
-    return groups
+    return result
 
 
 def newest_first(rows: Sequence[Row]) -> List[Row]:
@@ -188,14 +187,14 @@ def newest_first(rows: Sequence[Row]) -> List[Row]:
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
     """Return the newest row of each set that is the `same`, in the order given, with the others as `earlier`, or as
     `stopped` where they are later and empty."""
-    groups = grouped(newest_first(rows), lambda group, row: same(group[0], row))
-    for newest, *others in groups:
+    kept = []
+    for newest, *others in grouped(newest_first(rows), lambda group, row: same(group[0], row)):
         newest.stopped = [row for row in others if row.is_empty and row.header.started > newest.header.started]
         newest.earlier = [row for row in others if row not in newest.stopped]
         if newest.earlier:
             store.warn_of_clock(newest.folder, newest.header.started)
-    kept = {id(group[0]) for group in groups}
-    return [row for row in rows if id(row) in kept]
+        kept.append(newest)
+    return [row for row in rows if row in kept]
 
 
 # Sweeps: ordinary runs whose headers name the settings that vary.
@@ -203,14 +202,16 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> Lis
 
 @dataclass
 class Sweep:
+    """Hold ordinary runs, the cells of a grid: setting -> its values."""
+
     grid: Dict[str, List[Any]]
     rows: List[Row]
 
     @property
     def heading(self) -> str:
         """Return one line: the grid, and what all cells have in common."""
-        worded = {settings.flag(key): map(settings.worded, values) for key, values in self.grid.items()}
-        axes = " x ".join(f"{flag} {', '.join(values)}" for flag, values in worded.items())
+        words = {settings.flag(key): map(settings.worded, values) for key, values in self.grid.items()}
+        axes = " x ".join(f"{flag} {', '.join(values)}" for flag, values in words.items())
         varied = dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
         return text.plain(f"sweep over {axes}; {heading(shared)}")
@@ -222,22 +223,22 @@ class Sweep:
 
 def sweeps(rows: Sequence[Row]) -> List[Sweep]:
     """Return the sweeps of rows with swept settings: those of equal keys whose other settings agree."""
-    result = []
 
     def fits(group: List[Row], row: Row) -> bool:
         return _without_swept(group[0]) == _without_swept(row) and not machines.differences(group[0], row)
 
+    result = []
     for group in grouped(rows, fits):
-        axes: Dict[str, List[Any]] = {
-            key: list(dict.fromkeys(row.header.values[key] for row in group)) for key in group[0].header.values
-        }
-        axes = {key: sorted(values) if is_numeric(values) else values for key, values in axes.items()}
-        made = Sweep(axes, sorted(group, key=lambda row: _cell_index(row, axes)))
-        for _, cell in made.cells():
+        grid: Dict[str, List[Any]] = {}
+        for key in group[0].header.values:
+            values = list(dict.fromkeys(row.header.values[key] for row in group))
+            grid[key] = sorted(values) if is_numeric(values) else values
+        sweep = Sweep(grid, sorted(group, key=lambda row: _cell_index(row, grid)))
+        for _, cell in sweep.cells():
             standing.rank_times(cell)
             label(cell)
-        made.rows.sort(key=lambda row: (_cell_index(row, axes), rank(row)))
-        result.append(made)
+        sweep.rows.sort(key=lambda row: (_cell_index(row, grid), rank(row)))
+        result.append(sweep)
     return result
 
 
@@ -247,8 +248,8 @@ def _without_swept(row: Row) -> Any:
     return list(swept), {key: value for key, value in recorded.items() if key not in swept}
 
 
-def _cell_index(row: Row, axes: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:
-    return tuple(values.index(row.header.values[key]) for key, values in axes.items())
+def _cell_index(row: Row, grid: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:
+    return tuple(values.index(row.header.values[key]) for key, values in grid.items())
 
 
 def is_numeric(values: Sequence[Any]) -> bool:

@@ -15,8 +15,14 @@ from rnnt_bench.records.schema import Machine
 MARGIN = 0.15
 #: Flags of /proc/cpuinfo, the widest vectors first, and their usual names.
 VECTORS = {
-    **{"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse4_2": "SSE4.2"},
-    **{"sve2": "SVE2", "sve": "SVE", "asimd": "NEON", "neon": "NEON"},
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "avx": "AVX",
+    "sse4_2": "SSE4.2",
+    "sve2": "SVE2",
+    "sve": "SVE",
+    "asimd": "NEON",
+    "neon": "NEON",
 }
 GIGA = 1e9
 

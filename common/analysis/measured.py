@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from rnnt_bench.analysis import machines, times
-from rnnt_bench.analysis.row import COUNTERS, Row
+from rnnt_bench.analysis.row import COUNTERS, Configuration, Row
 from rnnt_bench.core import settings, text
 from rnnt_bench.records import schema, store
 from rnnt_bench.traces import reader, windows
 
-T = TypeVar("T", bound=schema.JobLine)
 Jobs = Mapping[str, Sequence[schema.JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
@@ -24,63 +24,58 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     header = records[0]
     assert isinstance(header, schema.Header)
     jobs = store.latest_jobs(records)
-    lines = [line for job in jobs.values() for line in job]
-    well = [line for job in jobs.values() if store.ended_well(job) for line in job]
-    timed = [line for line in well if isinstance(line, schema.Sample)]
+    made = Row(name=header.name, folder=folder, kind=header.kind, header=header, jobs=jobs)
+    made.environment = made.newest(schema.Environment) or made.environment
+    made.checked = made.newest(schema.Correctness) or made.checked
+    if traces:
+        made.profile = _profiled(made.newest(schema.Trace), folder)
+    made.status, made.reason = _status(made)
+    timed = made.lines_of(schema.Sample)
     samples = [line for line in timed if not line.warmup]
-    judged = _newest(lines, schema.Correctness)
-    trace = _newest(lines, schema.Trace)
-    checked = judged or schema.Correctness()
-    numbers = _profiled(trace, folder) if traces else windows.Profiled()
-    limits = [line for line in records if isinstance(line, schema.Limits)]
-    lacks_traces = trace is None and "trace" in (header.settings.passes or ())
-    status, reason = _of_jobs(jobs, header)
-    if status == "ok" and judged and not _is_right(judged):
-        status, reason = "error", "loss or gradient is further from the oracle than its record allowed"
-    if status == "ok" and numbers.error and not lacks_traces:
-        status, reason = "error", numbers.error
-    made = Row(
-        name=header.name,
-        folder=folder,
-        status=status,
-        reason=reason,
-        kind=header.kind,
-        header=header,
-        environment=_newest(lines, schema.Environment) or schema.Environment(),
-        checked=checked,
-        jobs=jobs,
-        profile=numbers,
-        step=times.summarize(samples, "step"),
-        loss_alone=times.summarize(samples, "loss"),
-        timed=times.in_order(timed),
-        others_cpu=times.others_cpu(samples),
-        repeated=store.repeated(records),
-        peaks_mb=_peaks([line for line in well if isinstance(line, schema.Memory)]),
-        limits=limits,
-    )
-    of_all_threads = [line for line in limits if line.streams]
-    made.rates = times.device_rates(of_all_threads, made.environment.mkl_as_intel)
-    percent = times.limit_percent(made.rates, header.kind, made.batches, header.settings, samples, checked.at_size)
-    made.limit_percent = percent
-    on_cpu = made.device == "cpu"
-    made.configuration = {
-        **settings.in_rows(schema.as_written(header.settings), made.device, header.kind),
-        **{"device": made.device, "device_name": made.environment.device_name},
-        "processor": (machines.processor(header.machine) or None) if on_cpu else None,
-        "cores": header.machine.cores if on_cpu else None,
-        **{
-            key: getattr(made.environment, key) or getattr(header.settings, key)
-            for key in ("threads", *(("denormals", "allocator") if on_cpu else ()))
-        },
-        "shape_file_sha256": made.environment.shape_file_sha256,
-    }
+    made.timed = times.in_order(timed)
+    made.step = times.summarize(samples, "step")
+    made.loss_alone = times.summarize(samples, "loss")
     steps = [sample for sample in samples if sample.scope == "step"]
     made.utterances_per_second, made.frames_per_second = times.rates(steps, made.batches)
+    made.others_cpu = times.others_cpu(samples)
+    made.repeated = store.repeated(records)
+    made.peaks_mb = _peaks(made.lines_of(schema.Memory))
+    made.limits = [line for line in records if isinstance(line, schema.Limits)]
+    with_all_threads = [line for line in made.limits if line.streams]
+    made.rates = times.device_rates(with_all_threads, made.environment.mkl_as_intel)
+    made.limit_percent = times.limit_percent(
+        made.rates, header.kind, made.batches, header.settings, samples, made.checked.at_size
+    )
+    made.configuration = _configuration(made)
     return made
 
 
-def _newest(lines: Sequence[schema.JobLine], kind: Type[T]) -> Optional[T]:
-    return next((line for line in reversed(lines) if isinstance(line, kind)), None)
+def _configuration(row: Row) -> Configuration:
+    """Return what a row measured: its settings, and what else its numbers depend on."""
+    header, environment = row.header, row.environment
+    result = settings.in_rows(schema.as_written(header.settings), row.device, header.kind)
+    on_cpu = row.device == "cpu"
+    result["device"] = row.device
+    result["device_name"] = row.device_name
+    result["processor"] = (machines.processor(header.machine) or None) if on_cpu else None
+    result["cores"] = header.machine.cores if on_cpu else None
+    for key in ("threads", "denormals", "allocator") if on_cpu else ("threads",):
+        result[key] = getattr(environment, key) or getattr(header.settings, key)
+    result["shape_file_sha256"] = environment.shape_file_sha256
+    return result
+
+
+def _status(row: Row) -> Tuple[str, str]:
+    """Return the (status, reason) of the jobs, or else an error that the records show."""
+    status, reason = _of_jobs(row.jobs, row.header)
+    if status != "ok":
+        return status, reason
+    if not _is_right(row.checked):
+        return "error", "loss or gradient is further from the oracle than its record allowed"
+    is_untraced = row.newest(schema.Trace) is None and "trace" in (row.header.settings.passes or ())
+    if row.profile.error and not is_untraced:
+        return "error", row.profile.error
+    return "ok", ""
 
 
 def _is_right(line: schema.Correctness) -> bool:
@@ -101,31 +96,33 @@ def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:
     stopped at its traces is whole, since no table needs them; so is a control, which is there for its times, without
     its memory."""
     needless = {"trace", "memory"} if "@" in header.name else {"trace"}
-    worst, reason = "ok", ""
-    done: Dict[str, int] = {}
+    stopped = schema.Status(status="interrupted", reason="stopped before its end")
+    worst, worst_reason = "ok", ""
+    done: Counter[str] = Counter()
     for job, lines in jobs.items():
-        end = store.status_of(lines)
-        status = "interrupted" if end is None else end.status if end.status in SEVERITY else "error"
-        pass_name = (end and end.pass_name) or job
+        end = store.status_of(lines) or stopped
+        status = end.status if end.status in SEVERITY else "error"
+        pass_name = end.pass_name or job
         if pass_name in needless and status == "interrupted":
             continue
-        done[pass_name] = done.get(pass_name, 0) + 1
+        done[pass_name] += 1
         if SEVERITY.index(status) > SEVERITY.index(worst):
-            why = (end.reason or status) if end else "stopped before its end"
-            worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
-    if worst == "ok":
-        rounds = settings.rounds_of(header.kind, header.settings.rounds or 1)
-        if header.settings.budget:
-            rounds = min(rounds, settings.FEWEST_IN_BUDGET)
-        planned = {name: rounds if name == "timing" else 1 for name in header.settings.passes or ()}
-        absent = [
-            name if number == 1 else f"{number - done.get(name, 0)} of {number} {name} rounds"
-            for name, number in planned.items()
-            if done.get(name, 0) < number
-        ]
-        if not jobs or (absent and not (needless.issuperset(absent) and done.get("timing"))):
-            return "interrupted", "stopped before: " + (", ".join(absent) or "its first pass")
-    return worst, reason
+            reason = end.reason or status
+            worst = status
+            worst_reason = reason if status in ("missing", "unsupported") else f"{job}: {reason}"
+    if worst != "ok":
+        return worst, worst_reason
+    rounds = settings.rounds_of(header.kind, header.settings.rounds or 1)
+    if header.settings.budget:
+        rounds = min(rounds, settings.FEWEST_IN_BUDGET)
+    absent = {}  # pass -> in words
+    for name in header.settings.passes or ():
+        planned = rounds if name == "timing" else 1
+        if done[name] < planned:
+            absent[name] = name if planned == 1 else f"{planned - done[name]} of {planned} {name} rounds"
+    if not jobs or (absent and not (needless.issuperset(absent) and done["timing"])):
+        return "interrupted", "stopped before: " + (", ".join(absent.values()) or "its first pass")
+    return "ok", ""
 
 
 def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
@@ -133,10 +130,10 @@ def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, floa
     highest: Dict[str, Dict[str, Dict[str, float]]] = {}
     for line in lines:
         by_counter = highest.setdefault(line.scope, {counter: {} for counter in COUNTERS})
-        for counter in COUNTERS:
+        batch = str(line.batch)
+        for counter, peaks in by_counter.items():
             peak_bytes = getattr(line, f"{counter}_bytes")
             if peak_bytes is not None:
-                peaks, batch = by_counter[counter], str(line.batch)
                 peaks[batch] = max(peaks.get(batch, 0.0), peak_bytes / text.MB)
     return highest
 
@@ -147,9 +144,10 @@ def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, floa
 def _profiled(line: Optional[schema.Trace], folder: Path) -> windows.Profiled:
     """Return the numbers of the run's traces; none where all were left out of the folder, as those of results/ may
     be."""
-    files = (
-        [reader.perhaps_packed(folder / Path(name).name) for name in line.files] if line else reader.trace_files(folder)
-    )
+    if line:
+        files = [reader.perhaps_packed(folder / Path(name).name) for name in line.files]
+    else:
+        files = reader.trace_files(folder)
     if files and not any(map(os.path.lexists, files)):
         return windows.Profiled(notes=["its traces were left out of the folder"])
     # The record is only written when the loop has run all its steps.

@@ -87,11 +87,11 @@ def metric(
 
 
 def values(metrics: Sequence[Metric], row: Any) -> schema.Record:
-    return {each.key: each.value(row) for each in metrics}
+    return {metric.key: metric.value(row) for metric in metrics}
 
 
 def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
-    return {each.title: each.cell(row) for each in metrics if each.title}
+    return {metric.title: metric.cell(row) for metric in metrics if metric.title}
 
 
 def at(path: str) -> Callable[[Any], Any]:
@@ -127,12 +127,12 @@ def _percent_words(row: Row, scope: str) -> str:
     return ">100" if row.limit_percent.get(scope, 0) > 100 else text.number(_percent(row, scope), 2)
 
 
-def of_batches(row: Row, scope: str) -> Optional[float]:
+def _batch_spread(row: Row, scope: str) -> Optional[float]:
     """Return half of the distance between p20 and p80 of the batches' medians, in percent of their mean."""
     batches = text.gathered(
         (batch, ms) for medians in row.times_of(scope).medians.values() for batch, ms in medians.items()
     )
-    medians = [median(by_round) for by_round in batches.values()]
+    medians = list(map(median, batches.values()))
     if len(medians) < 2:
         return None
     low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
@@ -140,7 +140,7 @@ def of_batches(row: Row, scope: str) -> Optional[float]:
 
 
 def _half(row: Row, scope: str) -> str:
-    half = of_batches(row, scope)
+    half = _batch_spread(row, scope)
     return "-" if half is None else f"+-{text.number(half, 2)}%"
 
 
@@ -156,7 +156,7 @@ def _over_fastest(row: Row) -> str:
     if row.over_fastest is None:
         return "-"
     if row.against_fastest.is_fastest:
-        return "1.00 !" if "above limit" in doubts.kinds(row) else "1.00"
+        return doubts.with_mark("1.00", row, "above limit")
     return f"{row.over_fastest:.2f}x {_verdict(row)}"
 
 
@@ -171,18 +171,19 @@ def _verdict(row: Row) -> Optional[str]:
 def _verdict_words(row: Row) -> str:
     """Return the verdict, with a mark where the fastest is above the device's limit."""
     word = _verdict(row) or "-"
-    return f"{word} !" if word == "fastest" and "above limit" in doubts.kinds(row) else word
+    return doubts.with_mark(word, row, "above limit") if word == "fastest" else word
 
 
 def _interval(standing: Any) -> str:
-    ratio = standing and standing.ratio
-    return text.interval(ratio.low, ratio.high, joint="-") or "-" if ratio else "-"
+    ratio = standing.ratio if standing else None
+    return (text.interval(ratio.low, ratio.high, joint="-") if ratio else "") or "-"
 
 
 def _loss_ratio(row: Row) -> str:
     """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
-    parts = [text.number(at("loss_against_fastest.factor")(row), 3), _interval(row.loss_against_fastest)]
-    return " ".join(dict.fromkeys(parts)).replace(" -", "")
+    factor = text.number(at("loss_against_fastest.factor")(row), 3)
+    interval = _interval(row.loss_against_fastest)
+    return factor if interval == "-" else f"{factor} {interval}"
 
 
 def _status(row: Row) -> str:
@@ -204,6 +205,8 @@ _ms = partial(metric, unit="ms", better="lower")
 _text = partial(metric, numeric=False)
 _mb = partial(metric, unit="MB", better="lower")
 _error = partial(metric, shown=text.error, better="lower")
+#: Of CSV, JSON and data frames alone.
+_plain = partial(metric, tables="csv")
 #: Every metric, in the order of columns.
 ALL = (
     _text(
@@ -214,7 +217,7 @@ ALL = (
     ),
     _text("label", "implementation", value="marked", tables="page"),
     _text("name", "implementation", tables="answer answer-sweep csv", room=0),
-    _text("kind", "kind", tables="csv"),
+    _plain("kind"),
     Metric(
         "status",
         "status",
@@ -235,12 +238,12 @@ ALL = (
         room=2,
         tag="1_time/step_ms_median",
     ),
-    metric("step_ms_low", value=lambda row: (row.step.interval or (None,))[0], tables="csv"),
-    metric("step_ms_high", value=lambda row: (row.step.interval or (None,))[-1], tables="csv"),
+    _plain("step_ms_low", value=lambda row: (row.step.interval or (None,))[0]),
+    _plain("step_ms_high", value=lambda row: (row.step.interval or (None,))[-1]),
     Metric(
         "half",
         "batches +-",
-        lambda row: of_batches(row, row.scope),
+        lambda row: _batch_spread(row, row.scope),
         lambda row: _half(row, row.scope),
         tables="answer",
         room=8,
@@ -261,7 +264,7 @@ ALL = (
         _over_fastest,
         tables="results sweep page readme csv",
     ),
-    metric("over_fastest_with_fast_products", value="with_fast_products.factor", tables="csv"),
+    _plain("over_fastest_with_fast_products", value="with_fast_products.factor"),
     Metric(
         "interval",
         "95% interval",
@@ -299,7 +302,7 @@ ALL = (
         "peak_memory_mb",
         "peak memory MB",
         at("peak_mb"),
-        lambda row: text.number(row.peak_mb) + (" !" if "beyond" in doubts.kinds(row) else ""),
+        lambda row: doubts.with_mark(text.number(row.peak_mb), row, "beyond"),
         tables="results sweep answer answer-sweep page readme csv",
         room=5,
         unit="MB",
@@ -324,7 +327,7 @@ ALL = (
         better="lower",
         tag="3_correctness/grad_error",
     ),
-    metric("imprecise", tables="csv"),
+    _plain("imprecise"),
     metric(
         "useful",
         "useful %",
@@ -420,28 +423,25 @@ ALL = (
     ),
     _text("torch", "torch", value=lambda row: row.torch or None, tables="results answer page csv", room=15),
     # of CSV and JSON alone
-    *(_text(key, tables="csv") for key in ("device", "device_name")),
-    *(_text(key, value=f"configuration.{key}", tables="csv") for key in ("dtype", "preset")),
-    *(
-        metric(key, value=f"configuration.{key}", tables="csv")
-        for key in ("vocab_size", "batch_size", "max_frames", "threads")
-    ),
-    metric("rounds", tables="csv"),
-    metric("samples", value=lambda row: len(row.timed), tables="csv"),
-    metric("flagged_samples", value=lambda row: sum(each.flagged for each in row.timed), tables="csv"),
-    metric("loaded_samples", value=lambda row: sum(each.beside_load for each in row.timed), tables="csv"),
-    metric("repeated_rounds", value=lambda row: sum(row.repeated.values()), tables="csv"),
-    metric("others_cpu", tables="csv"),
-    metric("bytes_per_second", value="rates.memory", tables="csv"),
-    metric("torch_operations_per_second", value="rates.torch", tables="csv"),
-    metric("loop_operations_per_second", value="rates.loop", tables="csv"),
-    metric("measured_batches", value=lambda row: len(row.batches) or None, tables="csv"),
-    metric("useful_cells", value=lambda row: row.cells[0] or None, tables="csv"),
-    metric("padded_cells", value=lambda row: row.cells[1] or None, tables="csv"),
-    metric("earlier_runs", value=lambda row: len(row.earlier), tables="csv"),
-    *(_text(key, value=f"header.{key}", tables="csv") for key in ("suffix", "run_id", "started")),
-    _text("log_dir", value=lambda row: str(row.folder), tables="csv"),
-    _text("reason", tables="csv"),
+    *(_plain(key) for key in ("device", "device_name")),
+    *(_plain(key, value=f"configuration.{key}") for key in ("dtype", "preset")),
+    *(_plain(key, value=f"configuration.{key}") for key in ("vocab_size", "batch_size", "max_frames", "threads")),
+    _plain("rounds"),
+    _plain("samples", value=lambda row: len(row.timed)),
+    _plain("flagged_samples", value=lambda row: sum(sample.flagged for sample in row.timed)),
+    _plain("loaded_samples", value=lambda row: sum(sample.beside_load for sample in row.timed)),
+    _plain("repeated_rounds", value=lambda row: sum(row.repeated.values())),
+    _plain("others_cpu"),
+    _plain("bytes_per_second", value="rates.memory"),
+    _plain("torch_operations_per_second", value="rates.torch"),
+    _plain("loop_operations_per_second", value="rates.loop"),
+    _plain("measured_batches", value=lambda row: len(row.batches) or None),
+    _plain("useful_cells", value=lambda row: row.cells[0] or None),
+    _plain("padded_cells", value=lambda row: row.cells[1] or None),
+    _plain("earlier_runs", value=lambda row: len(row.earlier)),
+    *(_plain(key, value=f"header.{key}") for key in ("suffix", "run_id", "started")),
+    _plain("log_dir", value=lambda row: str(row.folder)),
+    _plain("reason"),
 )
 METRICS: Dict[str, Metric] = {metric.key: metric for metric in ALL}
 
@@ -464,21 +464,22 @@ def differing(rows: Sequence[Row]) -> List[str]:
     """Return the settings, beside those of CSV, of which two rows are known to have different values."""
     items = (item for row in rows for item in row.configuration.items())
     by_key = text.gathered((key, value) for key, value in items if value is not None)
-    differ = [key for key, known in by_key.items() if any(value != known[0] for value in known)]
+    differ = [key for key, column in by_key.items() if any(value != column[0] for value in column)]
     return [key for key in differ if key not in METRICS or not METRICS[key].is_in("csv")]
 
 
 def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
     """Return a row's values as CSV has them, with the settings `further` (see `differing`) and those of a sweep."""
-    own = {key: row.configuration.get(key) for key in further}
-    words = {key: settings.worded(tuple(value)) if isinstance(value, list) else value for key, value in own.items()}
-    shown = [metric for metric in METRICS.values() if metric.is_in("csv")]
-    return {**values(shown, row), **words, **row.header.values}
+    record = values([metric for metric in METRICS.values() if metric.is_in("csv")], row)
+    for key in further:
+        value = row.configuration.get(key)
+        record[key] = settings.worded(tuple(value)) if isinstance(value, list) else value
+    return {**record, **row.header.values}
 
 
 def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
     """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20 bytes)."""
-    checked, profile = row.checked, row.profile
+    checked = row.checked
     parts = {
         "with_fast_products": _standing(row.with_fast_products),
         "rates": row.rates._asdict(),
@@ -491,8 +492,8 @@ def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
         "at_size": checked.at_size or {},
         "small_batches": {key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")},
         "approximation_gaps": gaps(checked),
-        "windows": profile.windows,
-        "profiled_stages_us": profile.label_us,
+        "windows": row.profile.windows,
+        "profiled_stages_us": row.profile.label_us,
         "options": row.environment.options,
         "configuration": row.configuration,
         "sweep": row.header.values,

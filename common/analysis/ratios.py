@@ -1,4 +1,4 @@
-"""Estimate the ratio of two losses' times, with its interval, from samples by round and batch.
+"""Estimate the ratio of two losses' times, with its interval, from times by round and batch.
 
 A round is a fresh process of each loss.  There are two designs:
 
@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, geometric_mean, median, variance
+from statistics import fmean, geometric_mean, variance
 from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from rnnt_bench.core.settings import FEWEST_ROUNDS
 from rnnt_bench.core.statistics import CONFIDENCE, TOLERANCE, log_values, student_t
 
-Batches = Mapping[Any, Sequence[float]]  # batch -> samples
-Rounds = Mapping[Any, Batches]  # round -> batch -> samples
+Batches = Mapping[Any, float]  # batch -> time, the median of its samples
+Rounds = Mapping[Any, Batches]  # round -> batch -> time
 Round = TypeVar("Round")
 
 #: With fewer rounds, or fewer batches, a ratio says something of the measured batches only.
@@ -50,7 +50,7 @@ class Ratio(NamedTuple):
     Attributes:
         low, high: ends of its interval; None where the rounds are too few for one
         batches: how many both sides have
-        baseline, new: time of each round, the geometric mean over batches of its medians
+        baseline, new: time of each round, the geometric mean over its batches
         error: standard error of the ratio's logarithm
         freedom: degrees of freedom of the error
         of_file: whether it is the ratio over all batches of the shape file
@@ -97,8 +97,8 @@ def ratio(
     if own_batches(baseline) or own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together
     paired = together and any(name in new for name in baseline)
-    judge = paired_ratio if paired else independent_ratio
-    return judge(baseline, new, confidence), paired
+    estimate = paired_ratio if paired else independent_ratio
+    return estimate(baseline, new, confidence), paired
 
 
 def without_load(
@@ -111,7 +111,7 @@ def without_load(
     if shared.isdisjoint(loaded):
         return list(sides), False
     quiet: List[Mapping[Any, Round]] = [
-        {name: times for name, times in side.items() if name not in loaded} for side in sides
+        {name: batches for name, batches in side.items() if name not in loaded} for side in sides
     ]
     return (quiet, False) if min(map(len, quiet)) >= FEWEST_ROUNDS else (list(sides), True)
 
@@ -127,60 +127,88 @@ def own_batches_ratio(
     """Return new / baseline over rounds that have batches of their own, the same on both sides.
     With enough rounds and batches and known padding it is the ratio over all batches of the file; else that of the
     batches that both sides have, with an interval over rounds."""
-    both = {name: [batch for batch in baseline[name] if batch in new[name]] for name in baseline if name in new}
-    both = {name: batches for name, batches in both.items() if batches}
-    if not both:
-        return None
-    before, after = (
-        tuple(geometric_mean([median(side[name][batch]) for batch in batches]) for name, batches in both.items())
-        for side in (baseline, new)
-    )
     x = padding.of_batch if padding else {}
-    rounds = [
-        [
-            Pair(x.get(batch, 0.0), math.log(median(new[name][batch]) / median(baseline[name][batch])))
-            for batch in batches
-        ]
-        for name, batches in both.items()
-    ]
-    cells = [pair for pairs in rounds for pair in pairs]
-    is_padding_known = padding is not None and all(batch in x for batches in both.values() for batch in batches)
-    of_file = is_padding_known and len(rounds) >= FEWEST_ROUNDS and len(cells) >= FEWEST_BATCHES
-    if padding is not None and of_file:
+    before: List[float] = []
+    after: List[float] = []
+    rounds: List[List[Pair]] = []
+    is_padding_known = padding is not None
+    for name in baseline:
+        batches = [batch for batch in baseline[name] if batch in new.get(name, ())]
+        if batches:
+            before.append(_mean(baseline[name], batches))
+            after.append(_mean(new[name], batches))
+            pairs = [Pair(x.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch])) for batch in batches]
+            rounds.append(pairs)
+            is_padding_known &= x.keys() >= set(batches)
+    if not rounds:
+        return None
+    pairs = [pair for pairs in rounds for pair in pairs]
+    of_file = is_padding_known and len(rounds) >= FEWEST_ROUNDS and len(pairs) >= FEWEST_BATCHES
+    freedom = len(rounds) - 1
+    if padding and of_file:
         center, error = regression(rounds, padding.mean)
+        freedom = min(freedom, len(pairs) - 2)  # a line takes two of the batches
     else:
-        center, error = _over_rounds([fmean([pair.y for pair in pairs]) for pairs in rounds])
-    freedom = min(len(rounds) - 1, len(cells) - 2) if of_file else len(rounds) - 1  # a line takes two of the batches
-    result = Ratio.around(center, error, freedom, confidence, before, after, len(cells))
-    ratios = [math.exp(pair.y) for pair in cells]
+        center, error = _over_rounds([fmean(pair.y for pair in pairs) for pairs in rounds])
+    result = Ratio.around(center, error, freedom, confidence, before, after, len(pairs))
+    ratios = [math.exp(pair.y) for pair in pairs]
     return result._replace(of_file=of_file, least=min(ratios), most=max(ratios))
 
 
+def _mean(times: Batches, batches: Collection[Any]) -> float:
+    """Return the geometric mean of the times of some batches."""
+    return geometric_mean([times[batch] for batch in batches])
+
+
 def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
+    """Return (mean of the rounds' values, its standard error; None of one round)."""
     return fmean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 
-def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, Optional[float]]:
-    """Return (y at `x_mean` by least squares, its standard error with rounds as clusters).
-    Where all x are equal the slope is 0. A round pulls the line towards itself, so its residuals come out too small;
-    they are widened by its leverage (Bell and McCaffrey 2002)."""
-    cells = [pair for pairs in rounds for pair in pairs]
-    count = len(cells)
-    x_center = fmean(pair.x for pair in cells)
-    y_center = fmean(pair.y for pair in cells)
-    squares = math.fsum((pair.x - x_center) ** 2 for pair in cells)
-    slope = math.fsum((pair.x - x_center) * (pair.y - y_center) for pair in cells) / squares if squares else 0.0
+class Line(NamedTuple):
+    """Hold the line of least squares through some pairs.
 
-    def variance_of(pairs: Sequence[Pair]) -> float:
-        away = [pair.x - x_center for pair in pairs]
-        weights = [1 / count + ((x_mean - x_center) * x / squares if squares else 0.0) for x in away]
-        residual = math.fsum(weight * (pair.y - y_center - slope * x) for weight, x, pair in zip(weights, away, pairs))
-        whole = math.fsum(weight**2 for weight in weights)
-        along = math.fsum(weight * x for weight, x in zip(weights, away)) ** 2 / squares if squares else 0.0
-        left = whole - math.fsum(weights) ** 2 / count - along
-        return residual**2 * (whole / left if left > 1e-9 * whole else 1.0)
+    Attributes:
+        x, y: means over the pairs, a point of the line
+        squares: sum of the squares of the distances in x to that point
+    """
 
-    return y_center + slope * (x_mean - x_center), math.sqrt(math.fsum(map(variance_of, rounds)))
+    x: float
+    y: float
+    slope: float
+    squares: float
+
+    @classmethod
+    def through(cls, pairs: Sequence[Pair]) -> Line:
+        """Return the line; its slope is 0 where all x are equal."""
+        x = fmean(pair.x for pair in pairs)
+        y = fmean(pair.y for pair in pairs)
+        squares = math.fsum((pair.x - x) ** 2 for pair in pairs) or 1.0
+        return cls(x, y, math.fsum((pair.x - x) * (pair.y - y) for pair in pairs) / squares, squares)
+
+    def residual(self, pair: Pair) -> float:
+        return pair.y - self.y - self.slope * (pair.x - self.x)
+
+
+def regression(rounds: Sequence[Sequence[Pair]], x: float) -> Tuple[float, Optional[float]]:
+    """Return (y at `x` by least squares, its standard error with rounds as clusters).
+
+    This y is a weighted sum of the pairs' y.  Its variance is the sum over rounds of the square of the round's weighted
+    residuals.  A round pulls the line towards itself, so its residuals come out too small; the square is divided by the
+    share of its variance that the line leaves (Bell and McCaffrey 2002)."""
+    pairs = [pair for pairs in rounds for pair in pairs]
+    line = Line.through(pairs)
+    variances = []
+    for pairs_of_round in rounds:
+        distances = [pair.x - line.x for pair in pairs_of_round]
+        weights = [1 / len(pairs) + (x - line.x) * distance / line.squares for distance in distances]
+        residual = math.fsum(weight * line.residual(pair) for weight, pair in zip(weights, pairs_of_round))
+        whole = math.fsum(weight**2 for weight in weights)  # variance of the sum, where that of a pair is 1
+        by_mean = math.fsum(weights) ** 2 / len(pairs)
+        by_slope = math.fsum(weight * distance for weight, distance in zip(weights, distances)) ** 2 / line.squares
+        left = whole - by_mean - by_slope
+        variances.append(residual**2 * (whole / left if left > 1e-9 * whole else 1.0))
+    return line.y + line.slope * (x - line.x), math.sqrt(math.fsum(variances))
 
 
 def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
@@ -206,9 +234,10 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
     error = None
     freedom = 1.0
     if min(map(len, sides)) > 1:
-        parts = [variance(side) / len(side) for side in sides]
-        error = math.sqrt(sum(parts))
-        shares = [(part / sum(parts) if error else 0.5) ** 2 / (len(side) - 1) for part, side in zip(parts, sides)]
+        variances = [variance(side) / len(side) for side in sides]
+        total = sum(variances)
+        error = math.sqrt(total)
+        shares = [(part / total if total else 0.5) ** 2 / (len(side) - 1) for part, side in zip(variances, sides)]
         freedom = 1 / sum(shares)
     center = fmean(sides[1]) - fmean(sides[0])
     return Ratio.around(center, error, freedom, confidence, before, after, batches)
@@ -221,9 +250,7 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
     batches = set.intersection(*map(set, [*baseline, *new]))
     if not batches:
         return [], [], 0
-    before, after = (
-        [geometric_mean([median(samples[batch]) for batch in batches]) for samples in side] for side in (baseline, new)
-    )
+    before, after = ([_mean(times, batches) for times in side] for side in (baseline, new))
     return before, after, len(batches)
 
 
@@ -244,14 +271,11 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift
     count = len(by_round)
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
-    values = log_values(by_round)
-    center = fmean(values)
-    middle = (count - 1) / 2
-    squares = math.fsum((at - middle) ** 2 for at in range(count))
-    slope = math.fsum((at - middle) * (value - center) for at, value in enumerate(values)) / squares
-    rest = math.fsum((value - center - slope * (at - middle)) ** 2 for at, value in enumerate(values))
-    half = student_t(confidence, count - 2) * math.sqrt(rest / (count - 2) / squares)
-    return Drift(*(math.exp((count - 1) * change) for change in (slope, slope - half, slope + half)))
+    pairs = [Pair(number, value) for number, value in enumerate(log_values(by_round))]
+    line = Line.through(pairs)
+    squares = math.fsum(line.residual(pair) ** 2 for pair in pairs)
+    half = student_t(confidence, count - 2) * math.sqrt(squares / (count - 2) / line.squares)
+    return Drift(*(math.exp((count - 1) * slope) for slope in (line.slope, line.slope - half, line.slope + half)))
 
 
 #: Fewer rows do not show how far rows move apart between two runs.
@@ -306,12 +330,12 @@ def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     those of a sum of two variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
-    of_rows = control.spread * (1 + 1 / control.rows)
-    of_rounds = max(ratio.error**2 - control.noise, 0.0)
-    total = of_rows + of_rounds
+    row_variance = control.spread * (1 + 1 / control.rows)
+    round_variance = max(ratio.error**2 - control.noise, 0.0)
+    total = row_variance + round_variance
     freedom = control.rows - 1.0
     if total:
-        freedom = total**2 / (of_rows**2 / (control.rows - 1) + of_rounds**2 / ratio.freedom)
+        freedom = total**2 / (row_variance**2 / (control.rows - 1) + round_variance**2 / ratio.freedom)
     center = math.log(ratio.ratio) - control.center
     error = math.sqrt(total)
     return Ratio.around(center, error, freedom, confidence, ratio.baseline, ratio.new, ratio.batches)

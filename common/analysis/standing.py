@@ -220,17 +220,15 @@ def percent(fraction: float, digits: int = 3) -> str:
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
     """Return how a row stands against another, without rounds beside other load where enough others are left."""
     together = row.header.run_id == baseline.header.run_id  # measured in alternation, in the rounds of one run
-    both = baseline.times_of(scope), row.times_of(scope)
-    if together:
-        loaded = {name for side in both for name in side.loaded}
-        sides, beside_load = ratios.without_load([side.medians for side in both], loaded)
-    else:
-        apart = [ratios.without_load([side.medians], side.loaded) for side in both]
-        sides = [side for (side,), _ in apart]
-        beside_load = any(left for _, left in apart)
-    before, after = (
-        {name: {batch: [ms] for batch, ms in medians.items()} for name, medians in side.items()} for side in sides
-    )
+    both = [baseline.times_of(scope), row.times_of(scope)]
+    sides: List[ratios.Rounds] = []
+    beside_load = False
+    for run in [both] if together else [both[:1], both[1:]]:
+        loaded = {name for times in run for name in times.loaded}
+        quiet, is_loaded = ratios.without_load([times.medians for times in run], loaded)
+        sides += quiet
+        beside_load |= is_loaded
+    before, after = sides
     ratio, paired = ratios.ratio(before, after, together, margins.confidence, row.padding)
     rounds = (len(ratio.baseline), len(ratio.new)) if ratio else (len(before), len(after))
     return Standing(
@@ -249,14 +247,13 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
 # Ranking.
 
 
-def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = None) -> List[Standing]:
+def standings(rows: Sequence[Row], scope: str) -> List[Standing]:
     """Return the standings of the rows that can be compared: the fastest first, then the others by their ratio. The
-    first is `beside_load` where other load may have changed which row is the fastest. confidence: None: such that the
-    intervals of all pairs hold together."""
+    first is `beside_load` where other load may have changed which row is the fastest."""
     timed = [row for row in rows if row.is_comparable and row.times_of(scope).medians]
     if not timed:
         return []
-    margins = Margins(confidence=confidence or statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2))
+    margins = Margins(confidence=statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2))
     counts = [len({batch for medians in row.times_of(scope).medians.values() for batch in medians}) for row in timed]
     whole = [row for row, number in zip(timed, counts) if number == max(counts)]  # a few batches make none the fastest
     fastest = min(whole, key=lambda row: _size(stand(row, whole[0], scope, margins)))
@@ -322,8 +319,8 @@ def rank_times(group: Sequence[Row]) -> None:
 
 def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
     """Return the rows whose ratio surely changes along the rounds; the intervals hold together for all of them."""
-    standings_of_rows = [row.against_fastest for row in rows if row.against_fastest]
-    compared = [standing for standing in standings_of_rows if standing.paired and standing.by_round]
+    ranked = [row.against_fastest for row in rows if row.against_fastest]
+    compared = [standing for standing in ranked if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))
     drifting = [(standing, ratios.drift(standing.by_round, confidence)) for standing in compared]
     return [(standing, drift) for standing, drift in drifting if drift and (drift.low > 1 or drift.high < 1)]

@@ -17,9 +17,14 @@ ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Sample(NamedTuple):
-    """Hold a timed sample, no warm-up. at_s: seconds of timed work of this implementation up to its end, warm-up
-    included; foreign_cpu: the share of the CPUs that others took; flagged: it ran beside other load; beside_load:
-    beside so much that its time cannot be compared."""
+    """Hold a timed sample, no warm-up.
+
+    Attributes:
+        at_s: seconds of timed work of this implementation up to its end, warm-up included
+        foreign_cpu: share of the CPUs that others took
+        flagged: whether it ran beside other load
+        beside_load: whether that was so much that its time cannot be compared
+    """
 
     scope: str
     round: str
@@ -32,9 +37,16 @@ class Sample(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Hold the times of one scope in ms; empty where it was not timed. ms: what rows are ranked by; interval: 95%, of
-    their median over rounds; event, wall: by the two clocks of CUDA; stages: means over batches of medians; medians:
-    round -> batch -> median, with text as keys; loaded: rounds beside other load for more than half of their time."""
+    """Hold the times of one scope in ms; empty where it was not timed.
+
+    Attributes:
+        ms: what rows are ranked by
+        interval: 95%, of their median over rounds
+        event, wall: by the two clocks of CUDA
+        stages: means over batches of medians
+        medians: round -> batch -> median, with text as keys
+        loaded: rounds beside other load for more than half of their time
+    """
 
     ms: Optional[statistics.Summary] = None
     interval: Optional[List[float]] = None
@@ -49,39 +61,44 @@ class Times(NamedTuple):
 def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
     """Return the times of a scope.  samples: of all scopes, without warm-up."""
     timed = [sample for sample in samples if sample.scope == scope]
-    rounds = text.gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in timed)
-    medians = [[median(values) for values in batches.values()] for batches in rounds.values()]
-    interval = statistics.interval(list(map(fmean, medians)))  # over rounds, not over samples
+    rounds = text.gathered((str(sample.round), sample) for sample in timed)
+    medians = {name: _medians(lines, 1e6) for name, lines in rounds.items()}
+    interval = statistics.interval([fmean(batches.values()) for batches in medians.values()])  # not over samples
 
     def described(key: str) -> Optional[statistics.Summary]:
         durations = ((sample.batch, getattr(sample, key)) for sample in timed)
         return statistics.describe(text.gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None))
 
-    split = text.gathered_twice(
+    stages = text.gathered_twice(
         (stage, sample.batch, ns / 1e6) for sample in timed for stage, ns in (sample.stages or {}).items()
     )
     events = described("total_event_ns")
-    by_round = text.gathered((str(sample.round), sample) for sample in timed)
     return Times(
-        described("ranked_ns"),
-        list(interval) if interval else None,
-        events,
-        described("total_wall_ns") if events else None,
+        ms=described("ranked_ns"),
+        interval=list(interval) if interval else None,
+        event=events,
+        wall=described("total_wall_ns") if events else None,
         # On CUDA the host runs ahead of forward, so only the events know when it ended.
-        described("forward_wall_ns") or described("forward_event_ns"),
-        {stage: summary.median for stage, durations in split.items() if (summary := statistics.describe(durations))},
-        {name: {batch: median(ms) for batch, ms in batches.items()} for name, batches in rounds.items()},
-        [name for name, lines in by_round.items() if store.is_loaded(lines)],
+        forward=described("forward_wall_ns") or described("forward_event_ns"),
+        stages={name: fmean(map(median, batches.values())) for name, batches in stages.items()},
+        medians=medians,
+        loaded=[name for name, lines in rounds.items() if store.is_loaded(lines)],
     )
+
+
+def _medians(samples: Sequence[schema.Sample], unit_ns: float) -> Dict[str, float]:
+    """Return the median time by batch, in a unit of so many nanoseconds."""
+    by_batch = text.gathered((str(sample.batch), sample.ranked_ns / unit_ns) for sample in samples)
+    return {batch: median(durations) for batch, durations in by_batch.items()}
 
 
 def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Tuple[Optional[float], Optional[float]]:
     """Return (utterances, frames) per second of the measured batches, over the sum of the medians of their samples."""
-    seconds_of = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
-    timed = [batch for batch in batches if batch.index in seconds_of]
+    medians = _medians(samples, 1e9)
+    timed = [batch for batch in batches if str(batch.index) in medians]
     if not timed:
         return None, None
-    seconds = sum(median(seconds_of[batch.index]) for batch in timed)
+    seconds = sum(medians[str(batch.index)] for batch in timed)
     frames = [batch.frames for batch in timed if batch.frames is not None]
     return sum(batch.N for batch in timed) / seconds, sum(frames) / seconds if len(frames) == len(timed) else None
 
@@ -116,10 +133,15 @@ def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
 
 
 class DeviceRates(NamedTuple):
-    """Hold how fast the device is at best; None where that was not measured. memory: bytes per second of the largest
-    buffer, the median of the processes that measured it, since their pages differ; memory_low, memory_high: their
-    range; torch, loop: operations per second of matrix products by torch.mm and by the suite's own loop, the best of
-    all processes. Under a preloaded library torch's rate is another one, and the others are not."""
+    """Hold how fast the device is at best; None where that was not measured.
+
+    Attributes:
+        memory: bytes per second of the largest buffer, the median of the processes that measured it, since their pages
+            differ
+        memory_low, memory_high: range over the processes
+        torch, loop: operations per second of matrix products by torch.mm and by the suite's own loop, the best of all
+            processes; under a preloaded library torch's rate is another one, and the others are not
+    """
 
     memory: Optional[float] = None
     memory_low: Optional[float] = None
@@ -217,17 +239,17 @@ def limit_percent(
     if not (rates.memory and is_known and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
     share = at_size.needed_cells / at_size.useful_cells
-    counted = [batch for batch in batches if batch.tokens is not None]
     percent = {}
     for scope, timed in text.gathered((sample.scope, sample) for sample in samples).items():
-        seconds_of = text.gathered((sample.batch, sample.ranked_ns / 1e9) for sample in timed)
         if not rates.products and scope != "loss":
             continue
         limits = {}  # batch -> seconds
-        for batch in counted:
-            moved_bytes, operations = least_work(scope, kind, batch, settings, share)
-            limits[batch.index] = max(moved_bytes / rates.memory, operations / (rates.products or 1.0))
-        if seconds_of.keys() <= limits.keys():
-            shares = [limits[index] / median(seconds) for index, seconds in seconds_of.items()]
-            percent[scope] = 100 * geometric_mean(shares)
+        for batch in batches:
+            if batch.tokens is not None:
+                moved_bytes, operations = least_work(scope, kind, batch, settings, share)
+                seconds = max(moved_bytes / rates.memory, operations / (rates.products or 1.0))
+                limits[str(batch.index)] = seconds
+        medians = _medians(timed, 1e9)
+        if medians.keys() <= limits.keys():
+            percent[scope] = 100 * geometric_mean([limits[batch] / seconds for batch, seconds in medians.items()])
     return percent

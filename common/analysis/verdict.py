@@ -61,9 +61,14 @@ class Pick:
 
 
 class LogitsPick(NamedTuple):
-    """Hold the best exact loss of given logits: by the loss alone, by the step of the losses that take logits, which a
-    training pays for, and the answer: by the step, or by the loss alone among those that may be as fast by the step;
-    None where it is unclear."""
+    """Hold the best exact loss of given logits.
+
+    Attributes:
+        loss: by the loss alone
+        step: by the step of the losses that take logits, which a training pays for
+        best: the answer, by the step, or by the loss alone among those that may be as fast by the step; None where it
+            is unclear
+    """
 
     loss: Pick
     step: Optional[Pick]
@@ -77,13 +82,15 @@ Picks = Tuple[Optional[Pick], Optional[LogitsPick], Optional[Pick], Optional[Pic
 
 def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
     """Return the picks of rows of one group. folders: where a conformance matrix may be, besides docs/."""
-    quick, small, approximate = fastest(rows), smallest(rows), fastest(rows, ("pruned",))
+    quick = fastest(rows)
+    approximate = fastest(rows, ("pruned",))
     if approximate and quick:
         standing = stand(approximate.row, quick.row, approximate.scope)
-        peaks = approximate.row.peak_mb, quick.row.peak_mb
-        memory = peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
+        memory = None
+        if approximate.row.peak_mb and quick.row.peak_mb:
+            memory = approximate.row.peak_mb / quick.row.peak_mb
         approximate = replace(approximate, over=None if standing.beside_load else standing.ratio, memory=memory)
-    return with_judgement(quick, folders), given_logits(rows), small, with_judgement(approximate, folders)
+    return with_judgement(quick, folders), given_logits(rows), smallest(rows), with_judgement(approximate, folders)
 
 
 def with_judgement(pick: Optional[Pick], folders: Sequence[Path]) -> Optional[Pick]:
@@ -100,17 +107,21 @@ def fastest(rows: Sequence[Row], kinds: Optional[Sequence[Optional[str]]] = None
 def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
     taking = [row for row in _ok(rows) if row.loss_alone.ms]
-    loss, step = by_time(taking, "loss"), by_time(taking, "step")
+    loss = by_time(taking, "loss")
+    step = by_time(taking, "step")
     if loss is None:
         return None
-    best = step if step and step.sure else loss if loss.sure else None
-    if loss.withheld or (step and (step.withheld or (best and best.row not in [step.row, *step.rivals]))):
-        best = None
+    best = None
+    if not (loss.withheld or (step and step.withheld)):
+        if step and step.sure:
+            best = step
+        elif loss.sure and (step is None or loss.row in [step.row, *step.rivals]):
+            best = loss
     return LogitsPick(loss, step, best)
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
-    ranked = standings([row for row in rows if not row.under], scope)
+    ranked = standings(rows, scope)
     if not ranked:
         return None
     best, *others = ranked
@@ -133,11 +144,17 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
 
 def smallest(rows: Sequence[Row]) -> Optional[Pick]:
     """Return the exact row with the least memory, by utterance too, and how the next one's time stands to its."""
-    pick = _by_size([(row, peak) for row in _ok(rows, _with_pieces(rows)) if (peak := row.peak_mb)], MEMORY_MARGIN)
-    if pick is None or pick.next is None:
-        return pick
-    standing = stand(pick.next, pick.row, "step")
-    return replace(pick, next_time=standing.factor if standing.ratio and not standing.beside_load else None)
+    peaks = [(peak, row) for row in _ok(rows, _with_pieces(rows)) if (peak := row.peak_mb)]
+    if not peaks:
+        return None
+    (least, best), *others = sorted(peaks, key=lambda pair: pair[0])
+    if not others:
+        return Pick(best)
+    rivals = [row for peak, row in others if peak / least <= 1 + MEMORY_MARGIN]
+    peak, following = others[0]
+    standing = stand(following, best, "step")
+    next_time = standing.factor if standing.ratio and not standing.beside_load else None
+    return Pick(best, rivals, following, peak / least, next_time=next_time)
 
 
 def _with_pieces(rows: Sequence[Row]) -> Sequence[Optional[str]]:
@@ -156,17 +173,6 @@ def ranked_kinds(rows: Sequence[Row]) -> Sequence[Optional[str]]:
 def _ok(rows: Sequence[Row], kinds: Optional[Sequence[Optional[str]]] = None) -> List[Row]:
     kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
-
-
-def _by_size(sizes: Sequence[Tuple[Row, float]], margin: float) -> Optional[Pick]:
-    if not sizes:
-        return None
-    (best, size), *others = sorted(sizes, key=lambda pair: pair[1])
-    rivals = [row for row, other in others if other / size <= 1 + margin]
-    if not others:
-        return Pick(best)
-    following, larger = others[0]
-    return Pick(best, rivals, following, larger / size)
 
 
 # In words.
@@ -215,18 +221,24 @@ def headline(pick: Pick, small: Optional[Pick] = None) -> str:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
         return f"{either([name_of(row) for row in [pick.row, *pick.rivals]])}: too close to tell"
-    name = name_of(pick.row) + (" !" if "above limit" in doubts.kinds(pick.row) else "")
+    name = doubts.with_mark(name_of(pick.row), pick.row, "above limit")
     if pick.next is None or pick.factor is None:
         return f"Use {name}, the only exact loss that was compared"
-    ratio = pick.next_ratio
-    span = text.interval(ratio.low, ratio.high, 2) if ratio else ""
-    faster = f"Use {name}: {text.number(pick.factor, 2)}x faster" + (f" ({span})" if span else "")
-    memory = ""
+    words = f"Use {name}: {text.number(pick.factor, 2)}x faster"
+    span = _span(pick.next_ratio, 2)
+    if span:
+        words += f" ({span})"
+    words += " than the next exact loss"
     if small and small.row is pick.row and small.sure and small.next:
-        memory = f" and {text.number(small.factor, 2)}x smaller than {name_of(small.next)}"
+        words += f" and {text.number(small.factor, 2)}x smaller than {name_of(small.next)}"
     elif small and small.row.peak_mb and pick.row.peak_mb and pick.row not in [small.row, *small.rivals]:
-        memory = f", with {text.number(pick.row.peak_mb / small.row.peak_mb, 2)}x the peak of {name_of(small.row)}"
-    return f"{faster} than the next exact loss{memory}"
+        words += f", with {text.number(pick.row.peak_mb / small.row.peak_mb, 2)}x the peak of {name_of(small.row)}"
+    return words
+
+
+def _span(ratio: Optional[Ratio], digits: int = 3) -> str:
+    """Return the interval of a ratio in words; "" where it has none."""
+    return text.interval(ratio.low, ratio.high, digits) if ratio else ""
 
 
 #: Names in a headline and in the answer of a card.
@@ -236,25 +248,30 @@ NAMED = 3
 def either(names: Sequence[str]) -> str:
     """Return "a, b or c"; for more than four names "a, b, c or 2 more"."""
     shown = list(names) if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
-    return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+    return _listed(shown, " or ")
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    """Return words with commas between them, and `last` before the last one."""
+    return last.join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def against_next(pick: Pick, measure: Measure) -> Words:
     """Return the value of the best row and how far the next is: "25.0 ms a step; next is b at 1.67x the time"."""
     best = value(pick.row, measure)
-    if pick.withheld:
-        return [pick.withheld]
     if pick.next is None:
         return [best, "; the only one measured"]
-    ratio, others = pick.next_ratio, len(pick.rivals) - 1
-    span = text.interval(ratio.low, ratio.high) if ratio else ""
+    span = _span(pick.next_ratio)
     behind = f"{name_of(pick.next)} at {text.number(pick.factor, 3)}x {measure.noun}"
-    behind += f" (95% interval {span})" if span else ""
-    behind += f" and {text.number(pick.next_time, 2)}x the time" if pick.next_time else ""
+    if span:
+        behind += f" (95% interval {span})"
+    if pick.next_time:
+        behind += f" and {text.number(pick.next_time, 2)}x the time"
     if pick.sure:
         return [best, f"; next is {behind}"]
+    others = len(pick.rivals) - 1
     verb = f"and {others} more are" if others > 0 else "is"
-    advice = "; one round gives no interval: use --rounds 3 or more" if ratio and not span else ""
+    advice = "; one round gives no interval: use --rounds 3 or more" if pick.next_ratio and not span else ""
     return [best, f"; {behind} {verb} too close to tell{advice}"]
 
 
@@ -281,10 +298,10 @@ def of_products(pick: Pick, rows: Sequence[Row]) -> str:
         return ""
     words = f"{name_of(row)}: {text.number(here.factor, 2)}x here"
     if here.factor > without.factor:
-        part = text.number(here.factor / without.factor, 2)
-        words += f", of which {part}x are torch's slow products on this CPU"
-    span = text.interval(without.low, without.high, 2)
-    return f"{words}; {text.number(without.factor, 2)}x without them" + (f" ({span})" if span else "")
+        words += f", of which {text.number(here.factor / without.factor, 2)}x are torch's slow products on this CPU"
+    words += f"; {text.number(without.factor, 2)}x without them"
+    span = _span(without.judged, 2)
+    return f"{words} ({span})" if span else words
 
 
 def logits_words(picks: LogitsPick) -> Words:
@@ -313,7 +330,7 @@ def approximate(pick: Pick) -> Words:
     off = accuracy(pick.row)
     if off:
         words.append(f"its loss is {off}")
-    return [f"{name_of(pick.row)}, {'; '.join(words)}" if words else name_of(pick.row)]
+    return [", ".join(filter(None, [name_of(pick.row), "; ".join(words)]))]
 
 
 def accuracy(row: Row) -> str:
@@ -321,8 +338,7 @@ def accuracy(row: Row) -> str:
     by_logits = gaps(row.checked)
     if by_logits:
         shares = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in by_logits.items()]
-        listed = " and ".join(filter(None, [", ".join(shares[:-1]), shares[-1]]))
-        return f"off by {listed}, which does not bound it in training"
+        return f"off by {_listed(shares, ' and ')}, which does not bound it in training"
     gap = row.checked.approximation_gap
     return "" if gap is None else f"off by {_percent(gap)}"
 
@@ -335,7 +351,8 @@ def _percent(gap: float) -> str:
 def memory(row: Row, smallest: Optional[Pick]) -> Words:
     if row.peak_mb is None:
         return ["not measured"]
-    least, peak = smallest.row if smallest else row, value(row, PEAK)
+    least = smallest.row if smallest else row
+    peak = value(row, PEAK)
     if smallest and row in [least, *smallest.rivals]:
         others = against_next(smallest, PEAK)[1:] if smallest.sure and smallest.next else []
         return [peak, ", the smallest" if smallest.sure else ", as small as any", *others]
@@ -347,38 +364,41 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
 
 def cautions(pick: Pick) -> Tuple[str, str]:
     """Return the title "beware" or "corners", and what the conformance matrix says of the best row."""
-    name, judged = pick.row.name, pick.judged
-    caveats = [doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")]
-    if judged:
-        caveats += judged.caveats
+    name = pick.row.name
     check = f"{command('check')} --only {name}"
-    others = len(caveats) - MOST_CAVEATS
-    if judged is None and not caveats:
-        return "corners", f"{name} was not judged yet: {check}"
-    if judged:
-        day = datetime.fromisoformat(judged.day)
+    caveats = [doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")]
+    judged = ""  # which version, and when
+    if pick.judged:
+        caveats += pick.judged.caveats
+        judged = f"{pick.judged.version} on {_day(pick.judged.day)}".strip()
         here = pick.row.environment.implementation_version or ""
-        when = f"{judged.version} on {day.day} {day:%b %Y}".strip()
-        if version_numbers(judged.version) < version_numbers(here):
-            when += f", which is older than this package ({here.partition('+')[0]}): {check}"
+        if version_numbers(pick.judged.version) < version_numbers(here):
+            judged += f", which is older than this package ({here.partition('+')[0]}): {check}"
+    elif not caveats:
+        return "corners", f"{name} was not judged yet: {check}"
     if not caveats:
-        return "corners", f"{command('check')} found nothing wrong with {name} {when}"
+        return "corners", f"{command('check')} found nothing wrong with {name} {judged}"
     shown = caveats[:MOST_CAVEATS]
-    if others > 0:
-        shown.append(f"{others} more: {check}")
-    return "beware", f"{name}: {'; '.join(shown)}" + (f" (judged: {when})" if judged else "")
+    if len(caveats) > MOST_CAVEATS:
+        shown.append(f"{len(caveats) - MOST_CAVEATS} more: {check}")
+    return "beware", f"{name}: {'; '.join(shown)}" + (f" (judged: {judged})" if judged else "")
+
+
+def _day(moment: str) -> str:
+    """Return the date of an ISO 8601 time, as "24 Nov 2026"."""
+    day = datetime.fromisoformat(moment)
+    return f"{day.day} {day:%b %Y}"
 
 
 def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]]:
     """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the newest earlier run
     that measured the same on the same machine. rows: of its group, whose unchanged ones are the control."""
+    others = [other for other in rows if other.header.run_id == row.header.run_id and other is not row]
     for earlier in row.earlier:
-        others = [other for other in rows if other.header.run_id == row.header.run_id and other is not row]
-        pairs = [(before, other) for other in others for before in other.earlier]
-        pairs = [pair for pair in pairs if pair[0].header.run_id == earlier.header.run_id]
+        runs = [(before, other) for other in others for before in other.earlier]
+        pairs = [pair for pair in runs if pair[0].header.run_id == earlier.header.run_id]
         standing = control.standings([(earlier, row), *pairs], scope)[0]
         if standing.judged and not standing.beside_load and not groups.differences(earlier, row):
-            day = datetime.fromisoformat(earlier.header.started)
             word = standing.verdict
             if "uncontrolled" in standing.kinds:
                 word = "unclear: separate runs"
@@ -386,7 +406,7 @@ def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]
                 word = "within noise"
             over = " over the rows that did not change" if standing.control else ""
             change = f"{name_of(row)} {standing.judged.ratio - 1:+.0%}{over}, {word}"
-            return f"since {day.day} {day:%b %Y}", change
+            return f"since {_day(earlier.header.started)}", change
     return None
 
 
@@ -399,13 +419,14 @@ def over_fastest(standing: Standing) -> str:
     begin = f"{standing.row.name} {standing.scope} over {standing.baseline.name}'s"
     if ratio is None:
         return f"{begin}: no batch or round in common"
-    batches = "1 batch" if ratio.batches == 1 else f"{ratio.batches} batches"
+    batches = text.count(ratio.batches, "batch")
     here = ", in this run" if standing.paired else ""
     over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"{batches}{here}"
-    parts = [f"{begin}: {text.number(ratio.ratio, 3)}x over {over}", "one round gives no interval"]
-    if ratio.low is not None:
-        span = text.interval(ratio.low, ratio.high)
-        parts[1] = f"95% interval over {len(ratio.new)} rounds {span}: {standing.verdict}"
+    parts = [f"{begin}: {text.number(ratio.ratio, 3)}x over {over}"]
+    if ratio.low is None:
+        parts.append("one round gives no interval")
+    else:
+        parts.append(f"95% interval over {len(ratio.new)} rounds {_span(ratio)}: {standing.verdict}")
         if ratio.of_file:
             parts.append(f"{text.number(ratio.least, 3)} to {text.number(ratio.most, 3)} from batch to batch")
         if standing.by_round:

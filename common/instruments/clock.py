@@ -99,7 +99,8 @@ def time_step(step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answ
         if clock.over is not None:
             clock.over.zero_()
         clock.synchronize()
-        wall_begin, begin = now(), clock.mark()
+        wall_begin = now()
+        begin = clock.mark()
         marks: List[Any] = []
         answer = step.run(after_forward=lambda: marks.append(clock.mark()))
         end = clock.mark()
@@ -110,11 +111,11 @@ def time_step(step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answ
     stages: Dict[str, int] = {}
     for name, stage_begin, stage_end in spans:
         stages[name] = stages.get(name, 0) + clock.between(stage_begin, stage_end)
-    of_sample = dict(
+    fields = dict(
         forward_wall_ns=None if clock.cuda else forward,
         total_wall_ns=wall,
         forward_event_ns=forward if clock.cuda else None,
         total_event_ns=clock.between(begin, end) if clock.cuda else None,
         stages=stages,
     )
-    return of_sample, value
+    return fields, value

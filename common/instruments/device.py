@@ -102,17 +102,16 @@ def facts(device: Any) -> Dict[str, Any]:
     """Return torch and the device as they are now, as ``environment`` and ``limits`` records have them."""
     import torch
 
-    cuda = device.type == "cuda"
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if cuda else None  # from torch 2.5 on
-    told = machine.gpu(None if uuid is None else str(uuid)) if cuda else None
+    result = dict(torch=str(torch.__version__), device=device.type, threads=torch.get_num_threads())
+    if device.type != "cuda":
+        return {**result, "device_name": machine.describe()["cpu"], "mkl_as_intel": machine.mkl_as_intel()}
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # from torch 2.5 on
+    gpu = machine.gpu(None if uuid is None else str(uuid))
     return dict(
-        torch=str(torch.__version__),
-        device=device.type,
-        device_name=torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
-        threads=torch.get_num_threads(),
-        tf32=torch.backends.cuda.matmul.allow_tf32 if cuda else None,
-        mkl_as_intel=None if cuda else machine.mkl_as_intel(),
-        gpu=Gpu(**told) if told else None,
+        **result,
+        device_name=torch.cuda.get_device_name(device),
+        tf32=torch.backends.cuda.matmul.allow_tf32,
+        gpu=Gpu(**gpu) if gpu else None,
     )
 
 
@@ -120,15 +119,16 @@ def environment(settings: Settings, device: Any) -> Environment:
     """Return the ``environment`` record of a job that runs in this process."""
     import torch
 
-    known, cpus = facts(device), memory.proc_field("/proc/self/status", "Cpus_allowed_list")
-    shared = device.type == "cpu" and known["threads"] > len(machine.CPUS)
+    cpus = memory.proc_field("/proc/self/status", "Cpus_allowed_list")
+    threads = torch.get_num_threads()
+    shared = device.type == "cpu" and threads > len(machine.CPUS)
     return Environment(
-        **known,
+        **facts(device),
         **machine.tuning(),
         affinity=cpus,
         python=platform.python_version(),
         cuda=torch.version.cuda if device.type == "cuda" else None,
         denormals=settings.denormals,
         allocator=settings.allocator,
-        warnings=[f"{known['threads']} threads share the CPUs {cpus} (affinity): times vary"] if shared else [],
+        warnings=[f"{threads} threads share the CPUs {cpus} (affinity): times vary"] if shared else [],
     )

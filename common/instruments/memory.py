@@ -64,7 +64,8 @@ def held(device: torch.device) -> Dict[str, int]:
 @contextmanager
 def watched(read: Callable[[], int]) -> Iterator[List[int]]:
     """Read a number before, during and after the block; yield the list of what was read."""
-    readings, ended = [read()], threading.Event()
+    readings = [read()]
+    ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(LOOK_SECONDS):
@@ -91,12 +92,13 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     result: Dict[str, int] = {}
     step = fresh()
     give_back_free_memory()
-    with watched(children_bytes) as of_children:
-        cleared, before = clear_peak(), status_bytes("VmRSS")
+    with watched(children_bytes) as children:
+        cleared = clear_peak()
+        before = status_bytes("VmRSS")
         step.run()
         peak = status_bytes("VmHWM")
     if cleared and before is not None and peak is not None:
-        result["process_bytes"] = max(peak - before, 0) + max(of_children) - of_children[0]
+        result["process_bytes"] = max(peak - before, 0) + max(children) - children[0]
     del step
     if not profiler:
         return result
@@ -140,7 +142,9 @@ class Limit:
     peak_bytes: Optional[int] = None  # the most that was in use in the last `within`; None if the system does not tell
 
     def __init__(self, wanted: int, left: int, where: str, available: int):
-        self.bytes, self.available, self.warnings = min(wanted, left), available, []
+        self.bytes = min(wanted, left)
+        self.available = available
+        self.warnings = []
         if wanted > left:
             self.warnings = [f"less than the memory limit is left on {where} once it is loaded: see `within`"]
 
@@ -162,10 +166,12 @@ class AddressSpace(Limit):
 
     def __init__(self, size: int):
         give_back_free_memory()
-        base, resident = status_bytes("VmSize"), status_bytes("VmRSS")
+        base = status_bytes("VmSize")
+        resident = status_bytes("VmRSS")
         if base is None or resident is None:
             raise UserError("a limit on memory needs Linux's /proc on a CPU, to read the size of a process")
-        self.base, self.resident = base, resident
+        self.base = base
+        self.resident = resident
         self.bounds = [bound for bound in resource.getrlimit(resource.RLIMIT_AS) if bound != resource.RLIM_INFINITY]
         left = min([size, *(max(bound - base, 0) for bound in self.bounds)])
         super().__init__(size, left, "this machine (ulimit -v)", available_memory() or size)

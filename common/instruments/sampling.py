@@ -68,7 +68,9 @@ def with_load(samples: Generator[Any, None, str], threads: Optional[int]) -> Gen
 
     threads: number of CPU threads that a sample keeps busy; None: as many as there are cores.
     """
-    load, waiting, why = ForeignLoad(), [], None
+    load = ForeignLoad()
+    waiting = []
+    why = None
     while why is None:
         try:
             waiting.append(next(samples))
@@ -77,7 +79,8 @@ def with_load(samples: Generator[Any, None, str], threads: Optional[int]) -> Gen
         if why is not None or load.ready():
             share = load.share()
             for sample in waiting:
-                sample.foreign_cpu, sample.flags = share, busy_flags(share, threads)
+                sample.foreign_cpu = share
+                sample.flags = busy_flags(share, threads)
                 yield sample
             waiting = []
     return why

@@ -13,7 +13,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from rnnt_bench.core import files
 from rnnt_bench.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
@@ -29,7 +29,7 @@ from rnnt_bench.traces.reader import TraceError
 #: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as Runnable.to_json makes it.
 SUBJECTS = {
     "loss": "rnnt_bench.losses.subject",
-    "device": "rnnt_bench.instruments.peaks",
+    "device": "rnnt_bench.instruments.rates",
     "flops": "rnnt_bench.tools.flops.measure",
     "inference": "rnnt_bench.tools.inference.measure",
     "pipeline": "rnnt_bench.tools.pipelines.measure",
@@ -44,8 +44,13 @@ VARIABLES = {"memory": MEMORY_VARIABLES}
 WRONG_RESULT = "wrong result"
 #: The most files of a user's code that a record has.
 OWN_FILES = 100
-#: An implementation, or a task, and a pass: jobs that are alike take as long.
-Like = Tuple[str, str]
+
+
+class Like(NamedTuple):
+    """Hold what jobs share that take as long.  row: an implementation, or a task; pass_name: of a task its subject."""
+
+    row: str
+    pass_name: str
 
 
 class Runnable:
@@ -67,9 +72,9 @@ class Runnable:
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
         """Return the ``status`` record."""
-        names = {"record": "status", "job": self.name, "pass": self.like[1], "round": self.round}
-        known = {key: value for key, value in names.items() if value is not None}
-        return {**known, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+        number = {} if self.round is None else {"round": self.round}
+        record = {"record": "status", "job": self.name, "pass": self.like.pass_name, **number}
+        return {**record, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
     def described(self) -> Dict[str, Any]:
         """Return what its subject reads beside the settings."""
@@ -83,8 +88,13 @@ class Runnable:
 
 @dataclass(frozen=True)
 class Job(Runnable):
-    """One process to start for an implementation, in its Python.  round: from 1, in the timing and limits passes;
-    given: what else its subject reads; same_as: the row of the same code that is asked for it (Implementation)."""
+    """One process to start for an implementation, in its Python.
+
+    Attributes:
+        round: from 1, in the timing and limits passes
+        given: what else its subject reads
+        same_as: the row of the same code that is asked for it (Implementation)
+    """
 
     implementation: str
     pass_name: str
@@ -97,11 +107,11 @@ class Job(Runnable):
     @property
     def name(self) -> str:  # type: ignore[override]
         """Return "correctness", "timing-1", "limits-1"."""
-        return "-".join(str(part) for part in (self.pass_name, self.round) if part is not None)
+        return self.pass_name if self.round is None else f"{self.pass_name}-{self.round}"
 
     @property
     def like(self) -> Like:  # type: ignore[override]
-        return self.implementation, self.pass_name
+        return Like(self.implementation, self.pass_name)
 
     @property
     def title(self) -> str:
@@ -115,16 +125,29 @@ class Job(Runnable):
         return {**usual, "LD_PRELOAD": ":".join(preloaded)}
 
     def described(self) -> Dict[str, Any]:
-        of, where = find(self.implementation), {"pass": self.pass_name, "round": self.round}
-        script = {"implementation": self.implementation, "script": of.script, "variant": of.variant}
-        return {**where, **script, "same_as": self.same_as, **dict(self.given)}
+        row = find(self.implementation)
+        return {
+            "pass": self.pass_name,
+            "round": self.round,
+            "implementation": self.implementation,
+            "script": row.script,
+            "variant": row.variant,
+            "same_as": self.same_as,
+            **dict(self.given),
+        }
 
 
 @dataclass(frozen=True)
 class Task(Runnable):
-    """One process to start for a tool that measures no loss.  given: what its subject reads beside the settings;
-    python: its interpreter, where it is not the run's; environment: its variables; takes, leaves: names of files in the
-    folder of the run, that it reads of the task before it, and writes for the one after it."""
+    """One process to start for a tool that measures no loss.
+
+    Attributes:
+        given: what its subject reads beside the settings
+        python: its interpreter, where it is not the run's
+        environment: its variables
+        takes, leaves: names of files in the folder of the run, that it reads of the task before it, and writes for the
+            one after it
+    """
 
     name: str
     subject: str
@@ -137,7 +160,7 @@ class Task(Runnable):
 
     @property
     def like(self) -> Like:  # type: ignore[override]
-        return self.name, self.subject
+        return Like(self.name, self.subject)
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
         """Return its own alone: with glibc's defaults times are as a user has them, and the heap hides no peak."""
@@ -161,9 +184,10 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
     def job(name: str, pass_name: str, number: Optional[int] = None) -> Job:
         return Job(name, pass_name, number, overrides.get(name, ()), same_as=same_as.get(name, ""))
 
-    # the others first: whether they are right tells what these are asked
-    jobs = [job(name, "correctness") for name in sorted(names, key=same_as.__contains__)]
-    jobs = jobs if "correctness" in settings.passes else []
+    jobs: List[Job] = []
+    if "correctness" in settings.passes:
+        # The others first: whether they are right tells what these are asked.
+        jobs += [job(name, "correctness") for name in sorted(names, key=same_as.__contains__)]
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)
         for number in range(1, settings.rounds + 1):
@@ -171,8 +195,11 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
             shuffle.shuffle(order)
             jobs += [job(name, "timing", number) for name in order]
     others = [name for name in names if name not in controls]
-    names_of = {"memory": others, "trace": [name for name in others if find(name).kind != BY_UTTERANCE]}
-    return jobs + [job(name, of) for of, names in names_of.items() if of in settings.passes for name in names]
+    if "memory" in settings.passes:
+        jobs += [job(name, "memory") for name in others]
+    if "trace" in settings.passes:
+        jobs += [job(name, "trace") for name in others if find(name).kind != BY_UTTERANCE]
+    return jobs
 
 
 def _is_own(file: Any) -> bool:

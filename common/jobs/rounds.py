@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,14 @@ from rnnt_bench.core import text
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import FAST_MKL, find
 from rnnt_bench.core.settings import FEWEST_IN_BUDGET, Settings
-from rnnt_bench.jobs.job import WRONG_RESULT, Job
+from rnnt_bench.jobs.job import WRONG_RESULT, Job, Like
 from rnnt_bench.jobs.session import Executor, Session
 from rnnt_bench.records import schema, store
 from rnnt_bench.setup import interpreters, libraries
 
 #: The device's limits are measured in the first of so many rounds: the best of all repeats counts.
 LIMITS_EVERY = 3
-LIMITS = "limits", "limits"
+LIMITS = Like("limits", "limits")
 #: Seconds to look before a machine is called quiet.
 LOOK_SECONDS = 2.0
 
@@ -33,16 +32,17 @@ def measure(session: Session, jobs: Sequence[Job], *, limits: bool = False, wait
     With --budget the first FEWEST_IN_BUDGET rounds and the other passes come in any case; then as many rounds, and
     repeats of rounds, as begin in time.  limits: measure the device's too; wait: seconds, in all, to wait for a quiet
     machine before rounds that ran beside other load are repeated.  Raises Interrupted, and UserError."""
-    progress, budget = session.progress, session.settings.budget or math.inf
+    progress = session.progress
+    budget = session.settings.budget or math.inf
     pending = [job for job in jobs if session.run_of[job.implementation].needs(job.name)]
     rounds = _by_round(pending)
     with_limits = list(rounds)[::LIMITS_EVERY] if limits else []
     in_time = [number for number in rounds if number > FEWEST_IN_BUDGET and budget < math.inf]
+    coming = [(number, LIMITS) for number in with_limits] + [(job.round, job.like) for job in pending]
     progress.ends = time.monotonic() + budget
     progress.expect(
-        [LIMITS for number in with_limits if number not in in_time]
-        + [job.like for job in pending if job.round not in in_time],
-        [LIMITS for number in with_limits if number in in_time] + [job.like for job in pending if job.round in in_time],
+        [like for number, like in coming if number not in in_time],
+        [like for number, like in coming if number in in_time],
     )
     timed = Rounds(session)
     session.carry_out_all([job for job in pending if job.pass_name == "correctness"])  # no time without it
@@ -56,26 +56,28 @@ def measure(session: Session, jobs: Sequence[Job], *, limits: bool = False, wait
 
 
 def _by_round(jobs: Sequence[Job]) -> Dict[int, List[Job]]:
-    rounds: Dict[int, List[Job]] = defaultdict(list)
-    for job in jobs:
-        if job.pass_name == "timing" and job.round is not None:
-            rounds[job.round].append(job)
-    return rounds
+    return text.gathered((job.round or 0, job) for job in jobs if job.pass_name == "timing")
 
 
 class Rounds:
-    """The timing rounds of a run.  ms: how fast each loss is so far, by loss, then by round and batch; loaded: whether
-    a loss ran beside other load, by loss and round."""
+    """The timing rounds of a run.
+
+    Attributes:
+        ms: how fast each loss is so far, by loss, then by round and batch
+        loaded: whether a loss ran beside other load, by loss and round
+        no_limits: whether the device's limits could not be measured
+    """
 
     def __init__(self, session: Session):
-        self.session, self.no_limits = session, False
+        self.session = session
+        self.no_limits = False
         self.ms: Dict[str, Dict[Tuple[int, Any], float]] = {}
         self.loaded: Dict[Tuple[str, int], bool] = {}
         for name, run in session.run_of.items():  # whose samples are on disk alone
             for lines in store.latest_jobs(store.read(run.path)).values():
-                end, samples = lines[-1], [line for line in lines if isinstance(line, schema.Sample)]
-                if isinstance(end, schema.Status) and samples and (end.pass_name, end.status) == ("timing", "ok"):
-                    self.note(name, end.round or 0, samples)
+                end = store.status_of(lines)
+                if end and (end.pass_name, end.status) == ("timing", "ok"):
+                    self.note(name, end.round or 0, lines)
 
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run the jobs of a round, and say who is ahead."""
@@ -104,46 +106,45 @@ class Rounds:
 
     def carry_out(self, job: Job) -> None:
         end, records = self.session.carry_out(job)
+        reason = end.reason or ""
         if end.status == "ok":
-            lines = [schema.typed(record) for record in records]
-            self.note(job.implementation, job.round or 0, [line for line in lines if isinstance(line, schema.Sample)])
-        elif (end.reason or "").startswith(WRONG_RESULT):
-            self.end_same_as(job, (end.reason or "").removeprefix(f"{WRONG_RESULT}: "))
+            self.note(job.implementation, job.round or 0, list(map(schema.typed, records)))
+        elif reason.startswith(WRONG_RESULT):
+            self.end_same_as(job, reason.removeprefix(f"{WRONG_RESULT}: "))
 
     def end_same_as(self, wrong: Job, words: str) -> None:
         """End the rows of the same code as a loss that was found wrong; they may not have been asked that question."""
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
                 reason = f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {words}"
-                # not of this round: one that was right hides a later end
+                # It is not of this round: one that was right hides a later end.
                 job = replace(wrong, implementation=name, pass_name="same-code")
                 run.add(job.status("error", reason))
 
-    def note(self, name: str, number: int, samples: Sequence[schema.Sample]) -> None:
+    def note(self, name: str, number: int, lines: Sequence[schema.Line]) -> None:
         """Take in the samples of a loss in a round."""
-        times_of: Dict[str, Dict[int, List[schema.Sample]]] = defaultdict(lambda: defaultdict(list))
-        for sample in samples:
-            if not sample.warmup:
-                times_of[sample.scope][sample.batch].append(sample)
-        batches = times_of.get("step", times_of.get("loss", {})).items()
-        times = {(number, batch): median([sample.total_wall_ns / 1e6 for sample in of]) for batch, of in batches}
-        self.ms.setdefault(name, {}).update(times)
-        of_scopes = ([sample for of in by_batch.values() for sample in of] for by_batch in times_of.values())
-        self.loaded[name, number] = any(map(store.is_loaded, of_scopes))
+        samples = [line for line in lines if isinstance(line, schema.Sample) and not line.warmup]
+        by_scope = text.gathered((sample.scope, sample) for sample in samples)
+        timed = by_scope.get("step", by_scope.get("loss", []))
+        by_batch = text.gathered((sample.batch, sample.total_wall_ns / 1e6) for sample in timed)
+        medians = {(number, batch): median(ms) for batch, ms in by_batch.items()}
+        self.ms.setdefault(name, {}).update(medians)
+        self.loaded[name, number] = any(map(store.is_loaded, by_scope.values()))
 
     def words(self) -> str:
         """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches that were timed, of the losses
         that have all of them."""
-        kinds: Dict[str, List[str]] = defaultdict(list)
-        for name in self.ms:
-            kinds[self.session.run_of[name].header.kind or "exact"].append(name)
-        lines = []
+        kinds = text.gathered((self.session.run_of[name].header.kind or "exact", name) for name in self.ms)
+        parts = []
         for kind, names in kinds.items():
             most = max(len(self.ms[name]) for name in names)
-            means = {name: fmean(list(self.ms[name].values())) for name in names if len(self.ms[name]) == most > 0}
-            timed = ", ".join(f"{name} {text.number(means[name])}" for name in sorted(means, key=means.__getitem__))
-            lines += [f"{kind}: {timed} ms"] if timed else []
-        return "; ".join(lines)
+            means = {name: fmean(self.ms[name].values()) for name in names if len(self.ms[name]) == most > 0}
+            if means:
+                losses = ", ".join(
+                    f"{name} {text.number(means[name])}" for name in sorted(means, key=means.__getitem__)
+                )
+                parts.append(f"{kind}: {losses} ms")
+        return "; ".join(parts)
 
     def measure_limits(self, number: int, jobs: Sequence[Job]) -> None:
         """Measure what the device does at best, in the newest torch of the run and as torch is, and add the ``limits``
@@ -163,25 +164,27 @@ class Rounds:
         if not records:
             records = [{"record": "limits", "reason": f"{status['status']}: {status['reason']}"}]
             self.no_limits = True
-        of_all = [{key: record[key] for key in record if key != "job"} | {"round": number} for record in records]
+        records = [{**_without_job(record), "round": number} for record in records]
         for name in pythons:
             with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
-                session.run_of[name].add(of_all)
+                session.run_of[name].add(records)
         progress.done(job.name, status["status"], status["reason"], LIMITS)
 
     def repeat(self, rounds: Sequence[Sequence[Job]], wait: float) -> None:
         """Repeat each round in which a loss ran beside other load, as a whole, when the machine is quiet; it replaces
         what its losses measured before, whatever the times are.  At most len(rounds) repetitions are made in all, and
         none begins after the budget."""
-        session, progress, left, patience = self.session, self.session.progress, len(rounds), wait
+        session, progress = self.session, self.session.progress
+        left = len(rounds)
+        patience = wait
         while left:
-            crowded = [jobs for jobs in rounds if any(self.loaded.get((job.like[0], job.round or 0)) for job in jobs)]
+            crowded = [jobs for jobs in rounds if any(self.loaded.get((job.like.row, job.round or 0)) for job in jobs)]
             again = [[job for job in jobs if self._can_repeat(job)] for jobs in crowded[:left]]
             again = [jobs for jobs in again if jobs]
             if not again:
                 return
-            noun, numbers = "round" if len(again) == 1 else "rounds", ", ".join(str(jobs[0].round) for jobs in again)
-            beside_load = f"{noun} {numbers} ran beside other load"
+            numbers = ", ".join(str(jobs[0].round) for jobs in again)
+            beside_load = f"{'round' if len(again) == 1 else 'rounds'} {numbers} ran beside other load"
             if time.monotonic() >= progress.ends:
                 progress.say(f"{beside_load}: --resume measures them again, since the time of --budget is over")
                 return
@@ -213,14 +216,21 @@ def products(
     then by torch under FAST_MKL.  Fewer where there is no C compiler, or a process fails.  Raises Interrupted.
 
     name: an implementation that `python` has; folder: --log-dir."""
-    library, records = _library(settings), []
-    if dict(library).get("library"):
-        for called, given in ((name, library), (find(name).under(FAST_MKL).name, ())):
-            handed = (*given, ("products_alone", True))
-            job = Job(called, "limits", subject="device", overrides=(("threads", 1),), given=handed)
-            *measured, _ = executor.execute(job, python, folder, settings, timeout, lambda text: None)
-            records += [{key: record[key] for key in record if key != "job"} for record in measured]
+    library = _library(settings)
+    if "library" not in dict(library):
+        return []
+    records: List[schema.Record] = []
+    for row, options in ((name, library), (find(name).under(FAST_MKL).name, ())):
+        handed = (*options, ("products_alone", True))
+        job = Job(row, "limits", subject="device", overrides=(("threads", 1),), given=handed)
+        *measured, _ = executor.execute(job, python, folder, settings, timeout, lambda text: None)
+        records += map(_without_job, measured)
     return records
+
+
+def _without_job(record: schema.Record) -> schema.Record:
+    """Return a record as it stands in a run where no job has it."""
+    return {key: value for key, value in record.items() if key != "job"}
 
 
 def _library(settings: Settings) -> Tuple[Tuple[str, str], ...]:

@@ -69,8 +69,9 @@ class Executor:
 
     def disturbance(self, settings: Settings, seconds: float = 0.0) -> str:
         """Return how busy others keep this machine, as machine.disturbance does.  seconds: how long to look."""
-        on_cpu, others = settings.device.partition(":")[0] == "cpu", machine.ForeignLoad()
+        others = machine.ForeignLoad()
         time.sleep(seconds)
+        on_cpu = settings.device.partition(":")[0] == "cpu"
         return machine.disturbance(others, settings.threads if on_cpu else 1)
 
     def get_ready(self, jobs: Sequence[Job], python_of: Mapping[str, Choice], settings: Settings) -> None:
@@ -89,12 +90,13 @@ class Executor:
         ending: Optional[Ending] = None
         stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
-            description, variables = job.to_json(settings, folder), job.variables(settings)
+            description = job.to_json(settings, folder)
             if job.subject == "loss":
                 self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
                 description["shared"] = self.shared.name
             imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
-            generation = job.like[1] if job.round is None else job.round
+            generation = job.like.pass_name if job.round is None else job.round
+            variables = job.variables(settings)
             with Child.run(python, WORKER, description, ROOT, variables, generation, imports) as child:
                 try:
                     while child.alive(POLL_SECONDS):
@@ -146,16 +148,23 @@ def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str])
 
 
 class Progress:
-    """Counts jobs on stderr: on a terminal with tqdm a bar of jobs, elsewhere a line for each job that is no timing
-    one; nothing when quiet.  With it the time left, by what has run.  coming: the jobs that will come; in_time: those
-    that come only until `ends`, a time of time.monotonic()."""
+    """Counts jobs on stderr, with the time left by what has run: on a terminal with tqdm a bar, elsewhere a line for
+    each job that is no timing one; nothing when quiet.
+
+    Attributes:
+        coming: the jobs that will come
+        in_time: those that come only until `ends`, a time of time.monotonic()
+        took: seconds of each job that ended well
+    """
 
     def __init__(self, quiet: bool):
-        self.quiet, self.finished, self.total, self.began = quiet, 0, 0, 0.0
+        self.quiet = quiet
+        self.finished = self.total = 0
+        self.began = 0.0
         self.coming: List[Like] = []
         self.in_time: List[Like] = []
         self.ends = math.inf
-        self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
+        self.took: Dict[Like, List[float]] = defaultdict(list)
         self.warned: Set[str] = set()
         self.bar: Optional[Any] = None
         if not quiet and sys.stderr.isatty():
@@ -207,12 +216,12 @@ class Progress:
         if status == "ok":
             self.took[like].append(seconds)
         else:  # nor will its later ones run
-            self.coming = [job for job in self.coming if job[0] != like[0]]
-            self.in_time = [job for job in self.in_time if job[0] != like[0]]
-        if status != "ok" or (self.bar is None and like[1] != "timing"):
-            of_total = f"/{self.total}" if self.total else ""
+            self.coming = [later for later in self.coming if later.row != like.row]
+            self.in_time = [later for later in self.in_time if later.row != like.row]
+        if status != "ok" or (self.bar is None and like.pass_name != "timing"):
+            total = f"/{self.total}" if self.total else ""
             why = f": {reason}" if reason else ""
-            line = f"[{self.finished}{of_total}] {title}: {status}{why} ({seconds:.1f} s)"
+            line = f"[{self.finished}{total}] {title}: {status}{why} ({seconds:.1f} s)"
             self.say(line if self.bar is not None else ", ".join(filter(None, [line, self.left()])))
 
     def say(self, line: str) -> None:
@@ -241,17 +250,19 @@ class Progress:
 
     def _seconds(self, jobs: Sequence[Like]) -> Optional[float]:
         """Return how long jobs will take; None where nothing tells."""
-        of_pass: Dict[str, List[float]] = defaultdict(list)
-        for (_, name), took in self.took.items():
-            of_pass[name] += took
+        by_pass: Dict[str, List[float]] = defaultdict(list)
+        for like, took in self.took.items():
+            by_pass[like.pass_name] += took
         total = 0.0
-        for name, pass_name in jobs:
-            known, share = self.took.get((name, pass_name)) or of_pass[pass_name], 1.0
-            if not known:
-                known, share = self.took.get((name, FIRST)) or of_pass[FIRST], SHARE_OF_FIRST.get(pass_name, 1.0)
-            if not known:
+        for like in jobs:
+            share = 1.0
+            seconds = self.took.get(like) or by_pass[like.pass_name]
+            if not seconds:
+                share = SHARE_OF_FIRST.get(like.pass_name, 1.0)
+                seconds = self.took.get(Like(like.row, FIRST)) or by_pass[FIRST]
+            if not seconds:
                 return None
-            total += share * fmean(known)
+            total += share * fmean(seconds)
         return total
 
 
@@ -270,10 +281,11 @@ class Session:
         """Run one job and return its records.  Raises Interrupted and UserError."""
         if isinstance(job, Job) and job.same_as and self.run_of[job.same_as].failed:
             job = replace(job, same_as="")  # it is asked all itself
-        run, choice = self.run_of[job.like[0]], self.python_of[job.like[0]]
+        choice = self.python_of[job.like.row]
         if choice.python is None:
             return [job.status("missing", choice.reason)]
-        return self.executor.execute(job, choice.python, run.folder, self.settings, self.timeout, self.progress.note)
+        folder = self.run_of[job.like.row].folder
+        return self.executor.execute(job, choice.python, folder, self.settings, self.timeout, self.progress.note)
 
     def carry_out(self, job: Runnable) -> Tuple[Status, List[Record]]:
         """Run one job and keep its records; return its status, and them.  Raises Interrupted and UserError."""
@@ -297,11 +309,11 @@ class Session:
         if records[-1]["status"] != "ok":
             return records
         try:
-            mine = facts(job.like[0], map(typed, records))
+            mine = facts(job.like.row, map(typed, records))
         except ValueError:  # which the run says
             return records
         for run in runs:
-            for key, before in self._facts(run, self.python_of[job.like[0]]):
+            for key, before in self._facts(run, self.python_of[job.like.row]):
                 if mine.get(key, before) != before:
                     words = f"{key} was {before} in earlier jobs, and is {mine[key]}"
                     if any(run.resumed for run in runs):
@@ -311,15 +323,16 @@ class Session:
 
     def _facts(self, run: Run, choice: Choice) -> Iterator[Tuple[str, Any]]:
         """Yield the facts of the jobs of a run that ended well in a Python."""
-        for name, lines in store.latest_jobs(run.records).items():
-            of, end = name if name in self.python_of else run.name, store.status_of(lines)  # a task; an implementation
-            if end and end.status == "ok" and self.python_of.get(of) == choice:
-                yield from facts(of, lines).items()
+        for job, lines in store.latest_jobs(run.records).items():
+            row = job if job in self.python_of else run.name  # a task, or else an implementation
+            if store.ended_well(lines) and self.python_of.get(row) == choice:
+                yield from facts(row, lines).items()
 
     def _keep(self, job: Runnable, records: List[Record]) -> Status:
         """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
-        run, records = self.run_of[job.like[0]], self._agreeing(job, records)
-        if job.like[1] == "trace" and records[-1]["status"] != "ok":
+        run = self.run_of[job.like.row]
+        records = self._agreeing(job, records)
+        if job.like.pass_name == "trace" and records[-1]["status"] != "ok":
             reader.remove(run.folder)
         run.add(records)
         return next(record for record in reversed(run.records) if isinstance(record, Status))

@@ -208,7 +208,7 @@ def _controls(rows: Sequence[comparison.Change]) -> List[str]:
     lines = []
     for scope in SCOPES:
         times = [row.time[scope] for row in rows if scope in row.time]
-        for unchanged in control.of_runs(times).values():
+        for unchanged in control.by_runs(times).values():
             moved = control.moved(unchanged)
             lines += [f"control, {scope}: {_moved(moved, unchanged[0])}"] if moved else []
     return lines

@@ -138,14 +138,16 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
     if begin is None:
         yield from _events_of_any_layout(stream, decoder, text)
         return
-    text, position = text[begin.end() :], begin.end()
+    position = begin.end()  # of the text in the file
+    text = text[position:]
     while True:
         last = text.rfind(BOUNDARY)
         end = _END.search(text, max(last, 0))
         last = end.start() if end else last
         if last >= 0:
             yield _decoded(text[: last + 4], position)
-            position, text = position + last + 5, text[last + 5 :]
+            position += last + 5
+            text = text[last + 5 :]
         if end:
             break
         text += _more(stream, decoder, text, position)
@@ -175,7 +177,8 @@ def _events_of_any_layout(stream: BinaryIO, decoder: codecs.IncrementalDecoder, 
     begin = _BEGIN_ANYWHERE.search(text)
     if begin is None:
         raise Broken(f"within {len(text):,} characters no list of events begins")
-    at, position = begin.end(), 0
+    position = 0  # of the text in the file
+    at = begin.end()  # in the text
     events: List[Event] = []
     while True:
         gap = _GAP.match(text, at)
@@ -186,10 +189,13 @@ def _events_of_any_layout(stream: BinaryIO, decoder: codecs.IncrementalDecoder, 
             value, at = _JSON.raw_decode(text, at)
         except (RecursionError, ValueError) as error:
             yield events
-            events, text, position = [], text[at:], position + at
+            events = []
+            text = text[at:]
+            position += at
             if isinstance(error, RecursionError) or text[:1] not in ("", "{"):
                 raise Broken(f"an event after character {position:,} is not JSON") from None
-            text, at = text + _more(stream, decoder, text, position), 0
+            text += _more(stream, decoder, text, position)
+            at = 0
             continue
         with suppress(msgspec.ValidationError):  # of another program, with fields of its own types
             events.append(msgspec.convert(value, Event))
@@ -247,6 +253,10 @@ class Step(NamedTuple):
     duration: float
     number: int
 
+    @property
+    def end(self) -> float:
+        return self.begin + self.duration
+
 
 @dataclass
 class Trace:
@@ -273,7 +283,7 @@ class Trace:
 
     def operators_in(self, step: Step) -> int:
         """Return the number of operators that began within a step."""
-        return bisect_left(self.operators, step.begin + step.duration) - bisect_left(self.operators, step.begin)
+        return bisect_left(self.operators, step.end) - bisect_left(self.operators, step.begin)
 
     def fullest(self, kind: Optional[int] = None) -> Optional[Device]:
         """Return the GPU with the highest count, or the CPU if no GPU allocated; None where none did, of this kind."""
@@ -287,8 +297,8 @@ class Trace:
             counters = event.args
             if counters and all(map(is_number, (event.ts, counters.total, counters.device_type, counters.device_id))):
                 device = int(counters.device_type or 0), int(counters.device_id or 0)
-                times, totals = self.memory.setdefault(device, (array("d"), array("q")))
-                times.append(event.ts or 0.0)
+                moments, totals = self.memory.setdefault(device, (array("d"), array("q")))
+                moments.append(event.ts or 0.0)
                 totals.append(int(counters.total or 0))
         elif event.cat == "user_annotation" and event.ph == "X" and event.name:
             if event.ts is not None and event.dur is not None and all(map(is_number, (event.ts, event.dur))):

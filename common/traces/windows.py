@@ -38,8 +38,13 @@ class WindowNumbers:
 
 @dataclass
 class Profiled:
-    """The numbers of all traces of one worker, over the complete steps of all windows; label_us: per step; step_us: of
-    each readable window; error: why the first unreadable window could not be read; the numbers are then None."""
+    """The numbers of all traces of one worker, over the complete steps of all windows.
+
+    Attributes:
+        label_us: per step
+        step_us: of each readable window
+        error: why the first unreadable window could not be read; the numbers are then None
+    """
 
     windows: List[WindowNumbers] = field(default_factory=list)
     average_step_time_us: Optional[float] = None
@@ -70,20 +75,22 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
     have ended as planned, so that no step counts as cut off."""
     result = Profiled()
     before: Optional[reader.Trace] = None
-    for at, (path, trace) in enumerate(windows, start=1):
+    for number, (path, trace) in enumerate(windows, start=1):
         if isinstance(trace, reader.TraceError):
             result.windows.append(WindowNumbers(path.name, flags=[str(trace)]))
             result.error = result.error or str(trace)
             continue
-        later = windows[at][1] if at < len(windows) else None
+        later = windows[number][1] if number < len(windows) else None
         # Another loop that writes to the same folder counts its steps from the start again.
         goes_on = isinstance(later, reader.Trace) and later.steps[0].number > trace.steps[-1].number
-        unreadable = f"{trace.salvaged} events are not valid JSON and were read field by field"
-        flags, whole = [unreadable] if trace.salvaged else [], trace.steps
+        flags = []
+        whole = trace.steps
         if not to_the_end and not goes_on and _is_cut_off(trace, before):
             *whole, stub = trace.steps
             step = f"ProfilerStep#{stub.number} ({stub.duration:.0f} us)"
-            flags.insert(0, f"stub step: {step} was cut off by the end of the loop and is left out of the average")
+            flags.append(f"stub step: {step} was cut off by the end of the loop and is left out of the average")
+        if trace.salvaged:
+            flags.append(f"{trace.salvaged} events are not valid JSON and were read field by field")
         durations = [step.duration for step in whole]
         device = trace.fullest()
         peak_mb = max(trace.memory[device][1]) / MB if device else None
@@ -99,13 +106,15 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
     steps = [duration for durations in result.step_us for duration in durations]
     if result.error or not steps:
         result.label_us = {}
-    else:
-        result.average_step_time_us = fmean(steps)
-        result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
-        peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
-        if peaks:
-            result.peak_memory_mb = max(peaks) if result.on_cuda else result.windows[0].peak_memory_mb
-        if peaks and len(windows) > 1 and not result.on_cuda:
+        return result
+    result.average_step_time_us = fmean(steps)
+    result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
+    peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
+    if result.on_cuda:
+        result.peak_memory_mb = max(peaks, default=None)
+    elif peaks:
+        result.peak_memory_mb = result.windows[0].peak_memory_mb
+        if len(windows) > 1:
             result.notes.append(FIRST_WINDOW)
     return result
 
@@ -161,15 +170,15 @@ class _Levels:
 
     def __init__(self, trace: reader.Trace, device: reader.Device):
         self.events = sorted(zip(*trace.memory[device]), key=lambda event: event[0])
-        self.times = [time for time, _ in self.events]
+        self.moments = [moment for moment, _ in self.events]
 
-    def before(self, time: float) -> int:
-        """Return the bytes when `time` came: after the last event before it, else of the first."""
-        return self.events[max(bisect_left(self.times, time) - 1, 0)][1]
+    def before(self, moment: float) -> int:
+        """Return the bytes when `moment` came: after the last event before it, else of the first."""
+        return self.events[max(bisect_left(self.moments, moment) - 1, 0)][1]
 
     def between(self, begin: float, end: float) -> List[Tuple[float, int]]:
         """Return (microseconds, bytes) of the events from `begin` to `end`."""
-        return self.events[bisect_left(self.times, begin) : bisect_right(self.times, end)]
+        return self.events[bisect_left(self.moments, begin) : bisect_right(self.moments, end)]
 
 
 def spans(path: Path, kind: Optional[int] = None) -> List[Span]:
@@ -182,10 +191,9 @@ def spans(path: Path, kind: Optional[int] = None) -> List[Span]:
     levels = _Levels(trace, device)
     result = []
     for step in trace.steps:
-        first, last = step.begin, step.begin + step.duration
-        base = levels.before(first)
-        inside = sorted(span for span in trace.spans if first <= span[0] and span[1] <= last)
-        for begin, end, name in [(first, last, ""), *inside]:
+        base = levels.before(step.begin)
+        inside = sorted(span for span in trace.spans if step.begin <= span[0] and span[1] <= step.end)
+        for begin, end, name in [(step.begin, step.end, ""), *inside]:
             at_begin = levels.before(begin)
             within = [total for _, total in levels.between(begin, end)] or [at_begin]
             highest = max(at_begin, *within)
@@ -196,26 +204,28 @@ def spans(path: Path, kind: Optional[int] = None) -> List[Span]:
 def curve(path: Path) -> Optional[Curve]:
     """Return the curve of the last complete step of a trace, or None if it has no memory events.  Raises TraceError."""
     trace = reader.read(path)
-    device, steps = trace.fullest(), trace.steps
+    device = trace.fullest()
+    steps = trace.steps
     if device is None or not steps:
         return None
     cut_off = len(steps) > 1 and steps[-1].duration * FEW < median_high([step.duration for step in steps[:-1]])
     step = steps[-2 if cut_off else -1]
-    begin, end = step.begin, step.begin + step.duration
     levels = _Levels(trace, device)
-    events = levels.between(begin, end)
+    events = levels.between(step.begin, step.end)
     if not events:
         return None
-    base = levels.before(begin) if levels.times[0] < begin else min(total for _, total in events)
+    base = levels.before(step.begin) if levels.moments[0] < step.begin else min(total for _, total in events)
     stage_mb: Dict[str, float] = {}
-    for first, last, label in trace.spans:
-        inside = [total for _, total in levels.between(first, last)] if begin <= first and last <= end else []
-        if inside:
-            stage_mb[label] = max(stage_mb.get(label, 0.0), (max(inside) - base) / MB)
+    for begin, end, label in trace.spans:
+        if step.begin <= begin and end <= step.end:
+            for _, total in levels.between(begin, end):
+                stage_mb[label] = max(stage_mb.get(label, 0.0), (total - base) / MB)
     size = math.ceil(len(events) / MOST_POINTS)  # of each group of neighbours, the highest is drawn
     groups = (events[first : first + size] for first in range(0, len(events), size))
-    points = [(begin, base), *(max(group, key=lambda point: point[1]) for group in groups), (end, events[-1][1])]
-    ms, mb = [(time - begin) / 1e3 for time, _ in points], [(total - base) / MB for _, total in points]
+    highest = (max(group, key=lambda event: event[1]) for group in groups)
+    points = [(step.begin, base), *highest, (step.end, events[-1][1])]
+    ms = [(moment - step.begin) / 1e3 for moment, _ in points]
+    mb = [(total - base) / MB for _, total in points]
     return Curve(trace.path.name, step.number, ms, mb, stage_mb)
 
 

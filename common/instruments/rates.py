@@ -62,11 +62,15 @@ def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stre
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_memory()
     size = max(BUFFER[device.type], CACHES * (cache_bytes(device) or 0))
     size = size if free is None else min(size, free // 4)
-    # ones, not zeros: all zero pages that were never written share one page, which stays in the cache
+    # Ones, not zeros: all zero pages that were never written share one page, which stays in the cache.
     whole = torch.ones(size // 8 * 2, dtype=torch.float32, device=device)
     first, second = whole.chunk(2)
-    update, write = partial(first.add_, second), partial(whole.fill_, 1)
-    for kernel, action, moved in (("update", update, 6), ("read", whole.sum, 4), ("write", write, 4)):
+    kernels = (
+        ("update", partial(first.add_, second), 6),
+        ("read", whole.sum, 4),
+        ("write", partial(whole.fill_, 1), 4),
+    )
+    for kernel, action, moved in kernels:
         yield Stream(kernel, 4 * len(whole), moved * len(whole), repeated(action, clock, seconds))
 
 
@@ -78,7 +82,7 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
         short = number < SHORT
         if 8 * last > seconds * 1e9 and not short:
             return
-        # random, since a GPU's clock depends on how many bits change
+        # Random, since a GPU's clock depends on how many bits change.
         left, right = (torch.rand(size, size, generator=generator).to(device, dtype) for _ in range(2))
         action = partial(torch.mm, left, right, out=torch.empty_like(left))
         taken = repeated(action, clock, seconds, FEWEST_SHORT if short else FEWEST)
@@ -90,12 +94,13 @@ def products_of_loop(library: str, dtype: torch.dtype, threads: int, clock: Cloc
     """Return the times of products by the suite's own loop: every thread multiplies matrices of its own, which stay in
     its cache.  library: compiled from common/setup/c/multiply.c for the dtype."""
     loaded = ctypes.CDLL(library)
-    loaded.multiply.restype, loaded.multiply.argtypes = None, [ctypes.c_int64, *[ctypes.c_void_p] * 3]
-    rows, columns = loaded.rows_of_block(), loaded.columns_of_block()
-    step = rows * columns // math.gcd(rows, columns)
-    size, passes = -(-LOOP_SIZE // step) * step, LOOP_PASSES if threads > 1 else LOOP_PASSES_OF_ONE
+    loaded.multiply.restype = None
+    loaded.multiply.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+    step = math.lcm(loaded.rows_of_block(), loaded.columns_of_block())
+    size = -(-LOOP_SIZE // step) * step
+    passes = LOOP_PASSES if threads > 1 else LOOP_PASSES_OF_ONE
     generator = torch.Generator().manual_seed(0)
-    of_threads = [torch.rand(3, size, size, generator=generator).to(dtype) for _ in range(threads)]
+    matrices_of_threads = [torch.rand(3, size, size, generator=generator).to(dtype) for _ in range(threads)]
 
     def multiply(matrices: torch.Tensor) -> None:
         left, right, product = (matrix.data_ptr() for matrix in matrices)
@@ -103,16 +108,16 @@ def products_of_loop(library: str, dtype: torch.dtype, threads: int, clock: Cloc
             loaded.multiply(size, left, right, product)
 
     with ThreadPoolExecutor(threads) as pool:  # ctypes lets other threads of Python run
-        on_all = partial(pool.map, multiply, of_threads) if threads > 1 else partial(map, multiply, of_threads)
-        taken = repeated(lambda: list(on_all()), clock, seconds, FEWEST_SHORT)
+        run_all = pool.map if threads > 1 else map
+        taken = repeated(lambda: list(run_all(multiply, matrices_of_threads)), clock, seconds, FEWEST_SHORT)
     return Products(size, [span / (threads * passes) for span in taken], by="loop")
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Limits]:
     settings = Settings.from_json(job["settings"])
-    device, seconds = set_up_torch(settings), max(SECONDS / settings.rounds, SHORTEST)
-    given = {key: job[key] for key in ("library", "no_library", "products_alone") if key in job}
-    yield measure(settings, device, seconds, **given)
+    device = set_up_torch(settings)
+    options = {key: job[key] for key in ("library", "no_library", "products_alone") if key in job}
+    yield measure(settings, device, max(SECONDS / settings.rounds, SHORTEST), **options)
 
 
 def measure(
@@ -123,10 +128,18 @@ def measure(
     no_library: str = "",
     products_alone: bool = False,
 ) -> Limits:
-    """Return a ``limits`` record, `seconds` a size; its "reason" tells why there are no products of the dtype here.
+    """Return a ``limits`` record.
 
-    library: of products_of_loop, "" where there is none; no_library: why; products_alone: leave memory out."""
-    clock, load, reason, multiplied = Clock(device), ForeignLoad(), no_library, []
+    Args:
+        seconds: for each size.
+        library: of products_of_loop, "" where there is none.
+        no_library: why there is none, else "".
+        products_alone: whether memory is left out.
+    """
+    clock = Clock(device)
+    load = ForeignLoad()
+    reason = no_library
+    multiplied: List[Products] = []
     seconds = min(seconds, settings.max_seconds)
     with torch.no_grad():
         moved = [] if products_alone else list(streams(device, clock, seconds))
