@@ -23,6 +23,7 @@ import torch  # noqa: E402
 
 from fused_transducer import transducer_loss  # noqa: E402
 from fused_transducer.sequence import mwer_loss  # noqa: E402
+from rnnt_bench.core.text import MB  # noqa: E402
 from rnnt_bench.instruments import memory  # noqa: E402
 
 N, T, U, H, V = 16, 500, 20, 640, 500
@@ -56,13 +57,13 @@ def peaks(size: int, way: str) -> Dict[str, int]:
 def main() -> None:
     """Print the table, with a process for each of its peaks."""
     head = f"N {N}, T {T}, U {U}, H {H}, V {V}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(f"`docs/_nbest_memory.py`, {head}: the peak of torch's allocations, and that of the process, in MB.\n")
+    print(f"`docs/_nbest_memory.py`, {head}: peaks of torch's allocations and of the process, in MB (2^20 bytes).\n")
     print("| hypotheses an utterance | shared | copies of encoder_out | process, shared | process, copies |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for size in SIZES:
         lines = [subprocess.check_output([sys.executable, __file__, str(size), way]) for way in WAYS]
         columns = [json.loads(line)[name] for name in ("torch_allocated_bytes", "process_bytes") for line in lines]
-        print(f"| {size} | " + " | ".join(f"{column / 1e6:.0f}" for column in columns) + " |", flush=True)
+        print(f"| {size} | " + " | ".join(f"{column / MB:.0f}" for column in columns) + " |", flush=True)
 
 
 if __name__ == "__main__":
