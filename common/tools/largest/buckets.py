@@ -188,7 +188,8 @@ def answer(kept: Kept) -> Answer:
         result.lines.append(f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {total:,}")
     result.lines.append(f"limit: {config.limit}, of which {config.margin:.0%} stayed free in the search")
     result.lines += [*kept.machine, *config.words]
-    result.total = [_bought(result.rows, config.losses[0], loss) for loss in config.losses[1:]]
+    unknown = "not known yet; --resume goes on" if coming(config, kept) else "no bucket fits both"
+    result.total = [_bought(result.rows, config.losses[0], loss, unknown) for loss in config.losses[1:]]
     result.tables = [tabulated("largest", f"The largest batch of {config.model} in each bucket", rows)]
     return result
 
@@ -235,8 +236,9 @@ def _add(result: Answer, rows: List[Dict[str, Cell]], config: Training, kept: Ke
         result.forms.update(_forms(config, sizes))
 
 
-def _bought(rows: List[Dict[str, Any]], first: str, loss: str) -> str:
-    """Return "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times", over the buckets."""
+def _bought(rows: List[Dict[str, Any]], first: str, loss: str, unknown: str) -> str:
+    """Return "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times", over the buckets; unknown:
+    the words where no bucket has both."""
     parts = []
     for key, title in (("N", "N"), ("utterances_per_second", "utterances/s")):
         before = {row["bucket"]: row[key] for row in rows if row["loss"] == first}
@@ -244,7 +246,7 @@ def _bought(rows: List[Dict[str, Any]], first: str, loss: str) -> str:
         ratios = [after[number] / value for number, value in before.items() if value and after[number]]
         if ratios:
             parts.append(f"{title} {min(ratios):.1f} to {max(ratios):.1f} times")
-    return f"{loss} over {first}: {', '.join(parts) or 'not known yet; --resume goes on'}"
+    return f"{loss} over {first}: {', '.join(parts) or unknown}"
 
 
 def _max_duration(config: Training, sizes: List[int], tail: str) -> str:
