@@ -34,7 +34,7 @@ FORWARD, BACKWARD = "forward", "backward"
 #: Where no module is at work.
 OUTSIDE = "(outside)"
 
-# Torch tells which backward runs, and which node of it, from 2.1 on; before, a backward counts as forward.
+# From 2.1 on torch tells which backward runs, and which node of it; before, a backward counts as forward.
 _NO_TASK = -1
 _task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
 _ACCUMULATES = 1 << 63  # such nodes have the largest sequence number there is
@@ -48,12 +48,16 @@ class Modules:
     parameter that several modules share is the first one's."""
 
     def __init__(self, roots: Dict[str, torch.nn.Module]):
-        #: By path: the module, and how often it was called.
+        #: Path -> the module, and how often it was called.
         self.modules: Dict[str, torch.nn.Module] = {}
         self.calls: Counter[str] = Counter()
-        self._paths: Dict[int, str] = {}  # by id of a module, and of a parameter that it has
-        self._stack: List[Tuple[str, int]] = []  # the modules at work, and the backward that each ran in, or _NO_TASK
-        self._began: Tuple[List[int], List[str]] = ([], [])  # sequence numbers, and who ran from there on
+        #: The id of a module, or of a parameter -> the path of the module.
+        self._paths: Dict[int, str] = {}
+        #: The modules at work, and the backward in which each was called, or _NO_TASK.
+        self._stack: List[Tuple[str, int]] = []
+        #: Sequence numbers of autograd's nodes, and the module whose forward makes the nodes from each on.
+        self._numbers: List[int] = []
+        self._owners: List[str] = []
         for path, module in roots.items():
             self._add(path, module)
 
@@ -86,34 +90,48 @@ class Modules:
         phase = FORWARD if task == _NO_TASK else BACKWARD
         if self._stack and self._stack[-1][1] == task:  # also a forward that a backward computes again
             return self._stack[-1][0], phase
-        node = torch._C._current_autograd_node() if phase == BACKWARD else None
-        if node is None:
+        if phase == FORWARD:
             return OUTSIDE, phase
-        if node._sequence_nr() >= _ACCUMULATES:
-            return self._paths.get(id(getattr(node, "variable", None)), OUTSIDE), phase
-        numbers, paths = self._began
-        index = bisect_right(numbers, node._sequence_nr()) - 1
-        return (paths[index] if index >= 0 else OUTSIDE), phase
+        return self._owner(torch._C._current_autograd_node()), phase
+
+    def _owner(self, node: Any) -> str:
+        """Return the path of the module whose forward made a node of autograd."""
+        if node is None:
+            return OUTSIDE
+        number = node._sequence_nr()
+        if number >= _ACCUMULATES:
+            return self._paths.get(id(getattr(node, "variable", None)), OUTSIDE)
+        index = bisect_right(self._numbers, number) - 1
+        return self._owners[index] if index >= 0 else OUTSIDE
 
     def rows(self) -> List[Dict[str, Any]]:
         """Return a row for each module, with its own parameters."""
         rows = []
         for path, module in self.modules.items():
-            unique = {id(each): each for each in module._parameters.values() if each is not None}
-            parameters = [each for each in unique.values() if self._paths.get(id(each), path) == path]
-            trainable, frozen = (
-                sum(each.numel() for each in parameters if each.requires_grad is is_) for is_ in (True, False)
+            sizes = {True: 0, False: 0}
+            for key, parameter in {id(weight): weight for weight in _weights(module)}.items():
+                if self._paths.get(key, path) == path:
+                    sizes[parameter.requires_grad] += parameter.numel()
+            rows.append(
+                {
+                    "path": path,
+                    "class": type(module).__name__,
+                    "calls": self.calls[path],
+                    "trainable": sizes[True],
+                    "frozen": sizes[False],
+                }
             )
-            row = {"path": path, "class": type(module).__name__, "calls": self.calls[path]}
-            rows.append({**row, "trainable": trainable, "frozen": frozen})
         return rows
 
     def _push(self, module: torch.nn.Module) -> None:
-        caller = self._stack[-1][0] if self._stack else ""
-        if id(module) not in self._paths:  # no part of the model: in parentheses where the model is the path ""
-            name = type(module).__name__
-            outside = f"({name})" if "" in self.modules and not self._stack else name
-            self._add(f"{caller}.{name}" if caller else outside, module)
+        """Begin the call of a module."""
+        if id(module) not in self._paths:  # it is no part of the model
+            path = type(module).__name__
+            if self._stack and self._stack[-1][0]:
+                path = f"{self._stack[-1][0]}.{path}"
+            elif not self._stack and "" in self.modules:  # without parentheses it would be a path within the model
+                path = f"({path})"
+            self._add(path, module)
         path = self._paths[id(module)]
         self.calls[path] += 1
         self._stack.append((path, _task()))
@@ -137,8 +155,13 @@ class Modules:
     def _note(self) -> None:
         """Note that the module on top of the stack is at work from the next node of this thread on."""
         if threading.get_ident() == self._thread:
-            self._began[0].append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
-            self._began[1].append(self._stack[-1][0] if self._stack else OUTSIDE)
+            self._numbers.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
+            self._owners.append(self._stack[-1][0] if self._stack else OUTSIDE)
+
+
+def _weights(module: torch.nn.Module) -> List[torch.nn.Parameter]:
+    """Return the parameters of a module itself."""
+    return [weight for weight in module._parameters.values() if weight is not None]
 
 
 class NotCounted(UserWarning):
@@ -174,75 +197,99 @@ class FlopCounter:
 
     def __exit__(self, *error: Any) -> None:
         self._inside.close()
-        # modules that ran, and gave no product and no operator that takes their matrices: in another thread, in numpy,
-        # or in a compiled form
         for path, module in self.modules.modules.items() if not any(error) else ():
-            below = f"{path}." if path else ""
-            macs = [entry[1] for (at, *_), entry in self._counts.items() if f"{at}.".startswith(below)]
-            weights = [weight for weight in module._parameters.values() if weight is not None and weight.dim() > 1]
-            unused = weights and not any(id(weight) in self._taken for weight in weights)
-            fused = isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph)
-            named = any(at == path for _, at, _ in self._not_counted)
-            if self.modules.calls[path] and not any(macs) and not named and (unused or fused):
-                self._missing(type(module).__name__, path, "its operators were not seen, or not its products")
+            if self._is_unseen(path, module):
+                name = type(module).__name__
+                self._missing(name, path, "its operators were not seen, or not its products")
+
+    def _is_unseen(self, path: str, module: torch.nn.Module) -> bool:
+        """Return whether a module ran, and gave no product and no operator that takes its matrices: it computes in
+        another thread, in numpy, or in a compiled form."""
+        if not self.modules.calls[path] or any(path == other for _, other, _ in self._not_counted):
+            return False
+        prefix = f"{path}." if path else ""
+        if any(macs for (other, *_), (_, macs, _) in self._counts.items() if f"{other}.".startswith(prefix)):
+            return False
+        if isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph):
+            return True
+        keys = [id(weight) for weight in _weights(module) if weight.dim() > 1]
+        return bool(keys) and self._taken.isdisjoint(keys)
 
     def total(self) -> Count:
-        return Count(sum(entry[1] for entry in self._counts.values()), sum(entry[2] for entry in self._counts.values()))
+        """Return the MACs and FLOPs of all that was counted."""
+        macs = sum(macs for _, macs, _ in self._counts.values())
+        flops = sum(flops for _, _, flops in self._counts.values())
+        return Count(macs, flops)
 
     def not_counted(self) -> List[str]:
+        """Return the names of the operators and modules that were not counted."""
         return sorted({operator for operator, _, _ in self._not_counted})
 
     def document(self) -> Dict[str, Any]:
         """Return all as JSON takes it: modules, counts by module, operator and phase, and sentences on what is not."""
         names = ("path", "operator", "phase", "calls", "macs", "flops")
         counts = [dict(zip(names, (*key, *numbers))) for key, numbers in self._counts.items()]
-        missing = [f"{name} in {path or 'the model'} ({why})" for name, path, why in self._not_counted]
+        missing = [f"{name} in {path or 'the model'} ({reason})" for name, path, reason in self._not_counted]
         return {"modules": self.modules.rows(), "counts": counts, "not_counted": missing}
 
     def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         path, phase = self.modules.current()
-        running = list(_applied(sys._getframe(0)))
-        begun = [call for frame, call in running if not any(frame is other for other in self._running)]
-        self._running[:] = [frame for frame, _ in running]
-        for call in begun:
-            if call.name in rules.RULES:
-                self._add(path, phase, call, rules.RULES[call.name])
-            elif not call.name.startswith("torch."):
-                self._missing(
-                    call.name, path, "custom function: kernels of its own cannot be seen, torch's operators are"
-                )
-        (names, given), count = rules.schema_of(operator), rules.find(operator)
-        call = Call(rules.name_of(operator), {**given, **dict(zip(names, args)), **kwargs}, args, kwargs, out)
-        if count is None:
+        self._count_functions(path, phase)
+        names, defaults = rules.schema_of(operator)
+        arguments = {**defaults, **dict(zip(names, args)), **kwargs}
+        call = Call(rules.name_of(operator), arguments, args, kwargs, out)
+        rule = rules.find(operator)
+        if rule is None:
             self._missing(call.name, path, "no rule")
         if call.name != "aten::detach":  # the way to numpy
             for value in (*args, *kwargs.values()):
                 self._taken.update(map(id, value if isinstance(value, (list, tuple)) else [value]))
-        self._add(path, phase, call, count or rules.nothing)  # its calls are counted
+        self._add(path, phase, call, rule or rules.nothing)  # its calls are counted
+
+    def _count_functions(self, path: str, phase: str) -> None:
+        """Count the custom functions that began since the last operator."""
+        before = self._running[:]
+        self._running.clear()
+        for frame, call in _applied(sys._getframe(0)):
+            self._running.append(frame)
+            if frame in before:
+                continue
+            if call.name in rules.RULES:
+                self._add(path, phase, call, rules.RULES[call.name])
+            elif not call.name.startswith("torch."):
+                reason = "custom function: kernels of its own cannot be seen, torch's operators are"
+                self._missing(call.name, path, reason)
 
     def _add(self, path: str, phase: str, call: Call, rule: rules.Rule) -> None:
-        if rule is None:  # a function of torch's operators alone
+        """Add a call to the counts by its rule; by None nothing is added."""
+        if rule is None:
             return
-        counted: Union[Count, int] = 0
+        count: Union[Count, int] = 0
         try:
-            counted = rule(call)
+            count = rule(call)
         except Exception as error:  # of tensors without a shape, or of a registered rule: the model runs on
-            self._missing(call.name, path, f"its rule fails, {type(error).__name__}: {text.first_line(error)}")
-        macs, flops = counted if isinstance(counted, Count) else (0, counted)
+            reason = f"its rule fails, {type(error).__name__}: {text.first_line(error)}"
+            self._missing(call.name, path, reason)
+        macs, flops = count if isinstance(count, Count) else (0, count)
         entry = self._counts[path, call.name, phase]
         entry[:] = [entry[0] + 1, entry[1] + macs, entry[2] + flops]
 
     def _missing(self, name: str, path: str, reason: str) -> None:
+        """Note what is not counted, and warn of its name once.  Raises UserError where the counter is strict."""
         where = path or "the model"
         if self.strict:
             raise errors.UserError(f"{name} in {where}: {reason}; add one with rnnt_bench.flop_rules.register")
-        if name not in self.not_counted():  # explicitly, so that a second counter of this process warns as the first
-            warnings.warn_explicit(f"not counted: {name} in {where} ({reason})", NotCounted, __file__, 0, registry={})
+        if name not in self.not_counted():
+            line = f"not counted: {name} in {where} ({reason})"
+            # explicitly, so that a second counter of this process warns as the first
+            warnings.warn_explicit(line, NotCounted, __file__, 0, registry={})
         if (name, path, reason) not in self._not_counted:
             self._not_counted.append((name, path, reason))
 
 
 class _Mode(TorchDispatchMode):
+    """Runs each operator, and has the counter count it."""
+
     supports_higher_order_operators = True
 
     def __init__(self, counter: FlopCounter):
@@ -266,8 +313,9 @@ def _applied(frame: Optional[Any]) -> Iterator[Tuple[Any, Call]]:
         if code is _APPLY:
             function = frame.f_locals["cls"]
             names = list(inspect.signature(function.forward).parameters)
-            old = function.setup_context is torch.autograd.Function.setup_context  # its first argument is the context
-            yield frame, _call(function, dict(zip(names[old:], frame.f_locals["args"])))
+            if function.setup_context is torch.autograd.Function.setup_context:
+                del names[0]  # the context
+            yield frame, _call(function, dict(zip(names, frame.f_locals["args"])))
         elif _APPLY is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
             function = getattr(type(frame.f_locals.get("ctx")), "_forward_cls", None)
             if function is not None:
@@ -277,6 +325,8 @@ def _applied(frame: Optional[Any]) -> Iterator[Tuple[Any, Call]]:
 
 def _call(function: Any, arguments: Mapping[str, Any]) -> Call:
     """Return the call of a custom autograd function with these arguments and the defaults of others."""
-    parameters = inspect.signature(function.forward).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    parameters = inspect.signature(function.forward).parameters
+    defaults = {
+        name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty
+    }
     return Call(f"{function.__module__}.{function.__qualname__}", {**defaults, **arguments})

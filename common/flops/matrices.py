@@ -20,15 +20,15 @@ from rnnt_bench.flops.rules import Call, Count, add, elements, is_complex, nothi
 Number = Callable[[Call], int]
 
 
-def _add_products(*rows: Tuple[str, Number, Number]) -> None:
-    """Add rows of (operators, multiply-accumulates, other operations); a product of complex numbers is four."""
-    for operators, macs, others in rows:
+def _add_product(operators: str, macs: Number, others: Number = nothing) -> None:
+    """Add a rule of multiply-accumulates, of which a product of complex numbers is four, and other operations."""
 
-        def count(call: Call, macs: Number = macs, others: Number = others) -> Count:
-            outputs = call.out if isinstance(call.out, (list, tuple)) else [call.out]
-            return products((4 if any(map(is_complex, outputs)) else 1) * macs(call), others(call))
+    def count(call: Call) -> Count:
+        outputs = call.out if isinstance(call.out, (list, tuple)) else [call.out]
+        factor = 4 if any(map(is_complex, outputs)) else 1
+        return products(factor * macs(call), others(call))
 
-        add(operators, count)
+    add(operators, count)
 
 
 def _matrices(first: str, second: str, call: Call) -> int:
@@ -39,9 +39,10 @@ def _matrices(first: str, second: str, call: Call) -> int:
 
 
 def _scaled_bias(call: Call) -> int:
-    """beta * self: 1 per output, none where beta is 0, 1 more for each factor other than 1."""
-    beta, alpha = call["beta"], call["alpha"]
-    return ((beta != 0) + (beta not in (0, 1, None)) + (alpha not in (1, None))) * output(call)
+    """Count beta * self: 1 per output, none where beta is 0, 1 more for each factor other than 1."""
+    beta = call["beta"]
+    is_scaled = call["alpha"] not in (1, None)
+    return ((beta != 0) + (beta not in (0, 1, None)) + is_scaled) * output(call)
 
 
 def _bias(call: Call) -> int:
@@ -49,9 +50,42 @@ def _bias(call: Call) -> int:
 
 
 def _convolved(call: Call, source: Any, out: Any) -> int:
-    """Each output sums over the kernel and the group's channels; transposed, each input is spread so."""
+    """Count a sum over the kernel and the group's channels for each output; transposed, for each input."""
     weight = call["weight"]
-    return (source if call["transposed"] else out).numel() * (weight.numel() // weight.shape[0])
+    sums = source if call["transposed"] else out
+    return sums.numel() * (weight.numel() // weight.shape[0])
+
+
+def _convolution(call: Call) -> int:
+    """Count a forward, whose input some operators call `self`."""
+    source = call["self"] if call["input"] is None else call["input"]
+    return _convolved(call, source, call.out)
+
+
+def _convolution_backward(call: Call) -> int:
+    """Count the gradients of the input and of the weight, where they are asked for."""
+    return sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"])
+
+
+def _bias_gradient(call: Call) -> int:
+    """Count the gradient of the bias, where it is asked for: a sum for each channel."""
+    gradient = call["grad_output"]
+    return call["output_mask"][2] * (elements(gradient) - gradient.shape[1])
+
+
+def _quantized(call: Call) -> int:
+    """Count the bias, and the scaling and rounding to int8 of each output, and of each input that is none yet."""
+    _, bias = torch.ops.quantized.linear_unpack(call["W_prepack"])
+    outputs = call.out.numel() * (2 if bias is None else 3)
+    inputs = 2 * call["X"].numel() if "dynamic" in call.name else 0
+    return outputs + inputs
+
+
+def _distances(call: Call) -> int:
+    """Count |x|^2 and |y|^2, -2 x, and a root for each pair."""
+    x, y = call["x1"], call["x2"]
+    vectors = elements(x) // x.shape[-1] + elements(y) // y.shape[-1]
+    return elements(call.out) + (2 * x.shape[-1] - 1) * vectors + elements(x)
 
 
 def _bilinear(call: Call) -> int:
@@ -68,69 +102,66 @@ def _bilinear(call: Call) -> int:
     return math.prod(whole) + math.prod(size for dim, size in enumerate(whole) if dim not in first)
 
 
-_add_products(
-    ("mm bmm _int_mm", partial(_matrices, "self", "mat2"), nothing),
-    ("mv dot vdot", lambda call: size(call["self"]), nothing),
-    ("addmm", partial(_matrices, "mat1", "mat2"), _scaled_bias),
-    ("addmv", partial(_matrices, "mat", "vec"), _scaled_bias),
-    ("baddbmm addbmm", partial(_matrices, "batch1", "batch2"), _scaled_bias),
-    ("addr", lambda call: call.out.numel(), _scaled_bias),
-    ("_addmm_activation", partial(_matrices, "mat1", "mat2"), lambda call: 2 * call.out.numel()),
-    ("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias),  # elsewhere it is an addmm
-    ("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias),
-    (
-        "convolution _convolution convolution_overrideable cudnn_convolution mkldnn_convolution",
-        lambda call: _convolved(call, call["self"] if call["input"] is None else call["input"], call.out),
-        _bias,
-    ),
-    (
-        "convolution_backward convolution_backward_overrideable",
-        lambda call: sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"]),
-        lambda call: call["output_mask"][2] * (elements(call["grad_output"]) - call["grad_output"].shape[1]),
-    ),
-    # of two sets of many vectors: (-2 x, |x|^2, 1) times (y, 1, |y|^2), and a root
-    (
-        "_euclidean_dist",
-        lambda call: elements(call.out) * (call["x1"].shape[-1] + 2),
-        lambda call: (
-            elements(call.out)
-            + (2 * call["x1"].shape[-1] - 1)
-            * sum(elements(call[name]) // call[name].shape[-1] for name in ("x1", "x2"))
-            + elements(call["x1"])
-        ),
-    ),
-    # int8: a number is scaled and rounded where it is quantized, the output, and the input where it is none yet
-    (
-        "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
-        lambda call: call.out.numel() * call["X"].shape[-1],
-        lambda call: (
-            call.out.numel() * (2 + (torch.ops.quantized.linear_unpack(call["W_prepack"])[1] is not None))
-            + 2 * call["X"].numel() * ("dynamic" in call.name)
-        ),
-    ),
-    ("_trilinear", lambda call: _bilinear(call), nothing),
-    # a recursive filter: each output is a sum over those before it, and the first coefficient is 1
-    (
-        "torchaudio::_lfilter_core_loop",
-        lambda call: call["input_signal_windows"].numel() * (call["a_coeff_flipped"].shape[-1] - 1),
-        nothing,
-    ),
+_add_product("mm bmm _int_mm", partial(_matrices, "self", "mat2"))
+_add_product("mv dot vdot", lambda call: size(call["self"]))
+_add_product("addmm", partial(_matrices, "mat1", "mat2"), _scaled_bias)
+_add_product("addmv", partial(_matrices, "mat", "vec"), _scaled_bias)
+_add_product("baddbmm addbmm", partial(_matrices, "batch1", "batch2"), _scaled_bias)
+_add_product("addr", lambda call: call.out.numel(), _scaled_bias)
+_add_product(
+    "_addmm_activation",
+    partial(_matrices, "mat1", "mat2"),
+    lambda call: 2 * call.out.numel(),
+)
+# Elsewhere a linear layer is an addmm.
+_add_product("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias)
+_add_product("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias)
+_add_product(
+    "convolution _convolution convolution_overrideable cudnn_convolution mkldnn_convolution",
+    _convolution,
+    _bias,
+)
+_add_product(
+    "convolution_backward convolution_backward_overrideable",
+    _convolution_backward,
+    _bias_gradient,
+)
+# The Euclidean distance of two sets of many vectors is (-2 x, |x|^2, 1) times (y, 1, |y|^2).
+_add_product(
+    "_euclidean_dist",
+    lambda call: elements(call.out) * (call["x1"].shape[-1] + 2),
+    _distances,
+)
+_add_product(
+    "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
+    lambda call: call.out.numel() * call["X"].shape[-1],
+    _quantized,
+)
+_add_product("_trilinear", _bilinear)
+# A recursive filter sums over the outputs before each one, and its first coefficient is 1.
+_add_product(
+    "torchaudio::_lfilter_core_loop",
+    lambda call: call["input_signal_windows"].numel() * (call["a_coeff_flipped"].shape[-1] - 1),
 )
 
 
 def _attention(backward: bool, call: Call) -> Count:
-    """Q and K scaled, Q K^T, a mask, softmax 3, dropout 2, times V.  Backward dP = dO V^T, dV = P^T dO, dQ = dS K, dK =
-    dS^T Q, softmax 4, dropout 2, dQ and dK scaled; where groups of heads share keys and values, their gradients added
-    up.  query: (..., T, D); key, value: (..., S, D)."""
+    """Count Q and K scaled, Q K^T, a mask, softmax 3, dropout 2, times V.  Backward dP = dO V^T, dV = P^T dO,
+    dQ = dS K, dK = dS^T Q, softmax 4, dropout 2, dQ and dK scaled; where groups of heads share keys and values, their
+    gradients added up.  query: (..., T, D); key, value: (..., S, D)."""
     query, key, value = call["query"], call["key"], call["value"]
-    rows, S = size(query) // query.shape[-1], key.shape[-2]
+    rows = size(query) // query.shape[-1]
+    keys = rows // query.shape[-2] * key.shape[-2]  # of all heads
+    scores = rows * key.shape[-2]
     features = key.shape[-1] + value.shape[-1]
-    keys = rows // query.shape[-2] * S  # of all heads
-    others = size(query) + keys * key.shape[-1] + rows * S * 2 * bool(call["dropout_p"])
+    others = size(query) + keys * key.shape[-1]
+    if call["dropout_p"]:
+        others += 2 * scores
     if backward:
-        return products(2 * rows * S * features, others + rows * S * 4 + keys * features - size(key) - size(value))
-    masked = call["attn_mask"] is not None or call["attn_bias"] is not None or bool(call["is_causal"])
-    return products(rows * S * features, others + rows * S * (3 + masked))
+        others += 4 * scores + keys * features - size(key) - size(value)
+        return products(2 * scores * features, others)
+    is_masked = call["attn_mask"] is not None or call["attn_bias"] is not None or bool(call["is_causal"])
+    return products(scores * features, others + scores * (3 + is_masked))
 
 
 _FUSED = "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu fused_attention_overrideable"
@@ -150,7 +181,7 @@ add("higher_order::flex_attention_backward", partial(_flexible, True))
 #: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is the sum of both
 #: products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r h), h = (h - n) z + n.  Backward of
 #: an LSTM: dc 5, gates 3, dc of the step before 1, sigmoid 9, tanh 3, the sum with the next step's gradients 2.
-#: By cuDNN's and oneDNN's numbers: two RNNs, LSTM, GRU.
+#: cuDNN and oneDNN number the cells in this order: two RNNs, LSTM, GRU.
 _CELLS = ((2, 4), (2, 4), (4 * 2 + 5, 23), (2 * 2 + 3 + 3, 18))
 
 
@@ -159,36 +190,45 @@ def _steps(call: Call) -> int:
     return call["input"].numel() // call["input"].shape[-1]
 
 
-def _elements_of(weights: Sequence[Any], dims: int) -> int:
-    return sum(size(weight) for weight in weights if weight.dim() == dims)
+def _sizes(weights: Sequence[Any]) -> Tuple[int, int]:
+    """Return how many numbers are in the matrices and in the biases of recurrent layers."""
+    matrices = sum(size(weight) for weight in weights if weight.dim() == 2)
+    biases = sum(size(weight) for weight in weights if weight.dim() == 1)
+    return matrices, biases
 
 
 def _mkldnn_layer(call: Call) -> Count:
-    weights = [call[f"weight{number}"] for number in range(4 if call["has_biases"] else 2)]
-    per_step = _elements_of(weights, 1) + _CELLS[call["mode"]][0] * call["hidden_size"]
-    return products(_steps(call) * _elements_of(weights, 2), _steps(call) * per_step)
+    numbers = range(4 if call["has_biases"] else 2)
+    matrices, biases = _sizes([call[f"weight{number}"] for number in numbers])
+    others = biases + _CELLS[call["mode"]][0] * call["hidden_size"]
+    return products(_steps(call) * matrices, _steps(call) * others)
 
 
-def _wanted(call: Call, *names: str) -> List[bool]:
+def _asked_for(call: Call, *names: str) -> List[bool]:
     """Return whether the gradient of each of these arguments is asked for; of all, where no argument tells."""
-    wanted = [getattr(call[name], "requires_grad", False) for name in names]
-    told = any(wanted) or any(getattr(argument, "requires_grad", False) for argument in call.args)
-    return wanted if told else [True] * len(names)
+    asked = [getattr(call[name], "requires_grad", False) for name in names]
+    any_asked = any(asked) or any(getattr(value, "requires_grad", False) for value in call.args)
+    return asked if any_asked else [True] * len(names)
 
 
 def _mkldnn_layer_backward(call: Call) -> Count:
-    """Twice the forward's products, without the gradients that are not asked for, of the input and the first state."""
-    steps, first = _steps(call), call["hx_"].numel() // call["hx_"].shape[-1]
-    of_input, of_state, weights, recurrent = _wanted(call, "input", "hx_", "weight1", "weight2")
-    macs = steps * size(call["weight1"]) * (of_input + weights)
-    macs += size(call["weight2"]) * (steps - (0 if of_state else first) + steps * recurrent)
-    return products(macs, steps * call["hidden_size"] * (23 + (8 if call["has_biases"] else 0)))
+    """Count twice the forward's products, without the gradients that are not asked for, of the input and the first
+    state."""
+    steps = _steps(call)
+    sequences = call["hx_"].numel() // call["hx_"].shape[-1]
+    to_input, to_state, to_weight, to_recurrent = _asked_for(call, "input", "hx_", "weight1", "weight2")
+    state_steps = steps if to_state else steps - sequences
+    macs = steps * size(call["weight1"]) * (to_input + to_weight)
+    macs += size(call["weight2"]) * (state_steps + steps * to_recurrent)
+    per_unit = 31 if call["has_biases"] else 23
+    return products(macs, steps * call["hidden_size"] * per_unit)
 
 
 def _cudnn_layers(backward: bool, call: Call) -> Count:
+    matrices, biases = _sizes(call["weight"])
     units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
-    others = _elements_of(call["weight"], 1) + _CELLS[call["mode"]][backward] * units
-    return products((1 + backward) * _steps(call) * _elements_of(call["weight"], 2), _steps(call) * others)
+    others = biases + _CELLS[call["mode"]][backward] * units
+    return products((1 + backward) * _steps(call) * matrices, _steps(call) * others)
 
 
 add("mkldnn_rnn_layer", _mkldnn_layer)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -52,19 +52,19 @@ except ImportError:  # before torch 2.1
 RULES: Dict[str, Rule] = {}
 
 
-def add(operators: str, count: Rule) -> None:
-    """Add a rule for names parted by spaces: a bare one is aten's, one with dots a custom function's."""
+def add(operators: str, rule: Rule, factor: int = 1) -> None:
+    """Add a rule for names parted by spaces: a bare one is aten's, one with dots a custom function's.
+
+    factor: FLOPs for each of what the rule counts, which is no Count then."""
+
+    def scaled(call: Call) -> int:
+        return factor * rule(call)  # type: ignore[misc,return-value]
+
     for name in operators.split():
         full = name if "::" in name or "." in name else f"aten::{name}"
         if full in RULES:
             raise ValueError(f"{full} has a rule already")
-        RULES[full] = count
-
-
-def add_rows(*rows: Tuple[str, Callable[[Call], int], int]) -> None:
-    """Add rows of (operators, what is counted per call, FLOPs for each of these)."""
-    for operators, per, factor in rows:
-        add(operators, lambda call, per=per, factor=factor: factor * per(call))  # type: ignore[misc]
+        RULES[full] = rule if factor == 1 else scaled
 
 
 def register(operator: Any, count: Rule) -> None:
@@ -97,10 +97,12 @@ def find(operator: Any) -> Rule:
     """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), a general one,
     that of the products that torch's own counter counts, or None."""
     name = name_of(operator)
-    out_of_place = name[:-1] if name.endswith("_") else name
-    known = RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)
-    formula = None if known else _FORMULAS.get(getattr(operator, "overloadpacket", None))
-    return (lambda call: products(formula(*call.args, **call.kwargs, out_val=call.out) // 2)) if formula else known
+    out_of_place = name.removesuffix("_")
+    rule = RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)
+    formula = _FORMULAS.get(getattr(operator, "overloadpacket", None))
+    if rule or not formula:
+        return rule
+    return lambda call: products(formula(*call.args, **call.kwargs, out_val=call.out) // 2)
 
 
 def composite(operator: Any) -> bool:
@@ -113,20 +115,20 @@ def composite(operator: Any) -> bool:
 
 # -- operators without a rule of their own, from what torch tells of each: its schema, its tags and its name -----------
 
-#: Names of families that make, copy or choose.
+#: These match the names of families of operators that make, copy or choose.
 _MOVES = re.compile(
     r"aten::(new_\w+|\w+_like|_new_zeros\w*|\w+_scatter|\w+_pad(\dd|_nd)|_?to_(copy|dense)\w*"
     r"|_?upsample_nearest(_exact)?\dd|\w*max_pool\dd(_with_indices)?|\w+_copy)"
 )
 #: Elementwise operators that some supported torch does not tag `pointwise`: none does before 2.1.
-_POINTWISE = (
-    "neg reciprocal remainder fmod floor_divide pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin "
-    "acos atan atan2 sinh cosh tanh copysign sigmoid erf erfc lgamma digamma sign floor ceil round trunc frac polar "
-    "xlogy logit relu gelu silu mish elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink "
-    "softplus threshold _prelu_kernel eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or "
-    "logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not signbit gelu_backward silu_backward "
-    "mish_backward elu_backward hardswish_backward softplus_backward log_sigmoid_backward logit_backward"
-).split()
+_POINTWISE = frozenset(
+    """neg reciprocal remainder fmod floor_divide pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan
+    asin acos atan atan2 sinh cosh tanh copysign sigmoid erf erfc lgamma digamma sign floor ceil round trunc frac
+    polar xlogy logit relu gelu silu mish elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink
+    softplus threshold _prelu_kernel eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or
+    logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not signbit gelu_backward silu_backward
+    mish_backward elu_backward hardswish_backward softplus_backward log_sigmoid_backward logit_backward""".split()
+)
 _FOREACH = "aten::_foreach_"
 
 
@@ -135,7 +137,13 @@ def nothing(_: Call) -> int:
 
 
 def _tensors(values: Any) -> int:
+    """Return how many of the arguments or results in a schema are tensors, or lists of them."""
     return sum("Tensor" in str(value.type) for value in values)
+
+
+def _aliases(values: Any) -> List[Any]:
+    """Return how arguments or results in a schema share memory, of those that do."""
+    return [value.alias_info for value in values if value.alias_info is not None]
 
 
 @cache
@@ -145,23 +153,26 @@ def _general(operator: Any, name: str) -> Rule:
     schema = getattr(operator, "_schema", None)
     if schema is None:  # a higher-order operator
         return None
-    aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
+    aliases = _aliases(schema.returns)
     if any(not alias.is_write for alias in aliases) or _tagged(operator, "inplace_view", "view_copy"):
         return nothing  # a view, or the copy of one
-    lists = _of_lists(name[len(_FOREACH) :]) if name.startswith(_FOREACH) else None  # as optimizers have
-    if lists is not None:
-        return lists
-    writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
-    makes_or_tells = not _tensors(schema.arguments) or not (writes or _tensors(schema.returns))
-    if name.startswith(("aten::", "prim::", "profiler::")) and makes_or_tells:
-        return nothing  # from no tensor (arange), or no tensor (size)
+    if name.startswith(_FOREACH):  # optimizers call these
+        by_lists = _of_lists(name.removeprefix(_FOREACH))
+        if by_lists is not None:
+            return by_lists
+    takes_tensors = _tensors(schema.arguments)  # arange does not
+    writes = any(alias.is_write for alias in _aliases(schema.arguments))
+    gives_tensors = writes or _tensors(schema.returns)  # size does not
+    is_torchs = name.startswith(("aten::", "prim::", "profiler::"))
+    if is_torchs and not (takes_tensors and gives_tensors):
+        return nothing
     if _MOVES.fullmatch(name):
         return nothing
     if not name.startswith("aten::") or composite(operator):
         return None
-    if _tensors(schema.arguments) <= 2 and _tagged(operator, "nondeterministic_seeded"):
+    if takes_tensors <= 2 and _tagged(operator, "nondeterministic_seeded"):
         return nothing  # a generator; attention with dropout has this tag, too, and more tensors
-    if name[len("aten::") :] in _POINTWISE or _tagged(operator, "pointwise"):
+    if name.removeprefix("aten::") in _POINTWISE or _tagged(operator, "pointwise"):
         factor = 2 if name.endswith("_backward") else 1  # the derivative, times the gradient
         return lambda call: factor * elements(call.out)
     if _tagged(operator, "reduction"):
@@ -177,13 +188,18 @@ def _tagged(operator: Any, *tags: str) -> bool:
 def _of_lists(name: str) -> Rule:
     """Return the rule of the operator of one tensor that is applied to lists, or None."""
     packet = getattr(torch.ops.aten, name, None)
-    count = find(getattr(packet, packet.overloads()[0])) if packet is not None else None
+    if packet is None:
+        return None
+    rule = find(getattr(packet, packet.overloads()[0]))
+    if rule is None:
+        return None
 
     def of_lists(call: Call) -> Union[Count, int]:
-        call.out = call["self"] if call.out is None else call.out  # in place, nothing is returned
-        return count(call)  # type: ignore[misc]
+        if call.out is None:  # in place, nothing is returned
+            call.out = call["self"]
+        return rule(call)
 
-    return None if count is None else of_lists
+    return of_lists
 
 
 def size(tensor: Any) -> int:
@@ -199,7 +215,7 @@ def size(tensor: Any) -> int:
 def elements(tensor: Any, complex_factor: int = 2) -> int:
     """Return the number of floating-point elements, complex ones times `complex_factor`; integers count 0."""
     if isinstance(tensor, (list, tuple)):
-        return sum(elements(each, complex_factor) for each in tensor)
+        return sum(elements(part, complex_factor) for part in tensor)
     if is_complex(tensor):
         return complex_factor * size(tensor)
     return size(tensor) if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else 0
@@ -210,8 +226,10 @@ def is_complex(operand: Any) -> bool:
 
 
 def output(call: Call) -> int:
+    """Return the number of floating-point elements that an operator returned."""
     return elements(call.out)
 
 
-def given(name: str) -> Callable[[Call], int]:
+def argument(name: str) -> Callable[[Call], int]:
+    """Return a rule that counts the floating-point elements of an argument."""
     return lambda call: elements(call[name])
