@@ -29,7 +29,7 @@ def cpu_count() -> int:
 def describe() -> Dict[str, Any]:
     """Return this machine, as the ``run`` record keeps it (schema.Machine)."""
     return {
-        "cpu": memory.proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": memory.proc_field(CPUINFO, "model name") or platform.processor() or platform.machine(),
         **processor(),
         "cores": cpu_count(),
         "memory_bytes": memory.total_memory(),
@@ -38,7 +38,8 @@ def describe() -> Dict[str, Any]:
     }
 
 
-#: Names of family, model and stepping in /proc/cpuinfo: on x86, and the like on Arm.
+CPUINFO = "/proc/cpuinfo"
+#: Field of schema.Machine -> its name in /proc/cpuinfo on x86, and that of the like on Arm.
 NUMBERS = {
     "family": ("cpu family", "CPU implementer"),
     "model": ("model", "CPU part"),
@@ -48,19 +49,17 @@ NUMBERS = {
 VECTORS = re.compile(r"sse4_2|fma|(avx|amx|asimd|neon|sve)\w*")
 
 
-def processor(cpuinfo: str = "/proc/cpuinfo") -> Dict[str, Any]:
+def processor(cpuinfo: str = CPUINFO) -> Dict[str, Any]:
     """Return what tells processors of one name apart, in fields of schema.Machine; a virtual machine may hide it."""
-    numbers: Dict[str, Optional[int]] = {}
-    for key, names in NUMBERS.items():
-        text = next(filter(None, (memory.proc_field(cpuinfo, name) for name in names)), "")
-        numbers[key] = int(text, 0) if re.fullmatch(r"\d+|0x[0-9a-f]+", text) else None
+    fields: Dict[str, Any] = {}
+    for key, (x86, arm) in NUMBERS.items():
+        value = memory.proc_field(cpuinfo, x86) or memory.proc_field(cpuinfo, arm) or ""
+        fields[key] = int(value, 0) if re.fullmatch(r"\d+|0x[0-9a-f]+", value) else None
     flags = memory.proc_field(cpuinfo, "flags") or memory.proc_field(cpuinfo, "Features") or ""
-    caches = {(level, kind): size for level, kind, size, _ in _caches("cpu0") if kind != "Instruction"}
-    return {
-        **numbers,
-        "vectors": sorted(flag for flag in flags.split() if VECTORS.fullmatch(flag)),
-        "caches": {f"L{level}": size for (level, _), size in sorted(caches.items())},
-    }
+    fields["vectors"] = sorted(filter(VECTORS.fullmatch, flags.split()))
+    caches = sorted(cache[:3] for cache in _caches("cpu0"))
+    fields["caches"] = {f"L{level}": size for level, kind, size in caches if kind != "Instruction"}
+    return fields
 
 
 #: Prefixes of environment variables that change how fast a process computes: threads, their CPUs, the allocator, TF32.
@@ -80,28 +79,25 @@ def tuning() -> Dict[str, Any]:
 def mkl_as_intel() -> bool:
     """Return whether a library that was preloaded into this process makes MKL take the path that it takes on Intel's
     processors.  MKL's own function is not to be seen from here."""
-    asked = getattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true", None)
-    return bool(asked and asked())
+    function = getattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true", None)
+    return bool(function and function())
 
 
 def cache_bytes() -> Optional[int]:
     """Return the size of all last-level caches of this machine in bytes; None if the system does not tell."""
-    caches: Dict[str, Tuple[int, int]] = {}  # CPUs that share it -> level, bytes
-    for level, _, size, cpus in _caches("cpu[0-9]*"):
-        caches[cpus] = max(caches.get(cpus, (level, size)), (level, size))
-    last = max((level for level, _ in caches.values()), default=None)
-    return None if last is None else sum(size for level, size in caches.values() if level == last)
+    caches = {(level, cpus): size for level, _, size, cpus in _caches("cpu[0-9]*")}
+    last = max((level for level, _ in caches), default=None)
+    return None if last is None else sum(size for (level, _), size in caches.items() if level == last)
 
 
 def _caches(cpus: str) -> Iterator[Tuple[int, str, int, str]]:
     """Yield (level, type, bytes, CPUs that share it) of each cache of the CPUs whose name matches, as "cpu0"."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    names = ("level", "type", "size", "shared_cpu_list")
     for folder in Path("/sys/devices/system/cpu").glob(f"{cpus}/cache/index[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
-            level, kind, size, shared = (
-                (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
-            )
-            yield int(level), kind, int(size.rstrip("KMG")) * units.get(size[-1], 1), shared
+            level, kind, size, sharing = ((folder / name).read_text().strip() for name in names)
+            yield int(level), kind, int(size.rstrip("KMG")) * units.get(size[-1], 1), sharing
 
 
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
@@ -111,11 +107,15 @@ def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
     its repository, are not handed on, and no lock is taken that another git may wait for."""
     if not (root / ".git").exists():  # a repository around an installed suite is the user's
         return None, None
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or "CONFIG_" in key}
-    asked = ("status", "--porcelain=v2", "--branch", "--", ".", ":(exclude)docs", ":(exclude)results")
-    status = processes.output(["git", "--no-optional-locks", "-C", str(root), *asked], timeout=30, env=variables)
+    from_hook = [name for name in os.environ if name.startswith("GIT_") and "CONFIG_" not in name]
+    variables = {name: value for name, value in os.environ.items() if name not in from_hook}
+    command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch"]
+    command += ["--", ".", ":(exclude)docs", ":(exclude)results"]
+    status = processes.output(command, timeout=30, env=variables)
     revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, flags=re.MULTILINE)
-    return (revision[1], bool(re.search(r"^[^#]", status, flags=re.MULTILINE))) if revision else (None, None)
+    if not revision:
+        return None, None
+    return revision[1], bool(re.search(r"^[^#]", status, flags=re.MULTILINE))
 
 
 def gpu_may_be_here() -> bool:
@@ -123,11 +123,19 @@ def gpu_may_be_here() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd"))
 
 
-#: Bits of NVML's nvmlClocksThrottleReason..., in its words.
+#: Bit of NVML's nvmlClocksThrottleReason... -> its words.
 THROTTLED_BY = {
-    **{0x1: "idle", 0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost"},
-    **{0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown", 0x80: "hardware power brake"},
-    **{0x100: "display clocks", 0x200: "board limit", 0x400: "reliability"},
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
 }
 
 
@@ -150,21 +158,23 @@ def gpu(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
         nvml.nvmlInit()
         if uuid is None and nvml.nvmlDeviceGetCount() != 1:
             return None
-        name = "GPU-" + (uuid or "").replace("GPU-", "")
-        handle = nvml.nvmlDeviceGetHandleByUUID(name) if uuid else nvml.nvmlDeviceGetHandleByIndex(0)
-        reasons, limit, ecc = (
-            answered(f"DeviceGet{what}", handle)
-            for what in ("CurrentClocksThrottleReasons", "EnforcedPowerLimit", "EccMode")
-        )
+        if uuid:
+            handle = nvml.nvmlDeviceGetHandleByUUID("GPU-" + uuid.removeprefix("GPU-"))
+        else:
+            handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        reasons = answered("DeviceGetCurrentClocksThrottleReasons", handle)
+        milliwatts = answered("DeviceGetEnforcedPowerLimit", handle)
+        ecc = answered("DeviceGetEccMode", handle)
+        words = THROTTLED_BY.items()
         return {
             "uuid": answered("DeviceGetUUID", handle),
             "driver": answered("SystemGetDriverVersion"),
             "sm_mhz": answered("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
             "sm_most_mhz": answered("DeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
             "memory_mhz": answered("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-            "power_cap_watts": None if limit is None else limit / 1000,
+            "power_cap_watts": None if milliwatts is None else milliwatts / 1000,
             "celsius": answered("DeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-            "throttled_by": None if reasons is None else [word for bit, word in THROTTLED_BY.items() if reasons & bit],
+            "throttled_by": None if reasons is None else [word for bit, word in words if reasons & bit],
             "ecc": None if ecc is None else bool(ecc[0]),
         }
     return None
@@ -205,9 +215,12 @@ def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return None
-    mine = [row for row in rows if row[0][3:].isdigit() and int(row[0][3:]) in cpus] or rows[:1]
-    ticks = sum(int(row[column]) for row in mine for column in (1, 2, 3, 6, 7, 8))  # all but idle and iowait
-    return ticks / os.sysconf("SC_CLK_TCK") + memory.throttled_seconds() if mine else None
+    names = {f"cpu{cpu}" for cpu in cpus}
+    rows = [row for row in rows if row[0] in names] or rows[:1]
+    if not rows:
+        return None
+    ticks = sum(int(row[column]) for row in rows for column in (1, 2, 3, 6, 7, 8))  # all but idle and iowait
+    return ticks / os.sysconf("SC_CLK_TCK") + memory.throttled_seconds()
 
 
 class Look(NamedTuple):
@@ -251,11 +264,13 @@ class ForeignLoad:
         elif short_ns > 0:
             time.sleep(short_ns / 1e9)
             end = self._look()
-        self.start_before, self.start = start, end
+        self.start_before = start
+        self.start = end
         if start.busy is None or end.busy is None or end.ns <= start.ns:
             return None
         foreign = (end.busy - start.busy) - (end.own - start.own)
-        return round(min(max(foreign / ((end.ns - start.ns) / 1e9 * len(self.cpus)), 0.0), 1.0), 4)
+        available = (end.ns - start.ns) / 1e9 * len(self.cpus)
+        return round(min(max(foreign / available, 0.0), 1.0), 4)
 
 
 def busy_flags(
@@ -265,10 +280,14 @@ def busy_flags(
 
     share: of the CPUs that this process may use, from ForeignLoad; threads: number that what was measured keeps busy
     (None: all cores); cpus, physical: how many CPUs and cores there are (None: as this machine says)."""
-    physical, cpus = physical or cpus or cores(), cpus or len(CPUS)
+    physical = physical or cpus or cores()
+    cpus = cpus or len(CPUS)
     free = 0 if threads is None else max(physical - threads, 0)
-    bearable, taken = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free, (share or 0.0) * cpus
-    return ["busy", "loaded"] if taken > LOADED * bearable else ["busy"] if taken > bearable else []
+    limit = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free
+    taken = (share or 0.0) * cpus
+    if taken > LOADED * limit:
+        return ["busy", "loaded"]
+    return ["busy"] if taken > limit else []
 
 
 def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float = 1.0) -> str:
@@ -276,7 +295,8 @@ def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float 
 
     The load average alone tells of the last minute, the user's own set-up included: where only that is high, a longer
     look (seconds) decides.  load: since when others are looked at; where that was just now, this waits."""
-    share, average = load.share(), 0.0
+    share = load.share()
+    average = 0.0
     with suppress(OSError, ValueError, IndexError):
         average = float(load.stat.with_name("loadavg").read_text().split()[0])
     if "loaded" not in busy_flags(share, threads) and average > len(load.cpus):
@@ -284,5 +304,6 @@ def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float 
         share = load.share()
     if share is None or "loaded" not in busy_flags(share, threads):
         return ""
-    cores_here = "1 core" if len(load.cpus) == 1 else f"{len(load.cpus)} cores"
+    count = len(load.cpus)
+    cores_here = "1 core" if count == 1 else f"{count} cores"
     return f"load {average:.3g} on {cores_here}, others use {share:.0%} of the CPU"

@@ -9,32 +9,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-CGROUPS, CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP = Path("/proc/self/cgroup")
 
 
 def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
-    """Return the words of these files of each cgroup around this process, innermost first; controller: cpu, memory."""
-    groups_values = []
+    """Return {file: its words} of each cgroup around this process that has one, innermost first.
+
+    controller: cpu, memory."""
+    groups = []
     for line in CGROUP.read_text().splitlines() if CGROUP.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         top = CGROUPS / controllers
-        inside = top / path.lstrip("/")
-        for folder in [inside, *inside.parents][: len(inside.parts) - len(top.parts) + 1]:
+        innermost = top / path.lstrip("/")
+        depth = len(innermost.parts) - len(top.parts)
+        for folder in [innermost, *innermost.parents][: depth + 1]:
             words = {}
             for file in files:
                 with suppress(OSError):
                     words[file] = (folder / file).read_text().split()
-            groups_values += [words] if words else []
-    return groups_values
+            if words:
+                groups.append(words)
+    return groups
 
 
 def cgroup_cpus() -> Optional[float]:
     """Return how many CPUs this process may use at once by the tightest quota; None where there is none."""
-    groups = _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
-    quotas = [sum(words.values(), []) for words in groups]  # of either version: quota and period
-    return min((int(quota) / int(period) for quota, period in quotas if quota not in ("max", "-1")), default=None)
+    counts = []
+    for words in _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        quota, period = sum(words.values(), [])  # so it is in either version of cgroups
+        if quota not in ("max", "-1"):
+            counts.append(int(quota) / int(period))
+    return min(counts, default=None)
 
 
 def throttled_seconds() -> float:
@@ -49,8 +57,16 @@ def throttled_seconds() -> float:
 #: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library and its loader,
 #: cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
 NO_MEMORY = (
-    *("out of memory", "out_of_memory", "can't allocate memory", "cannot allocate memory", "failed to map segment"),
-    *("bad_alloc", "alloc_failed", "status_not_initialized", "memoryallocation", "memoryerror"),
+    "out of memory",
+    "out_of_memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to map segment",
+    "bad_alloc",
+    "alloc_failed",
+    "status_not_initialized",
+    "memoryallocation",
+    "memoryerror",
     "thread creation failed",
 )
 #: Error of torch's stable ABI (used by torchaudio's kernels) when it could not make a tensor.  The reason goes to
@@ -60,13 +76,14 @@ NO_TENSOR = re.compile(r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b
 
 def proc_field(path: str, key: str) -> Optional[str]:
     """Return the value of the line "key: value" of a file; None if there is no such file or line."""
-    match = None
     with suppress(OSError):
         match = re.search(rf"^{re.escape(key)}\s*:(.*)$", Path(path).read_text(), flags=re.MULTILINE)
-    return match[1].strip() if match else None
+        return match[1].strip() if match else None
+    return None
 
 
 def _proc_bytes(path: str, key: str) -> Optional[int]:
+    """Return a size of a file of /proc in bytes; None if it does not tell."""
     field = proc_field(path, key)  # "1234 kB"
     return int(field.split()[0]) * 1024 if field else None
 
@@ -79,11 +96,17 @@ def total_memory() -> Optional[int]:
 def available_memory() -> Optional[int]:
     """Return the bytes that can be allocated without swapping: the least of the machine's and each cgroup's count."""
     available = _proc_bytes("/proc/meminfo", "MemAvailable")
-    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-    groups = _cgroup_values("memory", *names[0], *names[1])
-    pairs = [(words[most][0], words[used][0]) for words in groups for most, used in names if {most, used} <= {*words}]
-    room = [max(int(most) - int(used), 0) for most, used in pairs if most != "max"]  # page cache counts as used
-    return None if available is None else min([available, *room])
+    if available is None:
+        return None
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        for words in _cgroup_values("memory", limit, usage):
+            if len(words) == 2 and words[limit] != ["max"]:
+                room = int(words[limit][0]) - int(words[usage][0])  # page cache counts as used
+                available = min(available, max(room, 0))
+    return available
 
 
 def status_bytes(key: str) -> Optional[int]:
@@ -108,17 +131,15 @@ def give_back_free_memory() -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """struct mallinfo2 of <malloc.h>."""
+    """Holds struct mallinfo2 of <malloc.h>."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks".split()
-    ]
-    _fields_ += [("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t)]
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 def allocated_bytes() -> Tuple[int, int]:
-    """Return (how much memory malloc has given to this process and not got back, how much of it in blocks that it maps
-    one by one: those above MALLOC_MMAP_THRESHOLD_); (0, 0) before glibc 2.33."""
+    """Return (bytes that malloc has given to this process and not got back, those of them in blocks that it maps one by
+    one: above MALLOC_MMAP_THRESHOLD_); (0, 0) before glibc 2.33."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -161,7 +182,8 @@ def widen_heap(count: int) -> None:
 def oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory since it started; 0 if it does not tell."""
     with suppress(OSError):
-        return sum(map(int, re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)))
+        kills = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
+        return int(kills[1]) if kills else 0
     return 0
 
 
@@ -173,5 +195,5 @@ def tells_of_no_memory(text: str) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an allocator of torch, numba or Python raised `error`.  Not for a UserError."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or tells_of_no_memory(str(error))
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named or tells_of_no_memory(str(error))

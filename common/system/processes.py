@@ -27,14 +27,29 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    TextIO,
+    Tuple,
+)
 
 from rnnt_bench.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
-#: Exit codes of a child that could not write its records (EX_IOERR of sysexits.h): no room; another error.
-EXIT_NO_ROOM, EXIT_UNWRITTEN = 74, 73
+#: Exit code of a child that had no room for its records (EX_IOERR of sysexits.h).
+EXIT_NO_ROOM = 74
+#: Exit code of a child that could not write its records for another reason (EX_CANTCREAT).
+EXIT_UNWRITTEN = 73
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # and not EFBIG: a loss may set a limit of its own
 #: Seconds to wait for a server to import its packages before its first job is sent anyway.
 START_SECONDS = 60.0
@@ -46,7 +61,8 @@ _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask Linux, in a fork, to kill this process, or the program that it executes, when `parent` ends."""
+    """Ask Linux, in a fork, to kill this process, or the program that it executes, when `parent` ends; end now where it
+    has ended already."""
     if _LIBRARY is not None:
         _LIBRARY.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of prctl(2)
     if os.getppid() != parent:
@@ -77,33 +93,48 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
 
 
-#: How a server is started, as subprocess.Popen takes it, and the generation of jobs that it serves; see Child.run.
-#: Servers of one generation may differ in their variables, and wait side by side.
-Wanted = Tuple[Dict[str, Any], Hashable]
+class Plan(NamedTuple):
+    """Hold what a server is: its command, current folder and variables, and the generation of jobs that it serves; see
+    Child.run.  Servers of one generation may differ in their variables, and wait side by side."""
+
+    command: List[str]
+    root: Path
+    variables: Dict[str, str]
+    generation: Hashable
 
 
-def _wanted(
-    python: Path, module: str, root: Path, variables: Mapping[str, str], generation: Hashable, imports: Sequence[str]
-) -> Wanted:
+def _plan(
+    python: Path,
+    module: str,
+    root: Path,
+    variables: Mapping[str, str],
+    generation: Hashable,
+    imports: Sequence[str],
+) -> Plan:
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [str(python), "-m", "rnnt_bench.system.processes", module, *imports]
-    return {"args": command, "cwd": root, "env": {**os.environ, "PYTHONPATH": path, **variables}}, generation
+    return Plan(command, root, {**os.environ, "PYTHONPATH": path, **variables}, generation)
 
 
 class Server:
     """A process that forks itself for each job, one at a time.  errors: file for what the server itself prints."""
 
-    def __init__(self, wanted: Wanted, errors: Path):
-        self.wanted, self.busy, self.ready = wanted, False, False
+    def __init__(self, plan: Plan, errors: Path):
+        self.plan = plan
+        self.busy = False
+        self.ready = False
         with errors.open("ab") as stream:
-            pipes: Dict[str, Any] = {
-                "stdin": subprocess.PIPE,
-                "stdout": subprocess.PIPE,
-                "stderr": stream,
-                "bufsize": 0,
-            }
-            die = partial(die_with_parent, os.getpid())
-            self.process: Any = subprocess.Popen(**wanted[0], **pipes, start_new_session=True, preexec_fn=die)
+            self.process: Any = subprocess.Popen(
+                plan.command,
+                cwd=plan.root,
+                env=plan.variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                bufsize=0,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
         self.poll = select.poll()
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
@@ -143,22 +174,21 @@ _waiting: List[Server] = []
 
 
 @contextmanager
-def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
-    """Yield the waiting server that is the wanted one, else a new one; keep it for the next job.  Those of this Python
-    that serve another generation end."""
-    (how, generation), alive = wanted, []
-    for server in _waiting:
-        is_past = server.wanted[0]["args"][0] == how["args"][0] and server.wanted[1] != generation
+def _server(plan: Plan, errors: Path) -> Iterator[Server]:
+    """Yield the waiting server of this plan, else a new one; keep it for the next job.  Those of the same Python that
+    serve another generation end."""
+    for server in _waiting[:]:
+        same_python = server.plan.command[0] == plan.command[0]
+        is_past = same_python and server.plan.generation != plan.generation
         if is_past or server.process.poll() is not None:
+            _waiting.remove(server)
             server.close()
-        else:
-            alive.append(server)
-    _waiting[:] = [server for server in alive if server.wanted != wanted]
-    server = next((server for server in alive if server.wanted == wanted), None) or Server(wanted, errors)
+    plans = [server.plan for server in _waiting]
+    server = _waiting.pop(plans.index(plan)) if plan in plans else Server(plan, errors)
     try:
         yield server
     finally:
-        is_new = all(each.wanted != wanted for each in _waiting)
+        is_new = all(other.plan != plan for other in _waiting)
         if server.process.poll() is None and not server.busy and is_new:
             _waiting.append(server)
         else:
@@ -166,14 +196,18 @@ def _server(wanted: Wanted, errors: Path) -> Iterator[Server]:
 
 
 def start_servers(
-    how: Sequence[Tuple[Path, Mapping[str, str]]], module: str, root: Path, generation: Hashable, imports: Sequence[str]
+    pythons: Sequence[Tuple[Path, Mapping[str, str]]],
+    module: str,
+    root: Path,
+    generation: Hashable,
+    imports: Sequence[str],
 ) -> None:
     """Start the servers of these Pythons and variables, all at once, and return when they are ready.  One that fails to
     start says so at its first job.  module, root, generation, imports: as in Child.run."""
-    for python, variables in how:
+    for python, variables in pythons:
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
-            wanted = _wanted(python, module, root, variables, generation, imports)
-            with _server(wanted, Path(scratch) / "stderr.txt"):
+            plan = _plan(python, module, root, variables, generation, imports)
+            with _server(plan, Path(scratch) / "stderr.txt"):
                 pass
     for server in _waiting:
         if not server.ready:
@@ -183,15 +217,23 @@ def start_servers(
 class Child:
     """A process that runs a Python module, which reads a job and appends JSON records to a file; see `run`.
 
-    Set at the end of the ``with`` block of `run`: records; stderr, its last lines; returncode, or minus the signal that
-    killed it; killed_for_memory, whether the kernel killed any process for lack of memory meanwhile; wall_ns."""
+    Attributes, set at the end of the ``with`` block of `run`:
+        records: what it wrote
+        stderr: its last lines
+        returncode: its exit code, or minus the signal that killed it
+        killed_for_memory: whether the kernel killed any process for lack of memory meanwhile
+        wall_ns: how long it ran
+    """
 
     def __init__(self, server: Server, output: Path, errors: Path):
-        self.server, self.output, self.errors = server, output, errors
+        self.server = server
+        self.output = output
+        self.errors = errors
         self.pid: Optional[int] = None
         self.ended: Optional[int] = None  # the return code
-        self.damaged = False  # whether what is among the records is none
-        self.since, self.oom_kills = time.monotonic_ns(), memory.oom_kills()
+        self.damaged = False  # whether a line among the records is no record
+        self.begin_ns = time.monotonic_ns()
+        self.oom_kills = memory.oom_kills()
 
     @classmethod
     @contextmanager
@@ -214,12 +256,14 @@ class Child:
         root: current folder of the process, from which it imports; variables: added to its environment; generation:
         jobs of another one get a server of their own, and so another layout of addresses; imports: what the server
         imports before its first job, where it is installed."""
-        wanted = _wanted(python, module, root, variables, generation, imports)
+        plan = _plan(python, module, root, variables, generation, imports)
         with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
-            output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
+            output = Path(scratch, "records.jsonl")
             output.touch()
+            description = Path(scratch, "job.json")
             description.write_text(json.dumps({**job, "output": str(output)}))
-            with _server(wanted, errors) as server:
+            errors = Path(scratch, "stderr.txt")
+            with _server(plan, errors) as server:
                 errors.touch()
                 child = cls(server, output, errors)
                 server.ask(argument=str(description), output=str(errors))
@@ -235,12 +279,13 @@ class Child:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
             if not answer:
                 return True
-            self.pid, self.ended = answer.get("pid", self.pid), answer.get("returncode")
+            self.pid = answer.get("pid", self.pid)
+            self.ended = answer.get("returncode")
         return False
 
     def seconds(self) -> float:
         """Return how many seconds it has run."""
-        return (time.monotonic_ns() - self.since) / 1e9
+        return (time.monotonic_ns() - self.begin_ns) / 1e9
 
     def written(self) -> List[Dict[str, Any]]:
         """Return the records so far: without a last line that a killed child left unfinished, and up to the first that
@@ -266,7 +311,7 @@ class Child:
                 self.server.process.kill()  # stopped, perhaps
                 self.alive(LAST_SECONDS)
         self.returncode = -signal.SIGKILL if self.ended is None else self.ended
-        self.wall_ns = time.monotonic_ns() - self.since
+        self.wall_ns = time.monotonic_ns() - self.begin_ns
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()
         with self.errors.open("rb") as stream:
@@ -274,25 +319,31 @@ class Child:
             lines = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
         self.stderr = [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
         if self.returncode == EXIT_NO_ROOM:
-            folder = self.output.parent.parent
-            self.stderr.append(f"no room for its records in {folder}; free some space or name another folder in TMPDIR")
+            self.stderr.append(
+                f"no room for its records in {self.output.parent.parent}; free some space or name another folder "
+                "in TMPDIR"
+            )
         if self.returncode == EXIT_UNWRITTEN or self.damaged:
-            why = "code in it closed, or wrote to, a file that is not its own, or a limit on files holds (ulimit -f)"
-            self.stderr.append(f"its records are lost: {why}")
+            self.stderr.append(
+                "its records are lost: code in it closed, or wrote to, a file that is not its own, or a limit "
+                "on files holds (ulimit -f)"
+            )
 
 
 def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
     """Fork for a request, and return the process id; the fork, a session of its own, exits with what `main` returns."""
-    parent, number = os.getpid(), os.fork()
-    if number:
-        return number
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
     code = 1
     try:
         die_with_parent(parent)
         os.setsid()
-        output, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
-        for opened, standard in ((nothing, 0), (output, 1), (output, 2)):
-            os.dup2(opened, standard)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        printed = os.open(request["output"], os.O_WRONLY | os.O_APPEND)
+        os.dup2(printed, 1)
+        os.dup2(printed, 2)
         os.close(answers.fileno())
         code = main(request["argument"]) or 0
     except SystemExit as end:
@@ -314,14 +365,16 @@ class Fork:
     """A fork of this process as it is now, which answers one request where it is needed; a context manager."""
 
     def __init__(self, answer: Callable[[Any], Any], possible: bool = True):
-        self.answer, self.possible = answer, possible
+        self.answer = answer
+        self.possible = possible
         self.child = 0
 
     def __enter__(self) -> Fork:
         if not self.possible:
             return self
         self.here, there = Pipe()
-        parent, self.child = os.getpid(), os.fork()
+        parent = os.getpid()
+        self.child = os.fork()
         if not self.child:
             with suppress(BaseException):
                 die_with_parent(parent)
@@ -364,16 +417,16 @@ def main(module: str, *packages: str) -> None:
     if not imported(packages):
         os.dup2(answers.fileno(), 1)
         os.execv(sys.executable, [sys.executable, "-m", "rnnt_bench.system.processes", module])
-    called = importlib.import_module(module).main
+    call = importlib.import_module(module).main
     gc.collect()
     gc.freeze()  # so that a collection in a fork does not copy the pages of all this
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        number = fork(called, json.loads(line), answers)
-        print(json.dumps({"pid": number}), file=answers, flush=True)
-        _, status = os.waitpid(number, 0)
+        child = fork(call, json.loads(line), answers)
+        print(json.dumps({"pid": child}), file=answers, flush=True)
+        _, status = os.waitpid(child, 0)
         with suppress(OSError):
-            os.killpg(number, signal.SIGKILL)
+            os.killpg(child, signal.SIGKILL)
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         print(json.dumps({"returncode": code}), file=answers, flush=True)
 
