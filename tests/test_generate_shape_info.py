@@ -156,7 +156,7 @@ def test_feature_frames_are_written_too(run, tmp_path, model):
     rows, of_features = (shapes.load(tmp_path / name) for name in ("out.pt", "out.features.pt"))
     assert rows[:, 0].tolist() == [680, 352] and of_features[:, 0].tolist() == [2725, 1411]
     assert rows[:, 1].tolist() == of_features[:, 1].tolist()
-    assert shapes.known_factor(tmp_path / "out.features.pt") == 1
+    assert shapes.subsampling(tmp_path / "out.features.pt") == 1
 
 
 def test_frames_of_features_come_first_and_other_speeds_keep_their_shift(run, tmp_path, model):

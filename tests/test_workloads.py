@@ -80,14 +80,14 @@ def test_fewer_batches_than_asked_for_are_said(tiny_shapes):
 
 
 def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
-    shapes.path_of(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
+    shapes.provenance_file(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
     as_it_is = [[[12, 2], [15, 3]], [[18, 4], [21, 5]]]
     assert load_batches(tiny_shapes) == load_batches(tiny_shapes, subsampling=8) == as_it_is
     with pytest.raises(UserError, match="at x8 already"):
         load_batches(tiny_shapes, subsampling=6)
     for text in ("[]", "{", '{"options": {}}', '{"options": null}', '{"options": {"subsampling_factor": [8]}}'):
-        shapes.path_of(tiny_shapes).write_text(text)
-        assert shapes.known_factor(tiny_shapes) is None
+        shapes.provenance_file(tiny_shapes).write_text(text)
+        assert shapes.subsampling(tiny_shapes) is None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_utterances_of_other_durations_are_left_out(tiny_shapes):
     """T 12 to 45 at x4 are at least 51 to 183 frames of 10 ms, 0.51 to 1.83 s."""
     assert load_batches(tiny_shapes, min_duration=0.7, num_batches=1) == [[[18, 4], [21, 5]]]  # 75 to 78 frames, 87
     assert load_batches(tiny_shapes, max_duration=0.63) == [[[12, 2], [15, 3]]]
-    shapes.path_of(tiny_shapes).write_text(json.dumps({"options": {"frame_shift": 0.02}}))
+    shapes.provenance_file(tiny_shapes).write_text(json.dumps({"options": {"frame_shift": 0.02}}))
     assert load_batches(tiny_shapes, max_duration=1.26) == [[[12, 2], [15, 3]]]
     with pytest.raises(UserError, match="no utterance is left of 12"):
         load_batches(tiny_shapes, min_duration=100.0)

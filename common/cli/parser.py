@@ -97,7 +97,7 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
         if problem := files.not_a_file(shape_file):
             raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
         given["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
-        given["file_vocab_size"] = shapes.known_vocab_size(path)
+        given["file_vocab_size"] = shapes.vocab_size(path)
     shortest, longest = given["min_duration"], given["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
         raise UserError(f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between")

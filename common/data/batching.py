@@ -50,32 +50,41 @@ class Batches:
 
     def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, int]:
         """Return batch `index` as records have it; prune_range: also the cells of so many symbols per frame."""
-        frames, tokens = self[index].astype(np.int64).T
-        numbers = {"index": range(len(self))[index], "N": len(frames), "T_max": frames.max(), "U_max": tokens.max()}
-        numbers["useful_cells"] = (frames * (tokens + 1)).sum()
-        numbers["padded_cells"] = len(frames) * frames.max() * (tokens.max() + 1)
-        numbers.update(frames=frames.sum(), tokens=tokens.sum())
-        numbers["one_symbol_cells"] = np.maximum(frames * (tokens + 1) - tokens**2, 0).sum()
+        T, U = self[index].astype(np.int64).T
+        cells = T * (U + 1)
+        numbers = {
+            "index": range(len(self))[index],
+            "N": len(T),
+            "T_max": T.max(),
+            "U_max": U.max(),
+            "useful_cells": cells.sum(),
+            "padded_cells": len(T) * T.max() * (U.max() + 1),
+            "frames": T.sum(),
+            "tokens": U.sum(),
+            "one_symbol_cells": np.maximum(cells - U**2, 0).sum(),
+        }
         if prune_range is not None:
-            numbers["pruned_cells"] = (frames * np.minimum(tokens + 1, prune_range)).sum()
+            numbers["pruned_cells"] = (T * np.minimum(U + 1, prune_range)).sum()
         return {key: int(value) for key, value in numbers.items()}
 
     def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:
         """Return the useful and padded cells of every batch, each int64 (batches,)."""
-        frames, tokens = self.utterances.astype(np.int64).T
+        T, U = self.utterances.astype(np.int64).T
         starts = self._bounds[:-1]
-        useful = np.add.reduceat(frames * (tokens + 1), starts)
-        return useful, np.diff(self._bounds) * self.longest() * (np.maximum.reduceat(tokens, starts) + 1)
+        useful = np.add.reduceat(T * (U + 1), starts)
+        most_tokens = np.maximum.reduceat(U, starts)
+        return useful, np.diff(self._bounds) * self.longest() * (most_tokens + 1)
 
     def longest(self) -> np.ndarray:
         """Return the largest T of every batch, int64 (batches,)."""
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Totals:
-        frames = self.utterances[:, 0].astype(np.int64)
+        """Return the counts of all batches, and the mean logarithm of the useful share of their cells."""
+        T = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
         share = float(np.log(useful / padded).mean())
-        return Totals(len(frames), int(frames.sum()), int(frames.max()), len(self), share)
+        return Totals(len(T), int(T.sum()), int(T.max()), len(self), share)
 
     def _slice(self, index: int) -> slice:
         index = range(len(self))[index]  # raises IndexError
@@ -93,21 +102,22 @@ def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) ->
     """Return batches of utterances (utterances, 2) sorted by T, then U, longest first, each filled while its sum of T
     stays within `max_frames`, or, if `padded`, its utterances times its longest T.  Equal ones keep their file order; a
     longer utterance is a batch of its own."""
-    frames, tokens = np.asarray(utterances).astype(np.int64).T
-    order = np.lexsort((-tokens, -frames))
-    frames = frames[order]
-    total = np.cumsum(frames)
-    # first the end of a batch that starts at i, for every i at once; then from batch to batch
-    starts = np.arange(len(frames))
+    T, U = np.asarray(utterances).astype(np.int64).T
+    order = np.lexsort((-U, -T))
+    T = T[order]
+    starts = np.arange(len(T))
+    # ends[i] is the end of a batch that starts at i
     if padded:
-        ends = np.minimum(starts + max_frames // frames, len(frames))
+        ends = np.minimum(starts + max_frames // T, len(T))
     else:
-        ends = np.searchsorted(total, total - frames + max_frames, side="right")
+        total = np.cumsum(T)
+        ends = np.searchsorted(total, total - T + max_frames, side="right")
     ends = np.maximum(ends, starts + 1).tolist()
     bounds = [0]
-    while bounds[-1] < len(ends):
+    while bounds[-1] < len(T):
         bounds.append(ends[bounds[-1]])
-    return Batches(utterances, order, np.asarray(bounds, dtype=np.int64), order[frames > max_frames].tolist())
+    too_long = order[T > max_frames].tolist()
+    return Batches(utterances, order, np.asarray(bounds, dtype=np.int64), too_long)
 
 
 def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> List[int]:
@@ -120,30 +130,31 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
     count = min(count, available)
     if mode == "first":
         return list(range(count))
+    begin = (round_number - 1) * count
     if mode == "random":
-        drawn = np.argsort(shapes.uniform64(seed, available), kind="stable")
-        return drawn[np.arange((round_number - 1) * count, round_number * count) % available].tolist()
+        order = np.argsort(shapes.uniform64(seed, available), kind="stable")
+        return order[np.arange(begin, begin + count) % available].tolist()
     padded = batches.all_cells()[1]
     if mode == "longest":
         return np.argsort(-padded, kind="stable")[:count].tolist()
     by_length = np.lexsort((-padded, -batches.longest()))
     edges = np.arange(count + 1) * available // count
-    places = shapes.uniform64(seed, round_number * count)[(round_number - 1) * count :]
-    picks = edges[:-1] + (places * np.diff(edges)).astype(np.int64)
-    return by_length[picks].tolist()
+    shares = shapes.uniform64(seed, begin + count)[begin:]
+    return by_length[edges[:-1] + (shares * np.diff(edges)).astype(np.int64)].tolist()
 
 
 def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[int]:
     """Return the batches of `indices` (None: all) that need the most memory: the one with the most padded cells, and
     the one with the most useful cells, which packed losses use; one index where they are the same."""
-    among = np.arange(len(batches)) if indices is None else np.asarray(indices)
-    return list(dict.fromkeys(int(among[cells[among].argmax()]) for cells in batches.all_cells()[::-1]))
+    candidates = range(len(batches)) if indices is None else indices
+    useful, padded = batches.all_cells()
+    return list(dict.fromkeys(max(candidates, key=cells.__getitem__) for cells in (padded, useful)))
 
 
 def lightest(batches: Batches, indices: Sequence[int]) -> int:
     """Return the batch of `indices` with the fewest padded cells."""
-    padded = batches.all_cells()[1]
-    return min(indices, key=lambda index: int(padded[index]))
+    _, padded = batches.all_cells()
+    return min(indices, key=padded.__getitem__)
 
 
 #: Subsampling of shape_info.pt, and of every shape file whose provenance names no other.
@@ -154,21 +165,29 @@ def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batche
     """Return all batches of the shape file, with the durations and variations of the settings, and the indices of those
     that are measured in a round (None: in all rounds).  Raises UserError."""
     path = Path(settings.shape_file)
-    known, factor = shapes.known_factor(path), settings.subsampling
-    if known not in (None, SUBSAMPLING):  # it can be used as it is, and never be turned into a third
-        if factor not in (known, SUBSAMPLING):
-            words = f"the frames of {path} are at x{known} already, as the file beside it says"
-            advice = f"make one with {command('shapes')} --subsampling-factor 4 or leave the flag out"
-            raise UserError(f"--subsampling {factor}: {words}; {advice}")
-        factor = SUBSAMPLING
-    front_end = shapes.frame_shift(path), known or SUBSAMPLING
-    utterances = between(shapes.load(path), *front_end, settings.min_duration, settings.max_duration)
+    factor = shapes.subsampling(path)
+    subsampling = settings.subsampling
+    if factor not in (None, SUBSAMPLING):  # such frames are used as they are, and never turned into a third
+        if subsampling not in (factor, SUBSAMPLING):
+            raise UserError(
+                f"--subsampling {subsampling}: the frames of {path} are at x{factor} already, as the file beside it "
+                f"says; make one with {command('shapes')} --subsampling-factor 4 or leave the flag out"
+            )
+        subsampling = SUBSAMPLING
+    utterances = between(
+        shapes.load(path),
+        shapes.frame_shift(path),
+        factor or SUBSAMPLING,
+        settings.min_duration,
+        settings.max_duration,
+    )
     lengths = {key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")}
-    batches = in_batches(vary(utterances, subsampling=factor, **lengths), settings)
+    batches = in_batches(vary(utterances, subsampling=subsampling, **lengths), settings)
     return batches, selected(batches, settings, round_number)
 
 
 def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
+    """Return the batches of utterances (utterances, 2) that the settings ask for."""
     if settings.sort_utterance:
         return max_frames(utterances, settings.max_frames, settings.max_frames_padded)
     return fixed_size(utterances, settings.batch_size)
@@ -176,16 +195,17 @@ def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
 
 def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> List[str]:
     """Return a line for each surprise in the batches of a run."""
-    lines, available, wanted = [], len(batches), settings.num_batches
-    if batches.too_long:  # longest first, as the batches
-        count = text.count(len(batches.too_long), "utterance")
-        longest = f"the longest has {batches[0][0, 0]} frames (row {batches.too_long[0]}, counted from 0)"
-        lines.append(f"{count} longer than --max-frames, each a batch of its own; {longest}")
-    if len(chosen) < wanted:
-        lines.append(f"--num-batches {wanted}: there are no more than {len(chosen)}, and all are measured")
-    elif settings.own_batches and available < wanted * settings.rounds:
-        shared = f"there are {available} batches for {settings.rounds} rounds, so rounds share some"
-        lines.append(f"--num-batches {wanted}: {shared}")
+    lines = []
+    if batches.too_long:  # the longest is first, as in the batches
+        lines.append(
+            f"{text.count(len(batches.too_long), 'utterance')} longer than --max-frames, each a batch of its own; "
+            f"the longest has {batches[0][0, 0]} frames (row {batches.too_long[0]}, counted from 0)"
+        )
+    flag = f"--num-batches {settings.num_batches}"
+    if len(chosen) < settings.num_batches:
+        lines.append(f"{flag}: there are no more than {len(chosen)}, and all are measured")
+    elif settings.own_batches and len(batches) < settings.num_batches * settings.rounds:
+        lines.append(f"{flag}: there are {len(batches)} batches for {settings.rounds} rounds, so rounds share some")
     return lines
 
 
@@ -194,8 +214,11 @@ def selected(batches: Batches, settings: Settings, round_number: Optional[int] =
     if not settings.own_batches:
         round_number = 1
     rounds = range(1, settings.rounds + 1) if round_number is None else [round_number]
-    how = settings.batches, settings.num_batches, settings.seed
-    return list(dict.fromkeys(index for number in rounds for index in select(batches, *how, number)))
+    indices: Dict[int, None] = {}
+    for number in rounds:
+        chosen = select(batches, settings.batches, settings.num_batches, settings.seed, number)
+        indices.update(dict.fromkeys(chosen))
+    return list(indices)
 
 
 def vary(
@@ -224,27 +247,39 @@ def vary(
         T = np.maximum(shapes.subsampled(SUBSAMPLING * T + 3, subsampling), 1)
     if token_scale != 1:
         U = np.maximum(np.rint(U * token_scale), np.minimum(U, 1))
-    T = T if frames is None else np.full_like(T, frames)
-    U = U if tokens is None else np.full_like(U, tokens)
+    if frames is not None:
+        T = np.full_like(T, frames)
+    if tokens is not None:
+        U = np.full_like(U, tokens)
     longest = max(T.max(), U.max())
     if longest > shapes.LARGEST:
-        advice = "take a smaller --concatenate, --token-scale, --frames or --tokens"
-        raise UserError(f"an utterance of {longest:.0f} frames or tokens: at most {shapes.LARGEST} can be; {advice}")
+        raise UserError(
+            f"an utterance of {longest:.0f} frames or tokens: at most {shapes.LARGEST} can be; "
+            "take a smaller --concatenate, --token-scale, --frames or --tokens"
+        )
     return np.stack([T, U], axis=1).astype(np.int32)
 
 
 def between(
-    utterances: np.ndarray, frame_shift: float, factor: int, shortest: Optional[float], longest: Optional[float]
+    utterances: np.ndarray,
+    frame_shift: float,
+    factor: int,
+    shortest: Optional[float],
+    longest: Optional[float],
 ) -> np.ndarray:
     """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).  T frames at x4
-    are up to three feature frames more than is known, so the seconds are right to 0.03."""
+    may be of up to three more feature frames than are counted, so the seconds are right to 0.03."""
     if shortest is None and longest is None:
         return utterances
     frames = shapes.feature_frames(np.asarray(utterances[:, 0], dtype=np.int64), factor)
-    # in frames, since 0.01 s has no exact float
-    kept = frames >= (0 if shortest is None else round(shortest / frame_shift) - (factor - 1))
-    kept &= frames <= (np.inf if longest is None else round(longest / frame_shift))
+    kept = np.ones(len(frames), dtype=bool)
+    if shortest is not None:  # bounds are frames, since 0.01 s has no exact float
+        kept &= frames >= round(shortest / frame_shift) - (factor - 1)
+    if longest is not None:
+        kept &= frames <= round(longest / frame_shift)
     if not kept.any():
-        ends = f"{frames.min() * frame_shift:.2f} to {frames.max() * frame_shift:.2f} s"
-        raise UserError(f"--min-duration, --max-duration: no utterance is left of {len(utterances)}, which have {ends}")
-    return np.ascontiguousarray(utterances[kept])
+        raise UserError(
+            f"--min-duration, --max-duration: no utterance is left of {len(utterances)}, "
+            f"which have {frames.min() * frame_shift:.2f} to {frames.max() * frame_shift:.2f} s"
+        )
+    return utterances[kept]

@@ -30,7 +30,7 @@ TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, feat
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
 #: Characters of one entry, or of all of a JSON array, which is read whole: a small gzip file can hold any number.
 LONGEST = 2**29
-#: End of the id of what lhotse has speed-perturbed, and beginning of Kaldi's.  "_sp12" may be a speaker.
+#: The speed of what is perturbed ends lhotse's ids and begins Kaldi's.  "_sp12" may be a speaker.
 PERTURBED = re.compile(r"_sp(\d+\.\d+)$|^sp(\d+\.\d+)-")
 
 
@@ -45,8 +45,8 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Span:
-    """A span of a recording; num_frames and frame_shift (s) if it has features; speed: at which the recording is
-    perturbed already, "" for none."""
+    """A span of a recording in seconds; num_frames and frame_shift (s) if it has features; speed: at which the
+    recording is perturbed already, "" for none."""
 
     start: float
     seconds: float
@@ -62,12 +62,14 @@ def lines(path: Path) -> Iterator[Tuple[int, str]]:
         with open_file(path) as raw:
             compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
-            text = io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if compressed else raw, encoding="utf-8")
+            content = gzip.GzipFile(fileobj=raw) if compressed else raw
+            text = io.TextIOWrapper(content, encoding="utf-8")
             number = 0
             while line := text.readline(LONGEST):
                 number += 1
                 if line.startswith("["):
-                    yield from enumerate(map(json.dumps, json.loads(line + text.read(LONGEST))), start=1)
+                    entries = json.loads(line + text.read(LONGEST))
+                    yield from enumerate(map(json.dumps, entries), 1)
                 elif line.strip():
                     yield number, line
     except OSError as error:  # a damaged gzip header is one too
@@ -85,7 +87,8 @@ def _naming(path: Path, number: int, entry: Any = None) -> Iterator[None]:
         raise
     except Exception as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"{path}: entry {number} ({getattr(entry, 'id', '?')}): {problem}") from error
+        name = getattr(entry, "id", "?")
+        raise UserError(f"{path}: entry {number} ({name}): {problem}") from error
 
 
 def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
@@ -100,7 +103,9 @@ def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
     return item
 
 
+#: Classes of lhotse whose objects are an utterance each.
 CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut", "DataCut")
+SUPERVISION = "SupervisionSegment"
 Spans = Dict[Any, List[Span]]
 
 
@@ -112,51 +117,54 @@ class Reader:
         path: of the manifest.
         frame_shift: seconds between frames, where there are no features.
         speeds: factors of speed perturbation; 1.0 is none.
-        again: whether what is perturbed already is perturbed again.
+        perturb_again: whether what is perturbed already is perturbed again.
         cuts, recordings, features: what `entries` finds: cuts or supervisions, for these the spans of each recording.
     """
 
     path: Path
     frame_shift: float
     speeds: Tuple[float, ...]
-    again: bool
+    perturb_again: bool
     cuts: bool = True
     recordings: Spans = field(default_factory=dict)
     features: Spans = field(default_factory=dict)
 
     def entries(self, recordings: Optional[Path], features: Optional[Path]) -> Iterator[Tuple[int, str]]:
         """Return (number, JSON) of all entries.  recordings, features: manifests for supervisions, which need one."""
-        path, every = self.path, lines(self.path)
-        first = next(every, None)
+        entries = lines(self.path)
+        first = next(entries, None)
         if first is None:
-            raise UserError(f"{path}: an empty manifest; name one of cuts or supervisions")
-        kind = type(_entry(path, *first)).__name__
+            raise UserError(f"{self.path}: an empty manifest; name one of cuts or supervisions")
+        kind = type(_entry(self.path, *first)).__name__
         self.cuts = kind in CUTS
         if self.cuts and (recordings or features):
-            raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
-        if kind == "SupervisionSegment" and not (recordings or features):
-            raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
-        if kind not in (*CUTS, "SupervisionSegment"):
-            advice = "name one of cuts or supervisions (recordings go with --recordings, features with --features)"
-            raise UserError(f"{path}: a manifest of {kind} entries; {advice}")
-        for listed, kind, spans in ((recordings, "Recording", self.recordings), (features, "Features", self.features)):
-            for number, line in lines(listed) if listed else ():
-                entry = _entry(listed, number, line, kind)  # type: ignore[arg-type]
-                with _naming(listed, number, entry):  # type: ignore[arg-type]
-                    name, span = _span(entry)
-                spans.setdefault(name, []).append(span)
-        return itertools.chain([first], every)
+            raise UserError(
+                f"{self.path}: cuts bring their recordings and features; leave out --recordings and --features"
+            )
+        if kind == SUPERVISION and not (recordings or features):
+            raise UserError(f"{self.path}: supervisions need their recordings; name that manifest with --recordings")
+        if kind not in (*CUTS, SUPERVISION):
+            raise UserError(
+                f"{self.path}: a manifest of {kind} entries; name one of cuts or supervisions "
+                "(recordings go with --recordings, features with --features)"
+            )
+        if recordings:
+            self.recordings = _spans(recordings, "Recording")
+        if features:
+            self.features = _spans(features, "Features")
+        return itertools.chain([first], entries)
 
     def utterance(self, number: int, line: str, counts: Counter) -> Utterance:
         """Return the utterance of an entry; count what it meets."""
-        entry = _entry(self.path, number, line, *(CUTS if self.cuts else ("SupervisionSegment",)))
+        kinds = CUTS if self.cuts else (SUPERVISION,)
+        entry = _entry(self.path, number, line, *kinds)
         with _naming(self.path, number, entry):
-            return (self._of_cut if self.cuts else self._of_supervision)(entry, counts)
+            return self._of_cut(entry, counts) if self.cuts else self._of_supervision(entry, counts)
 
     def frames(self, span: Span, speed: float, seconds: Optional[float] = None) -> int:
         """Return the frames of `span` at a speed: at 1.0 those of its features, else of its duration, by lhotse's
-        rules.  As in lhotse, another speed drops the features but for their frame shift.  seconds: of what is perturbed
-        already."""
+        rules.  As in lhotse, another speed drops the features but for their frame shift.  seconds: duration at that
+        speed; None: it is computed.  Raises ValueError for a duration that cannot be."""
         from lhotse.utils import compute_num_frames, compute_num_samples, perturb_num_samples
 
         if speed == 1.0 and span.num_frames is not None:
@@ -164,7 +172,8 @@ class Reader:
         if seconds is None and speed != 1.0:
             samples = perturb_num_samples(compute_num_samples(span.seconds, span.sampling_rate), speed)
             seconds = samples / span.sampling_rate
-        seconds = span.seconds if seconds is None else seconds
+        elif seconds is None:
+            seconds = span.seconds
         shift = span.frame_shift or self.frame_shift
         if not 0 <= seconds <= LARGEST * shift:
             raise ValueError(f"a duration of {seconds} s")
@@ -172,11 +181,12 @@ class Reader:
 
     def _refuse_twice(self, entry: Any, *speeds: str) -> None:
         """Raise ValueError for an entry that is speed-perturbed already where it would be again."""
-        match = PERTURBED.search(str(entry.id))
-        speed = next(filter(None, (*speeds, match and (match[1] or match[2]))), "")
-        if speed and not self.again and self.speeds != (1.0,):
-            advice = "leave out --speed-perturbation, or add --perturb-again if that is meant"
-            raise ValueError(f"perturbed already (speed {speed}), as icefall's training cuts are; {advice}")
+        speed = next(filter(None, (*speeds, _speed_in(entry.id))), "")
+        if speed and not self.perturb_again and self.speeds != (1.0,):
+            raise ValueError(
+                f"perturbed already (speed {speed}), as icefall's training cuts are; "
+                "leave out --speed-perturbation, or add --perturb-again if that is meant"
+            )
 
     def _of_cut(self, cut: Any, counts: Counter) -> Utterance:
         tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
@@ -189,40 +199,67 @@ class Reader:
         if cut.has_features:
             counts["frames_from_features"] += 1
             span = replace(span, num_frames=cut.num_frames, frame_shift=cut.frame_shift)
-        seconds: List[Optional[float]] = [None] * len(self.speeds)
-        if hasattr(cut, "tracks") and cut.has_recording:  # each track is perturbed and rounded to samples separately
-            plain = cut.drop_features()
-            seconds = [None if speed == 1.0 else plain.perturb_speed(speed).duration for speed in self.speeds]
-        return Utterance(text, tuple(map(self.frames, itertools.repeat(span), self.speeds, seconds)), span.seconds)
+        frames = []
+        for speed in self.speeds:
+            seconds = None
+            if speed != 1.0 and hasattr(cut, "tracks") and cut.has_recording:
+                # lhotse perturbs each track, and rounds it to samples, separately
+                seconds = cut.drop_features().perturb_speed(speed).duration
+            frames.append(self.frames(span, speed, seconds))
+        return Utterance(text, tuple(frames), span.seconds)
 
     def _of_supervision(self, supervision: Any, counts: Counter) -> Utterance:
-        start, seconds = supervision.start, supervision.duration
-        recordings = self.recordings.get(str(supervision.recording_id), [])
+        name = str(supervision.recording_id)
+        recordings = self.recordings.get(name, [])
         self._refuse_twice(supervision, *(recording.speed for recording in recordings))
         text = _text([supervision], counts)
-        for span in self.features.get(str(supervision.recording_id), []):
-            if span.start - TOLERANCE <= start and start + seconds <= span.start + span.seconds + TOLERANCE:
-                counts["frames_from_features"] += 1
-                whole = span.seconds - seconds <= TOLERANCE
-                part = replace(span, start=start, seconds=seconds, num_frames=span.num_frames if whole else None)
-                return Utterance(text, tuple(self.frames(part, speed) for speed in self.speeds), seconds)
-        if not recordings:
-            have = "recordings or features" if self.features else "recordings"
-            raise ValueError(f"its recording {supervision.recording_id} is not among the {have}; name them all")
-        recording = recordings[-1]
-        left = max(0.0, recording.seconds - start)
-        if seconds > left + TOLERANCE:
-            counts["cut_at_end_of_recording"] += 1
-        span = Span(start, min(seconds, left), recording.sampling_rate)
+        span = self._span_in_features(supervision)
+        if span is not None:
+            counts["frames_from_features"] += 1
+        elif recordings:
+            recording = recordings[-1]
+            left = max(0.0, recording.seconds - supervision.start)
+            if supervision.duration > left + TOLERANCE:
+                counts["cut_at_end_of_recording"] += 1
+            seconds = min(supervision.duration, left)
+            span = Span(supervision.start, seconds, recording.sampling_rate)
+        else:
+            manifests = "recordings or features" if self.features else "recordings"
+            raise ValueError(f"its recording {name} is not among the {manifests}; name them all")
         return Utterance(text, tuple(self.frames(span, speed) for speed in self.speeds), span.seconds)
 
+    def _span_in_features(self, supervision: Any) -> Optional[Span]:
+        """Return the span of a supervision within features, with their frames if it is all of them; None without."""
+        start = supervision.start
+        end = start + supervision.duration
+        for span in self.features.get(str(supervision.recording_id), []):
+            if span.start - TOLERANCE <= start and end <= span.start + span.seconds + TOLERANCE:
+                is_whole = span.seconds - supervision.duration <= TOLERANCE
+                frames = span.num_frames if is_whole else None
+                return replace(span, start=start, seconds=supervision.duration, num_frames=frames)
+        return None
 
-def _span(entry: Any) -> Tuple[str, Span]:
-    """Return the id of its recording, and the span, of a lhotse recording or features."""
-    if hasattr(entry, "recording_id"):
-        span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
-        return str(entry.recording_id), span
-    return str(entry.id), Span(0.0, entry.duration, entry.sampling_rate, speed=_speed(entry))
+
+def _spans(path: Path, kind: str) -> Spans:
+    """Return the spans of each recording by a manifest of entries of `kind`, "Recording" or "Features"."""
+    spans: Spans = {}
+    for number, line in lines(path):
+        entry = _entry(path, number, line, kind)
+        with _naming(path, number, entry):
+            if kind == "Recording":
+                name = entry.id
+                span = Span(0.0, entry.duration, entry.sampling_rate, speed=_speed(entry))
+            else:
+                name = entry.recording_id
+                span = Span(
+                    entry.start,
+                    entry.duration,
+                    entry.sampling_rate,
+                    entry.num_frames,
+                    entry.frame_shift,
+                )
+            spans.setdefault(str(name), []).append(span)
+    return spans
 
 
 def _speed(recording: Any) -> str:
@@ -231,7 +268,12 @@ def _speed(recording: Any) -> str:
         fields = transform if isinstance(transform, dict) else vars(transform)
         if fields.get("name") == "Speed" or type(transform).__name__ == "Speed":
             return str((fields.get("kwargs") or fields).get("factor", "another speed"))
-    match = PERTURBED.search(str(getattr(recording, "id", "")))
+    return _speed_in(getattr(recording, "id", ""))
+
+
+def _speed_in(name: Any) -> str:
+    """Return the speed that an id tells; "" for none."""
+    match = PERTURBED.search(str(name))
     return (match[1] or match[2]) if match else ""
 
 
@@ -239,7 +281,8 @@ def _text(supervisions: List[Any], counts: Counter) -> str:
     """Return the texts in time order, joined by a space, and count those without any."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)
-    text = " ".join(filter(None, ((supervision.text or "").strip() for supervision in in_time)))
+    texts = ((supervision.text or "").strip() for supervision in in_time)
+    text = " ".join(filter(None, texts))
     text.encode()  # raises ValueError for half of a surrogate pair, which has no tokens
     if not in_time:
         counts["without_supervision"] += 1

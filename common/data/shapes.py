@@ -38,70 +38,91 @@ def load(path: Path) -> np.ndarray:
     right.  Raises UserError, which names the file, the row (counted from 0) and the wrong value."""
     import torch
 
-    if problem := not_a_file(path):
+    problem = not_a_file(path)
+    if problem:
         raise UserError(f"{path}: {problem}; {MAKE_ONE}, or name another with --shape-file")
     try:
         content = io.BytesIO(read_bytes(path))
         if zipfile.is_zipfile(content):
             with zipfile.ZipFile(content) as archive:
-                script = any(name.endswith("/constants.pkl") for name in archive.namelist())
-                if script or archive.testzip() is not None:  # torch.load does not look at the checksums
+                is_script = any(name.endswith("/constants.pkl") for name in archive.namelist())
+                if is_script or archive.testzip() is not None:  # torch.load ignores the checksums
                     raise ValueError("TorchScript, or a wrong checksum")
         content.seek(0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old formats
+            warnings.simplefilter("ignore")  # torch warns of old formats
             loaded = torch.load(content, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file
-        words = "not a shape file: damaged, cut short, or more than a tensor (nothing in it was run)"
-        raise UserError(f"{path}: {words}; {MAKE_ONE}") from error
+        raise UserError(
+            f"{path}: not a shape file: damaged, cut short, or more than a tensor (nothing in it was run); {MAKE_ONE}"
+        ) from error
     integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    what = getattr(loaded, "dtype", type(loaded).__name__)
-    if what not in integers or loaded.layout != torch.strided or loaded.device.type != "cpu":
-        raise UserError(f"{path}: holds {what}, not a dense tensor (utterances, 2) of integers; {MAKE_ONE}")
+    kind = getattr(loaded, "dtype", type(loaded).__name__)
+    if kind not in integers or loaded.layout != torch.strided or loaded.device.type != "cpu":
+        raise UserError(f"{path}: holds {kind}, not a dense tensor (utterances, 2) of integers; {MAKE_ONE}")
     rows = loaded.numpy()
     if rows.ndim != 2 or rows.shape[1] != 2:
         raise UserError(f"{path}: a tensor of shape {rows.shape}, not (utterances, 2); {MAKE_ONE}")
     if not len(rows):
         raise UserError(f"{path}: no utterances, a tensor of shape {rows.shape}; {MAKE_ONE}")
-    for column, name, least in ((0, "T", 1), (1, "U", 0)):
-        wrong = np.flatnonzero((rows[:, column] < least) | (rows[:, column] > LARGEST))
-        if len(wrong):
-            row, value = wrong[0], rows[wrong[0], column]
-            bound = f"at least {least}" if value < least else f"at most {LARGEST}"
-            problem = f"row {row} (counted from 0) has {name} = {value}, {name} must be {bound}"
-            raise UserError(f"{path}: {problem}; {len(wrong)} of {len(rows)} rows are wrong; {MAKE_ONE}")
+    _check_numbers(path, "T", rows[:, 0], least=1)
+    _check_numbers(path, "U", rows[:, 1], least=0)
     return np.ascontiguousarray(rows, dtype=np.int32)
 
 
-def save(path: Path, rows: np.ndarray, described: Provenance, *beside: Tuple[Path, bytes]) -> None:
-    """Write `rows` (utterances, 2) as an int32 tensor, `described` to ``<stem>.json`` with ``shape_file`` before it,
+def _check_numbers(path: Path, name: str, column: np.ndarray, least: int) -> None:
+    """Raise UserError for a number of a column that is below `least` or no int32."""
+    wrong = np.flatnonzero((column < least) | (column > LARGEST))
+    if len(wrong):
+        value = column[wrong[0]]
+        bound = f"at least {least}" if value < least else f"at most {LARGEST}"
+        raise UserError(
+            f"{path}: row {wrong[0]} (counted from 0) has {name} = {value}, {name} must be {bound}; "
+            f"{len(wrong)} of {len(column)} rows are wrong; {MAKE_ONE}"
+        )
+
+
+def save(path: Path, rows: np.ndarray, provenance: Provenance, *beside: Tuple[Path, bytes]) -> None:
+    """Write `rows` (utterances, 2) as an int32 tensor, `provenance` to ``<stem>.json`` with ``shape_file`` before it,
     and (path, content) of more files.  Where one cannot be written, all stay as they were: UserError."""
     import torch
 
-    path, rows, content = Path(path), np.ascontiguousarray(rows, dtype=np.int32), io.BytesIO()
     check_output(path)
-    torch.save(torch.from_numpy(rows), content)  # not to the path, whose name would be put into the archive
-    tensor = content.getvalue()
-    shape_file = {"name": path.name, "sha256": hashlib.sha256(tensor).hexdigest(), "utterances": len(rows)}
-    for what, values in (("min", rows.min(0)), ("max", rows.max(0))):
-        shape_file.update((f"{name}_{what}", int(value)) for name, value in zip("TU", values))
-    text = json.dumps({"shape_file": shape_file, **described}, indent=2, ensure_ascii=False) + "\n"
+    rows = np.ascontiguousarray(rows, dtype=np.int32)
+    stream = io.BytesIO()
+    torch.save(torch.from_numpy(rows), stream)  # not to the path, whose name would be put into the archive
+    tensor = stream.getvalue()
+    shape_file = {
+        "name": path.name,
+        "sha256": hashlib.sha256(tensor).hexdigest(),
+        "utterances": len(rows),
+        "T_min": int(rows[:, 0].min()),
+        "U_min": int(rows[:, 1].min()),
+        "T_max": int(rows[:, 0].max()),
+        "U_max": int(rows[:, 1].max()),
+    }
+    text = json.dumps({"shape_file": shape_file, **provenance}, indent=2, ensure_ascii=False)
+    content = f"{text}\n".encode("utf-8", "backslashreplace")
     advice = "free some space or " + another("--output")
-    write_whole(advice, (path, tensor), (path_of(path), text.encode("utf-8", "backslashreplace")), *beside)
+    write_whole(advice, (path, tensor), (provenance_file(path), content), *beside)
 
 
 def check_output(path: Path) -> None:
     """Raise UserError unless a shape file and its provenance can be written at `path` and replace no other file."""
-    path, beside = Path(path), path_of(path)
+    beside = provenance_file(path)
+    problem = ""
     if path == beside:
-        raise UserError(f"--output {path}: its provenance goes to that name; name a .pt file")
-    if os.path.isdir(path):
-        raise UserError(f"--output {path}: a folder; name a .pt file in it")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UserError(f"--output {path}: no folder {path.parent} that can be written; name a file in another one")
-    if os.path.exists(beside) and not part(path, "shape_file"):
-        words = f"its provenance would replace {beside}, which is not the provenance of a shape file"
-        raise UserError(f"--output {path}: {words}; choose another name")
+        problem = "its provenance goes to that name; name a .pt file"
+    elif os.path.isdir(path):
+        problem = "a folder; name a .pt file in it"
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        problem = f"no folder {path.parent} that can be written; name a file in another one"
+    elif os.path.exists(beside) and not entry(path, "shape_file"):
+        problem = (
+            f"its provenance would replace {beside}, which is not the provenance of a shape file; choose another name"
+        )
+    if problem:
+        raise UserError(f"--output {path}: {problem}")
 
 
 def sha256(path: Path) -> str:
@@ -130,14 +151,15 @@ def feature_frames(T: Any, factor: int) -> Any:
     return factor * T + factor - 1
 
 
-def path_of(shape_file: Path) -> Path:
-    return Path(shape_file).with_suffix(".json")
+def provenance_file(shape_file: Path) -> Path:
+    """Return the path of the JSON file beside a shape file."""
+    return shape_file.with_suffix(".json")
 
 
-def part(shape_file: Path, name: str) -> Provenance:
+def entry(shape_file: Path, name: str) -> Provenance:
     """Return the entry `name` of the file beside a shape file; {} where there is none."""
     try:
-        value = json.loads(read_bytes(path_of(shape_file)).decode("utf-8"))[name]
+        value = json.loads(read_bytes(provenance_file(shape_file)).decode("utf-8"))[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -145,24 +167,25 @@ def part(shape_file: Path, name: str) -> Provenance:
 
 def versions(*packages: str) -> Dict[str, str]:
     """Return versions without local parts: the same release built for another CUDA gives the same files."""
-    return {package: importlib.import_module(package).__version__.split("+")[0] for package in packages}
+    modules = map(importlib.import_module, packages)
+    return {module.__name__: module.__version__.split("+")[0] for module in modules}
 
 
-def known_factor(shape_file: Path) -> Optional[int]:
-    """Return the subsampling factor of a shape file's frames, if it is known."""
-    factor = part(shape_file, "options").get("subsampling_factor")
+def subsampling(shape_file: Path) -> Optional[int]:
+    """Return the subsampling factor of the frames in a shape file; None where the file beside it tells none."""
+    factor = entry(shape_file, "options").get("subsampling_factor")
     return factor if type(factor) is int and factor in FACTORS else None
 
 
-def known_vocab_size(shape_file: Path) -> Optional[int]:
-    """Return the vocabulary size of the model that counted a shape file's tokens, if it is known."""
-    size = part(shape_file, "bpe_model").get("vocab_size")
+def vocab_size(shape_file: Path) -> Optional[int]:
+    """Return the vocabulary size of the model that counted the tokens; None where the file beside it tells none."""
+    size = entry(shape_file, "bpe_model").get("vocab_size")
     return size if type(size) is int and size >= 2 else None
 
 
 def frame_shift(shape_file: Path) -> float:
-    """Return the seconds between its feature frames."""
-    shift: Any = part(shape_file, "options").get("frame_shift")
+    """Return the seconds between feature frames; FRAME_SHIFT where the file beside a shape file tells none."""
+    shift: Any = entry(shape_file, "options").get("frame_shift")
     return float(shift) if type(shift) in (int, float) and 0 < shift < math.inf else FRAME_SHIFT
 
 
@@ -214,27 +237,32 @@ def draw(seed: int = SEED) -> Tuple[np.ndarray, np.ndarray]:
     is clipped to the published minimum and maximum: a product of a T and a U per T can miss them by a token or two.
     Four numbers of feature frames have the same T; which it is comes from what rounding takes from the drawn T.  The
     same seed gives the same rows on every machine."""
-    known = json.loads(FIGURES.read_text(encoding="utf-8"))
-    count, figures = known["utterances"], {name: np.asarray(value) for name, value in known.items()}
+    published = json.loads(FIGURES.read_text(encoding="utf-8"))
+    figures = {name: np.asarray(value) for name, value in published.items()}
+    count = published["utterances"]
     percent_t, percent_u = 100.0 * uniform64(seed, 2 * count).reshape(2, count)
-    at_percent = figures["T_at_percent"][np.newaxis]
-    frames = _interpolate(percent_t, figures["T_percent"], at_percent, np.zeros(count, dtype=np.intp))
+    quantiles = figures["T_at_percent"][np.newaxis]
+    first = np.zeros(count, dtype=np.intp)
+    frames = _interpolate(percent_t, figures["T_percent"], quantiles, first)
     rates = figures["U_per_1000_T_at_percent_by_T_bin"]
-    bins = np.clip(np.searchsorted(figures["T_bin_edges"], frames, side="right") - 1, 0, len(rates) - 1)
-    tokens = frames / 1000.0 * _interpolate(percent_u, figures["U_per_1000_T_percent"], rates, bins)
-    rows = np.rint(np.stack([frames, tokens], axis=1))
-    rows = np.clip(rows, [known["T_min"], known["U_min"]], [known["T_max"], known["U_max"]]).astype(np.int32)
+    bins = np.searchsorted(figures["T_bin_edges"], frames, side="right") - 1
+    bins = np.clip(bins, 0, len(rates) - 1)
+    rate = _interpolate(percent_u, figures["U_per_1000_T_percent"], rates, bins)
+    least = [published["T_min"], published["U_min"]]
+    most = [published["T_max"], published["U_max"]]
+    rows = np.rint(np.stack([frames, frames / 1000.0 * rate], axis=1))
+    rows = np.clip(rows, least, most).astype(np.int32)
     quarter = np.clip(np.floor(4 * (frames - rows[:, 0] + 0.5)), 0, 3).astype(np.int32)
     return rows, np.stack([4 * rows[:, 0] + 3 + quarter, rows[:, 1]], axis=1)
 
 
-def _interpolate(at: np.ndarray, known_at: np.ndarray, tables: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Interpolate row ``table[i]`` of `tables` (rows, points) linearly at ``at[i]``.
+def _interpolate(x: np.ndarray, points: np.ndarray, tables: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return row ``table[i]`` of `tables` (rows, points), the values at `points`, interpolated linearly at ``x[i]``.
 
     Not np.interp: a compiler may fuse its multiplication and addition, which rounds differently from machine to
     machine.  Single numpy operations are exact IEEE.
     """
-    left = np.clip(np.searchsorted(known_at, at, side="right") - 1, 0, len(known_at) - 2)
-    share = (at - known_at[left]) / (known_at[left + 1] - known_at[left])
-    low, high = tables[table, left], tables[table, left + 1]
-    return low + share * (high - low)
+    left = np.clip(np.searchsorted(points, x, side="right") - 1, 0, len(points) - 2)
+    share = (x - points[left]) / (points[left + 1] - points[left])
+    low = tables[table, left]
+    return low + share * (tables[table, left + 1] - low)

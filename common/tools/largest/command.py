@@ -193,7 +193,7 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
     }
     resolved = settings.resolve({**given, "vocab_size": arguments.vocab_size}, device)
     utterances = shapes.load(path)
-    utterances[:, 0] = shapes.feature_frames(utterances[:, 0], shapes.known_factor(path) or batching.SUBSAMPLING)
+    utterances[:, 0] = shapes.feature_frames(utterances[:, 0], shapes.subsampling(path) or batching.SUBSAMPLING)
     durations, parts = arguments.buckets
     limit, size = memory_limit(arguments.memory_limit, device)
     name = configuration.python_name(arguments.model, Path())

@@ -103,7 +103,7 @@ class Profiling:
     def _inputs(self, adapter: Any) -> List[Inputs]:
         """Return the measured batches of feature frames and U, without utterances that are too short."""
         path = Path(self.settings.shape_file)
-        utterances, factor = shapes.load(path), shapes.known_factor(path) or transducer.SUBSAMPLING
+        utterances, factor = shapes.load(path), shapes.subsampling(path) or transducer.SUBSAMPLING
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
         encoded = shapes.subsampled(utterances[:, 0], transducer.SUBSAMPLING)
         utterances = utterances[(encoded >= adapter.fewest_frames) & (utterances[:, 1] >= adapter.fewest_targets)]
