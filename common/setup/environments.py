@@ -27,16 +27,23 @@ from rnnt_bench.core.files import ROOT, locked
 from rnnt_bench.setup import libraries
 
 RUNNING = "{}.{}".format(*sys.version_info)
-#: Not sys.executable: in a virtual environment that is a link, which is gone when the environment is made anew.
+#: sys.executable would be a link in a virtual environment, which is gone when the environment is made anew.
 PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 UV = ROOT / ".venv" / ".uv"
 #: Folder of the lock files.
 LOCKS = Path(__file__).resolve().parent / "requirements"
 #: Setting of pip -> the variable of uv that means the same.
 VARIABLES = {
-    **{"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS"},
-    **{"no-index": "UV_NO_INDEX", "trusted-host": "UV_INSECURE_HOST", "timeout": "UV_HTTP_TIMEOUT"},
-    **{"retries": "UV_HTTP_RETRIES", "cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "ALL_PROXY"},
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "retries": "UV_HTTP_RETRIES",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
 }
 
 
@@ -47,15 +54,20 @@ class Uv:
     subprocess.CalledProcessError.  __init__ raises NotRunnable("missing") for a Python without venv."""
 
     def __init__(self, log: TextIO, keep: Sequence[int] = ()):
-        self._options: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": log, "text": True, "pass_fds": keep}
         self._log = log
+        self._keep = keep
+        self._variables: Dict[str, str] = {**os.environ}
         self._fetch()
-        settings = self._settings_of_pip()
-        alone = settings.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on")
-        self._no_index = ("--no-index",) if alone else ()  # uv has no variable for it
-        extra = () if self._no_index else ("UV_INDEX", "UV_FIND_LINKS")
-        self._extra = {name: settings.pop(name) for name in extra if name in settings}
-        self._options["env"] = {**settings, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+        variables = self._settings_of_pip()
+        self._flags: List[str] = []
+        #: Variables of indexes that are asked where pip's index lacks something.
+        self._extra: Dict[str, str] = {}
+        if variables.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on"):
+            self._flags.append("--no-index")  # uv has no variable for it
+        else:
+            extra = {"UV_INDEX", "UV_FIND_LINKS"}.intersection(variables)
+            self._extra = {name: variables.pop(name) for name in extra}
+        self._variables = {**variables, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
 
     def run(self, *arguments: str) -> None:
         """Run ``uv ARGUMENTS``; what it prints goes to the log."""
@@ -68,17 +80,18 @@ class Uv:
     def install(self, python: Path, requirements: Path) -> None:
         """Make the environment of `python` what the lock file says.  pip's extra indexes and links are used only where
         its index lacks something: uv would take another build from there (torch 2.11.0+cpu), against the lock."""
+        command = ["pip", "sync", "--python", str(python), "--require-hashes", *self._flags]
         # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would cost seconds more.
         # Elsewhere the first import of a module writes its own: all of them take 18 seconds, and few are ever imported.
-        compiled = ("--compile-bytecode",) if sys.dont_write_bytecode else ()
-        command = ("pip", "sync", "--python", str(python), *compiled, "--require-hashes", *self._no_index)
+        if sys.dont_write_bytecode:
+            command.append("--compile-bytecode")
         try:
             self.run(*command, str(requirements))
         except subprocess.CalledProcessError:
             if not self._extra:
                 raise
-            every = {**self._extra, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
-            self._options["env"] = {**every, **self._options["env"]}
+            strategy = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
+            self._variables = {**self._extra, **strategy, **self._variables}
             self.run(*command, str(requirements))
 
     def find_python(self, versions: Sequence[str]) -> Tuple[str, str]:
@@ -89,41 +102,59 @@ class Uv:
             with contextlib.suppress(subprocess.CalledProcessError):
                 return self.output("python", "find", "--system", version).strip(), version
         needed = " or ".join(sorted(versions, key=lambda version: int(version.split(".")[1])))
-        words = f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`"
-        raise NotRunnable("missing", words)
+        raise NotRunnable(
+            "missing", f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`"
+        )
 
     def _fetch(self) -> None:
-        requirements, stamp = LOCKS / "uv.txt", UV / "stamp"
-        python, wanted = UV / "bin" / "python", hashlib.sha256(requirements.read_bytes()).hexdigest()
-        if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        """Install uv unless the pinned one is there."""
+        requirements = LOCKS / "uv.txt"
+        digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
+        stamp = UV / "stamp"
+        python = UV / "bin" / "python"
+        if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == digest:
             return
         try:
             import ensurepip  # noqa: F401
             import venv  # noqa: F401
         except ImportError:
-            advice = f"install them (Debian, Ubuntu: apt install python{RUNNING}-venv), then run `make setup`"
-            raise NotRunnable("missing", f"Python {RUNNING} has no venv or ensurepip: {advice}") from None
+            raise NotRunnable(
+                "missing",
+                f"Python {RUNNING} has no venv or ensurepip: install them (Debian, Ubuntu: "
+                f"apt install python{RUNNING}-venv), then run `make setup`",
+            ) from None
         shutil.rmtree(UV, ignore_errors=True)
-        install = ("install", "--require-hashes", "--no-input", "--progress-bar", "off", "-r", str(requirements))
         self._run(PYTHON, "-m", "venv", str(UV), stdout=self._log)
-        self._run(str(python), "-m", "pip", "--disable-pip-version-check", *install, stdout=self._log)
-        stamp.write_text(wanted, encoding="utf-8")
+        pip = "-m pip --disable-pip-version-check install --require-hashes --no-input --progress-bar off"
+        self._run(str(python), *pip.split(), "-r", str(requirements), stdout=self._log)
+        stamp.write_text(digest, encoding="utf-8")
 
     def _settings_of_pip(self) -> Dict[str, str]:
         """Return pip's settings as uv's variables: PIP_ variables come before those of `pip install`, then of all."""
         variables: Dict[str, str] = {}
-        listed = self._run(str(UV / "bin" / "python"), "-m", "pip", "config", "list", stdout=subprocess.PIPE)
+        python = str(UV / "bin" / "python")
+        settings = self._run(python, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
         for section in ("global.", "install.", ":env:."):
-            for line in listed.splitlines():
+            for line in settings.splitlines():
                 name, equals, value = line.partition("=")
-                variable = VARIABLES.get(name[len(section) :])
+                variable = VARIABLES.get(name.removeprefix(section))
                 if equals and name.startswith(section) and variable:
                     separator = "," if variable == "UV_FIND_LINKS" else " "
                     variables[variable] = separator.join(ast.literal_eval(value).split())
         return variables
 
     def _run(self, *command: str, stdout: Any) -> str:
-        printed: str = subprocess.run(command, check=True, stdout=stdout, **self._options).stdout
+        """Run a command, and return what it prints on a pipe."""
+        printed: str = subprocess.run(
+            command,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=self._log,
+            text=True,
+            pass_fds=self._keep,
+            env=self._variables,
+        ).stdout
         return printed
 
 
@@ -136,8 +167,11 @@ LOCK = FOLDER / ".lock"
 class Environment:
     """A virtual environment of the suite.
 
-    pythons: supported minor versions, in the order tried if the running Python is none of them; required: whether
-    set-up fails without it; optional: whether it is made only when it is named, and kept current from then on."""
+    Attributes:
+        pythons: supported minor versions, in the order tried if the running Python is none of them
+        required: whether set-up fails without it
+        optional: whether it is made only when it is named, and kept current from then on
+    """
 
     name: str
     description: str
@@ -175,14 +209,15 @@ class Environment:
             return {}
 
     def lock_hash(self) -> str:
+        """Return the hash of its lock file."""
         return hashlib.sha256(self.requirements.read_bytes()).hexdigest()
 
     def current(self) -> bool:
         """Return whether the environment is complete and matches its lock file; False if this user may not read it."""
         stamp = self.stamp()
         try:
-            same = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.pythons
-            return same and self.python.exists()
+            is_fresh = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.pythons
+            return is_fresh and self.python.exists()
         except OSError:
             return False
 
@@ -211,8 +246,9 @@ def reason(name: str) -> str:
     environment = _environment(name)
     if environment.current():
         return ""
-    if environment.side_file("reason").exists():
-        return environment.side_file("reason").read_text(encoding="utf-8").strip()
+    file = environment.side_file("reason")
+    if file.exists():
+        return file.read_text(encoding="utf-8").strip()
     state = "is out of date" if environment.stamp() else "is not there"
     return f"the {name} environment {state}; run `{environment.command}`"
 
@@ -221,10 +257,12 @@ def setup(names: Iterable[str] = ()) -> int:
     """Make the environments current (default: all but the optional ones that are not there); return an exit code.
 
     Only a missing required environment (main) is a failure.  Raises UserError for a name that is none."""
-    usual = [known for known in ENVIRONMENTS.values() if not known.optional or known.folder.exists()]
-    wanted = [_environment(name) for name in names] or usual
+    named = [_environment(name) for name in names]
+    usual = [
+        environment for environment in ENVIRONMENTS.values() if not environment.optional or environment.folder.exists()
+    ]
     with locked(LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
-        for environment in wanted:
+        for environment in named or usual:
             version = environment.stamp().get("python")
             if environment.current() and (version == RUNNING or RUNNING not in environment.pythons):
                 continue
@@ -256,8 +294,11 @@ def setup_and_build(names: List[str]) -> int:
     try:
         build("main")
         code = setup(names)
-        under_any = [each for each in implementations.IMPLEMENTATIONS if implementations.OTHER_TORCH in each.controls]
-        controls = {loss.package for loss in under_any if loss.built}
+        controls = {
+            loss.package
+            for loss in implementations.IMPLEMENTATIONS
+            if loss.built and implementations.OTHER_TORCH in loss.controls
+        }
         for name in set(implementations.environments()).intersection(ENVIRONMENTS) - {"main"}:
             build(name, *controls)
         for process in builds:
@@ -271,24 +312,26 @@ def setup_and_build(names: List[str]) -> int:
 
 def _create(environment: Environment, lock: int) -> None:
     """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the children keep."""
-    stamp, log = environment.folder / "stamp", environment.side_file("log")
+    stamp = environment.folder / "stamp"
     stamp.unlink(missing_ok=True)  # first: if removal stops here, the rest is half-made
     shutil.rmtree(environment.folder, ignore_errors=True)
     environment.side_file("reason").unlink(missing_ok=True)
     say(f"{environment.name}: installing ({environment.description})")
-    made_with = {"lock": environment.lock_hash()}  # of what uv is about to read, so that an edit meanwhile is noticed
+    digest = environment.lock_hash()  # of what uv is about to read, so that an edit meanwhile is noticed
+    log = environment.side_file("log")
     try:
         with log.open("w", encoding="utf-8") as stream:
             uv = Uv(stream, keep=(lock,))
-            python, made_with["python"] = uv.find_python(environment.pythons)
+            python, version = uv.find_python(environment.pythons)
             uv.run("venv", "--python", python, str(environment.folder))
             uv.install(environment.python, environment.requirements)
     except subprocess.CalledProcessError:
         shutil.rmtree(environment.folder, ignore_errors=True)
-        advice = f"see {log.relative_to(ROOT)}, then run `{environment.command}`"
-        raise NotRunnable("missing", f"{last_error(log)}; {advice}") from None
+        raise NotRunnable(
+            "missing", f"{last_error(log)}; see {log.relative_to(ROOT)}, then run `{environment.command}`"
+        ) from None
     temporary = stamp.with_suffix(".tmp")
-    temporary.write_text(json.dumps(made_with), encoding="utf-8")
+    temporary.write_text(json.dumps({"lock": digest, "python": version}), encoding="utf-8")
     os.replace(temporary, stamp)
     say(f"{environment.name}: ready")
 
@@ -301,8 +344,8 @@ def clean() -> int:
         say(f".venv is a link to {FOLDER.resolve()}, which stays: remove it yourself")
         return EXIT_OK
     with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
-        made = [UV, *(FOLDER / f"{name}{end}" for name in ENVIRONMENTS for end in ("", ".log", ".reason")), LOCK]
-        for path in made:
+        names = [f"{name}{end}" for name in ENVIRONMENTS for end in ("", ".log", ".reason")]
+        for path in (UV, *(FOLDER / name for name in names), LOCK):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -315,12 +358,10 @@ def clean() -> int:
     return EXIT_OK
 
 
-#: Of ``uv pip compile``.  Wheels only: what would be compiled is neither quick nor covered by a hash of its build
-#: requirements; exceptions are named in the .in file.  No index is named: set-up takes the user's own.
-LOCKING = (
-    *("--quiet", "--upgrade", "--universal", "--generate-hashes", "--custom-compile-command", "make lock"),
-    *("--only-binary", ":all:", "--emit-build-options", "--no-emit-index-url", "--no-annotate", "--strip-extras"),
-)
+#: Flags of ``uv pip compile``.  Only wheels are taken: what would be compiled is neither quick nor covered by a hash of
+#: its build requirements; exceptions are named in the .in file.  No index is named: set-up takes the user's own.
+LOCKING = """--quiet --upgrade --universal --generate-hashes --only-binary :all: --emit-build-options
+    --no-emit-index-url --no-annotate --strip-extras""".split()
 
 
 def lock(names: Iterable[str] = ()) -> int:
@@ -332,7 +373,8 @@ def lock(names: Iterable[str] = ()) -> int:
     for name in names or ("uv", *ENVIRONMENTS):
         minor = 9 if name == "uv" else min(int(version[2:]) for version in _environment(name).pythons)
         source = LOCKS / f"{name}.in"
-        text = Uv(sys.stderr).output("pip", "compile", *LOCKING, "--python-version", f"3.{minor}", str(source))
+        flags = (*LOCKING, "--custom-compile-command", "make lock", "--python-version", f"3.{minor}")
+        text = Uv(sys.stderr).output("pip", "compile", *flags, str(source))
         for package, digest in re.findall(r"^(\S+==\S+) --hash=(\S+)", source.read_text(), flags=re.MULTILINE):
             entry = re.compile(rf"^{re.escape(package)} \\\n((?: +--hash=\S+(?: \\)?\n)+)", flags=re.MULTILINE)
             if digest not in "".join(entry.findall(text)):
@@ -346,8 +388,8 @@ def lock(names: Iterable[str] = ()) -> int:
 def last_error(log: Path) -> str:
     """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
     text = log.read_text(encoding="utf-8", errors="replace").strip()
-    since = text[max(text.rfind("\nerror:"), 0) :]
-    errors = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", since, flags=re.MULTILINE)
+    last = text[max(text.rfind("\nerror:"), 0) :]
+    errors = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", last, flags=re.MULTILINE)
     return ": ".join(dict.fromkeys((errors[0], errors[-1]))) if errors else text.rpartition("\n")[2]
 
 
@@ -374,8 +416,12 @@ def _run(command: str, names: List[str]) -> int:
     try:
         if command == "clean":
             return clean()
-        if function := {"setup": setup, "build": setup_and_build, "lock": lock}.get(command):
-            return function(names)
+        if command == "setup":
+            return setup(names)
+        if command == "build":
+            return setup_and_build(names)
+        if command == "lock":
+            return lock(names)
     except (NotRunnable, subprocess.CalledProcessError) as error:  # of `lock`
         say(f"environments: error: {error}")
         return EXIT_FAILED

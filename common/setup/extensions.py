@@ -32,20 +32,29 @@ from typing import Dict, List, Optional, Tuple
 from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
 from rnnt_bench.core.files import CACHE, ROOT, locked, refusal
-from rnnt_bench.setup import simulated
+from rnnt_bench.setup import libraries, simulated
 from rnnt_bench.system import machine, memory, processes
 
 
 @dataclass(frozen=True)
 class SourcePackage:
-    """Paths and globs are relative to the top of the sdist, which is also the include folder.
+    """A package that is compiled from its sdist.
 
-    package: import name, and name in the package index; python: folder of the Python package; templates: files of it
-    from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; metadata: a folder that is kept beside the package,
-    for one that asks for its own version; module: the name under which the package imports its compiled part; sources,
-    flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
-    cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); headers: a folder beside
-    this file that its CUDA sources include from."""
+    Paths and globs are relative to the top of the sdist, which is also the include folder.
+
+    Attributes:
+        package: import name, and name in the package index
+        python: folder of the Python package
+        module: the name under which the package imports its compiled part
+        sources: for every device; a .cu among them is C++ when there is no CUDA; () is a package for CUDA only
+        templates: files of the Python package; ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in
+        metadata: a folder that is kept beside the package, for one that asks for its own version
+        flags: of the C++ compiler
+        cuda_sources: added for CUDA; () is a package for the CPU only
+        cuda_define: flag that tells the sources of CUDA
+        nvcc_flags: of CUDA's compiler
+        headers: a folder beside this file that its CUDA sources include from
+    """
 
     package: str
     python: str
@@ -62,17 +71,26 @@ class SourcePackage:
     @property
     def devices(self) -> Tuple[str, ...]:
         """Return the devices that it can be compiled for."""
-        return (*(["cpu"] if self.sources else []), *(["cuda", simulated.DEVICE] if self.cuda_sources else []))
+        on_cuda = ("cuda", simulated.DEVICE) if self.cuda_sources else ()
+        return ("cpu", *on_cuda) if self.sources else on_cuda
+
+    @property
+    def header_folder(self) -> Path:
+        return Path(__file__).parent / self.headers
 
     def recipe(self, device: str) -> str:
         """Return a text that changes with what is compiled, and how."""
-        path = Path(__file__).parent / self.headers
-        headers = sorted(path.rglob("*.hxx")) if device != "cpu" and self.headers else []
-        described = repr(self)
+        text = repr(self)
+        files = sorted(self.header_folder.rglob("*.hxx")) if device != "cpu" and self.headers else []
         if device == simulated.DEVICE:
-            headers += [simulated.HEADER, Path(simulated.__file__)]
-            described += repr(simulated.flags())
-        return described + "".join(path.read_text(encoding="utf-8") for path in headers)
+            files += [simulated.HEADER, Path(simulated.__file__)]
+            text += repr(simulated.flags())
+        return text + "".join(path.read_text(encoding="utf-8") for path in files)
+
+    def source_files(self, sdist: Path, device: str) -> List[Path]:
+        """Return the files to compile for a device in the unpacked sdist."""
+        globs = self.sources if device == "cpu" else self.sources + self.cuda_sources
+        return [path for glob in globs for path in sorted(sdist.glob(glob))]
 
 
 def pinned(package: str) -> Tuple[str, str]:
@@ -91,12 +109,14 @@ SOURCE_PACKAGES = {
             python="optimized_transducer/python/optimized_transducer",
             templates=("torch_version.py",),
             module="_optimized_transducer",
-            sources=tuple(
-                f"optimized_transducer/{of}" for of in ("csrc/cpu.cc", "csrc/transducer-loss.cc", "python/csrc/*.cc")
+            sources=(
+                "optimized_transducer/csrc/cpu.cc",
+                "optimized_transducer/csrc/transducer-loss.cc",
+                "optimized_transducer/python/csrc/*.cc",
             ),
             cuda_sources=("optimized_transducer/csrc/*.cu",),
             cuda_define="-DOT_WITH_CUDA",
-            # As its cmake has them.
+            # These are the flags of its cmake.
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),
             headers="headers",  # of the one function of moderngpu that it calls
         ),
@@ -122,51 +142,68 @@ SOURCE_PACKAGES = {
 }
 
 
-#: Architectures for which is compiled where no GPU is to be seen: A100 and H100, and what comes after them.
+#: Without a GPU here, it is compiled for these architectures: A100 and H100, and what comes after them.
 ARCHITECTURES = "8.0;9.0+PTX"
 
 
 def tools(source: SourcePackage, device: str) -> Tuple[Dict[str, str], str]:
     """Return the variables under which torch.utils.cpp_extension compiles `source`, and a hash of everything that the
     result depends on.  Raises NotRunnable: "missing" without torch or a compiler, "unsupported" without CUDA."""
-    spec, compiler = importlib.util.find_spec("torch"), os.environ.get("CXX", "c++")
     if device not in source.devices:
         raise NotRunnable("unsupported", f"{source.package} has no {device} version")
+    spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
-    of_torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    version = processes.output([compiler, "--version"]).partition("\n")[0].strip()
+    versions = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    compiler = os.environ.get("CXX", "c++")
+    version = libraries.compiler_version(compiler)
     if not version:
-        lacking = f"a C++ compiler; `{compiler}` is none: install gcc and g++ (or set CXX)"
-        raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
-    # this Python's own scripts: ninja is there, also when the environment is not activated
+        raise NotRunnable(
+            "missing",
+            f"{source.package} is compiled from source, which needs a C++ compiler; `{compiler}` is none: "
+            "install gcc and g++ (or set CXX)",
+        )
+    # ninja is among this Python's own scripts, also when the environment is not activated
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     variables = {"CXX": compiler, "PATH": path}
-    depends = [sysconfig.get_config_var("SOABI"), of_torch["__version__"], version, source.recipe(device)]
+    conditions = [
+        sysconfig.get_config_var("SOABI"),
+        versions["__version__"],
+        version,
+        source.recipe(device),
+    ]
     if device == "cuda":
-        cuda = of_torch.get("cuda")
-        if not cuda:
-            raise NotRunnable("unsupported", f"this torch ({of_torch['__version__']}) has no CUDA")
-        home, release = _toolkit(cuda)
+        if not versions.get("cuda"):
+            raise NotRunnable("unsupported", f"this torch ({versions['__version__']}) has no CUDA")
+        home, release = _toolkit(versions["cuda"])
         architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures() or ARCHITECTURES
         variables.update(CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=architectures)
-        depends += [release, architectures]
-    return variables, hashlib.sha256("\n".join([*depends, compiler]).encode()).hexdigest()[:12]
+        conditions += [release, architectures]
+    conditions.append(compiler)
+    return variables, hashlib.sha256("\n".join(conditions).encode()).hexdigest()[:12]
 
 
 def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
     """Return (folder, release) of a toolkit for the CUDA of torch: the one that the user named, this Python's own
     (NVIDIA's packages of the index), or the machine's.  Raises NotRunnable."""
     major = torch_cuda.partition(".")[0]
-    of_python = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{major}")
-    named = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    of_machine = [f"/usr/local/cuda-{torch_cuda}", "/usr/local/cuda", "/opt/cuda"]
-    for folder in [*map(Path, named), of_python, *map(Path, of_machine)]:
-        release = re.search(r"release ((\d+)\.\d+)", processes.output([str(folder / "bin" / "nvcc"), "--version"]))
+    folders = [
+        os.environ.get("CUDA_HOME"),
+        os.environ.get("CUDA_PATH"),
+        f"{sysconfig.get_path('purelib')}/nvidia/cu{major}",
+        f"/usr/local/cuda-{torch_cuda}",
+        "/usr/local/cuda",
+        "/opt/cuda",
+    ]
+    for folder in map(Path, filter(None, folders)):
+        text = processes.output([str(folder / "bin" / "nvcc"), "--version"])
+        release = re.search(r"release ((\d+)\.\d+)", text)
         if release and release[2] == major and (folder / "include" / "cuda_runtime.h").exists():
             return folder, release[1]
-    needed = f"nvcc of CUDA {major}, as this torch has: install the CUDA toolkit or set CUDA_HOME"
-    raise NotRunnable("unsupported", f"to compile for CUDA needs {needed}")
+    raise NotRunnable(
+        "unsupported",
+        f"to compile for CUDA needs nvcc of CUDA {major}, as this torch has: install the CUDA toolkit or set CUDA_HOME",
+    )
 
 
 def _architectures() -> str:
@@ -178,12 +215,12 @@ def _architectures() -> str:
 def meaningful_line(log: str) -> str:
     """Return the first error in the output of a compilation; without one, the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no output"]
-    of_linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
-    errors = (line for line in lines if re.search(rf"{of_linker}|\b(fatal )?error\b( \w*\d+)?:", line, flags=re.I))
-    return next(errors, lines[-1])
+    linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
+    error = re.compile(rf"{linker}|\b(fatal )?error\b( \w*\d+)?:", flags=re.I)
+    return next(filter(error.search, lines), lines[-1])
 
 
-#: As much of torch as the setup.py of an extension asks for.
+#: File -> its text, of the parts of a torch with a GPU that the setup.py of an extension asks for.
 _TORCH_WITH_A_GPU = {
     "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
     "torch/utils/__init__.py": "",
@@ -210,8 +247,9 @@ def load(package: str, device: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        advice = f"delete {folder} to compile it anew"
-        raise NotRunnable("missing", f"{package} does not import: {error}; {advice}") from error
+        raise NotRunnable(
+            "missing", f"{package} does not import: {error}; delete {folder} to compile it anew"
+        ) from error
     finally:
         sys.path.remove(str(folder))
 
@@ -220,15 +258,17 @@ def build(package: str, device: str) -> Path:
     """Return the folder with `package` and its compiled module for this Python and torch.  Raises like `load`."""
     source = SOURCE_PACKAGES[package]
     variables, key = tools(source, device)
-    folder = CACHE / f"{package}-{pinned(package)[0]}-{device}-{key}"
+    version, _ = pinned(package)
+    folder = CACHE / f"{package}-{version}-{device}-{key}"
     waiting = f"{package}: another process is compiling it; waiting for that to end"
     try:
         if not CACHE.is_absolute():
             raise FileNotFoundError("there is no home directory")
         CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(PermissionError):  # of root, say, who has put the losses there
+        with suppress(PermissionError):  # root may have put the losses there
             CACHE.chmod(0o700)
-        if reason := refusal(CACHE):
+        reason = refusal(CACHE)
+        if reason:
             raise PermissionError(reason)
         if not _is_usable(folder):
             with locked(CACHE / f"{folder.name}.lock", lambda: say(waiting)) as lock:
@@ -236,8 +276,11 @@ def build(package: str, device: str) -> Path:
                     shutil.rmtree(folder, ignore_errors=True)
                     _compile(source, device, variables, folder, lock)
     except OSError as error:
-        advice = f"make room in {CACHE} or make it writable, or name a folder of your own in XDG_CACHE_HOME"
-        raise NotRunnable("missing", f"{package} cannot be compiled: {error}; {advice}") from error
+        raise NotRunnable(
+            "missing",
+            f"{package} cannot be compiled: {error}; make room in {CACHE} or make it writable, or name a folder "
+            "of your own in XDG_CACHE_HOME",
+        ) from error
     return folder
 
 
@@ -248,20 +291,28 @@ def _is_usable(folder: Path) -> bool:
 
 def _compile(source: SourcePackage, device: str, variables: Dict[str, str], folder: Path, lock: int) -> None:
     """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
-    partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed build: torch would wait for the lock file in it
-    (partial / "sdist").mkdir(parents=True)
-    shutil.unpack_archive(_fetch(source.package), partial / "sdist")
-    (unpacked,) = (partial / "sdist").iterdir()
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # a killed build left it: torch would wait for the lock file in it
+    sdist = partial / "sdist"
+    sdist.mkdir(parents=True)
+    shutil.unpack_archive(_fetch(source.package), sdist)
+    (unpacked,) = sdist.iterdir()
     say(f"{source.package}: compiling for {device} with {variables['CXX']}, about a minute")
-    # In a process of its own: torch.utils.cpp_extension loads what it has compiled, from a folder that moves.
+    # A process of its own compiles: torch.utils.cpp_extension loads what it has compiled, from a folder that moves.
     code = "import sys; from rnnt_bench.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, source.package, str(unpacked), str(partial), device]
-    fit = (memory.available_memory() or 2**32) >> 31  # compilers, with 2 GB of free memory each
-    environment = {"MAX_JOBS": str(max(1, min(os.cpu_count() or 1, fit))), **os.environ, **variables}
+    compilers = (memory.available_memory() or 2**32) >> 31  # with 2 GB of free memory each
+    jobs = max(1, min(os.cpu_count() or 1, compilers))
+    log = folder.with_name(f"{folder.name}.log")
     with log.open("w", encoding="utf-8") as stream:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, env=environment, cwd=ROOT, pass_fds=(lock,), **streams)  # type: ignore[call-overload]
+        done = subprocess.run(
+            [sys.executable, "-c", code, source.package, str(unpacked), str(partial), device],
+            env={"MAX_JOBS": str(jobs), **os.environ, **variables},
+            cwd=ROOT,
+            pass_fds=(lock,),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
     if done.returncode != 0:
         error = meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
         advice = f"see {log}"
@@ -269,8 +320,8 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
             version = "{}.{}".format(*sys.version_info)
             advice = f"install the headers of Python {version} (Debian, Ubuntu: apt install python{version}-dev)"
         raise NotRunnable("missing", f"{source.package} does not compile: {error}; {advice}, then measure again")
-    shutil.rmtree(partial / "sdist")
-    # Python's folders of bytecode too, which it would make with the user's mask
+    shutil.rmtree(sdist)
+    # Python would make its folders of bytecode with the user's mask
     compileall.compile_dir(partial, quiet=2, stripdir=str(partial), prependdir=str(folder))
     for path in [partial, *partial.rglob("*")]:
         path.chmod(path.stat().st_mode & ~0o022)
@@ -279,44 +330,68 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
 
 
 def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
-    """Make INTO/<package>/ and its compiled module from the unpacked sdist, and import the module once."""
-    import torch
-    from torch.utils import cpp_extension
-
-    source, sdist, target = SOURCE_PACKAGES[name], Path(unpacked), Path(into)
-    package = target / source.package
-    shutil.copytree(sdist / source.python, package)
-    for file in source.templates:
-        template = (package / f"{file}.in").read_text(encoding="utf-8")
-        (package / file).write_text(template.replace("@TORCH_VERSION@", torch.__version__), encoding="utf-8")
-    if source.metadata:
-        shutil.copytree(sdist / source.metadata, target / source.metadata)
-    compiled = target.joinpath(*source.module.split("."))
-    objects = target / "objects"
-    objects.mkdir()
-    on_cuda, flags = device == "cuda", list(source.flags)
+    """Make INTO/<package>/, the Python package of the unpacked sdist with its compiled module, for a device."""
+    source = SOURCE_PACKAGES[name]
+    sdist, target = Path(unpacked), Path(into)
+    _copy_package(source, sdist, target)
     if device == simulated.DEVICE:
         if source.headers:
-            shutil.copytree(Path(__file__).parent / source.headers, sdist, dirs_exist_ok=True)
+            shutil.copytree(source.header_folder, sdist, dirs_exist_ok=True)
         simulated.rewrite(sdist)
-        flags = [*simulated.flags(), "-include", str(simulated.HEADER)]
+    _compile_module(source, device, sdist, target)
+
+
+def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
+    """Copy the Python package and its metadata from the sdist, and make the files that have a template."""
+    import torch
+
+    package = target / source.package
+    shutil.copytree(sdist / source.python, package)
+    for name in source.templates:
+        template = (package / f"{name}.in").read_text(encoding="utf-8")
+        text = template.replace("@TORCH_VERSION@", torch.__version__)
+        (package / name).write_text(text, encoding="utf-8")
+    if source.metadata:
+        shutil.copytree(sdist / source.metadata, target / source.metadata)
+
+
+def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Path) -> None:
+    """Compile the sources for a device, import the result once, and put it where the package imports it from.
+
+    The C++ compiler compiles them for "cpu"; so it does for simulated.DEVICE, with the sources for CUDA; for "cuda"
+    nvcc compiles these."""
+    from torch.utils import cpp_extension
+
+    module = target.joinpath(*source.module.split("."))
+    objects = target / "objects"
+    objects.mkdir()
+    files = source.source_files(sdist, device)
     define = [source.cuda_define] if device != "cpu" and source.cuda_define else []
-    patterns = (*source.sources, *(() if device == "cpu" else source.cuda_sources))
-    sources = [str(file) for pattern in patterns for file in sorted(sdist.glob(pattern))]
-    if not on_cuda:  # the C++ compiler takes no .cu
-        sources = [shutil.copy(path, f"{path[:-2]}cc") if path.endswith(".cu") else path for path in sources]
+    flags = list(source.flags)
+    nvcc_flags: List[str] = []
+    linker_flags: List[str] = []
+    if device == "cuda":
+        nvcc_flags = [*source.nvcc_flags, *define]
+        linker_flags = _runtime_library(objects)
+    else:
+        for index, path in enumerate(files):
+            if path.suffix == ".cu":  # the C++ compiler takes none
+                files[index] = Path(shutil.copy(path, path.with_suffix(".cc")))
+    if device == simulated.DEVICE:
+        flags = [*simulated.flags(), "-include", str(simulated.HEADER)]
+        linker_flags = [flag for flag in flags if "sanitize" in flag]
     cpp_extension.load(
-        compiled.name,
-        sources,
+        module.name,
+        list(map(str, files)),
         extra_cflags=[*flags, *define],
-        extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
-        extra_include_paths=[str(sdist), str(Path(__file__).parent / source.headers)],
-        extra_ldflags=_runtime_library(objects) if on_cuda else [flag for flag in flags if "sanitize" in flag],
+        extra_cuda_cflags=nvcc_flags,
+        extra_include_paths=[str(sdist), str(source.header_folder)],
+        extra_ldflags=linker_flags,
         build_directory=str(objects),
-        with_cuda=on_cuda,
+        with_cuda=device == "cuda",
         verbose=True,
     )
-    (objects / f"{compiled.name}.so").rename(compiled.with_name(f"{compiled.name}.so"))
+    (objects / f"{module.name}.so").rename(module.with_name(f"{module.name}.so"))
     shutil.rmtree(objects)
 
 
@@ -352,13 +427,20 @@ def _fetch(package: str) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
         command += ["--no-build-isolation", "--no-input", "--disable-pip-version-check"]
         command += ["--dest", temporary, "-r", str(requirement)]
-        environment = {**os.environ, "PYTHONPATH": temporary}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, env=environment, **pipes, text=True, errors="replace")  # type: ignore[call-overload]
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": temporary},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         if done.returncode != 0 or not (folder / target.name).exists():
-            errors = re.findall(r"^ERROR: *(.+)$", done.stdout, flags=re.MULTILINE) or done.stdout.split("\n")
+            errors = re.findall(r"^ERROR: *(.+)$", done.stdout, flags=re.MULTILINE)
+            error = (errors or done.stdout.split("\n"))[-1].strip()
             advice = or_set_up(f"put {target.name} into {target.parent}")
-            raise NotRunnable("missing", f"{package} cannot be fetched: {errors[-1].strip()}; {advice}")
+            raise NotRunnable("missing", f"{package} cannot be fetched: {error}; {advice}")
         os.replace(folder / target.name, target)
     return target
 
@@ -370,27 +452,36 @@ def main(arguments: Optional[List[str]] = None) -> int:
         "their folders, for PYTHONPATH. The exit code is 1 when one cannot be compiled.",
     )
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="Default: all")
-    where = "Device. Default: cpu, and cuda too where there is a GPU's driver"
-    parser.add_argument("--device", choices=["cpu", "cuda", simulated.DEVICE], help=where)
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda", simulated.DEVICE],
+        help="Device. Default: cpu, and cuda too where there is a GPU's driver",
+    )
     parsed = parser.parse_args(arguments)
-    if wrong := [name for name in parsed.packages if name not in SOURCE_PACKAGES]:
+    wrong = [name for name in parsed.packages if name not in SOURCE_PACKAGES]
+    if wrong:
         parser.error(f"no source package is named {wrong[0]}; there are {', '.join(SOURCE_PACKAGES)}")
     return guarded("extensions", lambda: _main(parsed.packages or [*SOURCE_PACKAGES], parsed.device))
 
 
 def _main(packages: List[str], device: Optional[str]) -> int:
+    """Build the packages that are not installed, and print the folder of each; return the exit code."""
     code = EXIT_OK
-    here = ["cpu", "cuda"] if machine.gpu_may_be_here() else ["cpu"]
+    devices = [device] if device else ["cpu"]
+    if not device and machine.gpu_may_be_here():
+        devices.append("cuda")
     for package in packages:
-        installed = importlib.util.find_spec(package)  # used as it is
-        if installed:
-            print(Path(str(installed.origin)).parents[1])
+        spec = importlib.util.find_spec(package)
+        if spec:  # an installed package is used as it is
+            print(Path(str(spec.origin)).parents[1])
             continue
-        for each in [device] if device else [each for each in here if each in SOURCE_PACKAGES[package].devices]:
+        for name in devices:
+            if not device and name not in SOURCE_PACKAGES[package].devices:
+                continue
             try:
-                print(build(package, each))
+                print(build(package, name))
             except NotRunnable as error:
-                say(f"{package} on {each}: left out: {error}")
+                say(f"{package} on {name}: left out: {error}")
                 code = EXIT_FAILED
     return code
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from rnnt_bench.core import text
 from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.errors import NotRunnable, UserError, go_on_with, say
 from rnnt_bench.core.files import INSTALLED, ROOT
@@ -38,13 +39,15 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
         except NotRunnable as error:
             return Choice(None, str(error))
     here = Path(sys.executable)
-    managed = environments.interpreter(implementation.environment)
     if in_place or INSTALLED:
-        if implementation.placed:  # there, or nowhere
-            return Choice(None, f"{'an installed suite' if INSTALLED else '--in-place'} uses this Python alone")
+        if implementation.placed:  # it runs in its environment, or nowhere
+            program = "an installed suite" if INSTALLED else "--in-place"
+            return Choice(None, f"{program} uses this Python alone")
         return Choice(here)
-    if not implementation.placed and not lacks("torch") and (implementation.built or not lacks(implementation.package)):
-        managed = here if prefer_here else managed or here
+    managed = environments.interpreter(implementation.environment)
+    has_package = implementation.built or not lacks(implementation.package)
+    if has_package and not implementation.placed and not lacks("torch") and (prefer_here or not managed):
+        return Choice(here)
     return Choice(managed, "" if managed else environments.reason(implementation.environment))
 
 
@@ -58,10 +61,15 @@ def controls(python_of: Mapping[str, Choice], device: str, slow_products: bool =
 
     slow_products: whether torch multiplies so slowly here that losses are measured with FAST_MKL."""
     chosen = _under_other_torch(python_of, device)
-    rows = [row for row in map(find, python_of) if slow_products and FAST_MKL in row.controls and not row.condition]
-    able = [row for row in rows if _can_run(row, python_of[row.name].python, device)]
-    if len(able) > 1:  # one alone makes no ratio
-        chosen.update({row.under(FAST_MKL).name: python_of[row.name] for row in able})
+    if not slow_products:
+        return chosen
+    fast: Dict[str, Choice] = {}
+    for row in map(find, python_of):
+        choice = python_of[row.name]
+        if FAST_MKL in row.controls and not row.condition and _can_run(row, choice.python, device):
+            fast[row.under(FAST_MKL).name] = choice
+    if len(fast) > 1:  # one alone makes no ratio
+        chosen.update(fast)
     return chosen
 
 
@@ -77,21 +85,26 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> Dict[str
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
         managed = environments.interpreter(environment)
-        alike = [python_of[row.name] for row in rows if (row.environment, row.kind) == (environment, kind)]
-        for loss in (row for row in rows if OTHER_TORCH in row.controls and row.kind == kind):
+        group = [row for row in rows if (row.environment, row.kind) == (environment, kind)]
+        if managed is None or managed not in [python_of[row.name].python for row in group]:
+            continue
+        for loss in rows:
+            if loss.kind != kind or OTHER_TORCH not in loss.controls:
+                continue
             python = python_of[loss.name].python
-            if python and managed and Choice(managed) in alike and torch_version(python) != torch_version(managed):
-                if all(_can_run(loss, each, device) for each in (python, managed)):
-                    chosen[loss.under(environment).name] = Choice(managed)
-                    break
+            has_other_torch = python is not None and torch_version(python) != torch_version(managed)
+            if has_other_torch and _can_run(loss, python, device) and _can_run(loss, managed, device):
+                chosen[loss.under(environment).name] = Choice(managed)
+                break
     return chosen
 
 
 @functools.cache
 def _has(package: str, python: Path, device: str) -> bool:
     """Return whether the package is compiled for this Python, or can be."""
-    build = ["-m", "rnnt_bench.setup.extensions", package, "--device", device.partition(":")[0]]
-    return bool(processes.output([str(python), *build], stderr=None, cwd=ROOT))
+    command = [str(python), "-m", "rnnt_bench.setup.extensions", package]
+    command += ["--device", device.partition(":")[0]]
+    return bool(processes.output(command, stderr=None, cwd=ROOT))
 
 
 @functools.cache
@@ -109,8 +122,9 @@ def version_numbers(version: str) -> Tuple[int, ...]:
 def other(environment: str) -> Optional[Path]:
     """Return the environment's Python; None where there is none or it is this one."""
     managed = environments.interpreter(environment)
-    is_this = managed is not None and Path(sys.prefix).resolve() == managed.parent.parent.resolve()
-    return None if is_this else managed
+    if managed is None or Path(sys.prefix).resolve() == managed.parent.parent.resolve():
+        return None
+    return managed
 
 
 def lacks(*packages: str) -> bool:
@@ -163,10 +177,10 @@ _LOOK = """
 import json, torch
 try:
     torch.cuda.init()
-    found, reason = torch.cuda.device_count(), ""
+    devices, reason = torch.cuda.device_count(), ""
 except Exception as error:
-    found, reason = 0, str(error).split("\\n")[0]
-print(json.dumps([found, torch.__version__, reason]))
+    devices, reason = 0, str(error).split("\\n")[0]
+print(json.dumps([devices, torch.__version__, reason]))
 """
 
 
@@ -183,21 +197,27 @@ def resolve_device(wanted: str, pythons: Iterable[Optional[Path]]) -> str:
     unsupported.  Raises UserError when CUDA was asked for and no torch of this run sees the device."""
     if wanted == "cpu":
         return wanted
-    distinct, index = dict.fromkeys(filter(None, pythons)), int(wanted.partition(":")[2] or 0)
-    seen = {python: _look(python) for python in distinct} if machine.gpu_may_be_here() else {}
-    devices = max((sight.devices for sight in seen.values()), default=0)
+    distinct = dict.fromkeys(filter(None, pythons))
+    sights = {python: _look(python) for python in distinct} if machine.gpu_may_be_here() else {}
+    device = wanted
+    if wanted == "auto":
+        newest = max(sights.values(), key=lambda sight: version_numbers(sight.torch), default=None)
+        device = "cuda" if newest and newest.devices else "cpu"
+    if device == "cpu":
+        consequence = "this run is on the CPU, though a GPU driver is here"
+    else:
+        consequence = "its rows are unsupported"
+    index = int(wanted.partition(":")[2] or 0)
+    devices = max((sight.devices for sight in sights.values()), default=0)
     if wanted != "auto" and distinct and index >= devices:
-        reasons = "".join(f"; {python}: {sight.reason}" for python, sight in seen.items() if sight.reason)
-        count = f"{devices or 'no'} CUDA device{'' if devices == 1 else 's'}"
+        count = text.count(devices, "CUDA device") if devices else "no CUDA devices"
+        reasons = "".join(f"; {python}: {sight.reason}" for python, sight in sights.items() if sight.reason)
         raise UserError(f"--device {wanted}: torch sees {count} here; use --device cpu or leave the flag out{reasons}")
-    newest = max(seen.values(), key=lambda sight: version_numbers(sight.torch), default=None)
-    on_cuda = wanted != "auto" or bool(newest and newest.devices)
-    consequence = "its rows are unsupported" if on_cuda else "this run is on the CPU, though a GPU driver is here"
-    for python, sight in seen.items():
+    for python, sight in sights.items():
         if sight.devices <= index:
             reason = f" ({sight.reason})" if sight.reason else ""
             say(
                 f"warning: torch {sight.torch} of {python} does not see the CUDA device{reason}: {consequence}; update "
                 "the driver, or run with a torch that is made for it (docs/gpu.md), or give --device cpu"
             )
-    return wanted if wanted != "auto" else "cuda" if on_cuda else "cpu"
+    return device

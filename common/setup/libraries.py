@@ -19,7 +19,7 @@ from rnnt_bench.system import memory, processes
 
 SOURCES = Path(__file__).parent / "c"
 COMPILED = BUILD / "libraries"
-#: Types of numbers that multiply.c takes -> their names in C.
+#: Dtype that multiply.c takes -> its name in C.
 NUMBERS = {"float32": "float", "float64": "double"}
 
 
@@ -47,34 +47,45 @@ def build() -> None:
 
 def vector_flags() -> Tuple[str, ...]:
     """Return the compiler's flags for the widest vectors with multiply-add that this processor has."""
-    known = (memory.proc_field("/proc/cpuinfo", "flags") or "").split()
-    if "avx512f" in known:
+    features = (memory.proc_field("/proc/cpuinfo", "flags") or "").split()
+    if "avx512f" in features:
         return "-mavx512f", "-mfma"
-    return ("-mavx2", "-mfma") if {"avx2", "fma"} <= {*known} else ()
+    return ("-mavx2", "-mfma") if {"avx2", "fma"} <= {*features} else ()
+
+
+def compiler_version(compiler: str) -> str:
+    """Return the first line that a compiler says of itself; "" where there is no such compiler."""
+    return processes.output([compiler, "--version"]).partition("\n")[0].strip()
 
 
 def built(name: str, *flags: str) -> Path:
     """Return the shared library of SOURCES/NAME.c, compiled first unless it is there.
 
     Raises NotRunnable("missing") without a C compiler, or without a folder to keep it in."""
-    compiler, source = os.environ.get("CC", "cc"), SOURCES / f"{name}.c"
-    version = processes.output([compiler, "--version"]).partition("\n")[0].strip()
+    source = SOURCES / f"{name}.c"
+    compiler = os.environ.get("CC", "cc")
+    version = compiler_version(compiler)
     if not version:
         raise NotRunnable("missing", f"it needs a C compiler; `{compiler}` is none: install gcc (or set CC)")
-    depends = "\n".join([source.read_text(encoding="utf-8"), compiler, version, *flags])
-    target = COMPILED / f"{name}-{hashlib.sha256(depends.encode()).hexdigest()[:12]}.so"
+    conditions = "\n".join([source.read_text(encoding="utf-8"), compiler, version, *flags])
+    digest = hashlib.sha256(conditions.encode()).hexdigest()[:12]
+    target = COMPILED / f"{name}-{digest}.so"
     try:
         if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                whole = Path(folder) / target.name
-                command = [compiler, "-shared", "-fPIC", *flags, str(source), "-o", str(whole)]
-                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
+            COMPILED.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=COMPILED) as folder:
+                new = Path(folder) / target.name
+                done = subprocess.run(
+                    [compiler, "-shared", "-fPIC", *flags, str(source), "-o", str(new)],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    errors="replace",
+                )
                 if done.returncode != 0:
                     lines = done.stderr.splitlines() or ["no output"]
                     reason = next((line for line in lines if "error:" in line), lines[-1])
                     raise NotRunnable("missing", f"{compiler} does not compile {source.name}: {reason}")
-                os.replace(whole, target)
+                os.replace(new, target)
     except OSError as error:
         advice = f"make room in {COMPILED} or make it writable"
         raise NotRunnable("missing", f"{source.name} cannot be compiled: {error}; {advice}") from error
