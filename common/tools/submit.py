@@ -43,7 +43,10 @@ VARIABLES = frozenset(
 #: Kinds of records that results hold, but for those of traces.
 KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "status")
 #: Scripts that a command line may begin with.
-SCRIPTS = ("rnnt-bench", *(f"benchmark_{name}.py" for name in ("all", "fused", "k2", "k2_pruned", "ot", "torchaudio")))
+SCRIPTS = frozenset(
+    """rnnt-bench benchmark_all.py benchmark_fused.py benchmark_k2.py benchmark_k2_pruned.py benchmark_ot.py
+    benchmark_torchaudio.py""".split()
+)
 #: Commands of rnnt-bench that measure losses.
 COMMANDS = ("run", "sweep", "largest")
 #: Files that a user's run may name in its settings.
@@ -53,15 +56,26 @@ SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
 def kept(value: Any, field: str) -> Any:
     """Return what may leave the machine of a field of a record; None or nothing in the place of the rest."""
     if isinstance(value, dict):
-        inside = field if field in ("settings", "values", "variables") else ""
-        names = [key for key in value if (key in VARIABLES if field == "variables" else WORDS.fullmatch(key))]
-        items = {key: kept(value[key], inside or key) for key in names}
-        return {key: item for key, item in items.items() if item is not None or value[key] is None}
+        fields = field if field in ("settings", "values", "variables") else ""
+        items = {}
+        for key, item in value.items():
+            if not (key in VARIABLES if field == "variables" else WORDS.fullmatch(key)):
+                continue
+            new = kept(item, fields or key)
+            if new is not None or item is None:
+                items[key] = new
+        return items
     if isinstance(value, (list, tuple)):
-        return [item for item in (kept(each, field) for each in value) if item is not None]
+        values = (kept(item, field) for item in value)
+        return [item for item in values if item is not None]
     if isinstance(value, str):
-        return (value if WORDS.fullmatch(value) else "...") if field in ALLOWED else None
+        return sendable(value) if field in ALLOWED else None
     return value
+
+
+def sendable(text: str) -> str:
+    """Return a text as it may be sent: itself, or "..." in the place of what may name a path or a person."""
+    return text if WORDS.fullmatch(text) else "..."
 
 
 def records(folder: Path) -> Iterator[Dict[str, Any]]:
@@ -70,30 +84,42 @@ def records(folder: Path) -> Iterator[Dict[str, Any]]:
     for line in lines:
         record = kept(schema.as_written(line), "")
         if line is header:
-            shapes, passes = header.settings.shape_file, header.settings.passes or ()
-            record["settings"]["shape_file"] = shapes if shapes in SUITES_OWN else "own"
+            passes = header.settings.passes or ()
             record["settings"]["passes"] = [name for name in passes if name != "trace"] or passes
+            record["settings"]["shape_file"] = shape_file(header.settings.shape_file)
             record["command"] = flags_of(header.command)
         if record["record"] in KINDS and "trace" not in (record.get("pass"), record.get("job")):
             yield record
 
 
+def shape_file(path: Any) -> str:
+    """Return the path of a shape file as it may be sent; "own" for a user's."""
+    return path if path in SUITES_OWN else "own"
+
+
 def flags_of(command: Any) -> List[str]:
     """Return the script of a command line, and its flags that say what it measured, without a path."""
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    kept = [Path(word).name for word in words[:1] if Path(word).name in SCRIPTS]
-    if kept == ["rnnt-bench"]:
-        kept += [word for word in words[1:2] if word in COMMANDS]
-    names = {"--only", "--topology", "--limits", "--sweep", *(setting.flag for setting in SETTINGS.values())}
-    for word, after in zip(words[1:], [*words[2:], "--"]):
-        name, equals, value = word.partition("=")
-        if name not in names:
+    if not isinstance(command, list) or not command:
+        return []
+    script, *arguments = map(str, command)
+    name = Path(script).name
+    result = [name] if name in SCRIPTS else []
+    if name == "rnnt-bench":
+        result += [word for word in arguments[:1] if word in COMMANDS]
+    flags = {"--only", "--topology", "--limits", "--sweep"}
+    flags.update(setting.flag for setting in SETTINGS.values())
+    for word, following in zip(arguments, [*arguments[1:], "--"]):
+        flag, equals, value = word.partition("=")
+        if flag not in flags:
             continue
-        value = value if equals else after
-        if name == "--shape-file" and value not in SUITES_OWN:
-            value = "own"
-        kept += [name] if value[:2] == "--" else [name, value if WORDS.fullmatch(value) else "..."]
-    return kept
+        result.append(flag)
+        if not equals:
+            value = following
+        if flag == "--shape-file":
+            value = shape_file(value)
+        if not value.startswith("--"):
+            result.append(sendable(value))
+    return result
 
 
 def damage(folder: Path) -> Iterator[str]:
@@ -106,15 +132,18 @@ def damage(folder: Path) -> Iterator[str]:
 
 def keep(rows: Sequence[Row], folder: Path) -> None:
     """Write the runs of the suite's own losses into an empty folder.  Raises UserError, and OSError where it cannot."""
-    known = {row.name for row in implementations.with_variants()}
+    losses = {row.name for row in implementations.with_variants()}
     names = {row.folder: row.header.name for row in rows if not row.unreadable}
     for number, (run, name) in enumerate(names.items(), 1):
-        file, loss = run / schema.FILE_NAME, name.partition("@")[0].removesuffix(f":{implementations.BY_UTTERANCE}")
-        if file.is_file() and not (run.is_symlink() or file.is_symlink()) and loss in known:
-            below = folder / f"{number:03d}-{name.replace(':', '-').replace('@', '-at-')}"
-            below.mkdir()
-            with open(below / schema.FILE_NAME, "x", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records(run))
+        file = run / schema.FILE_NAME
+        loss = name.partition("@")[0].removesuffix(f":{implementations.BY_UTTERANCE}")
+        if loss not in losses or not file.is_file() or run.is_symlink() or file.is_symlink():
+            continue
+        below = folder / f"{number:03d}-{name.replace(':', '-').replace('@', '-at-')}"
+        below.mkdir()
+        with open(below / schema.FILE_NAME, "x", encoding="utf-8") as stream:
+            for record in records(run):
+                stream.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def folder_name(rows: Sequence[Row]) -> str:
@@ -144,20 +173,23 @@ def problems(folder: Path) -> Iterator[str]:
         return
     yield from damage(folder)
     for row in rows:
-        yield from (f"{row.folder.name}: {words}" for words in _problems_of(row))
+        yield from (f"{row.folder.name}: {problem}" for problem in _problems(row))
     if not any(row.ms for row in rows) and not [*store.files_named(schema.TOOL_FILE_NAME, folder)]:
         yield "nothing was measured: no row has a time"
     readable = [row for row in rows if not row.unreadable]
-    different = [words for row in readable[1:] for words in machines.differences(readable[0], row)]
+    differences = [words for row in readable[1:] for words in machines.differences(readable[0], row)]
     devices = {row.device_name for row in readable if row.device_name}
-    if different:
-        yield f"is of several machines, {plain(different[0])}: make a folder of each"
+    if differences:
+        yield f"is of several machines, {plain(differences[0])}: make a folder of each"
     elif len(devices) > 1:
-        yield f"is of {len(devices)} devices, {', '.join(map(plain, sorted(devices)))}: make a folder of each"
+        names = ", ".join(map(plain, sorted(devices)))
+        yield f"is of {len(devices)} devices, {names}: make a folder of each"
 
 
-def _problems_of(row: Row) -> Iterator[str]:
-    header, machine = row.header, row.header.machine
+def _problems(row: Row) -> Iterator[str]:
+    """Yield what makes a row incomplete, a line each."""
+    header = row.header
+    machine = header.machine
     if row.unreadable:
         yield plain(row.reason)
     if row.status == "interrupted":
@@ -172,8 +204,10 @@ def _problems_of(row: Row) -> Iterator[str]:
         yield "its records do not say which torch and which device measured it"
     rounds = header.settings.rounds
     if row.ms and isinstance(rounds, int) and rounds < FEWEST_ROUNDS:
-        has = f"it has {count(rounds, 'round')}, an interval needs {FEWEST_ROUNDS}"
-        yield f"{has}: measure with --rounds {FEWEST_ROUNDS} or more"
+        yield (
+            f"it has {count(rounds, 'round')}, an interval needs {FEWEST_ROUNDS}: "
+            f"measure with --rounds {FEWEST_ROUNDS} or more"
+        )
     if any(doubt.withholds for doubt in doubts.doubts(row)):
         yield "it ran beside other load: measure when the machine is quiet"
 
@@ -196,9 +230,14 @@ def main(options: argparse.Namespace) -> int:
         reason = files.not_a_folder(folder)
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
-    folders = options.folders if options.check else [made(options)]
-    damaged = [] if options.check else list(damage(options.folders[0]))
-    lines = [f"{folder}: {problem}" for folder in folders for problem in dict.fromkeys([*damaged, *problems(folder)])]
+    folders = options.folders
+    lost: List[str] = []
+    if not options.check:
+        folders = [made(options)]
+        lost += damage(options.folders[0])
+    lines = []
+    for folder in folders:
+        lines += [f"{folder}: {problem}" for problem in dict.fromkeys([*lost, *problems(folder)])]
     for line in lines:
         print(line, file=sys.stderr)
     if not lines:
@@ -210,9 +249,10 @@ def made(options: argparse.Namespace) -> Path:
     """Make a folder of a log folder, and print its path.  Raises UserError."""
     if len(options.folders) > 1:
         raise UserError("name one log folder; several are taken with --check alone")
-    rows = rows_of(options.folders[0])
+    source = options.folders[0]
+    rows = rows_of(source)
     if not rows:
-        raise UserError(f"{options.folders[0]}: holds no runs; name the log folder of a run")
+        raise UserError(f"{source}: holds no runs; name the log folder of a run")
     folder = options.into / (options.name or folder_name(rows))
     if os.path.lexists(folder):
         raise UserError(f"{folder}: is there already; remove it, or name another with --name")

@@ -36,9 +36,10 @@ class _Parser(Parser):
     """Leaves the words "--key=value" that are no flags in `overrides`."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words, known = sys.argv[1:] if args is None else args, self._option_string_actions
-        # before argparse, which would take one with a space, `--batch_sizes=[1, 2]`, for CONFIG
-        overrides = [word for word in words if word[:2] == "--" and word.partition("=")[0] not in known]
+        words = sys.argv[1:] if args is None else args
+        flags = self._option_string_actions
+        # argparse would take one with a space, `--batch_sizes=[1, 2]`, for CONFIG
+        overrides = [word for word in words if word[:2] == "--" and word.partition("=")[0] not in flags]
         arguments = super().parse_args([word for word in words if word not in overrides], namespace)
         arguments.overrides = overrides
         return arguments
@@ -88,34 +89,36 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
     config.variants = {key: list(getattr(arguments, key)) for key in PLAIN}
     python = Path(config.pretrained_model.python or sys.executable)
-    given = {"allocator": "system", **{key: getattr(arguments, key) for key in ("seed", *SAMPLES)}}
-    of = settings.resolve(given, interpreters.resolve_device(arguments.device, [python]))
+    flags = {key: getattr(arguments, key) for key in ("seed", *SAMPLES)}
+    device = interpreters.resolve_device(arguments.device, [python])
+    resolved = settings.resolve({"allocator": "system", **flags}, device)
     tasks = planned(config, python)
-    return commands.measured(TOOL, arguments.config.stem, config, tasks, of, arguments, answer, executor)
+    return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
 
 
 def planned(config: Profile, python: Path) -> List[job.Task]:
     """Return a task for each cell that is not skipped."""
     data = as_written(config)
-    return [
-        job.Task(
-            each.job, TOOL, {"config": data, "cell": as_written(each)}, (("threads", each.threads),), python=python
-        )
-        for each in positions(config)
-        if not is_skipped(each, config.profiling_dimensions)
-    ]
+    tasks = []
+    for position in positions(config):
+        if not is_skipped(position, config.profiling_dimensions):
+            request = {"config": data, "cell": as_written(position)}
+            changes = (("threads", position.threads),)
+            tasks.append(job.Task(position.job, TOOL, request, changes, python=python))
+    return tasks
 
 
 def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Profile:
     """Return the configuration in a YAML file, with the values of --key=value over it.  Raises UserError.  quick: keep
     the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
-    given = overridden(overrides)
+    changes = overridden(overrides)
     values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
-    for part, keys in given.items():
+    for part, keys in changes.items():
         if isinstance(values.setdefault(part, {}), dict):  # else the configuration is wrong, which is told below
             values[part].update(keys)
     config = configuration.converted(values, Profile, str(path))
-    model, dimensions = config.pretrained_model, config.profiling_dimensions
+    model = config.pretrained_model
+    dimensions = config.profiling_dimensions
     if model.python:
         model.python = configuration.file(model.python, path, f"{path}: pretrained_model.python")
     if model.type == "factory":
@@ -123,23 +126,28 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     elif configuration.located(model.source, path).exists():
         model.source = str(configuration.located(model.source, path))
     if dimensions.example_audio is not None:
+        where = f"{path}: example_audio"
         advice = "another, or null for random data"
-        dimensions.example_audio = configuration.file(dimensions.example_audio, path, f"{path}: example_audio", advice)
-    for key, count in (("audio_mockup_secs", 2), ("batch_sizes", 1)) if quick else ():
-        if key not in given.get("profiling_dimensions", ()):
-            setattr(dimensions, key, sorted(getattr(dimensions, key))[:count])
+        dimensions.example_audio = configuration.file(dimensions.example_audio, path, where, advice)
+    if quick:
+        changed = changes.get("profiling_dimensions", ())
+        if "audio_mockup_secs" not in changed:
+            dimensions.audio_mockup_secs = sorted(dimensions.audio_mockup_secs)[:2]
+        if "batch_sizes" not in changed:
+            dimensions.batch_sizes = [min(dimensions.batch_sizes)]
     return config
 
 
 def overridden(words: Sequence[str]) -> Dict[str, Dict[str, Any]]:
     """Return the values of "--part.key=value", or "--key=value", by part and key; they are YAML.  Raises UserError."""
-    parts: Dict[str, Any] = {"pretrained_model": Model, "profiling_dimensions": Dimensions}
-    known = {key: part for part, kind in parts.items() for key in configuration.keys_of(kind)}
-    result: Dict[str, Dict[str, Any]] = {}
+    part_of = dict.fromkeys(configuration.keys_of(Model), "pretrained_model")
+    part_of.update(dict.fromkeys(configuration.keys_of(Dimensions), "profiling_dimensions"))
+    values: Dict[str, Dict[str, Any]] = {}
     for word in words:
-        name, equals, value = word.partition("=")
-        part, _, key = name.lstrip("-").rpartition(".")
-        if not name.startswith("--") or not equals or known.get(key) is None or part not in ("", known[key]):
-            raise UserError(f"{word}: give --key=value{text.closest(key, known)}; there are {', '.join(known)}")
-        result.setdefault(known[key], {})[key] = configuration.parsed(value, f"--{key}")
-    return result
+        flag, equals, value = word.partition("=")
+        part, _, key = flag.lstrip("-").rpartition(".")
+        is_key = key in part_of and part in ("", part_of[key])
+        if not (flag.startswith("--") and equals and is_key):
+            raise UserError(f"{word}: give --key=value{text.closest(key, part_of)}; there are {', '.join(part_of)}")
+        values.setdefault(part_of[key], {})[key] = configuration.parsed(value, f"--{key}")
+    return values

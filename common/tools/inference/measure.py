@@ -31,7 +31,8 @@ from rnnt_bench.traces import reader, windows
 
 #: The profiler records the last two of six batches.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
-#: How far outputs may be from those in float32, see outputs.difference: mantissas of 11 and of 8 bits, over layers.
+#: Dtype -> how far outputs may be from those in float32, see outputs.difference: mantissas of 11 and of 8 bits, over
+#: layers.
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.05}
 #: Timed calls of a cell, however long they take: one alone may be of a model that is not warm yet.
 LEAST_CALLS = 3
@@ -39,24 +40,33 @@ LEAST_CALLS = 3
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the records of a cell.  Raises UserError, NotRunnable, WrongResult, and whatever the model raises."""
-    settings, given = Settings.from_json(job["settings"]), job["given"]
-    config, position = msgspec.convert(given["config"], Profile), msgspec.convert(given["cell"], Position)
+    settings = Settings.from_json(job["settings"])
+    config = msgspec.convert(job["given"]["config"], Profile)
+    position = msgspec.convert(job["given"]["cell"], Position)
+    dimensions = config.profiling_dimensions
     device = set_up_torch(settings)
     torch.manual_seed(settings.seed)
-    model = recognisers.load(given["config"]["pretrained_model"], device)
-    rate, dimensions = config.pretrained_model.sample_rate or model.sample_rate, config.profiling_dimensions
+    model = recognisers.load(job["given"]["config"]["pretrained_model"], device)
+    rate = config.pretrained_model.sample_rate or model.sample_rate
     waves = recognisers.batch(dimensions.example_audio, position.seconds, position.size, rate, settings.seed)
     calls = Calls(model, waves.to(device))
-    caps: Any = {key: getattr(settings, key) for key in ("spread", "max_samples", "max_seconds")}
-    caps["least"] = LEAST_CALLS
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
         error = calls.take(position.dtype)
-        clock, threads = Clock(device), host_threads(device)
-        list(sampling.warm_up(lambda *_: time_call(calls, clock), [0], math.inf, threads))
-        samples = list(sampling.sweep(lambda *_: time_call(calls, clock), [0], **caps, threads=threads))
-        folder = Path(job["folder"]) / "traces" / job["job"] if dimensions.export_logs else Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
+        clock = Clock(device)
+        list(sampling.warm_up(lambda *_: time_call(calls, clock), [0], math.inf, host_threads(device)))
+        samples = time_calls(
+            calls,
+            clock,
+            spread=settings.spread,
+            max_samples=settings.max_samples,
+            max_seconds=settings.max_seconds,
+            least=LEAST_CALLS,
+        )
+        folder = Path(scratch)
+        if dimensions.export_logs:
+            folder = Path(job["folder"]) / "traces" / job["job"]
+            folder.mkdir(parents=True, exist_ok=True)
         cell = Cell(
             wall_ns=[sample.total_wall_ns for sample in samples],
             first_ns=[sample.first_ns for sample in samples],
@@ -87,7 +97,8 @@ class Calls:
         self.dtype = dtype
         outputs = self.outputs()
         check_numbers(outputs)
-        error, tolerance = difference(plain, outputs), TOLERANCES[dtype]
+        error = difference(plain, outputs)
+        tolerance = TOLERANCES[dtype]
         if not error <= tolerance:
             raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
         return error
@@ -95,9 +106,12 @@ class Calls:
     def outputs(self, after_forward: Callable[[], None] = lambda: None) -> Any:
         """Make one call, and `after_forward` at the first token; return the outputs, of a stream its pieces.  Raises
         WrongResult for None."""
-        self.streamed, (N, samples), device = False, self.waves.shape, self.waves.device
+        self.streamed = False
+        N, samples = self.waves.shape
+        device = self.waves.device
         lengths = torch.full((N,), samples, device=device)
-        with torch.autocast(device.type, getattr(torch, self.dtype)) if self.dtype != "float32" else nullcontext():
+        mixed = self.dtype != "float32"
+        with torch.autocast(device.type, getattr(torch, self.dtype)) if mixed else nullcontext():
             if self.model.stream is None:
                 outputs = self.model.call(self.waves, lengths)
                 if outputs is None:
@@ -121,22 +135,36 @@ class Calls:
 
 def time_call(call: Step, clock: Clock) -> SimpleNamespace:
     """Return the time of one call, on CUDA synchronised at both ends.  first_ns: to a stream's first token, or None."""
-    taken, _ = time_step(call, clock)
-    first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"] if getattr(call, "streamed", False) else None
-    return SimpleNamespace(total_wall_ns=taken["total_wall_ns"], first_ns=first, foreign_cpu=None, flags=[])
+    times, _ = time_step(call, clock)
+    forward = times["forward_event_ns" if clock.cuda else "forward_wall_ns"]
+    first = forward if getattr(call, "streamed", False) else None
+    return SimpleNamespace(total_wall_ns=times["total_wall_ns"], first_ns=first, foreign_cpu=None, flags=[])
+
+
+def time_calls(call: Step, clock: Clock, **caps: Any) -> List[SimpleNamespace]:
+    """Return the times of calls, with flags of the load beside them; caps: see sampling.enough."""
+    threads = host_threads(clock.device)
+    return list(sampling.sweep(lambda *_: time_call(call, clock), [0], threads=threads, **caps))
 
 
 def peaks(call: Step, device: torch.device) -> Dict[str, Any]:
     """Return the peaks of one call in bytes, above the level before it, and that of the whole process."""
     counters = memory.peaks(lambda: call, device, profiler=False)
     keys = ("process_bytes", "device_allocated_bytes", "device_used_bytes")
-    return {**{key: counters.get(key) for key in keys}, "process_peak_bytes": status_bytes("VmHWM")}
+    result = {key: counters.get(key) for key in keys}
+    result["process_peak_bytes"] = status_bytes("VmHWM")
+    return result
 
 
 def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict[str, Any]:
     """Return what six batches under torch.profiler took; their traces go to `folder`."""
-    changes: Any = {"schedule": SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
-    profiling = replace(settings, **changes)
+    profiling = replace(
+        settings,
+        schedule=SCHEDULE,
+        record_shapes=False,
+        with_stack=False,
+        profile_memory=True,
+    )
     times: List[Tuple[float, float]] = []
     profiler.profile(
         itertools.repeat(calls, profiling.trace_steps),
@@ -146,9 +174,17 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
         name,
         on_cycle=lambda profiled: times.append(profiler.self_times(profiled)),
     )
-    cpu, cuda = map(sum, zip(*times))
-    highest: Dict[str, Optional[int]] = {}
-    for key, kind in (("cpu_peak_bytes", reader.CPU), ("cuda_peak_bytes", reader.CUDA)):
-        spans = [span for path in reader.trace_files(folder) for span in windows.spans(path, kind)]
-        highest[key] = max((span.highest for span in spans if not span.name), default=None)
-    return {"profiled": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **highest}
+    cpu_us, cuda_us = map(sum, zip(*times))
+    return {
+        "profiled": SCHEDULE["active"],
+        "cpu_us": cpu_us,
+        "cuda_us": cuda_us,
+        "cpu_peak_bytes": _highest(folder, reader.CPU),
+        "cuda_peak_bytes": _highest(folder, reader.CUDA),
+    }
+
+
+def _highest(folder: Path, kind: int) -> Optional[int]:
+    """Return the highest running sum of allocations in the traces of a folder; kind: of device."""
+    spans = [span for path in reader.trace_files(folder) for span in windows.spans(path, kind)]
+    return max((span.highest for span in spans if not span.name), default=None)

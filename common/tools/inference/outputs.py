@@ -28,36 +28,43 @@ def difference(plain: Any, other: Any) -> float:
 
     Of floating-point outputs it is the RMS of the difference over the RMS of the plain ones.  Of a model without any it
     is the share of symbols to edit: elements of integer tensors, numbers of a list, characters of a text."""
-    first, second = _leaves(plain), _leaves(other)
-    numbers = _tensors(first), _tensors(second)
-    if not any(numbers):
+    tensors = _tensors(_leaves(plain))
+    others = _tensors(_leaves(other))
+    if not tensors and not others:
         pairs = list(zip_longest(_sequences(plain), _sequences(other), fillvalue=()))
         longest = sum(max(len(left), len(right)) for left, right in pairs)
         return sum(edits(left, right) for left, right in pairs) / max(longest, 1)
-    if [tensor.shape for tensor in numbers[0]] != [tensor.shape for tensor in numbers[1]]:
+    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in others]:
         return math.inf
-    left, right = (torch.cat([tensor.double().flatten() for tensor in tensors]) for tensors in numbers)
+    left = _flat(tensors)
+    right = _flat(others)
     differs = left != right  # -inf of a masked place is equal to itself, but has no difference
     scale = left[left.isfinite()].norm().clamp_min(1e-30)
     error = float((left - right)[differs].norm() / scale)
     return math.inf if math.isnan(error) else error
 
 
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the numbers of tensors in one of float64."""
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
+
+
 def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many insertions, deletions and substitutions make `second` of `first` (Levenshtein 1966)."""
-    numbers: Dict[Any, int] = {}
-    left, right = ([numbers.setdefault(symbol, len(numbers)) for symbol in symbols] for symbols in (first, second))
-    if left == right:
+    if first == second:
         return 0
-    if max(len(left), len(right)) > MOST_EDITED:
-        return sum(a != b for a, b in zip_longest(left, right))
-    columns, places = torch.tensor(right), torch.arange(len(right) + 1)
-    row = places.clone()
-    for symbol in left:
-        before, row = row, row + 1
-        row[1:] = torch.minimum(row[1:], before[:-1] + (columns != symbol))
+    if max(len(first), len(second)) > MOST_EDITED:
+        return sum(a != b for a, b in zip_longest(first, second))
+    numbers: Dict[Any, int] = {}
+    columns = torch.tensor([numbers.setdefault(symbol, len(numbers)) for symbol in second])
+    slope = torch.arange(len(second) + 1)
+    row = slope.clone()  # edits to each beginning of `second`
+    for symbol in first:
+        substituted = row[:-1] + (columns != numbers.get(symbol, -1))
+        row = row + 1
+        row[1:] = torch.minimum(row[1:], substituted)
         # an insertion costs 1 more than the place to its left: a running minimum once the slope is taken away
-        row = torch.cummin(row - places, 0).values + places
+        row = torch.cummin(row - slope, 0).values + slope
     return int(row[-1])
 
 
@@ -84,10 +91,15 @@ def _leaves(outputs: Any) -> List[Any]:
 
 def _tensors(leaves: Sequence[Any]) -> List[torch.Tensor]:
     """Return those leaves that are floating-point numbers as real tensors."""
-    tensors = [torch.tensor(leaf) if isinstance(leaf, float) else leaf for leaf in leaves]
-    tensors = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]
-    real = [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor for tensor in tensors]
-    return [tensor for tensor in real if tensor.is_floating_point()]
+    tensors = []
+    for leaf in leaves:
+        if isinstance(leaf, float):
+            tensors.append(torch.tensor(leaf))
+        elif isinstance(leaf, torch.Tensor) and leaf.is_complex():
+            tensors.append(torch.view_as_real(leaf.resolve_conj()))
+        elif isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            tensors.append(leaf)
+    return tensors
 
 
 def _plain(value: Any) -> Any:

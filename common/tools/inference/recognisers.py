@@ -22,17 +22,21 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.tools import loading
 
 SAMPLE_RATE = 16000
-#: Names of arguments that take lengths in samples: lengths, x_lens, input_lengths; SpeechBrain's wav_lens are shares.
+#: The name of an argument that takes lengths in samples: lengths, x_lens, input_lengths; SpeechBrain's wav_lens are
+#: shares.
 LENGTHS = re.compile(r"(?!wavs?_lens)(\w+_)?(lengths|lens)")
 #: Class of SpeechBrain -> its module below speechbrain.inference, and its method.
 INTERFACES = {
-    **dict.fromkeys(("EncoderASR", "EncoderDecoderASR", "WhisperASR"), ("ASR", "transcribe_batch")),
+    "EncoderASR": ("ASR", "transcribe_batch"),
+    "EncoderDecoderASR": ("ASR", "transcribe_batch"),
+    "WhisperASR": ("ASR", "transcribe_batch"),
     "EndToEndSLU": ("SLU", "decode_batch"),
     "EncoderClassifier": ("classifiers", "classify_batch"),
     "SpeakerRecognition": ("speaker", "verify_batch"),
     "VAD": ("VAD", "get_speech_prob_chunk"),
     "SepformerSeparation": ("separation", "separate_batch"),
-    **dict.fromkeys(("SpectralMaskEnhancement", "WaveformEnhancement"), ("enhancement", "enhance_batch")),
+    "SpectralMaskEnhancement": ("enhancement", "enhance_batch"),
+    "WaveformEnhancement": ("enhancement", "enhance_batch"),
     "SNREstimator": ("metrics", "estimate_batch"),
 }
 
@@ -49,53 +53,67 @@ class Recogniser(NamedTuple):
 def plain(module: Any) -> Recogniser:
     """Return a module as a recogniser; it may have a ``sample_rate`` and a method ``stream``.  Its second argument is
     the lengths where it has to be given, else the first one whose name LENGTHS matches."""
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    needed = [part for part in parameters if part.default is part.empty and part.kind is part.POSITIONAL_OR_KEYWORD]
-    keywords = [part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
-    named = next((part.name for part in keywords if LENGTHS.fullmatch(part.name)), None)
+    needed = 0
+    names = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        is_positional = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        if is_positional or parameter.kind is parameter.KEYWORD_ONLY:
+            names.append(parameter.name)
+        needed += is_positional and parameter.default is parameter.empty
+    name = next(filter(LENGTHS.fullmatch, names), None)
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        if len(needed) > 1:
+        if needed > 1:
             return module(waves, lengths)
-        return module(waves, **{named: lengths}) if named else module(waves)
+        return module(waves, **{name: lengths}) if name else module(waves)
 
     return Recogniser(call, int(getattr(module, "sample_rate", SAMPLE_RATE)), getattr(module, "stream", None))
 
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError."""
-    kind, source, arguments = model["type"], model["source"], model.get("arguments") or {}
+    kind = model["type"]
+    source = model["source"]
+    arguments = model.get("arguments") or {}
     if kind == "factory":
         return plain(loading.load(source, arguments, str(device)).eval())
-    makers = {"torchaudio": _bundle, "transformers": _pipeline, **dict.fromkeys(INTERFACES, _interface)}
-    if kind not in makers:
-        near = f"{text.closest(kind, makers)}; there are factory, {', '.join(makers)}"
-        raise UserError(f"pretrained_model.type: unknown {kind!r}{near}")
+    kinds = ("torchaudio", "transformers", *INTERFACES)
+    if kind not in kinds:
+        raise UserError(
+            f"pretrained_model.type: unknown {kind!r}{text.closest(kind, kinds)}; there are factory, {', '.join(kinds)}"
+        )
     os.environ.update(loading.OFFLINE)
-    return makers[kind](kind, source, arguments, device)
+    if kind == "torchaudio":
+        return _bundle(source, arguments, device)
+    if kind == "transformers":
+        return _pipeline(source, arguments, device)
+    return _interface(kind, source, arguments, device)
 
 
-def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
+def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return a bundle of torchaudio.pipelines by its name.  arguments: ``beam_width`` of a transducer."""
     pipelines = loading.module("torchaudio.pipelines")
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
-        known = [name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")]
-        raise UserError(f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(known)}")
+        names = [name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")]
+        raise UserError(f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(names)}")
     decodes = hasattr(bundle, "get_decoder")
-    unknown = set(arguments) - ({"beam_width"} if decodes else set())
+    methods = ["get_feature_extractor", "get_decoder"] if decodes else ["get_model"]
+    unknown = set(arguments).difference(["beam_width"] if decodes else [])
     if unknown:
         raise UserError(f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}")
-    fetch = "get_feature_extractor(), bundle.get_decoder" if decodes else "get_model"
-    code = f"from torchaudio.pipelines import {source} as bundle; bundle.{fetch}()"
+    fetch = ", ".join(f"bundle.{method}()" for method in methods)
+    code = f"from torchaudio.pipelines import {source} as bundle; {fetch}"
     absent = loading.not_here(code, torch.hub.get_dir())
-    make = [bundle.get_feature_extractor, bundle.get_decoder] if decodes else [bundle.get_model]
-    parts = torch.nn.ModuleList([loading.made(source, each, {}, absent=absent) for each in make]).to(device).eval()
+    parts = [loading.made(source, getattr(bundle, method), {}, absent=absent) for method in methods]
+    for part in parts:
+        part.to(device).eval()
 
     def search(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        given = [parts[0](wave) for wave in waves]
+        extract, decode = parts
         width = int(arguments.get("beam_width", 10))
-        return [parts[1](features, length.to(waves.device), width)[0][0][1:] for features, length in given]
+        inputs = [extract(wave) for wave in waves]
+        return [decode(features, length.to(waves.device), width)[0][0][1:] for features, length in inputs]
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         # without lengths: bundles normalised by groups are trained so, and no wave here is padded
@@ -104,19 +122,21 @@ def _bundle(kind: str, source: str, arguments: Mapping[str, Any], device: torch.
     return Recogniser(search if decodes else call, int(bundle.sample_rate))
 
 
-def _pipeline(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
+def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it, ``task`` among them."""
     transformers = loading.module("transformers")
-    given = {"task": "automatic-speech-recognition", **arguments}
-    absent = loading.absent_from(source, f"from transformers import pipeline; pipeline('{given['task']}', '{source}')")
-    made = loading.made(source, partial(transformers.pipeline, model=source, device=device), given, absent=absent)
-    if getattr(made, "feature_extractor", None) is None:
-        raise UserError(f"{source}: the pipeline of {given['task']} takes no audio; give arguments: {{task: ...}}")
-    rate = int(getattr(made.feature_extractor, "sampling_rate", SAMPLE_RATE))
+    arguments = {"task": "automatic-speech-recognition", **arguments}
+    task = arguments["task"]
+    absent = loading.absent_from(source, f"from transformers import pipeline; pipeline('{task}', '{source}')")
+    make = partial(transformers.pipeline, model=source, device=device)
+    pipeline = loading.made(source, make, arguments, absent=absent)
+    if getattr(pipeline, "feature_extractor", None) is None:
+        raise UserError(f"{source}: the pipeline of {task} takes no audio; give arguments: {{task: ...}}")
+    rate = int(getattr(pipeline.feature_extractor, "sampling_rate", SAMPLE_RATE))
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         rows = [{"raw": wave.cpu().numpy(), "sampling_rate": rate} for wave in waves]
-        return [str(result) for result in made(rows, batch_size=len(rows))]
+        return [str(result) for result in pipeline(rows, batch_size=len(rows))]
 
     return Recogniser(call, rate)
 
@@ -125,27 +145,28 @@ def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: tor
     """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.  The folder's
     hyperparams.yaml names classes to make: it is code, as the model is."""
     name, method = INTERFACES[kind]
-    of = f"speechbrain.inference.{name}"
-    make = loading.imported(f"{of}:{kind}").from_hparams
-    absent = loading.absent_from(source, f"from {of} import {kind}; {kind}.from_hparams('{source}')")
-    given = {**arguments, "run_opts": {"device": str(device), **(arguments.get("run_opts") or {})}}
-    made = loading.made(source, partial(make, source), given, absent=absent)
-    parameters = inspect.signature(getattr(made, method)).parameters
+    module = f"speechbrain.inference.{name}"
+    make = loading.imported(f"{module}:{kind}").from_hparams
+    absent = loading.absent_from(source, f"from {module} import {kind}; {kind}.from_hparams('{source}')")
+    options = {"device": str(device), **(arguments.get("run_opts") or {})}
+    model = loading.made(source, partial(make, source), {**arguments, "run_opts": options}, absent=absent)
+    function = getattr(model, method)
+    names = list(inspect.signature(function).parameters)
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        values = {label: _argument(label, waves, lengths) for label in parameters}
-        return getattr(made, method)(**{label: value for label, value in values.items() if value is not None})
+        values = {name: _argument(name, waves, lengths) for name in names}
+        return function(**{name: value for name, value in values.items() if value is not None})
 
-    return Recogniser(call, int(getattr(made.hparams, "sample_rate", SAMPLE_RATE)))
+    return Recogniser(call, int(getattr(model.hparams, "sample_rate", SAMPLE_RATE)))
 
 
-def _argument(label: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optional[torch.Tensor]:
+def _argument(name: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optional[torch.Tensor]:
     """Return an argument of a method of SpeechBrain by its name; None for one that stays at its default."""
-    if re.fullmatch(r"wav\d?_lens|lengths", label):
+    if re.fullmatch(r"wav\d?_lens|lengths", name):
         return lengths / waves.shape[1]
-    if label == "predictions":
+    if name == "predictions":
         return waves[..., None].expand(-1, -1, 2)  # (N, samples, speakers): an estimate of SpeechBrain is of two
-    return waves if re.fullmatch(r"wavs\d?|mix|noisy", label) else None
+    return waves if re.fullmatch(r"wavs\d?|mix|noisy", name) else None
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
@@ -158,10 +179,16 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
         wave = Path(scratch) / "wave.pt"
         code = "import sys; from rnnt_bench.tools.inference.recognisers import decode; sys.exit(decode(*sys.argv[1:]))"
-        command = [sys.executable, "-c", code, str(path.resolve()), str(sample_rate), str(wave)]
-        ended = subprocess.run(command, cwd=files.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", code, str(path.resolve()), str(sample_rate), str(wave)],
+            cwd=files.ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
         if ended.returncode:
-            raise UserError((ended.stderr.strip().splitlines() or [f"cannot read {path}"])[-1])
+            lines = ended.stderr.strip().splitlines() or [f"cannot read {path}"]
+            raise UserError(lines[-1])
         return torch.load(wave, weights_only=True)
 
 
@@ -175,7 +202,8 @@ def decode(path: str, sample_rate: str, output: str) -> Optional[str]:
 
 
 def _decoded(path: Path, sample_rate: int) -> torch.Tensor:
-    soundfile, resample = loading.module("soundfile"), loading.imported("torchaudio.functional:resample")
+    soundfile = loading.module("soundfile")
+    resample = loading.imported("torchaudio.functional:resample")
     try:
         channels, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:
@@ -188,7 +216,8 @@ def _decoded(path: Path, sample_rate: int) -> torch.Tensor:
 
 def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
     """Return (samples,) of so many seconds, at least one sample, about as loud as speech."""
-    return 0.1 * torch.randn(max(round(seconds * sample_rate), 1), generator=torch.Generator().manual_seed(seed))
+    samples = max(round(seconds * sample_rate), 1)
+    return 0.1 * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
 
 
 def batch(path: Optional[str], seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:

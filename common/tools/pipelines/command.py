@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import files, flag_types, settings
@@ -15,7 +15,7 @@ from rnnt_bench.records.schema import as_written
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands
 from rnnt_bench.tools.pipelines.datasets import READERS, examples
-from rnnt_bench.tools.pipelines.rows import TOOL, General, answer, configured
+from rnnt_bench.tools.pipelines.rows import TOOL, General, Pipeline, answer, configured
 
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 
@@ -79,23 +79,30 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     """Measure the pipeline of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     keys = (*General.__struct_fields__, "warmup", "repeats")
-    given = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
-    quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in given}
-    config = configured(arguments.config, given, quick)
+    flags = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
+    quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in flags}
+    config = configured(arguments.config, flags, quick)
     config.examples = list(examples(config.general))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
-    same = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
-    resolved, data = settings.resolve(same, device), {"config": as_written(config)}
-    tasks = [
-        job.Task(
-            config.job(name, of),
-            TOOL,
-            {**data, "example": n, "stage": index},
-            python=Path(of.python) if of.python else None,
-            takes=f"{n}-{index - 1}.pt" if index else None,
-            leaves=f"{n}-{index}.pt" if of is not config.stages[-1] else None,
-        )
-        for n, name in enumerate(config.examples)
-        for index, of in enumerate(config.stages)
-    ]
+    values = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
+    resolved = settings.resolve(values, device)
+    tasks = planned(config)
     return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
+
+
+def planned(config: Pipeline) -> List[job.Task]:
+    """Return a task for each stage of each example."""
+    data = as_written(config)
+    tasks = []
+    for n, name in enumerate(config.examples):
+        for index, stage in enumerate(config.stages):
+            task = job.Task(
+                config.job(name, stage),
+                TOOL,
+                {"config": data, "example": n, "stage": index},
+                python=Path(stage.python) if stage.python else None,
+                takes=f"{n}-{index - 1}.pt" if index else None,
+                leaves=f"{n}-{index}.pt" if stage is not config.stages[-1] else None,
+            )
+            tasks.append(task)
+    return tasks

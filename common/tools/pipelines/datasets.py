@@ -34,10 +34,11 @@ Example = Union[float, Path, Tokens]
 def examples(dataset: General) -> Dict[str, Example]:
     """Return the examples of a data set by name.  Raises UserError."""
     if dataset.dataset_type == "made":
-        return {f"made-{n}-{each:g}s": each for n, each in enumerate(dataset.made_seconds[: dataset.dataset_size])}
-    read, what = READERS[dataset.dataset_type]
+        durations = dataset.made_seconds[: dataset.dataset_size]
+        return {f"made-{n}-{seconds:g}s": seconds for n, seconds in enumerate(durations)}
+    read, content = READERS[dataset.dataset_type]
     if not dataset.dataset_path:
-        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path: {what}")
+        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path: {content}")
     path = Path(dataset.dataset_path)
     result: Dict[str, Example] = {}
     for name, example in islice(read(path), dataset.dataset_size):
@@ -51,17 +52,18 @@ def examples(dataset: General) -> Dict[str, Example]:
 
 def _manifest(path: Path) -> Iterator[Tuple[str, Path]]:
     """Yield the files of a manifest of wav2vec: a line of a folder, then lines of a file in it, a tab, its samples."""
-    first, *others = files.read_text(path).splitlines() or [""]
+    first, *lines = files.read_text(path).splitlines() or [""]
     root = (path.parent / first.strip()).resolve()
     if not first.strip() or not root.is_dir():
         raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
-    for line, of in enumerate(others, 2):
-        name = of.partition("\t")[0].strip()
+    for number, line in enumerate(lines, 2):
+        name = line.partition("\t")[0].strip()
+        if not name:
+            continue
         file = (root / name).resolve()
-        if name and (root not in file.parents or not file.is_file()):
-            raise UserError(f"{path}, line {line}: {name}: no such file below {root}")
-        if name:
-            yield name, file
+        if root not in file.parents or not file.is_file():
+            raise UserError(f"{path}, line {number}: {name}: no such file below {root}")
+        yield name, file
 
 
 class _Line(msgspec.Struct):
@@ -78,8 +80,9 @@ def _lines(path: Path) -> Iterator[Tuple[str, Tokens]]:
         try:
             line = decoder.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
-            advice = 'give lines such as {"id": "a", "tokens": [4, 5, 2]}'
-            raise UserError(f"{path}, line {number}: {first_line(error)}; {advice}") from None
+            raise UserError(
+                f'{path}, line {number}: {first_line(error)}; give lines such as {{"id": "a", "tokens": [4, 5, 2]}}'
+            ) from None
         if not line.tokens:
             raise UserError(f"{path}, line {number}: {line.id} has no tokens")
         yield str(line.id), Tokens(line.tokens, len(line.tokens))
@@ -89,12 +92,12 @@ class _Plain(pickle.Unpickler):
     """Makes arrays of numpy and tensors of torch, and calls nothing else that a pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        of = module.replace("numpy._core.", "numpy.core.")  # as numpy 2 has it, which takes the old name too
-        if (of, name) == ("torch.storage", "_load_from_bytes"):
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _storage
-        if (of, name) not in _MAKERS:
+        module = module.replace("numpy._core.", "numpy.core.")  # numpy 2 takes the old name too
+        if (module, name) not in _MAKERS:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no plain data")
-        return super().find_class(of, name)
+        return super().find_class(module, name)
 
 
 _MAKERS = {
@@ -123,8 +126,8 @@ def _arrays(path: Path) -> Iterator[Tuple[str, Tokens]]:
 
     try:
         stream = io.BytesIO(files.read_bytes(path))
-        version = numpy.lib.format.read_magic(stream)
-        read_header = getattr(numpy.lib.format, f"read_array_header_{version[0]}_0")
+        major, _ = numpy.lib.format.read_magic(stream)
+        read_header = getattr(numpy.lib.format, f"read_array_header_{major}_0")
         _, _, dtype = read_header(stream)
         if not dtype.hasobject:
             raise ValueError(f"an array of {dtype}")
@@ -134,14 +137,15 @@ def _arrays(path: Path) -> Iterator[Tuple[str, Tokens]]:
         raise UserError(f"cannot read {path}: {reason}; give a list of examples that numpy.save wrote") from error
     for number, value in enumerate(getattr(values, "flat", ()), 1):
         try:
-            given = value["net_input"]
-            yield str(value["id"]), Tokens(given["src_tokens"], given["src_lengths"])
+            inputs = value["net_input"]
+            yield str(value["id"]), Tokens(inputs["src_tokens"], inputs["src_lengths"])
         except (KeyError, IndexError, TypeError, ValueError):
-            keys = "{id, net_input: {src_tokens, src_lengths}}"
-            raise UserError(f"{path}, example {number}: {shown(value)} is not {keys}") from None
+            raise UserError(
+                f"{path}, example {number}: {shown(value)} is not {{id, net_input: {{src_tokens, src_lengths}}}}"
+            ) from None
 
 
-#: By type: yields (name, example) of a file, and what that file is.
+#: Type of a data set -> a function that yields (name, example) of its file, and what that file holds.
 READERS: Dict[str, Any] = {
     "raw": (_manifest, "a manifest"),
     "npy": (_arrays, "an array of {id, net_input: {src_tokens, src_lengths}}, as fairseq's benchmark saves it"),

@@ -9,7 +9,7 @@ import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 import msgspec
 import torch
@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_map
 from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.flops.counter import FlopCounter
-from rnnt_bench.instruments import sampling
 from rnnt_bench.instruments.clock import Clock
-from rnnt_bench.instruments.device import environment, host_threads, set_up_torch
+from rnnt_bench.instruments.device import environment, set_up_torch
 from rnnt_bench.records.schema import Measured
 from rnnt_bench.tools import loading
 from rnnt_bench.tools.inference import measure, recognisers
@@ -31,25 +30,20 @@ from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Stage
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the records of a stage.  Raises UserError, NotRunnable, and whatever the stage raises."""
-    settings, given = Settings.from_json(job["settings"]), job["given"]
-    config, number = msgspec.convert(given["config"], Pipeline), given["stage"]
-    stage, device = config.stages[number], set_up_torch(settings)
-    folder, seconds = Path(job["folder"]), None
+    settings = Settings.from_json(job["settings"])
+    config = msgspec.convert(job["given"]["config"], Pipeline)
+    number = job["given"]["stage"]
+    stage = config.stages[number]
+    device = set_up_torch(settings)
+    folder = Path(job["folder"])
+    seconds = None
     if number:
         before = folder / job["takes"]
         if not before.exists():
             raise NotRunnable("unsupported", "the stage before gave nothing")
         source = torch.load(before, map_location="cpu", weights_only=True)
     else:
-        name, rate = config.examples[given["example"]], config.general.target_sr
-        of = examples(config.general)[name]
-        if isinstance(of, Tokens):
-            source = tokens_of(name, of)
-        else:
-            seed = settings.seed + given["example"]
-            wave = recognisers.read(of, rate) if isinstance(of, Path) else recognisers.noise(of, rate, seed)
-            source = {"id": name, "src_tokens": wave[None], "src_lengths": torch.tensor([len(wave)])}
-            seconds = len(wave) / rate
+        source, seconds = _loaded(config, job["given"]["example"], settings.seed)
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
@@ -60,20 +54,42 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
         model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
         if not callable(model):
             raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
+        if isinstance(model, torch.nn.Module):
+            model.to(device).eval()
         inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source)
-        call = Call(model.to(device).eval() if isinstance(model, torch.nn.Module) else model, inputs)
-        costs, outputs = measured(call, stage, device), call.outputs()
+        call = Call(model, inputs)
+        costs = measured(call, stage, device)
+        outputs = call.outputs()
         check_numbers(outputs, stage.name)
         if job["leaves"]:
-            converted = loading.imported(stage.converter)(outputs) if stage.converter else outputs
-            _send(converted, folder / job["leaves"])
+            if stage.converter:
+                outputs = loading.imported(stage.converter)(outputs)
+            _send(outputs, folder / job["leaves"])
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
 
 
-def tokens_of(name: str, example: Tokens) -> Dict[str, Any]:
-    """Return the source that a text gives: tokens (1, length), or features (1, length, F), and their length (1,)."""
-    tokens, lengths = torch.as_tensor(example.src_tokens), torch.as_tensor(example.src_lengths).reshape(-1)
-    return {"id": name, "src_tokens": tokens if tokens.dim() > 1 else tokens[None], "src_lengths": lengths}
+def _loaded(config: Pipeline, index: int, seed: int) -> Tuple[Dict[str, Any], Optional[float]]:
+    """Return the source that an example gives, and the seconds of its audio, None of a text.
+
+    ``src_tokens`` are samples (1, samples), tokens (1, length) or features (1, length, F), ``src_lengths`` their length
+    (1,)."""
+    name = config.examples[index]
+    rate = config.general.target_sr
+    example = examples(config.general)[name]
+    if isinstance(example, Tokens):
+        tokens = torch.as_tensor(example.src_tokens)
+        lengths = torch.as_tensor(example.src_lengths).reshape(-1)
+        seconds = None
+    else:
+        if isinstance(example, Path):
+            tokens = recognisers.read(example, rate)
+        else:
+            tokens = recognisers.noise(example, rate, seed + index)
+        lengths = torch.tensor([len(tokens)])
+        seconds = len(tokens) / rate
+    if tokens.dim() < 2:
+        tokens = tokens[None]
+    return {"id": name, "src_tokens": tokens, "src_lengths": lengths}, seconds
 
 
 def _send(outputs: Any, path: Path) -> None:
@@ -97,9 +113,12 @@ class Call:
     inputs: Any
 
     def outputs(self) -> Any:
+        """Make one call; return its outputs."""
         if isinstance(self.inputs, Mapping):
             return self.model(**self.inputs)
-        return self.model(*self.inputs) if isinstance(self.inputs, tuple) else self.model(self.inputs)
+        if isinstance(self.inputs, tuple):
+            return self.model(*self.inputs)
+        return self.model(self.inputs)
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
         self.outputs()
@@ -112,9 +131,9 @@ def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     for _ in range(stage.warmup):
         measure.time_call(call, clock)
     caps = {"spread": -1.0, "max_samples": stage.repeats, "max_seconds": math.inf}
-    samples = list(sampling.sweep(lambda *_: measure.time_call(call, clock), [0], threads=host_threads(device), **caps))
-    highest = measure.peaks(call, device)
-    allocated, resident = highest["device_allocated_bytes"], highest["process_bytes"]
+    samples = measure.time_calls(call, clock, **caps)
+    peaks = measure.peaks(call, device)
+    allocated = peaks["device_allocated_bytes"]
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is not counted is in the record
@@ -123,8 +142,8 @@ def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     return Costs(
         wall_ns=[sample.total_wall_ns for sample in samples],
         busy=sum(bool(sample.flags) for sample in samples),
-        memory_bytes=resident if allocated is None else allocated,
-        process_bytes=highest["process_peak_bytes"],
+        memory_bytes=peaks["process_bytes"] if allocated is None else allocated,
+        process_bytes=peaks["process_peak_bytes"],
         macs=counter.total().macs,
         flops=counter.total().flops,
         not_counted=counter.not_counted(),

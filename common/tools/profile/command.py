@@ -50,14 +50,18 @@ def parser() -> Parser:
         "the fewest feature frames that give them. Default: the suite's data/shape_info.features.pt",
         default=files.ROOT / "data" / "shape_info.features.pt",
     )
-    words = "Sort utterances by length and fill batches up to --max-frames. Default: false"
-    add_setting(group, "sort_utterance", words, default=False)
-    for key, words in (
-        ("max_frames", "Most feature frames in a batch, the sum over its utterances"),
-        ("batch_size", "Utterances in a batch"),
-    ):
-        add_setting(group, key, f"{words}. Default: {_by_device(key)}", metavar="K")
-    add_setting(group, "num_batches", "Number of batches, drawn from all and used in turn. Default: 1", default=1)
+    add_setting(
+        group,
+        "sort_utterance",
+        "Sort utterances by length and fill batches up to --max-frames. Default: false",
+        default=False,
+    )
+    words = "Most feature frames in a batch, the sum over its utterances"
+    add_setting(group, "max_frames", f"{words}. Default: {_by_device('max_frames')}", metavar="K")
+    words = "Utterances in a batch"
+    add_setting(group, "batch_size", f"{words}. Default: {_by_device('batch_size')}", metavar="K")
+    words = "Number of batches, drawn from all and used in turn"
+    add_setting(group, "num_batches", f"{words}. Default: 1", default=1)
     group = result.add_argument_group("the model")
     group.add_argument(
         "--config",
@@ -73,17 +77,15 @@ def parser() -> Parser:
         "lengths, symbols (N, U+1) with a blank first, and their lengths. It returns its loss, or logits (N, T, "
         "U+1, V) first.",
     )
-    for flag, form, words in (
-        ("--size", "KEY=VALUE", "A size, in place of that of --config. Repeatable."),
-        ("--arg", "KEY=VALUE", "An argument of --model. Repeatable."),
-        (
-            "--label",
-            "NAME=PATTERN",
-            "Label modules by their dotted names; * matches within a name. Repeatable. Joiner and losses are always "
-            "labelled. Default: encoder, embed, layers, their feed-forwards, attention and convolution, and decoder",
-        ),
-    ):
-        group.add_argument(flag, action="append", default=[], type=flag_types.pair(form), metavar=form, help=words)
+    _add_pairs(group, "--size", "KEY=VALUE", "A size, in place of that of --config. Repeatable.")
+    _add_pairs(group, "--arg", "KEY=VALUE", "An argument of --model. Repeatable.")
+    _add_pairs(
+        group,
+        "--label",
+        "NAME=PATTERN",
+        "Label modules by their dotted names; * matches within a name. Repeatable. Joiner and losses are always "
+        "labelled. Default: encoder, embed, layers, their feed-forwards, attention and convolution, and decoder",
+    )
     group.add_argument(
         "--depth",
         type=flag_types.whole(1),
@@ -99,21 +101,25 @@ def parser() -> Parser:
     add_setting(group, "prune_range", "Symbols that a pruned loss keeps for each frame. Default: 5")
     group.add_argument("--dropout", action="store_true", help="Keep the model's dropout. Default: --no-dropout")
     group.add_argument("--no-dropout", dest="dropout", action="store_false", help="Set every dropout to 0.")
-    group.add_argument(
-        "--amp", choices=("bfloat16",), help="Run the model under autocast; losses stay in float32. Default: none"
-    )
+    words = "Run the model under autocast; losses stay in float32. Default: none"
+    group.add_argument("--amp", choices=("bfloat16",), help=words)
     group.add_argument("--optimizer", action="store_true", help="Also run AdamW's step.")
     group = result.add_argument_group("the run")
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
-    for flag, least, words in (
-        ("--steps", 1, f"Timed steps, with labels. Default: {_by_device('steps')}"),
-        ("--warmup", 0, f"Steps before the timed ones. Default: {_by_device('warmup')}"),
-        ("--trace-steps", 1, "Steps under torch.profiler. Default: 2"),
-    ):
-        group.add_argument(flag, type=flag_types.whole(least), metavar="K", help=words)
+    words = f"Timed steps, with labels. Default: {_by_device('steps')}"
+    group.add_argument("--steps", type=flag_types.whole(1), metavar="K", help=words)
+    words = f"Steps before the timed ones. Default: {_by_device('warmup')}"
+    group.add_argument("--warmup", type=flag_types.whole(0), metavar="K", help=words)
+    words = "Steps under torch.profiler. Default: 2"
+    group.add_argument("--trace-steps", type=flag_types.whole(1), metavar="K", help=words)
     quick = "2 layers of the Conformer transducer, one utterance, 2 steps"
     commands.add_flags(group, seed="Seed of inputs and weights", folder="profile-<size>", quick=quick, timeout=None)
     return result
+
+
+def _add_pairs(group: Any, flag: str, form: str, words: str) -> None:
+    """Add a repeatable flag of pairs of this form; words: its help."""
+    group.add_argument(flag, action="append", default=[], type=flag_types.pair(form), metavar=form, help=words)
 
 
 def _by_device(key: str) -> str:
@@ -135,13 +141,20 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     commands.set_quick(arguments, QUICK, PRESETS[device.partition(":")[0]])
     choice = chosen(arguments)
     size = {key: getattr(arguments, key), "sort_utterance": is_sorted}
-    name = f"{key.replace('_', '-')} {size[key]}"
-    given = {each: getattr(arguments, each) for each in ("num_batches", "seed", "threads", "prune_range")}
-    model = {"vocab_size": choice.sizes.vocab_size, "encoder_dim": choice.sizes.joiner_dim}
-    where = {"shape_file": str(arguments.shape_file.absolute()), "rounds": 1}
-    resolved = settings.resolve({**given, **model, **where, **size}, device)
+    values = {
+        "num_batches": arguments.num_batches,
+        "seed": arguments.seed,
+        "threads": arguments.threads,
+        "prune_range": arguments.prune_range,
+        "vocab_size": choice.sizes.vocab_size,
+        "encoder_dim": choice.sizes.joiner_dim,
+        "shape_file": str(arguments.shape_file.absolute()),
+        "rounds": 1,
+    }
+    resolved = settings.resolve({**values, **size}, device)
     # else large tensors would be mapped anew in each step
     reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
+    name = f"{key.replace('_', '-')} {size[key]}"
     tasks = [job.Task(name, TOOL, {"choice": as_written(choice)}, environment=reuse)]
     config = Profile(choice=choice, sizes={name: size})
     return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)
@@ -149,31 +162,48 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
 
 def chosen(arguments: argparse.Namespace) -> Choice:
     """Return the model and the steps that flags choose.  Raises UserError."""
-    named = str(arguments.config) if str(arguments.config) == "icefall" else ""
-    given = configuration.read(arguments.config) if arguments.config and not named else {}
-    configuration.converted(given, Sizes, str(arguments.config))
-    given.update((key, configuration.parsed(value, f"--size {key}")) for key, value in arguments.size)
+    config = "icefall" if str(arguments.config) == "icefall" else ""
+    sizes = configuration.read(arguments.config) if arguments.config and not config else {}
+    configuration.converted(sizes, Sizes, str(arguments.config))
+    sizes.update((key, configuration.parsed(value, f"--size {key}")) for key, value in arguments.size)
     if arguments.preset and not (arguments.model or arguments.config or arguments.size):
-        given["layers"] = 2
-    if named and arguments.model:
-        raise UserError(f"--config {named}: is a model, as --model is; give one of them")
+        sizes["layers"] = 2
+    if config and arguments.model:
+        raise UserError(f"--config {config}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:
         raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
-    row = implementations.find(arguments.loss)
-    if row.condition or (row.environment != "main" and interpreters.lacks(row.package)):
-        under_any = [row for row in implementations.IMPLEMENTATIONS if implementations.OTHER_TORCH in row.controls]
-        alike = [each.name for each in under_any if each.kind == row.kind]
-        reason = f"a profile runs in this Python alone ({sys.executable}), since labels need torch 2.1 or newer"
-        raise UserError(f"--loss {row.name}: {reason}; give --loss {[*alike, Choice().loss][0]}")
-    parsed = {key: configuration.parsed(value, f"--arg {key}") for key, value in arguments.arg}
-    paths = {key: os.path.abspath(value) for key, value in parsed.items() if os.path.isfile(str(value))}
-    same = ("loss", "depth", "steps", "warmup", "trace_steps", "dropout", "optimizer")
+    _check_loss(implementations.find(arguments.loss))
+    values = {}
+    for key, value in arguments.arg:
+        parsed = configuration.parsed(value, f"--arg {key}")
+        values[key] = os.path.abspath(parsed) if os.path.isfile(str(parsed)) else parsed
     return Choice(
-        sizes=configuration.converted(given, Sizes, "--size"),
+        sizes=configuration.converted(sizes, Sizes, "--size"),
+        loss=arguments.loss,
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
-        config=named,
-        arguments={**parsed, **paths},
+        config=config,
+        arguments=values,
         labels=text.gathered(arguments.label),
+        depth=arguments.depth,
+        steps=arguments.steps,
+        warmup=arguments.warmup,
+        trace_steps=arguments.trace_steps,
+        dropout=arguments.dropout,
         amp=arguments.amp is not None,
-        **{key: getattr(arguments, key) for key in same},
+        optimizer=arguments.optimizer,
+    )
+
+
+def _check_loss(row: implementations.Implementation) -> None:
+    """Raise UserError for a loss that does not run in this Python; the advice is one of its kind that does."""
+    if not row.condition and (row.environment == "main" or not interpreters.lacks(row.package)):
+        return
+    names = [
+        other.name
+        for other in implementations.IMPLEMENTATIONS
+        if implementations.OTHER_TORCH in other.controls and other.kind == row.kind
+    ]
+    raise UserError(
+        f"--loss {row.name}: a profile runs in this Python alone ({sys.executable}), since labels need torch 2.1 "
+        f"or newer; give --loss {names[0] if names else Choice().loss}"
     )

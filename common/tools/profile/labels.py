@@ -18,9 +18,9 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.flops import rules
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-#: The place of a span: its label and those around it, outermost first, and its phase.
+#: The place of a span: the labels around it and its own, outermost first, and its phase.
 Place = Tuple[Tuple[str, ...], str]
-#: Makes what a span is entered by, of its place and whether a checkpoint computes it again.
+#: Makes the context of a span from its place, and from whether a checkpoint computes it again.
 Span = Callable[[Place, bool], ContextManager]
 
 
@@ -28,8 +28,9 @@ class Call:
     """One call of a labelled module.  family: the calls that it lies in, outermost first, and itself."""
 
     def __init__(self, path: str, label: str, above: Sequence[Call]):
-        self.path, self.family = path, (*above, self)
-        self.chain: Tuple[str, ...] = (*(above[-1].chain if above else ()), label)
+        self.path = path
+        self.family = (*above, self)
+        self.chain: Tuple[str, ...] = (*above[-1].chain, label) if above else (label,)
 
 
 class Labels:
@@ -38,8 +39,10 @@ class Labels:
 
     def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], span: Span):
         self._modules = {module: path for path, module in model.named_modules() if path in labels}
-        self._labels, self._span, self._hooks = labels, span, ExitStack()
-        #: Calls with what they were entered by, in the forward and in the backward.
+        self._labels = labels
+        self._span = span
+        self._hooks = ExitStack()
+        #: Running calls with the contexts of their spans, in the forward and in the backward.
         self._stacks: Dict[str, List[Tuple[Call, ContextManager]]] = {FORWARD: [], BACKWARD: []}
         self.where = "the step, outside of every label"
 
@@ -71,7 +74,8 @@ class Labels:
         self._pop(self._stacks[BACKWARD], 0)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        phase, path = _phase(), self._modules[module]
+        path = self._modules[module]
+        phase = _phase()
         stack = self._stacks[phase]
         call = Call(path, self._labels[path], stack[-1][0].family if stack else ())
         if phase == FORWARD:
@@ -80,35 +84,44 @@ class Labels:
         return args, kwargs
 
     def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        phase, path = _phase(), self._modules[module]
+        phase = _phase()
         stack = self._stacks[phase]
-        while stack[-1][0].path != path:  # those above were left by an exception
+        while stack[-1][0].path != self._modules[module]:  # those above were left by an exception
             self._pop(stack, len(stack) - 1)
         call = stack[-1][0]
         self._pop(stack, len(stack) - 1)
         return output if phase == BACKWARD else _marked(output, lambda: self._begin(call))
 
     def _begin(self, call: Call) -> None:
-        """Begin the backward of a call, and of those that it lies in."""
+        """Begin the backward of a call, and of those that it lies in; end those that it does not lie in."""
         stack = self._stacks[BACKWARD]
-        running = [begun for begun, _ in stack]
-        shared = next((at for at, (a, b) in enumerate(zip(running, call.family)) if a is not b), len(running))
-        self._pop(stack, min(shared, len(call.family)))
-        for begun in call.family[len(stack) :]:
-            self._push(BACKWARD, begun)
+        shared = 0
+        for (running, _), member in zip(stack, call.family):
+            if running is not member:
+                break
+            shared += 1
+        self._pop(stack, shared)
+        for member in call.family[shared:]:
+            self._push(BACKWARD, member)
 
     def _end(self, call: Call) -> None:
+        """End the backward of a call, and of those within it."""
         stack = self._stacks[BACKWARD]
-        self._pop(stack, next((at for at, (running, _) in enumerate(stack) if running is call), len(stack)))
+        running = [member for member, _ in stack]
+        if call in running:
+            self._pop(stack, running.index(call))
 
     def _push(self, phase: str, call: Call, again: bool = False) -> None:
-        entered = self._span((call.chain, phase), again)
-        entered.__enter__()
-        self._stacks[phase].append((call, entered))
+        """Enter the span of a call."""
+        context = self._span((call.chain, phase), again)
+        context.__enter__()
+        self._stacks[phase].append((call, context))
 
-    def _pop(self, stack: List[Tuple[Call, ContextManager]], keep: int) -> None:
-        while len(stack) > keep:
-            stack.pop()[1].__exit__(None, None, None)
+    def _pop(self, stack: List[Tuple[Call, ContextManager]], count: int) -> None:
+        """Leave the spans of all calls but the outermost `count`."""
+        while len(stack) > count:
+            _, context = stack.pop()
+            context.__exit__(None, None, None)
 
 
 def _phase() -> str:
@@ -158,33 +171,44 @@ class Spans:
         self.calls: Dict[Place, List[Tuple[bool, Any, Any]]] = {}
 
     @contextmanager
-    def __call__(self, position: Place, again: bool) -> Iterator[None]:
-        calls, begin = self.calls.setdefault(position, []), self.mark()  # places are in the order in which they begin
+    def __call__(self, place: Place, again: bool) -> Iterator[None]:
+        calls = self.calls.setdefault(place, [])  # places are in the order in which they begin
+        begin = self.mark()
         yield
         calls.append((not again, begin, self.mark()))
 
 
 def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> Dict[str, str]:
-    """Return {path: label} of patterns by label, * and ? within a name.  Raises UserError for one of nothing."""
+    """Return {path: label} of patterns by label, * and ? within a name.  Raises UserError for one that matches
+    nothing."""
     paths = [path for path, _ in model.named_modules() if path]
     label_of: Dict[str, str] = {}
-    for label, pattern in ((label, pattern) for label, listed in patterns.items() for pattern in listed):
-        depth, words = pattern.count("."), pattern.split(".")
-        near = [path for path in paths if path.count(".") <= depth]
-        matched = [path for path in near if path.count(".") == depth and all(map(fnmatchcase, path.split("."), words))]
-        if not matched:
-            known = list(dict.fromkeys(map(_starred, near)))
-            raise UserError(f"--label {label}={pattern}: matches no module; there are {', '.join(known[:40])}")
-        label_of.update((path, label) for path in matched if path not in label_of)
+    for label in patterns:
+        for pattern in patterns[label]:
+            matches = [path for path in paths if _matches(path.split("."), pattern.split("."))]
+            if not matches:
+                near = [_starred(path) for path in paths if path.count(".") <= pattern.count(".")]
+                choices = ", ".join(list(dict.fromkeys(near))[:40])
+                raise UserError(f"--label {label}={pattern}: matches no module; there are {choices}")
+            for path in matches:
+                label_of.setdefault(path, label)
     return label_of
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> Dict[str, str]:
     """Return {path: label} of all modules at most `depth` names below; those of a list share a label, "layers.*"."""
-    lists = torch.nn.ModuleList, torch.nn.ModuleDict
-    called = [path for path, module in model.named_modules() if path and not isinstance(module, lists)]
-    return {path: _starred(path) for path in called if path.count(".") < depth}
+    lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    return {
+        path: _starred(path)
+        for path, module in model.named_modules()
+        if path and path.count(".") < depth and not isinstance(module, lists)
+    }
 
 
 def _starred(path: str) -> str:
+    """Return "layers.*" of "layers.0"."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

@@ -24,14 +24,15 @@ SUBSAMPLING = 4
 class Embed(nn.Module):
     """Maps (N, frames, features) to (N, T, encoder_dim): three convolutions of kernel 3, two of them of stride 2."""
 
-    def __init__(self, of: Sizes):
+    def __init__(self, sizes: Sizes):
         super().__init__()
-        channels, layers = (1, *of.embed_channels), []
+        channels = (1, *sizes.embed_channels)
+        layers = []
         for inputs, outputs, stride, padding in zip(channels, channels[1:], (1, 2, 2), (1, 0, 0)):
             layers += [nn.Conv2d(inputs, outputs, 3, stride, padding), nn.SiLU()]
         self.convolutions = nn.Sequential(*layers)
-        self.out = nn.Linear(channels[-1] * subsampled(of.features, SUBSAMPLING), of.encoder_dim)
-        self.norm = nn.LayerNorm(of.encoder_dim)
+        self.out = nn.Linear(channels[-1] * subsampled(sizes.features, SUBSAMPLING), sizes.encoder_dim)
+        self.norm = nn.LayerNorm(sizes.encoder_dim)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         channels = self.convolutions(features.unsqueeze(1))
@@ -39,11 +40,20 @@ class Embed(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, of: Sizes):
+    """The front end, and torchaudio's Conformer."""
+
+    def __init__(self, sizes: Sizes):
         super().__init__()
-        make = loading.imported("torchaudio.models:Conformer")
-        self.embed = Embed(of)
-        self.conformer = make(of.encoder_dim, of.heads, of.feed_forward, of.layers, of.kernel, dropout=of.dropout)
+        conformer = loading.imported("torchaudio.models:Conformer")
+        self.embed = Embed(sizes)
+        self.conformer = conformer(
+            sizes.encoder_dim,
+            sizes.heads,
+            sizes.feed_forward,
+            sizes.layers,
+            sizes.kernel,
+            dropout=sizes.dropout,
+        )
 
     def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and lengths (N,)."""
@@ -53,11 +63,12 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Stateless: the last `context` symbols alone, by an embedding and a depthwise convolution."""
 
-    def __init__(self, of: Sizes):
+    def __init__(self, sizes: Sizes):
         super().__init__()
-        self.context = of.context
-        self.embedding = nn.Embedding(of.vocab_size, of.decoder_dim, padding_idx=0)
-        self.convolution = nn.Conv1d(of.decoder_dim, of.decoder_dim, of.context, groups=of.decoder_dim, bias=False)
+        self.context = sizes.context
+        D = sizes.decoder_dim
+        self.embedding = nn.Embedding(sizes.vocab_size, D, padding_idx=0)
+        self.convolution = nn.Conv1d(D, D, sizes.context, groups=D, bias=False)
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
         """Return outputs (N, U+1, decoder_dim) of symbols (N, U+1), of which the first is a blank."""
@@ -82,42 +93,44 @@ class Criterion(nn.Module):
     Parts are `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them, `rnnt_loss_simple` with its
     projections, and `rnnt_loss_pruned` with the ranges, the pruning and the joiner."""
 
-    rnnt_loss: Any
-    rnnt_loss_simple: Any
-    rnnt_loss_pruned: Any
-
     def __init__(self, adapter: Any, device: torch.device):
         super().__init__()
-        self.adapter, self.layout = adapter, layouts.of(adapter)
+        self.adapter = adapter
+        self.layout = layouts.of(adapter)
         layers: Joiner = self.layout.model(device, torch.float32)
-        self.joiner, self.projections = Part(layers), layers.extra
+        self.joiner = Part(layers)
+        self.projections = layers.extra
         self.exact = partial(torch.autocast, device.type, enabled=False)
-        is_pruned = isinstance(self.layout, layouts.Pruned)
-        for name in ("rnnt_loss_simple", "rnnt_loss_pruned") if is_pruned else ("rnnt_loss",):
-            setattr(self, name, Part())
+        if isinstance(self.layout, layouts.Pruned):
+            self.rnnt_loss_simple = Part()
+            self.rnnt_loss_pruned = Part()
+        else:
+            self.rnnt_loss = Part()
 
     def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the summed loss of a batch of the joiner's inputs.  scores: what the pruned loss projects."""
-        outputs = batch.encoder_out, batch.decoder_out
+        encoder_out, decoder_out = batch.encoder_out, batch.decoder_out
         if isinstance(self.layout, layouts.Pruned):
             simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *scores)
-            pruned = self.rnnt_loss_pruned(partial(self._pruned, batch, prepared, arcs), *outputs)
+            prune = partial(self._pruned, batch, prepared, arcs)
+            pruned = self.rnnt_loss_pruned(prune, encoder_out, decoder_out)
             return layouts.SIMPLE_LOSS_SCALE * simple + pruned
-        whole = self.layout.tensors != ("logits",)  # the joiner is within the loss
-        run = self.layout.step if whole else self.layout.given
 
-        def joined(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
-            return run(self.joiner.layers, replace(batch, encoder_out=encoder_out, decoder_out=decoder_out), prepared)
+        def run(function: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
+            inputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
+            return function(self.joiner.layers, inputs, prepared)
 
-        if whole:
+        if self.layout.tensors != ("logits",):  # the joiner is within the loss
             with self.exact():
-                return self.rnnt_loss(joined, *(output.float() for output in outputs))
-        return self.of_logits(self.joiner(joined, *outputs), batch, prepared)
+                step = partial(run, self.layout.step)
+                return self.rnnt_loss(step, encoder_out.float(), decoder_out.float())
+        logits = self.joiner(partial(run, self.layout.given), encoder_out, decoder_out)
+        return self.from_logits(logits, batch, prepared)
 
-    def of_logits(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
+    def from_logits(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the summed loss of the logits, as the layout gives them."""
         with self.exact():
-            return self.rnnt_loss(lambda logits: self.layout.loss(logits, batch, prepared), given.float())
+            return self.rnnt_loss(lambda exact: self.layout.loss(exact, batch, prepared), logits.float())
 
     def _simple(self, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> Any:
         """Return the simple loss, and the gradients of its arcs."""
@@ -128,8 +141,11 @@ class Criterion(nn.Module):
     def _pruned(self, batch: Batch, prepared: Any, arcs: Any, *outputs: torch.Tensor) -> Any:
         """Return the pruned loss, in the ranges that the gradients of the simple loss's arcs give."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
-        kept = self.adapter.pruned(*outputs, prepared.ranges)
-        logits = self.joiner(lambda one, other: self.joiner.layers(one + other), *kept)
+
+        def join(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
+            return self.joiner.layers(encoder_out + decoder_out)
+
+        logits = self.joiner(join, *self.adapter.pruned(*outputs, prepared.ranges))
         with self.exact():
             return self.layout.loss(logits.float(), batch, prepared)
 
@@ -137,24 +153,25 @@ class Criterion(nn.Module):
 class Transducer(nn.Module):
     """The whole model, with projections of both outputs to the joiner's dimension, where icefall's joiner has them.
 
-    of: sizes of the projections and of parts that are not given; linear: makes a projection of (inputs, outputs)."""
+    sizes: of the projections, and of the parts that are None; linear: makes a projection of (inputs, outputs)."""
 
     def __init__(
         self,
-        of: Sizes,
+        sizes: Sizes,
         criterion: Criterion,
         encoder: Optional[nn.Module] = None,
         decoder: Optional[nn.Module] = None,
         linear: Callable[[int, int], nn.Module] = nn.Linear,
     ):
         super().__init__()
-        self.encoder, self.decoder = encoder or Encoder(of), decoder or Decoder(of)
-        self.encoder_proj = linear(of.encoder_dim, of.joiner_dim)
-        self.decoder_proj = linear(of.decoder_dim, of.joiner_dim)
+        self.encoder = encoder or Encoder(sizes)
+        self.decoder = decoder or Decoder(sizes)
+        self.encoder_proj = linear(sizes.encoder_dim, sizes.joiner_dim)
+        self.decoder_proj = linear(sizes.decoder_dim, sizes.joiner_dim)
         self.criterion = criterion
-        if criterion.projections:  # of what encoder and decoder return
-            criterion.projections["am"] = linear(of.encoder_dim, of.vocab_size)
-            criterion.projections["lm"] = linear(of.decoder_dim, of.vocab_size)
+        if criterion.projections:  # they take what encoder and decoder return
+            criterion.projections["am"] = linear(sizes.encoder_dim, sizes.vocab_size)
+            criterion.projections["lm"] = linear(sizes.decoder_dim, sizes.vocab_size)
 
     def parts(self) -> Dict[str, nn.Module]:
         """Return the parts beside the encoder by name: the joiner is with both projections to its dimension."""
@@ -167,8 +184,12 @@ class Transducer(nn.Module):
         first, and the batch with the arguments of the loss."""
         encoder_out, _ = self.encoder(features, feature_lengths)
         decoder_out = self.decoder(symbols)
-        joined = replace(batch, encoder_out=self.encoder_proj(encoder_out), decoder_out=self.decoder_proj(decoder_out))
-        return self.criterion(joined, prepared, (encoder_out, decoder_out))
+        projected = replace(
+            batch,
+            encoder_out=self.encoder_proj(encoder_out),
+            decoder_out=self.decoder_proj(decoder_out),
+        )
+        return self.criterion(projected, prepared, (encoder_out, decoder_out))
 
 
 class Imported(nn.Module):
@@ -177,16 +198,22 @@ class Imported(nn.Module):
 
     def __init__(self, model: nn.Module, criterion: Criterion):
         super().__init__()
-        self.model, self.criterion = model, criterion
+        self.model = model
+        self.criterion = criterion
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
-        outputs = self.model(features, feature_lengths, symbols, (batch.U_lengths + 1).to(symbols.dtype))
+        """Return the summed loss; arguments as those of Transducer.forward."""
+        symbol_lengths = (batch.U_lengths + 1).to(symbols.dtype)
+        outputs = self.model(features, feature_lengths, symbols, symbol_lengths)
         first, *rest = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         if first.dim() < 3:
             return first.sum()
         N, T = first.shape[:2]
-        lengths = rest[0].tolist() if rest else [T] * N
-        shapes = [(int(frames), tokens) for frames, (_, tokens) in zip(lengths, batch.shapes)]
-        real = replace(batch, shapes=shapes, T_lengths=torch.tensor(lengths, dtype=torch.int32, device=first.device))
-        packed = self.criterion.layout.take(first, real, prepared)
-        return self.criterion.of_logits(packed, real, self.criterion.adapter.prepare(real))
+        lengths = rest[0].int() if rest else torch.full((N,), T, dtype=torch.int32)
+        real = replace(
+            batch,
+            shapes=[(frames, U) for frames, (_, U) in zip(lengths.tolist(), batch.shapes)],
+            T_lengths=lengths.to(first.device),
+        )
+        logits = self.criterion.layout.take(first, real, prepared)
+        return self.criterion.from_logits(logits, real, self.criterion.adapter.prepare(real))
