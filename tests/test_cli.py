@@ -76,11 +76,11 @@ def test_the_limits_are_not_measured_in_a_smoke_run(preset, measured):
 
 def test_the_vocabulary_is_that_of_the_shape_file(tiny_shapes):
     file = ["--shape-file", str(tiny_shapes)]
-    shapes.path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": 100}}))
+    shapes.provenance_file(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": 100}}))
     assert settings.resolve(given(*file), "cpu").vocab_size == 100
     assert settings.resolve({**given(*file), "preset": "chars"}, "cpu").vocab_size == 30
     assert settings.resolve(given(*file, "--vocab-size", "7"), "cpu").vocab_size == 7
-    shapes.path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": "many"}}))
+    shapes.provenance_file(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": "many"}}))
     assert settings.resolve(given(*file), "cpu").vocab_size == 500
 
 
