@@ -8,8 +8,9 @@ from pathlib import Path
 from unittest import mock
 
 from rnnt_bench.conformance import show
-from rnnt_bench.conformance.cases import CASES, Outcome, Row
+from rnnt_bench.conformance.cases import Outcome, Row
 from rnnt_bench.core.errors import guarded
+from rnnt_bench.core.questions import TABLE
 from rnnt_bench.jobs import job as process
 from rnnt_bench.jobs.session import Executor
 from rnnt_bench.records import schema
@@ -115,7 +116,7 @@ GONE = "gone is not installed: pip install <gone>"
 def made(name: str = "a", **cells: Outcome) -> show.Matrix:
     """Return the matrix of the row `name` with these outcomes."""
     rows = [Row(name, "exact", version="1", torch="2", cells=cells), Row("gone", "exact", "missing", GONE)]
-    return show.Matrix("cpu: x; 2020-01-01; suite abc", rows, [case for case in CASES if case.name in cells])
+    return show.Matrix("cpu: x; 2020-01-01; suite abc", rows, [case for case in TABLE if case.name in cells])
 
 
 def write_check(log: Path, name: str = "a", day: int = 1, **cells: Outcome) -> Path:

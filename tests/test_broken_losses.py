@@ -23,6 +23,7 @@ from rnnt_bench.core.implementations import BY_NAME, find
 from rnnt_bench.data import batching
 from rnnt_bench.instruments import device
 from rnnt_bench.losses import judge, layouts, oracle, questions, rounding, step, topologies
+from rnnt_bench.losses import words as sentences
 from rnnt_bench.losses.passes import after_timing, correctness, timing
 from rnnt_bench.records.schema import Stop
 from rnnt_bench.tools.largest import measure
@@ -400,7 +401,7 @@ WORDS = {OverwritesTargets: "overwrites targets", OverwritesLengths: "T_lengths"
 WORDS.update({GradientTimes: "1.001", IgnoresTheSign: "a loss times -2", Clamps: "logits of"})
 WORDS.update(dict.fromkeys([CachesByShape, TargetsByShape, HalfForOtherShapes], "right when asked first"))
 WORDS.update(dict.fromkeys([LengthsByShape, SharedBuffer], "two losses in flight"))
-WORDS.update({NoLossWithoutTokens: "no token", ZeroFromU101: "T, U: 3, 140"})
+WORDS.update({NoLossWithoutTokens: "U = 0", ZeroFromU101: "T, U: 3, 140"})
 WORDS.update({ClampsTheLastGradient: "a loss times", OfFive: "a batch of 5"})
 
 
@@ -413,7 +414,7 @@ def test_a_broken_kernel_is_not_timed_and_the_reason_names_the_fault(kernel, mon
 def test_a_loss_that_may_overwrite_its_logits_is_right(monkeypatch):
     context = broken(RoundsItsInput(), monkeypatch)
     monkeypatch.setattr(context.adapter, "overwrites_logits", True)
-    asked = questions.Question("", [(4, 2)])
+    asked = questions.Question(shapes=[(4, 2)])
     assert questions.answer(context.adapter, asked, CPU, torch.float32, "loss").overwritten == []
 
 
@@ -1049,3 +1050,13 @@ def test_a_function_that_scales_all_utterances_by_the_first_one_s_factor_is_wron
     by_the_first = fault("ByTheFirst", upstream=lambda self, upstream: upstream[:1].expand_as(upstream))
     assert "a factor for each utterance" in correctness.wrong_of(function(by_the_first()))
     assert correctness.wrong_of(function(Broken())) == ""
+
+
+def test_the_words_name_the_leaf_that_is_furthest_off():
+    errors, right = judge.Errors(reference()), torch.ones(2, 3, dtype=torch.float64)
+    for name, factor in (("encoder_out", 1.01), ("output.bias", 3.0)):
+        errors.note(name, right * factor, right)
+    lines = [judge.Judged(f"of {name}", leaf.error, 1e-4, leaf=name) for name, leaf in errors.leaves.items()]
+    answer = SimpleNamespace(errors=errors, overwritten=[], shapes=[(4, 2)])
+    assert sentences.at_size(answer, lines).startswith("of output.bias off by 2.0e+00")
+    assert "gradient of output.bias furthest off in entry [0, 0]: 3, expected 1" in sentences.at_size(answer, lines)

@@ -14,11 +14,11 @@ from typing import Optional
 
 from rnnt_bench.cli.parser import add_loss, implementations
 from rnnt_bench.conformance import show
-from rnnt_bench.conformance.cases import CASES
 from rnnt_bench.conformance.judge import LOADING_SECONDS, simulator
 from rnnt_bench.core import errors, files, flag_types, settings, text
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.implementations import find, with_variants
+from rnnt_bench.core.questions import TABLE
 from rnnt_bench.jobs import job, session
 from rnnt_bench.present.parts import Cell, tabulated
 from rnnt_bench.present.text import aligned
@@ -37,7 +37,7 @@ def parser() -> Parser:
     only = f"Judge only these: {', '.join(names)}; or a loss of your own, by its file. Default: all but the template"
     result.add_argument("--only", type=implementations(standard), default=standard, metavar="A,B", help=only)
     add_loss(result)
-    some = flag_types.some_of(tuple(case.name for case in CASES))
+    some = flag_types.some_of(tuple(case.name for case in TABLE))
     result.add_argument("--cases", type=some, metavar="X,Y", help="Only these (--list names them). Default: all")
     result.add_argument(
         "--device", type=flag_types.device, default="auto", help="Device: auto, cpu, cuda or cuda:N. Default: auto"
@@ -53,7 +53,7 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
     if arguments.list:
         rows = [
-            {"case": Cell(case.name), "asks": Cell(": ".join(filter(None, (case.title, case.asks))))} for case in CASES
+            {"case": Cell(case.name), "asks": Cell(": ".join(filter(None, (case.title, case.asks))))} for case in TABLE
         ]
         print(aligned(tabulated("cases", "Cases", rows), text.LONGEST_MESSAGE))
         return errors.EXIT_OK
@@ -68,7 +68,7 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     interpreters.need_torch(choices)
     device = interpreters.resolve_device(arguments.device, [choice.python for choice in choices.values()])
     config = show.Config(
-        cases=[case.name for case in CASES if case.name in (arguments.cases or case.name)],
+        cases=[case.name for case in TABLE if case.name in (arguments.cases or case.name)],
         device=device,
         missing={name: choice.reason for name, choice in choices.items() if choice.python is None},
     )

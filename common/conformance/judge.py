@@ -15,19 +15,9 @@ from functools import cache
 from multiprocessing import Pipe
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
-from rnnt_bench.conformance.cases import (
-    BY_NAME,
-    CRASHES,
-    ERROR,
-    JUDGED,
-    NOT_ASKED,
-    REFUSES,
-    TIMEOUT,
-    Case,
-    Outcome,
-    Row,
-)
+from rnnt_bench.conformance.cases import CRASHES, ERROR, JUDGED, NOT_ASKED, REFUSES, TIMEOUT, Outcome, Row
 from rnnt_bench.core import errors, implementations, settings, text
+from rnnt_bench.core.questions import BY_NAME, Question
 from rnnt_bench.instruments.device import current, import_torch
 from rnnt_bench.records.schema import Measured, as_written
 from rnnt_bench.system import machine, memory, processes
@@ -36,25 +26,24 @@ from rnnt_bench.system import machine, memory, processes
 LOADING_SECONDS = 1800.0
 
 
-def judge(case: Case, adapter: Any, device: Any) -> Outcome:
+def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     """Return the outcome of a case.  An error of the loss is "refuses", or "crashes" if it lost the CUDA context,
     which only another process gets back; one of the suite, or of the adapter's `prepare`, is "error"."""
-    from rnnt_bench.conformance import checks, questions
+    from rnnt_bench.conformance import answers, checks
 
     try:
-        check = getattr(checks, case.check or case.name.replace("-", "_"))
-        outcome: Outcome = check(questions.Examination(adapter, device), **case.values)
+        outcome: Outcome = getattr(checks, case.check)(answers.Examination(adapter, device, case))
         return outcome
-    except questions.Refused as refusal:
+    except answers.Refused as refusal:
         return Outcome(REFUSES, str(refusal))
-    except (questions.NotAsked, errors.NotRunnable) as reason:
+    except (answers.NotAsked, errors.NotRunnable) as reason:
         return Outcome(NOT_ASKED, str(reason))
     except Exception as error:
-        lost = isinstance(error, questions.ContextLost)
-        if lost or questions.context_lost(device):
-            return Outcome(CRASHES, f"the CUDA context is lost: {error if lost else questions.message(error)}")
+        lost = isinstance(error, answers.ContextLost)
+        if lost or answers.context_lost(device):
+            return Outcome(CRASHES, f"the CUDA context is lost: {error if lost else answers.message(error)}")
         traceback.print_exc()
-        return Outcome(ERROR, questions.message(error))
+        return Outcome(ERROR, answers.message(error))
 
 
 def simulator(implementation: implementations.Implementation, device: str) -> Mapping[str, str]:

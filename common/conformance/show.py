@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from rnnt_bench.conformance.cases import (
-    BY_NAME,
-    CASES,
     CRASHES,
     DIFFERS,
     ERROR,
@@ -24,13 +22,13 @@ from rnnt_bench.conformance.cases import (
     REFUSES,
     RESULTS,
     TIMEOUT,
-    Case,
     Outcome,
     Row,
 )
 from rnnt_bench.core import text
 from rnnt_bench.core.files import ROOT
 from rnnt_bench.core.implementations import KINDS, LATTICES, with_variants
+from rnnt_bench.core.questions import BY_NAME, TABLE, WRONG, Question
 from rnnt_bench.present.parts import Cell, Column, Judged, Table
 from rnnt_bench.present.text import block, listed
 from rnnt_bench.records import schema
@@ -90,7 +88,7 @@ class Matrix:
 
     heading: str
     rows: Sequence[Row]
-    cases: Sequence[Case] = CASES
+    cases: Sequence[Question] = TABLE
     started: str = ""
 
     def of_kinds(self) -> Iterator[Matrix]:
@@ -103,7 +101,7 @@ class Matrix:
             yield Matrix(f"{kind}: {lattice}" if lattice else OTHER_KINDS.get(kind, kind), kinds[kind], odd)
 
 
-def outcome_of(row: Row, case: Case) -> Outcome:
+def outcome_of(row: Row, case: Question) -> Outcome:
     return row.cells.get(case.name, Outcome(NOT_ASKED, "not asked"))
 
 
@@ -144,12 +142,12 @@ def tables(matrix: Matrix) -> List[Table]:
     return result
 
 
-def _odd_cases(row: Row, cases: Sequence[Case]) -> List[Case]:
+def _odd_cases(row: Row, cases: Sequence[Question]) -> List[Question]:
     outcomes = [(case, outcome_of(row, case)) for case in cases]
     return [case for case, of in outcomes if of.result not in (PASS, NOT_ASKED) or leaves_nan(of)]
 
 
-def meaning(case: Case, result: str) -> str:
+def meaning(case: Question, result: str) -> str:
     """Return what a result of a case means to a user; "" where nothing is to beware of."""
     fatal = f"ends or hangs the process: {case.title}"
     return {DIFFERS: case.wrong, CRASHES: fatal, TIMEOUT: fatal, REFUSES: case.refusal}.get(result, "")
@@ -165,7 +163,7 @@ def findings(matrix: Matrix, brief: bool = False) -> Dict[str, List[str]]:
             who = [(name, outcome.message) for outcome, name in hits if outcome.result == result]
             words = meaning(case, result)
             if who and words:
-                title = "" if brief and words != Case.wrong else f"{case.title}: "
+                title = "" if brief and words != WRONG else f"{case.title}: "
                 answer = "" if brief or result == REFUSES or not who[0][1] else f" ({text.short(who[0][1], LONGEST)})"
                 lines.setdefault(heading, []).append(f"{title}{words}: {_packages(name for name, _ in who)}{answer}")
     return lines
@@ -289,7 +287,7 @@ def judged(name: str, folders: Sequence[Path]) -> Optional[Judged]:
     if of_loss is None:
         return None
     results = of_loss.results
-    meanings = [meaning(case, result) for result in FINDINGS for case in CASES if results.get(case.name) == result]
+    meanings = [meaning(case, result) for result in FINDINGS for case in TABLE if results.get(case.name) == result]
     return Judged(list(dict.fromkeys(filter(None, meanings))), of_loss.version, of_loss.day)
 
 

@@ -67,7 +67,8 @@ class Cells:
     def padding(self, n: int) -> Iterator[torch.Tensor]:
         """Yield the gradient of the input in the padding of the utterance, which must be 0."""
         T, U = self.batch.shapes[n]
-        yield from (self.gradient[n, T:], self.gradient[n, :T, U + 1 :])
+        if self.gradient is not None:
+            yield from (self.gradient[n, T:], self.gradient[n, :T, U + 1 :])
 
 
 class PackedCells(Cells):
@@ -90,7 +91,8 @@ class PrunedCells(Cells):
         return self.prepared.ranges[n, begin:end].long()
 
     def padding(self, n):
-        yield self.gradient[n, self.batch.shapes[n][0] :]
+        if self.gradient is not None:
+            yield self.gradient[n, self.batch.shapes[n][0] :]
 
 
 class StepCells(Cells):

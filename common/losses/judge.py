@@ -46,6 +46,7 @@ SUMMED = {
 Lattice = Tuple[float, torch.Tensor]
 #: What the losses of steps are multiplied by: of each step () or (N,).
 Factors = Sequence[torch.Tensor]
+ONE = torch.ones((), dtype=torch.float64)
 
 
 class Frames(NamedTuple):
@@ -148,6 +149,7 @@ class Errors:
         self.leaves: Dict[str, Leaf] = defaultdict(Leaf)
         self.sums: Dict[str, float] = defaultdict(float)
         self.by_u = self.by_symbol = torch.zeros(0)
+        self.padding: Optional[float] = None  # largest gradient there; None where there is no padding
 
     def note(
         self,
@@ -190,6 +192,8 @@ class Errors:
                 difference = self.note(part.name, part.gradient, part.right)
                 if part.right.dim() > 1:
                     self.note_sums(part.name, difference.sum(-1), part.right.abs().sum(-1))
+                for n in range(len(part.cells.batch.shapes)) if part.name.startswith(OUTPUTS) else ():
+                    self.note_padding(part.cells, n)
 
     def note_cells(self, part: Part, frames: Frames, derivatives: torch.Tensor) -> None:
         """Note the gradient of the logits of some frames; with the last ones of an utterance, that of its padding.
@@ -222,11 +226,18 @@ class Errors:
         self.note_sums("u", *self.by_u[:, : U + 1])
         if n == len(cells.batch.shapes) - 1:
             self.note_sums("symbol", *self.by_symbol)
-        for outside in cells.padding(n):
-            worst, leaf = largest(outside), self.leaves[part.name]
-            if worst > leaf.worst:
-                leaf.worst = worst
-                leaf.furthest = f"the padding of utterance {n + 1} (T {T}, U {U}): {worst:.4g}, expected 0"
+        leaf = self.leaves[part.name]
+        worst = self.note_padding(cells, n)
+        if worst > leaf.worst:
+            leaf.worst = worst
+            leaf.furthest = f"the padding of utterance {n + 1} (T {T}, U {U}): {worst:.4g}, expected 0"
+
+    def note_padding(self, cells: Cells, n: int) -> float:
+        """Note and return the largest gradient in the padding of an utterance, which must be 0."""
+        outside = [largest(region) for region in cells.padding(n)]
+        if outside:
+            self.padding = max(*outside, self.padding or 0.0)
+        return max(outside, default=0.0)
 
 
 class Sketch:
@@ -425,18 +436,20 @@ def ask(
     factors: Optional[Factors] = None,
     errors: Optional[Errors] = None,
     in_float32: bool = False,
+    run: Callable[[List[LossStep], Factors], List[torch.Tensor]] = run_together,
 ) -> Answer:
-    """Run the steps together, and compare losses and gradients with the oracle.
+    """Run the steps, and compare losses and gradients with the oracle; not the gradients where a loss is infinite.
 
     Args:
         again: returns joiner and steps with the same numbers, where the loss may have written over them.
         factors: of each step, () of its loss or (N,) of its losses; None: 1.
         errors: takes the errors, after those of another scope.
         in_float32: whether to tell the error of sums in float32.
+        run: runs the steps, and returns their losses.
     """
-    factors = factors or [torch.ones((), dtype=torch.float64)] * len(steps)
+    factors = factors or [ONE] * len(steps)
     before = [fingerprints(step.inputs()) for step in steps]
-    losses = run_together(steps, factors)
+    losses = run(steps, factors)
     overwritten = {name for step, digests in zip(steps, before) for name in changed(digests, step.inputs())}
     computed: List[Any] = [step.gradients() for step in steps]
     if scope == "loss" or overwritten:
@@ -446,7 +459,8 @@ def ask(
             step.computed = of_step
     right, errors = Right(adapter, model, scope, steps, factors), errors or Errors(adapter)
     known, of_float32 = right.lattices(in_float32)
-    errors.collect(right.parts(known))
+    if torch.cat(right.losses).isfinite().all():
+        errors.collect(right.parts(known))
     rights = [every if loss.numel() > 1 else every.sum() for loss, every in zip(losses, right.losses)]
     return Answer(
         shapes=[shape for step in steps for shape in step.batch.shapes],

@@ -103,19 +103,22 @@ def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> 
     for step, factor in zip(steps, factors):
         loss = step.forward()
         losses.append(summed(loss) if factor.numel() == 1 else loss)
+        step.answer = losses[-1].detach()
     differentiate(torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum(), steps)
     return [loss.detach() for loss in losses]
 
 
-def differentiate(total: torch.Tensor, steps: Sequence[LossStep]) -> None:
-    """Make the gradients of the leaves of all steps.  Raises ValueError where the loss has no backward."""
+def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = False) -> None:
+    """Make the gradients of the leaves of all steps.  Raises ValueError where the loss has no backward.
+
+    again: whether the graph is differentiated again."""
     if not total.requires_grad:
         raise ValueError(NO_GRADIENT)
     try:
         if "given" not in steps[0].leaves:
-            total.backward()
+            total.backward(retain_graph=again)
             return
-        gradients = torch.autograd.grad(total, [step.given for step in steps], allow_unused=True)
+        gradients = torch.autograd.grad(total, [step.given for step in steps], retain_graph=again, allow_unused=True)
     except NotImplementedError as error:
         if "autograd.Function" not in str(error):
             raise
@@ -141,15 +144,19 @@ def leaves_of(model: Joiner, batch: Batch) -> Dict[str, torch.Tensor]:
     return {**outputs, **dict(model.named_parameters())}
 
 
-def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossStep:
-    """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.  Untimed."""
+def prepare(
+    adapter: Adapter, model: Joiner, batch: Batch, scope: str, logits: Optional[torch.Tensor] = None
+) -> LossStep:
+    """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.  Untimed.
+
+    logits: padded ones (N, T, U+1, V) in place of the joiner's, in scope "loss"."""
     model.zero_grad(set_to_none=True)
     layout = layouts.of(adapter)
     prepared = layout.prepare(batch)
     if scope == "step":
         return LossStep(lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch))
     with torch.no_grad():
-        given = layout.given(model, batch, prepared)
+        given = layout.given(model, batch, prepared) if logits is None else layout.take(logits, batch, prepared)
     given.requires_grad_()
 
     def forward() -> torch.Tensor:

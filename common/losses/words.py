@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import torch
 
-from rnnt_bench.core.text import UNBOUNDED
+from rnnt_bench.core.text import UNBOUNDED, finite
 from rnnt_bench.losses import oracle
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Batch
 from rnnt_bench.losses.judge import Answer, Judged, gradient_of
 
-Shapes = List[Tuple[int, int]]
+Shapes = Sequence[Tuple[int, int]]
 #: Largest relative difference between the ratio of the two values and a ratio with a known cause.
 NEAR = 1e-3
 #: Errors that the message names; the record has all.
@@ -29,7 +29,7 @@ def of_small(shapes: Shapes, answer: Answer, judged: List[Judged], fitting: Dict
         where = f"an utterance alone (T {shapes[0][0]}, U {shapes[0][1]})"
     if answer.overwritten:
         return f"{where}: it overwrites {', '.join(answer.overwritten)}, which it may only read"
-    worst = next(line for line in judged if not line.error <= line.most)
+    worst = failing(answer, judged)[0]
     if not worst.leaf:
         return f"{where}: {of_loss(answer, shapes, fitting)}"
     where, leaf = f"{where}: the loss is right", answer.errors.leaves[worst.leaf]
@@ -56,17 +56,23 @@ def of_loss(answer: Answer, shapes: Shapes, fitting: Dict[str, float]) -> str:
 
 def at_size(answer: Answer, judged: List[Judged]) -> str:
     """Return what is wrong with an answer about a batch of a run's size."""
-    wrong = [line for line in judged if not line.error <= line.most]
+    wrong = failing(answer, judged)
     words = [f"{line.what} {size(line.error)}, {line.most:.0e} is allowed" for line in wrong]
     if answer.overwritten:
         words.insert(0, f"it overwrites {', '.join(answer.overwritten)}")
     del words[MOST_WRONG:]
     if wrong and not wrong[0].leaf:
         words.append(of_loss(answer, answer.shapes, {}))
-    furthest = [answer.errors.leaves[line.leaf].furthest for line in wrong if line.leaf]
-    if furthest and furthest[0]:
-        words.append(f"furthest off in {furthest[0]}")
+    leaf = next((line.leaf for line in wrong if line.leaf), "")
+    if leaf and answer.errors.leaves[leaf].furthest:
+        words.append(f"{gradient_of(leaf)} furthest off in {answer.errors.leaves[leaf].furthest}")
     return "; ".join(words)
+
+
+def failing(answer: Answer, judged: List[Judged]) -> List[Judged]:
+    """Return the errors above what is allowed: of the loss, then of the leaf that is furthest off, and so on."""
+    wrong = [line for line in judged if not line.error <= line.most]
+    return sorted(wrong, key=lambda line: -finite(answer.errors.leaves[line.leaf].error) if line.leaf else -math.inf)
 
 
 def size(error: float) -> str:

@@ -7,7 +7,7 @@ The correctness pass judges a loss in a fresh process.  A loss that is wrong her
   bit, and its gradient, each leaf by itself, by random sums (`losses.judge.Sketch`) whose seed is drawn after the last
   sample.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
-- In the first rounds one of the HARD questions of `losses/questions.py`, on the lightest measured batch: half of its
+- In the first rounds one of the HARD questions of `core/questions.py`, on the lightest measured batch: half of its
   utterances, at least two, are one loss in flight, as many in reverse order the other: together they take the memory
   of one step.
 
@@ -24,18 +24,18 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from rnnt_bench.core.errors import WrongResult
+from rnnt_bench.core.questions import HARD, Question
 from rnnt_bench.core.settings import FEWEST_IN_BUDGET
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import lightest
 from rnnt_bench.losses import layouts, oracle, questions, rounding, words
 from rnnt_bench.losses.inputs import OUTPUTS
-from rnnt_bench.losses.judge import OTHER, Factors, Right, Sketch, gradient_of, parts
+from rnnt_bench.losses.judge import ONE, OTHER, Factors, Right, Sketch, gradient_of, parts
 from rnnt_bench.losses.step import LossStep, changed, fingerprints, leaves_of, prepare, remembered, run_together
 from rnnt_bench.records.schema import Stop
 
 #: Repeat of the further step: its numbers are those of no timed step, and the same for all losses of a round.
 FURTHER_REPEAT = 1 << 20
-ONE = torch.ones((), dtype=torch.float64)
 
 
 @dataclass
@@ -213,22 +213,22 @@ def check(context, scope: str, taken: Mapping[int, Taken], last: Last) -> Tuple[
     return finite(max(errors)), finite(grad_error), wrong[0] if wrong else ""
 
 
-def hard_questions(context) -> Sequence[questions.Question]:
+def hard_questions(context) -> Sequence[Question]:
     """Return those of this round: each once in a run, in the first rounds, of one row of the same code."""
     if context.forward_only or context.loops_in_python or context.same_as:
         return ()
-    several = min(context.settings.rounds, FEWEST_IN_BUDGET, len(questions.HARD))
-    return questions.HARD[(context.round or 1) - 1 :: several]
+    several = min(context.settings.rounds, FEWEST_IN_BUDGET, len(HARD))
+    return HARD[(context.round or 1) - 1 :: several]
 
 
-def ask_hard(context, scope: str, question: questions.Question) -> str:
+def ask_hard(context, scope: str, question: Question) -> str:
     """Ask a hard question on the lightest measured batch; return what is wrong in words.  It changes the weights."""
     question = questions.of_dtype(question, "float16" if precision(context) == "tf32" else context.settings.dtype)
-    batch, factors = lightest(context.all_batches, context.batches), question.factors()
+    batch, factors = lightest(context.all_batches, context.batches), questions.factors_of(question)
     half = max(2, -(-len(context.all_batches[batch]) // 2))  # of one alone the reverse has the same lengths
     batches = [context.new_batch(batch, FURTHER_REPEAT + 1 + n, half, reverse=n > 0) for n in range(len(factors))]
-    question.change(context.model, batches[0])
-    question.freeze(context.model, batches)
+    questions.change(question, context.model, batches[0])
+    questions.freeze(question, context.model, batches)
     ready = partial(prepare, context.adapter, context.model, scope=scope)
     steps = [ready(each) for each in batches]
     losses = run_together(steps, factors)
@@ -245,7 +245,7 @@ def ask_hard(context, scope: str, question: questions.Question) -> str:
             break
     else:
         _, line = judged(context, shapes, sketch, rights, max(abs(factor) for factor in question.upstream))
-    return line and f"after timing, asked for {question.name} ({words.sizes(shapes)} each): {line}"
+    return line and f"after timing, asked for {question.title} ({words.sizes(shapes)} each): {line}"
 
 
 def run(context, ends: Sequence[Tuple[Stop, Mapping[int, Taken], Optional[Last]]], rounded: str) -> Iterator[Stop]:

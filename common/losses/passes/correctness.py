@@ -1,9 +1,9 @@
 """Judge loss and gradient against the float64 oracle: the correctness pass.
 
-All questions of `losses/questions.py` on small batches, in both scopes: the gradient of what the loss is given, and the
-step's gradients of encoder_out, decoder_out and every weight.  A pruned loss is judged with its range widened to all of
-U, where it must be exact; the record also has its gap to the exact loss at the run's own range.  A loss that passes is
-then judged on a measured batch and on one as long as the longest of the shape file.
+All questions of `core/questions.py` that a run asks, on small batches, in both scopes: the gradient of what the loss is
+given, and the step's gradients of encoder_out, decoder_out and every weight.  A pruned loss is judged with its range
+widened to all of U, where it must be exact; the record also has its gap to the exact loss at the run's own range.  A
+loss that passes is then judged on a measured batch and on one as long as the longest of the shape file.
 
 The measured batch has the run's own N, T, U and V.  It shows errors that only a large batch has: an index that
 overflows, a block that is left out, sums that lose their digits, results kept from other numbers of the same shape.
@@ -28,12 +28,12 @@ import torch
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import BY_NAME, Implementation
+from rnnt_bench.core.questions import Question
 from rnnt_bench.core.text import finite
 from rnnt_bench.data import batching
 from rnnt_bench.losses import layouts, oracle, questions, rounding, words
 from rnnt_bench.losses.adapter import Adapter, OfFunction
 from rnnt_bench.losses.judge import Answer, Errors, ask, judge
-from rnnt_bench.losses.questions import Question
 from rnnt_bench.losses.step import changed, fingerprints
 from rnnt_bench.records.schema import AtSize, Correctness
 from rnnt_bench.system.processes import Fork
@@ -83,7 +83,7 @@ def check(
             fitting = usual_mistakes(adapter, question, device, dtype)
             line = words.of_small(question.shapes, answer, judged, fitting)
             single = len(question.shapes) > 1
-            wrong.append((single, question, f"with {question.name}: {line}" if question.name else line))
+            wrong.append((single, question, f"with {question.title}: {line}" if question.title else line))
     worst = min(wrong, key=lambda failure: failure[0]) if wrong else None  # min keeps the first of equals
     return Checked(
         loss=max(losses, default=(0.0, 0.0)),
@@ -261,7 +261,7 @@ def run(context) -> Iterator[Correctness]:
             wrong = check_long(context, small.imprecise is not None)
             wrong = wrong and f"on a made-up batch as long as the file's longest utterance {wrong}"
         if not wrong:
-            wrong = check(adapter, device, dtype, [questions.first(adapter)._replace(draw=20)]).wrong
+            wrong = check(adapter, device, dtype, [questions.first(adapter).but(draw=20)]).wrong
             differing, reached = questions.repeated(adapter, device, dtype)
             differing = sorted({*differing, *at_its_size.differing})
         if small.imprecise is not None:

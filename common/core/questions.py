@@ -1,0 +1,465 @@
+"""Define the questions that a loss is asked, in one table: in words and as data.  Does not import torch.
+
+A right loss answers each as if it were asked first and alone: neither other numbers, lengths and weights before it, nor
+what lies in the padding, nor a factor of the loss, nor what needs no gradient may change anything else.
+
+`rnnt-bench check` asks all of TABLE, and shows what a loss takes, refuses and gets wrong.  A run asks the JUDGED ones
+on small batches (losses/questions.py), and in a timed process of the first rounds one of HARD at the measured size
+(losses/passes/after_timing.py).  A new question is one row here, and a new function in conformance/checks.py if none
+of those there fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Optional, Sequence, Tuple
+
+Shapes = Sequence[Tuple[int, int]]  # (T, U) of each utterance
+#: Ragged in both, T = 1 and U = 0 among them.
+SHAPES: Shapes = ((11, 5), (7, 4), (9, 2), (1, 0))
+BLOCKS: Shapes = ((32, 8), (16, 15), (17, 14), (48, 3))
+RAGGED: Shapes = ((9, 4), (6, 5), (8, 1))
+#: A ragged batch of few numbers.
+FEW: Shapes = ((4, 2), (3, 1))
+#: As large as check asks: more frames and targets than the blocks of a kernel have threads, 8 MB of logits.
+AT_SIZE: Shapes = ((301, 40), (260, 129), (150, 20))
+#: Logits whose exponential is infinite in float32, or 0 where they are negative.
+SHARP = 100.0
+#: What lies in the padding of encoder and decoder outputs.
+GARBAGE = 1000.0
+JOINER = ("output", "extra")
+WRONG = "the answer is not the transducer loss"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Hold a question.
+
+    In words:
+      name: as --cases takes it, "" for one that only a run asks; title: of the row in the matrix; asks: what the title
+      leaves open; wrong, refusal: what a loss does that differs, or raises an error, "" where an error is fine.
+
+    The batch:
+      shapes: none for those of a measured batch; draw: number of the draw of random inputs; V: vocabulary size, and D:
+      dimension of the joiner; slack: frames and targets by which the tensors are longer than the longest utterance;
+      entry: the name, the index and the value of an entry of the targets or lengths.
+
+    The logits:
+      logits: "random", "trained", or "sine": 3 sin(0.7 k), k = 0, 1, 2, ..., which no joiner makes; largest: magnitude
+      of the largest, to which the weights are scaled, in place; offset: is added to all; minus_inf: a symbol whose
+      logit is -inf in every cell; garbage: fills the padding.
+
+    The call:
+      upstream: factors of the sum, of each utterance, or of each loss in flight; in_flight: a second loss, of as many
+      utterances with the lengths in reverse order, runs its forward before the backward of both; earlier: an earlier
+      call, with the weights as they were; frozen: beginnings of the names of leaves that need no gradient; blank,
+      dtype, durations, sigma: other ones than the loss's own; integers: dtype of targets and lengths.
+
+    Who asks:
+      judged: a run does too, on small batches; check: the function of conformance.checks that asks it otherwise than
+      `agrees`; may_refuse: an error is as right; slow: in a simulator it would take hours; alone: it may corrupt
+      memory or lose a CUDA context.
+    """
+
+    name: str = ""
+    title: str = ""
+    asks: str = ""
+    wrong: str = WRONG
+    refusal: str = ""
+    shapes: Shapes = ()
+    draw: int = 0
+    V: int = 17
+    D: int = 24
+    slack: Tuple[int, int] = (0, 0)
+    entry: Optional[Tuple[str, Tuple[Any, ...], int]] = None
+    logits: str = "random"
+    largest: Optional[float] = None
+    offset: float = 0.0
+    minus_inf: Optional[int] = None
+    garbage: Optional[float] = None
+    upstream: Tuple[float, ...] = ()
+    in_flight: bool = False
+    earlier: Shapes = ()
+    frozen: Tuple[str, ...] = ()
+    blank: Optional[int] = None
+    dtype: str = ""
+    durations: Optional[str] = None
+    sigma: Optional[float] = None
+    integers: str = ""
+    judged: bool = False
+    check: str = "agrees"
+    may_refuse: bool = False
+    slow: bool = False
+    alone: bool = False
+
+    def but(self, **values: Any) -> Question:
+        return replace(self, **values)
+
+    def needs_gradient(self, name: str) -> bool:
+        return not name.startswith(self.frozen) if self.frozen else True
+
+    @property
+    def of_utterances(self) -> bool:
+        """Return whether it has a factor for each utterance."""
+        return len(self.upstream) > 1 and not self.in_flight
+
+
+IN_FLIGHT = Question(
+    title="two losses in flight, times -30,000 and 7, after other weights and lengths in the same padded shape",
+    wrong="two losses in flight, other weights or other lengths in the same padded shape change the answer",
+    largest=24.0,
+    upstream=(-30000.0, 7.0),
+    in_flight=True,
+    garbage=GARBAGE,
+)
+#: At the measured size a timed process asks one of these.  Large logits: without their maximum exp() overflows.
+HARD = (
+    IN_FLIGHT.but(name="in-flight", offset=SHARP),
+    IN_FLIGHT.but(
+        name="in-flight-frozen-joiner",
+        title=f"{IN_FLIGHT.title}, with a frozen joiner",
+        frozen=JOINER,
+        offset=-SHARP,
+    ),
+    IN_FLIGHT.but(
+        name="in-flight-frozen-outputs",
+        title=f"{IN_FLIGHT.title}, with frozen outputs of encoder and decoder",
+        frozen=("encoder_out", "decoder_out"),
+    ),
+)
+#: All targets are the same.
+ALIKE = ("targets", (...,), 3)
+CORNER = Question(shapes=RAGGED, V=7, logits="sine", largest=3.0, blank=0)
+
+
+def _corner(name: str, title: str, asks: str = "", wrong: str = WRONG, refusal: str = "", **values: Any) -> Question:
+    """Return a question of `check` alone: of a package, of its conventions, or with logits that no joiner makes."""
+    return CORNER.but(name=name, title=title, asks=asks, wrong=wrong, refusal=refusal, **values)
+
+
+def _judged(name: str, title: str, wrong: str = WRONG, **values: Any) -> Question:
+    """Return a question that a run asks too."""
+    return Question(name, title, wrong=wrong, judged=True, **{"shapes": RAGGED, **values})
+
+
+def _durations(name: str, title: str, durations: str, asks: str, **values: Any) -> Question:
+    wrong = f"a wrong loss or gradient with durations {durations}"
+    return _corner(name, title, asks, wrong, durations=durations, **values)
+
+
+def _refuses(name: str, title: str, what: str, *entry: Any) -> Question:
+    wrong = f"an answer for {what}, instead of an error"
+    of_two = CORNER.but(shapes=((6, 3), (5, 2)), entry=entry, check="must_refuse", alone=True)
+    return of_two.but(name=name, title=title, asks="must be refused", wrong=wrong)
+
+
+TABLE: Tuple[Question, ...] = (
+    _corner("ragged", "ragged batch", "three utterances of different T and U: loss and gradient of every cell"),
+    _judged("blocks", "T and U around 16 and 32", shapes=BLOCKS, draw=5, slow=True),
+    _judged("utterances-5", "five utterances", shapes=((6, 3), (5, 2), (7, 4), (4, 1), (8, 5)), draw=13),
+    # none of a lattice with one symbol a frame
+    _judged("targets-as-frames", "U >= T", shapes=((3, 5), (4, 4), (2, 3)), draw=14),
+    _judged("targets-140", "U = 140 of 3 frames", shapes=((3, 140), (2, 120)), draw=16, slow=True),
+    _judged(
+        "targets-129",
+        "U = 129",
+        asks="more targets than 128 threads",
+        shapes=((140, 129), (131, 40)),
+        draw=16,
+        slow=True,
+    ),
+    _judged(
+        "no-target",
+        "U = 0",
+        "another loss for a batch without targets",
+        refusal="U = 0 is refused",
+        shapes=((6, 0), (4, 0)),
+        draw=17,
+        may_refuse=True,
+    ),
+    _judged(
+        "upstream",
+        "a loss times 65,536",
+        "the factor 65,536 on the loss does not reach the gradient",
+        asks="a loss scaled before its backward, as torch.amp.GradScaler does first",
+        upstream=(2.0**16,),
+        draw=6,
+    ),
+    _judged(
+        "upstream-negative",
+        "a loss times -2",
+        "the factor -2 on the loss does not reach the gradient",
+        asks="a loss that is subtracted",
+        upstream=(-2.0,),
+        draw=6,
+    ),
+    _judged(
+        "upstream-weights",
+        "a factor for each utterance",
+        "weights of utterances do not reach the gradient",
+        asks="reduction none, and the sum of the losses weighted by 2, -1 and 0.5",
+        upstream=(2.0, -1.0, 0.5),
+        draw=7,
+    ),
+    _judged("trained", "logits of a trained model", shapes=BLOCKS, draw=8, logits="trained", V=101, D=128, slow=True),
+    *(
+        _judged(name, title, "large or like logits give another loss", draw=9, largest=largest, offset=offset)
+        for name, title, largest, offset in (
+            ("logits-100", f"logits of up to {SHARP:g}", SHARP, 0.0),
+            ("logits-minus-100", f"logits of at most -{SHARP:g}", SHARP, -2 * SHARP),
+            ("logits-alike", "logits that are almost alike", 1e-3, SHARP),
+        )
+    ),
+    _judged("garbage", "garbage in the padding", "the padding changes the answer", draw=10, garbage=GARBAGE),
+    _judged(
+        "after-larger",
+        "a larger batch before it",
+        "the answer is another one after a larger batch",
+        draw=11,
+        earlier=BLOCKS,
+        slow=True,
+    ),
+    *(question.but(judged=True, shapes=RAGGED, draw=12, earlier=RAGGED) for question in HARD),
+    HARD[0].but(
+        name="in-flight-at-size",
+        title=f"T = {AT_SIZE[0][0]}, U = {AT_SIZE[1][1]}: {IN_FLIGHT.title}",
+        shapes=AT_SIZE,
+        draw=21,
+        slow=True,
+    ),
+    _corner("one-frame", "T = 1 in a batch", refusal="an utterance of one frame is refused", shapes=((7, 3), (1, 1))),
+    _corner(
+        "one-frame-targets",
+        "T = 1 with U = 3",
+        "all targets on the only frame; with one symbol per frame there is no path: infinite or refused",
+        refusal="an utterance with more targets than frames is refused, though its loss is finite",
+        shapes=((1, 3),),
+    ),
+    _corner(
+        "no-target-in-batch",
+        "U = 0 in a batch",
+        refusal="a batch is refused when one of its utterances has no target",
+        shapes=((7, 3), (4, 0)),
+    ),
+    _corner("one-cell", "T = 1, U = 0", "a single blank", shapes=((1, 0),)),
+    _corner(
+        "more-targets-than-frames",
+        "no path (T < U)",
+        "one symbol per frame at most, and more targets than frames: must be infinite or refused",
+        "a finite loss for an utterance that has no path",
+        shapes=((3, 5),),
+        check="of_one_symbol",
+    ),
+    _durations("duration-0", "durations without 0", "1,2,3,4", "every token lasts a frame or more"),
+    _durations(
+        "duration-gaps", "durations 0, 2, 4", "0,2,4", "some cells have no path", shapes=((8, 4), (6, 5), (4, 1))
+    ),
+    _durations("duration-2-3", "durations 2, 3", "2,3", "no token lasts one frame", shapes=((13, 4), (9, 2), (8, 1))),
+    _durations("one-duration", "duration 1 alone", "1", "every token lasts one frame"),
+    _durations(
+        "no-duration-fits", "no duration fits", "4", "no path: infinite, gradient 0, or refused", shapes=((3, 1),)
+    ),
+    _corner("no-sigma", "sigma = 0", "", "a wrong loss or gradient without logit under-normalisation", sigma=0.0),
+    _corner(
+        "unmet-cells",
+        "cells that no path meets",
+        "their gradient is exactly 0 (durations 1,2 where it predicts durations)",
+        "cells that no path meets get a gradient, or NaN",
+        shapes=((5, 3),),
+        check="unmet_cells",
+    ),
+    _corner(
+        "impossible-target",
+        "-inf on a target",
+        "a target is masked with -inf in every cell, so no path is possible: must be infinite or refused",
+        "a target that is masked with -inf everywhere gives no infinite loss",
+        shapes=((4, 2),),
+        minus_inf=3,
+        entry=("targets", (0, 1), 3),
+    ),
+    _corner(
+        "many-targets",
+        "U + 1 > 1,024",
+        "more targets than a CUDA block has threads",
+        "an utterance of more than 1,023 targets has a wrong loss or gradient",
+        "an utterance of more than 1,023 targets is refused",
+        shapes=((4, 1100),),
+        V=5,
+        check="many_targets",
+        slow=True,
+        alone=True,
+    ),
+    _corner(
+        "slack",
+        "tensor longer than its utterances",
+        "two frames and one target more than the longest utterance has: must not matter",
+        "frames or targets beyond the longest utterance change the result",
+        "a tensor longer than its longest utterance is refused: cut it first",
+        slack=(2, 1),
+    ),
+    _corner(
+        "nan-padding",
+        "NaN in the padding",
+        "the loss must be the same, the gradient there 0 (that of torch's log_softmax, which some need first, is NaN)",
+        "NaN in the padding of the logits reaches the loss or the gradient: pad with finite numbers",
+        shapes=FEW,
+        garbage=math.nan,
+    ),
+    _corner(
+        "padding-gradient",
+        "gradient 0 in the padding",
+        wrong="the gradient of padded cells is not 0, so padding trains the model",
+        shapes=FEW,
+        check="padding_gradient",
+    ),
+    _corner(
+        "logits-50",
+        "logits of +-50",
+        wrong="confident logits give another loss: a sum of exponentials underflows",
+        largest=50.0,
+    ),
+    _corner("logits-1e4", "logits of +-1e4", wrong="large logits give another loss", largest=1e4),
+    _corner(
+        "minus-inf",
+        "-inf on an unused symbol",
+        "one symbol that no utterance has is masked with -inf, as for a forbidden symbol",
+        "a symbol masked with -inf makes the loss or its gradient wrong",
+        minus_inf=6,
+        entry=ALIKE,
+    ),
+    _corner(
+        "long",
+        "T = 370, U = 96",
+        "1,970 nats: rounding of the sums along a path is a relative error of the gradient",
+        "the gradient of a long utterance is wrong",
+        shapes=((370, 96),),
+        V=40,
+        slow=True,
+    ),
+    _corner("frames-513", "T = 513", "more frames than 512 threads", shapes=((513, 9), (500, 4)), slow=True),
+    _corner("frames-1025", "T = 1,025", "more frames than a CUDA block has threads", shapes=((1025, 6),), slow=True),
+    *(
+        _corner(
+            f"nats-{nats}",
+            f"above {nats:,} nats",
+            wrong=f"a loss above {nats:,} nats, or its gradient, is wrong",
+            shapes=((20, 12),),
+            largest=nats / 4,
+        )
+        for nats in (1000, 10000)
+    ),
+    _corner("V-2", "V = 2", "blank and one symbol", V=2),
+    _corner("V-5000", "V = 5000", "a large vocabulary", shapes=((5, 3), (4, 2)), V=5000),
+    _corner("blank-first", "blank = 0", "the first symbol is the blank"),
+    _corner("blank-middle", "blank = 3 of 7", "a symbol in the middle is the blank", blank=3),
+    _corner("blank-last", "blank = V - 1", "the last symbol is the blank, as is torchaudio's default", blank=6),
+    _corner("repeated-labels", "repeated labels", "every target is the same symbol (no CTC rule applies)", entry=ALIKE),
+    _corner(
+        "blank-target",
+        "a target that is the blank",
+        "one target is the blank's symbol: both arcs have the same probability; or refused",
+        "a target that equals the blank makes the gradient wrong, without an error",
+        shapes=FEW,
+        entry=("targets", (0, 1), 0),
+        may_refuse=True,
+    ),
+    _refuses("target-too-large", "target = V", "a target out of range (target = V)", "targets", (1, 0), 7),
+    _refuses("target-negative", "target = -1", "a negative target", "targets", (1, 0), -1),
+    _refuses("frames-over", "T length over the tensor", "more frames than the tensor has", "T_lengths", (0,), 9),
+    _refuses("targets-over", "U length over the tensor", "more targets than the tensor has", "U_lengths", (0,), 5),
+    *(
+        _corner(
+            name,
+            title,
+            f"the same numbers {asks}",
+            f"logits that are {what} give another result: call .contiguous() first",
+            f"logits that are {what} are refused: call .contiguous() first",
+            check="laid_out",
+        )
+        for name, title, asks, what in (
+            ("not-contiguous", "non-contiguous logits", "with other strides", "not contiguous"),
+            ("slice", "a slice of a wider tensor", "as columns of a wider tensor", "a slice of a wider tensor"),
+        )
+    ),
+    _corner(
+        "upstream-zero",
+        "loss * 0",
+        "a loss that is switched off: the gradient must be 0",
+        "the factor 0 on the loss does not reach the gradient",
+        shapes=FEW,
+        upstream=(0.0,),
+        check="upstream_zero",
+    ),
+    *(
+        _corner(
+            f"reduction-{reduction}",
+            f"reduction {reduction}",
+            asks,
+            f"the package's own {wrong}",
+            check="package_reduction",
+        )
+        for reduction, asks, wrong in (
+            ("none", "one loss per utterance", "losses per utterance, or their gradient, are wrong"),
+            (
+                "mean",
+                "the mean of utterances, or per target or frame; the message says which",
+                "mean is none of the known means, or its gradient is that of another",
+            ),
+            ("sum", "the sum over utterances", "sum, or its gradient, is wrong"),
+        )
+    ),
+    _corner(
+        "second-backward",
+        "a second backward",
+        "backward(retain_graph=True), then backward again: the same gradient, or an error",
+        "a second backward gives another gradient, without an error",
+        shapes=FEW,
+        upstream=(2.0,),
+        check="second_backward",
+    ),
+    _corner(
+        "unmodified",
+        "inputs left as they were",
+        "logits, targets and lengths are the same after forward and backward",
+        "its inputs are overwritten",
+        shapes=FEW,
+        check="unmodified",
+    ),
+    *(
+        _corner(name, name, asks, wrong, dtype=name)
+        for name, asks, wrong in (
+            ("float16", "half precision", "another loss in float16"),
+            ("bfloat16", "half precision with the range of float32", "another loss in bfloat16"),
+            ("float64", "double precision, right to 1e-9", "an answer in float64 that is less precise than float64"),
+        )
+    ),
+    *(
+        _corner(
+            name,
+            f"{name} targets and lengths",
+            f"all integers that the package is given are {name}",
+            f"{name} targets and lengths give another result, without an error",
+            integers=name,
+            alone=True,
+        )
+        for name in ("int32", "int64")
+    ),
+    _corner(
+        "deterministic",
+        "five repeats, the same bits",
+        wrong="repeats differ in their last bits",
+        shapes=((30, 12), (26, 9), (17, 10)),
+        V=11,
+        check="deterministic",
+    ),
+    *(
+        _corner(name, title, refusal=refusal, check="without_gradient")
+        for name, title, refusal in (
+            ("no-gradient", "logits without gradient", "logits that require no gradient are refused"),
+            ("no-grad", "under torch.no_grad", "torch.no_grad is refused"),
+        )
+    ),
+)
+BY_NAME = {question.name: question for question in TABLE}
+JUDGED = tuple(question for question in TABLE if question.judged)
